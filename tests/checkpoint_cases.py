@@ -63,7 +63,7 @@ CASES = {
         Linear(128, 10000.0, 8.0),
         4096,
         defaults=LLAMA_2_THETA,
-        warning="linear factor 8: nothing says whether",
+        warning="linear factor 8: the config does not say whether",
     ),
     "yarn-llama-2-7b-128k": one(Yarn(128, 10000.0, 32.0, 4096), 4096, defaults=LLAMA_2_THETA),
     "yarn-llama-2-13b-64k": one(Yarn(128, 10000.0, 16.0, 4096), 4096, defaults=LLAMA_2_THETA),
@@ -88,7 +88,7 @@ CASES = {
     ),
     "qwen1.5-7b": one(Default(128, 1000000.0), 32768, "Qwen2Config"),
     "deepseek-coder-6.7b-base": one(
-        Linear(128, 100000, 4.0), 4096, warning="linear factor 4: nothing says whether"
+        Linear(128, 100000, 4.0), 4096, warning="linear factor 4: the config does not say whether"
     ),
     "qwen2.5-coder-7b": one(Default(128, 1000000.0), 32768, "Qwen2Config"),
     "qwen2.5-7b-instruct-1m": one(
@@ -137,7 +137,7 @@ CASES = {
             "rope_theta": 1000000.0,
             "rope_local_base_freq": 10000.0,
         },
-        "full_attention: linear factor 8: nothing says whether",
+        "full_attention: linear factor 8: the config does not say whether",
     ),
     "starcoder2-7b": one(
         Default(128, 1000000), 16384, "Starcoder2Config", warning="only the last 4096 tokens (sliding_window)"

@@ -1,11 +1,11 @@
-"""ropewalk: make the context window of RoPE language models longer, and prove that the training was right.
+"""ropewalk: extend the context window of RoPE language models, and verify that the training was correct.
 
-The jobs are functions of settings and a context, and return plain values (docs/python.md has an example each)::
+The main jobs are functions of settings and a context that return plain values (docs/python.md has examples)::
 
     extend, search, evaluate, compare, audit, verify, plan, inspect, pack
 
-The pieces can be used alone: ``attend``, ``PackedLayout``, ``load_model``. Names are imported on first use, so ``import
-ropewalk`` needs neither torch nor a GPU and takes milliseconds.
+The building blocks can be used separately: ``attend``, ``PackedLayout``, ``load_model``. Names are imported on first
+use, so ``import ropewalk`` requires neither torch nor a GPU and takes milliseconds.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""The one exception that a user of ropewalk meets: bad input, said in one sentence."""
+"""The exceptions that users of ropewalk see: invalid input, described in one sentence."""
 
 
 class RopewalkError(ValueError):
-    """Bad input or an impossible request; the message is one sentence that names the offending value.
+    """Invalid input or an impossible request; the message is one sentence that names the offending value.
 
     The command line prints the message and exits with status 2; a library caller catches it as a
     ``ValueError``.
@@ -10,18 +10,18 @@ class RopewalkError(ValueError):
 
 
 class EngineError(RopewalkError):
-    """An attention engine cannot honour a layout, a dtype or a device; the message names one that can."""
+    """An attention engine does not support a layout, dtype or device; the message names an engine that does."""
 
 
 class RunFailure(RopewalkError):
-    """A run that began well and cannot go on (a loss that is no number, say); exit status 1."""
+    """A run started well but cannot continue, for example because the loss is NaN; exit status 1."""
 
 
 class Echo(RopewalkError):
-    """What rank 0 raised and says, told to the other processes of a run: they end in silence, with its status.
+    """An error that rank 0 raised and prints; the other processes end silently with its exit status.
 
     Attributes:
-        failed: whether it was a :class:`RunFailure`.
+        failed: whether the error was a :class:`RunFailure`.
     """
 
     def __init__(self, message: str, failed: bool = False) -> None:

@@ -225,7 +225,7 @@ def test_overflow_is_not_a_number_and_no_zero():
         (([torch.zeros(8, dtype=torch.long)], [Series("float32")], []), "at least one shift"),
         (([torch.zeros(8, dtype=torch.long)], [Series("float32")], [-1]), "got -1"),
         (([torch.zeros(8, dtype=torch.long)], [Series("float32")], [2**40 + 1]), "0 to 1099511627776 tokens"),
-        (([torch.zeros(8, dtype=torch.long)], [Series("float32")], [3, 3]), "given once"),
+        (([torch.zeros(8, dtype=torch.long)], [Series("float32")], [3, 3]), "only once"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(audited_model, arguments, said):

@@ -227,7 +227,9 @@ def test_a_wrong_base_in_the_module_is_found(layer_type):
     with_turns = angle_error_with_turns(named["loaded"], named["config"])
     assert with_turns == pytest.approx(1000 * np.abs(wrong - truth).max(), rel=1e-5)
     assert named["saved and loaded"].frequency_error < FLOAT32_FREQUENCY
-    findings = [found for found in rope_findings(stages) if "does not compute what the config says" in found]
+    findings = [
+        found for found in rope_findings(stages) if "does not compute what the config states" in found
+    ]
     assert len(findings) == 1
     assert "base 500,000" in findings[0]
     assert layer_type is None or f"for {layer_type}" in findings[0]
@@ -289,7 +291,7 @@ def test_frequencies_of_another_size_among_the_weights_are_shown():
     assert math.isnan(stage.frequency_error)
     assert math.isnan(stage.angle_error)
     (finding,) = (found for found in rope_findings(stages) if "weights" in found)
-    assert "5 frequencies where the config says 8" in finding
+    assert "5 frequencies, but the config gives 8" in finding
 
 
 def test_the_module_is_believed_by_what_comes_out():
@@ -310,7 +312,7 @@ def test_the_module_is_believed_by_what_comes_out():
     rotary.forward = types.MethodType(halved, rotary)
     stages = rope_stages(replace(audited_model, rotary=rotary), 1000)
     np.testing.assert_allclose(by_name(stages)["loaded"].inv_freq, plain() / 2, rtol=1e-6)
-    assert "does not compute what the config says" in rope_findings(stages)[0]
+    assert "does not compute what the config states" in rope_findings(stages)[0]
 
     stages = rope_stages(replace(audited_model, rotary=BareRotaryEmbedding()), 1000)
     loaded = by_name(stages)["loaded"]
@@ -429,5 +431,5 @@ def test_a_lost_attention_factor_is_named():
     assert meant.attention_factor == pytest.approx(0.1 * np.log(YARN["factor"]) + 1, rel=1e-12)
     assert lost.frequency_error < 1e-6
     said = rope_findings(stages)[0]
-    assert "does not compute what the config says" in said
-    assert "the attention factor is 1 where" in said
+    assert "does not compute what the config states" in said
+    assert "the attention factor is 1 and" in said

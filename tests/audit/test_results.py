@@ -25,7 +25,7 @@ def test_the_finding_is_three_sentences_with_the_audits_own_figures(found):
     size, cause, mitigation = finding(found)
     near = next(d for d in found.drift if d.dtype == "bfloat16" and d.delta1 == 0)
     share = f"{near.moved:.1%}" if near.moved >= 0.001 else f"{100 * near.moved:.1g}%"
-    assert f"{share} of all attention lands on other tokens (D = {near.D:.3g})" in size
+    assert f"{share} of all attention moves to other tokens (D = {near.D:.3g})" in size
     assert "with random weights D =" in size
     first = next(e for e in found.first_token if e.shifted == "first")
     assert f"accounts for {first.share_of_D:.1%}" in cause or "contributes nothing" in cause
@@ -46,7 +46,7 @@ def test_the_finding_of_an_overflow_names_what_overflows_and_what_does_not(found
     )
     size, cause, mitigation = finding(replace(found, drift=drift, ablation=ablation, mitigations=mitigations))
     assert "overflows" in size
-    assert cause == "By itself rounding rotated queries and keys for q·k makes it overflow."
+    assert cause == "The overflow comes from rounding rotated queries and keys for q·k alone."
     assert mitigation.startswith("Fused attention, which keeps scores in float32, does not overflow")
     every = tuple(replace(m, D=nan, far_D=nan) for m in found.mitigations)
     assert best_mitigation(replace(found, mitigations=every)) is None
@@ -98,7 +98,7 @@ def test_the_finding_of_float32_alone():
     assert size.startswith("In float32")
     assert "random" not in size
     assert (
-        "No step explains it" in cause
+        "No step alone explains it" in cause
         or "the angles" in cause
         or "cos and sin" in cause
         or "q·k" in cause

@@ -42,7 +42,13 @@ def test_progress_counts_every_forward_pass(again):
     assert [done for done, _, _ in told] == list(range(1, forward_passes(settings, 3) + 1))
     assert {total for _, total, _ in told} == {forward_passes(settings, 3)}
     labels = list(dict.fromkeys(label for _, _, label in told))
-    assert labels == ["drift", "drift of the random control", "ablation", "first token", "mitigations"]
+    assert labels == [
+        "drift",
+        "drift of the random control",
+        "ablation",
+        "first-token experiment",
+        "mitigations",
+    ]
 
 
 def test_the_model_is_the_same_afterwards(rows):
@@ -75,7 +81,7 @@ def test_a_model_with_exact_angles_has_none_to_mend(rows):
     # Its cos and sin are float32 too: the roundings of the two are other ones, of the same size.
     assert by["model", 1000] < 3 * by["exact", 1000]
     assert {mitigation.reason for mitigation in found.mitigations} == {
-        "the model runs ropewalk's rotary module already; load it with exact_rope=False"
+        "the model already runs ropewalk's rotary module; load it with exact_rope=False"
     }
 
 

@@ -9,7 +9,7 @@ from ropewalk.audit import AuditSettings
     ("values", "said"),
     [
         ({"shifts": ()}, "at least one shift"),
-        ({"shifts": (0, 0)}, "given once"),
+        ({"shifts": (0, 0)}, "only once"),
         ({"shifts": (16,)}, "other than delta2"),
         ({"delta2": -1}, "got -1"),
         ({"dtypes": ("float64",)}, "'float64'"),

@@ -24,7 +24,7 @@ def test_the_list_of_commands_says_of_each_what_its_help_says():
     for name, line in SUMMARIES.items():
         function = COMMANDS[name].default_command if name in COMMANDS else None
         if function is not None and name not in ("search", "eval"):
-            assert inspect.cleandoc(function.__doc__).split("\n\n")[0] == line
+            assert " ".join(inspect.cleandoc(function.__doc__).split("\n\n")[0].split()) == line
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

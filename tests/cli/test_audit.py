@@ -105,8 +105,10 @@ def test_tables_and_sentences_for_people(
         main(["audit", str(checkpoint), "--text", str(text), *FEW, "--no-random-control", "--no-costs"]) == 0
     )
     said = capsys.readouterr()
-    assert said.out.startswith("In bfloat16, a row of 96 tokens attends otherwise at position 0 than at 16: ")
-    assert "of all attention lands on other tokens (D = " in said.out
+    assert said.out.startswith(
+        "In bfloat16, a row of 96 tokens attends differently at position 0 than at 16: "
+    )
+    assert "of all attention moves to other tokens (D = " in said.out
     for words in (
         "rounding cos and sin",
         "exact angles",
@@ -116,7 +118,7 @@ def test_tables_and_sentences_for_people(
     ):
         assert words in said.out
     assert "random" not in said.out
-    assert "rows of 96 tokens, what the model is trained for" in said.err
+    assert "rows of 96 tokens, the trained length of the model" in said.err
     assert "Loading" not in said.out + said.err
 
 
@@ -126,15 +128,15 @@ def test_tables_and_sentences_for_people(
         (["--dtypes", "float8"], "cannot audit dtype 'float8'; choose from bfloat16, float16, float32"),
         (["--dtypes", ""], "at least one"),
         (["--shifts", "16"], "a shift other than delta2, 16"),
-        (["--shifts", "0,0"], "every shift must be given once, got 0, 0"),
-        (["--shifts", "-5"], "--shifts: '-5' is no length"),
-        (["--delta2", "0,1"], "--delta2: '0,1' is no length"),
+        (["--shifts", "0,0"], "give each shift only once, got 0, 0"),
+        (["--shifts", "-5"], "--shifts: '-5' is not a length"),
+        (["--delta2", "0,1"], "--delta2: '0,1' is not a length"),
         (["--shifts", "9000000000000"], "a shift must be 0 to 1099511627776 tokens"),
         (["--shifts", ""], "at least one shift"),
         (["--text", "/no/such/file"], "/no/such/file"),
         (["--length", "100000"], "too few for one row of 100000"),
         (["--length", "1"], "2 tokens or more"),
-        (["--length", "7"], "a row of 7 tokens is too short to lay out 4 documents"),
+        (["--length", "7"], "a row of 7 tokens is too short to cut into 4 documents"),
         (["--device", "tpu"], "'tpu'"),
     ],
 )

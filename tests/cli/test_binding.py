@@ -35,7 +35,7 @@ def test_help_describes_arguments_and_options_with_defaults_as_people_type_them(
         (["extend"], "missing argument RECIPE"),
         (["extend", "demo", "--st", "a=1"], "unknown option --st; did you mean --set?"),
         (["eval", "x", "--samples", "many"], "--samples"),
-        (["rope", "plan", "embedded", "--from", "x", "--to", "8k"], "--from: 'x' is no length"),
+        (["rope", "plan", "embedded", "--from", "x", "--to", "8k"], "--from: 'x' is not a length"),
         (["extend", "demo", "--set", "output"], "--set needs key=value"),
     ],
 )

@@ -122,7 +122,7 @@ def test_parts_are_told_and_merged(corpus: Path, tokenizer: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--length", "12 monkeys"], "--length: '12 monkeys' is no length"),
+        (["--length", "12 monkeys"], "--length: '12 monkeys' is not a length"),
         (
             ["--length", "8", "--pattern", "causal"],
             "unknown --pattern 'causal'; choose from full, intra_document",
@@ -137,7 +137,7 @@ def test_parts_are_told_and_merged(corpus: Path, tokenizer: str, tmp_path: Path)
         ),
         (["--length", "8", "--shares", "web=1,web=2"], "--shares: names 'web' twice"),
         (["--length", "8", "--weights", "wbe=2"], "wbe"),
-        (["--length", "8", "--length-shares", "0=1,x=2"], "--length-shares: 'x' is no length"),
+        (["--length", "8", "--length-shares", "0=1,x=2"], "--length-shares: 'x' is not a length"),
         (["--length", "8", "--interleave", "--chunk-cuts", "0.2"], "--chunk-cuts is missing"),
         (["--length", "8", "--tag", "{title}"], "only {source} is allowed"),
         (["--length", "8", "--max-documents", "-1"], "--max-documents must be 1 or more"),

@@ -253,7 +253,7 @@ def test_bad_input_is_told(rows: Path, corpus: Path, tokenizer: Path, tmp_path: 
         ((rows, "--length", "4k"), r"their own length; omit length"),
         ((corpus, rows), r"holds packed rows; count one folder of rows alone"),
         ((corpus, "--length", "1"), r"--length must be 2 or more, got 1"),
-        ((corpus, "--length", "long"), r"'long' is no length"),
+        ((corpus, "--length", "long"), r"'long' is not a length"),
         ((corpus, "--plot", "a.pdf"), r"\.png or \.svg, got a\.pdf"),
         ((tmp_path / "nowhere",), r"there is no file or folder '.*nowhere'"),
     ):

@@ -281,9 +281,9 @@ def test_scores_are_computed_again_without_a_model(
     ("arguments", "message"),
     [
         (["--suite", "perplexity,pass-key"], "unknown --suite 'pass-key'; did you mean passkey?"),
-        (["--suite", ","], "--suite: ',' names nothing"),
-        (["--lengths", "12q"], "'12q' is no length"),
-        (["--lengths", ","], "--lengths: ',' names nothing"),
+        (["--suite", ","], "--suite: ',' contains no name"),
+        (["--lengths", "12q"], "'12q' is not a length"),
+        (["--lengths", ","], "--lengths: ',' contains no name"),
         (
             ["--lengths", "64", "--suite", "passkey"],
             "do not fit in 64 tokens with this tokenizer: passkey needs",
@@ -297,7 +297,7 @@ def test_scores_are_computed_again_without_a_model(
         (["--exclude", "vt"], "unknown task 'vt'; choose from perplexity, sliding"),
         (["--suite", "passkey", "--chat"], "the tokenizer has no chat template"),
         (["--suite", "lm_eval"], "give --lm-eval-tasks"),
-        (["--lm-eval-data", "hellaswag"], "--lm-eval-data: 'hellaswag' is no TASK=PATH"),
+        (["--lm-eval-data", "hellaswag"], "--lm-eval-data: 'hellaswag' is not of the form TASK=PATH"),
         (["--lm-eval-data", "hellaswag=no/where"], "--lm-eval-data: no/where does not exist"),
         (
             ["--suite", "needle", "--haystack", "hay"],
@@ -316,7 +316,7 @@ def test_scores_are_computed_again_without_a_model(
         (["--engine", "fast"], "unknown attention engine 'fast'"),
         (["--samples", "0", "--lengths", "512"], "--samples must be 1 or more, got 0"),
         (["--rows", "0"], "--rows must be 1 or more, got 0"),
-        (["--out", __file__], "is a file, and must be a folder"),
+        (["--out", __file__], "is a file, but must be a folder"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(

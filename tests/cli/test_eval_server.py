@@ -119,8 +119,8 @@ def test_what_the_server_does_not_take_is_left_out_and_said_in_the_results(
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (["top_k"], "--server-extra: 'top_k' is no KEY=VALUE; write top_k=1"),
-        (["=1"], "--server-extra: '=1' is no KEY=VALUE"),
+        (["top_k"], "--server-extra: 'top_k' is not of the form KEY=VALUE; write top_k=1"),
+        (["=1"], "--server-extra: '=1' is not of the form KEY=VALUE"),
         (["stop=END"], "'END' is not a JSON value; write a string as stop='\"END\"'"),
         (["top_p=NaN"], "the request field top_p must be a JSON value, got nan"),
         (["max_tokens=5"], "the request field max_tokens cannot be changed, because ropewalk sets it"),

@@ -136,21 +136,21 @@ def test_what_other_programs_do_otherwise_is_said(
         found: list[str] = said(capsys)["notes"]
         return found
 
-    vllm = f"vLLM stops at {ORIGINAL} tokens unless --max-model-len {TARGET} says otherwise"
-    llama = "not llama.cpp: its converter drops these factors without a word, and the model would run default RoPE"
-    mlx = "mlx-lm passes over the attention factor"
+    vllm = f"vLLM stops at {ORIGINAL} tokens unless --max-model-len {TARGET} is given"
+    llama = "not llama.cpp: its converter drops these factors silently, and the model would run default RoPE"
+    mlx = "mlx-lm ignores the attention factor"
     both = notes("both", short_factor=SHORT)
-    assert both[:2] == [llama, f"{vllm}, and then runs short sequences under the long factors too"]
+    assert both[:2] == [llama, f"{vllm}, and then also runs short sequences with the long factors"]
     assert both[2].startswith(
-        f"transformers' generate() changes the factors where a sequence passes {ORIGINAL}"
+        f"transformers' generate() changes the factors when a sequence passes {ORIGINAL}"
     )
     assert both[3:] == [mlx]
     assert notes("one", short_factor=LONG) == [llama, vllm, mlx]
     assert notes("odd", short_factor=LONG, attention_factor=1.0) == [
         llama,
         vllm,
-        "short_mscale and long_mscale are in the config, so that vLLM and SGLang take the attention factor 1 and not "
-        f"the published {PUBLISHED:.6g}; transformers warns of the two keys and passes over them",
+        "the config contains short_mscale and long_mscale, so that vLLM and SGLang use the attention factor 1 "
+        f"instead of the published {PUBLISHED:.6g}; transformers warns about the two keys and ignores them",
         mlx,
     ]
     entry = json.loads((tmp_path / "odd" / "config.json").read_text())["rope_parameters"]
@@ -278,7 +278,7 @@ def test_nothing_that_exists_is_written_over(
         else:
             place.symlink_to(tmp_path / "nowhere")
         assert run("export", checkpoint, "--rope", write(), "--out", place) == 2
-        assert f"{place} exists already; --out names a new folder" in capsys.readouterr().err
+        assert f"{place} already exists; give a new folder with --out" in capsys.readouterr().err
     assert list((tmp_path / "folder").iterdir()) == []
     broken = tmp_path / "broken"
     shutil.copytree(checkpoint, broken)

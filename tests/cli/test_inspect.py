@@ -213,7 +213,7 @@ def test_unknown_hub_id_is_refused(
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     assert run("nobody/nothing") == 2
-    assert "no folder nobody/nothing, and the Hub gave no config.json" in capsys.readouterr().err
+    assert "no folder nobody/nothing, and the Hub has no config.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("model", ["./missing", "/missing/folder", "missing/config.json", "a/b/c"])
@@ -232,7 +232,7 @@ def test_bad_files_are_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureF
     assert "has no config.json" in capsys.readouterr().err
     path = written(tmp_path, [])
     assert run(path) == 2
-    assert "must hold a JSON object, got list" in capsys.readouterr().err
+    assert "must contain a JSON object, got list" in capsys.readouterr().err
     path.write_text("{")
     assert run(path) == 2
     assert "as JSON" in capsys.readouterr().err
@@ -328,7 +328,7 @@ def test_the_answer_comes_first_and_its_reasons_fit_a_screen(
 @pytest.mark.parametrize(
     ("name", "target", "said"),
     [
-        ("gemma-3-4b", "256k", "layers of type sliding_attention have a RoPE of their own"),
+        ("gemma-3-4b", "256k", "layers of type sliding_attention have their own RoPE"),
         ("qwen3-next-80b-a3b", "512k", "each of 36 layers of 48 is recurrent and has no RoPE"),
         ("gpt-oss-20b", "256k", "sees only the last 128 tokens (sliding_window), whatever the base"),
     ],

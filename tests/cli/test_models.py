@@ -16,7 +16,8 @@ def test_the_table_has_a_line_for_each_family(capsys):
 def test_one_family_with_its_reasons(capsys):
     assert program.main(["models", "falcon"]) == 0
     assert (
-        "packed training: refused: FalconForCausalLM takes no attention function" in capsys.readouterr().out
+        "packed training: refused: FalconForCausalLM does not accept external attention functions"
+        in capsys.readouterr().out
     )
 
 

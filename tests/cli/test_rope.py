@@ -150,7 +150,7 @@ def test_frequencies_of_dynamic_and_longrope(run, tmp_path: Path) -> None:
             "bound --rope-theta 1e4 --rotary-dim 128 --plot x.jpg",
             "a figure is written as .png or .svg, got x.jpg",
         ),
-        ("base --length 8q --rotary-dim 128", "'8q' is no length"),
+        ("base --length 8q --rotary-dim 128", "'8q' is not a length"),
         ("base --length 8k --rotary-dim 128 --ceiling 0.5", "the ceiling must be above 1"),
         ("theta --rope-theta 1e4 --from 8k --to 4k --rotary-dim 128", "must be at least the trained length"),
         ("theta --rope-theta 1e4 --from 4k --to 8k --rotary-dim 128 --rule cd", "unknown rule 'cd'"),

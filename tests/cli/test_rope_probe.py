@@ -132,9 +132,9 @@ def test_what_has_no_meaning_is_not_run(
     ("arguments", "message"),
     [
         (["--rules", "ntk,yarrn"], "unknown rule 'yarrn'"),
-        (["--rules", "theta=big"], "theta=big gives no number"),
-        (["--rules", ","], "--rules: ',' names nothing"),
-        (["--to", "12q"], "'12q' is no length"),
+        (["--rules", "theta=big"], "theta=big is not a number"),
+        (["--rules", ","], "--rules: ',' contains no name"),
+        (["--to", "12q"], "'12q' is not a length"),
         (["--to", "32"], "--to 32 is shorter than the model's trained length of 64 tokens"),
         (["--from", "0"], "'0' is 0 tokens"),
         (["--to", "1M"], "too few for one row of 1048576"),

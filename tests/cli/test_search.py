@@ -327,7 +327,7 @@ def test_the_beginning_of_joined_documents_keeps_them_apart(checkpoint, text):
     ("arguments", "message"),
     [
         (["--to", "64"], "the checkpoint is trained for 64; give a length beyond 64"),
-        (["--to", "lots"], "'lots' is no length"),
+        (["--to", "lots"], "'lots' is not a length"),
         (["--algorithm", "guess"], "unknown --algorithm 'guess'; choose from cma-es, evolution"),
         (["--objective", "needles"], "unknown --objective 'needles'; did you mean needle?"),
         (["--dtype", "int8"], "unknown --dtype 'int8'; choose from auto, float32, bfloat16, float16"),
@@ -352,7 +352,7 @@ def test_the_beginning_of_joined_documents_keeps_them_apart(checkpoint, text):
         (["--plot", "search.pdf"], "a figure is written as .png or .svg"),
         (["--resume"], "nothing to resume: the log"),
         (["--budget", "0"], "--budget"),
-        (["--prefill-chunk", "none"], "'none' is no length"),
+        (["--prefill-chunk", "none"], "'none' is not a length"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(search, arguments, message, capsys, tmp_path, monkeypatch):

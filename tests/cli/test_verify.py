@@ -80,7 +80,7 @@ def test_sigterm_leaves_nothing_behind(recipe, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(ropewalk.verification.run, "planned_checks", told_to_end)
     assert main(["verify", recipe, *SMALL]) == 1
     assert capfd.readouterr().err.splitlines()[-1] == (
-        "error: verify was told to end by SIGTERM, and left nothing behind"
+        "error: verify was ended by SIGTERM, and left nothing behind"
     )
     assert len(seen) == 1
     assert not list((tmp_path / "temporary").iterdir())
@@ -105,7 +105,7 @@ def test_the_processes_of_torchrun_are_used(two_ranks, recipe):
         (["--length", "1k"], "--length must be from 32 to the stage's context of 512, got 1024"),
         (["--layers", "6"], "--layers must be from 1 to the model's 5, got 6"),
         (["--length", "512"], "the documents fill"),
-        (["--out", "."], "--out: . is a folder, and must be a file"),
+        (["--out", "."], "--out: . is a folder, but must be a file"),
         (["--set", "model=nowhere/at/all"], "there is no folder or file nowhere/at/all"),
         (["--ranks", "1"], "--ranks"),
     ],

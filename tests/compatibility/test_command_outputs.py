@@ -28,20 +28,20 @@ CHANGED_SENTENCES: dict[str, str] = {
         "proportional"
     ),
     "a length without digits": (
-        "error: --target: 'lots' is no length; write tokens as 131072, 128k or 1M (see ropewalk inspect "
+        "error: --target: 'lots' is not a length; write tokens as 131072, 128k or 1M (see ropewalk inspect "
         "--help)"
     ),
     "a trained length of nothing": (
-        "error: --from: '0' is 0 tokens; a length is a whole number from 1 on (see ropewalk inspect --help)"
+        "error: --from: '0' is 0 tokens; a length must be a whole number of at least 1 (see ropewalk inspect --help)"
     ),
     "a picture of another kind": (
         "error: --plot: a figure is written as .png or .svg, got periods.pdf (see ropewalk inspect --help)"
     ),
     "theta from no length": (
-        "error: --from: 'x' is no length; write tokens as 131072, 128k or 1M (see ropewalk rope theta --help)"
+        "error: --from: 'x' is not a length; write tokens as 131072, 128k or 1M (see ropewalk rope theta --help)"
     ),
     "rows of no length": (
-        "error: --length: '12 monkeys' is no length; write tokens as 131072, 128k or 1M (see ropewalk data "
+        "error: --length: '12 monkeys' is not a length; write tokens as 131072, 128k or 1M (see ropewalk data "
         "pack --help)"
     ),
     "an unknown pattern": (
@@ -135,6 +135,10 @@ CHANGED: dict[str, str] = {
     "search.resume what is finished.json.last line on stderr": "the words of the refusal",
     "extend-methods.longrope.json.stages[0].search.cautions": "the words of the sentences",
     "extend-methods.longrope.json.short_factors.cautions": "the words of the sentences",
+    "audit.bytes.json.finding": "the three sentences have other words",
+    "audit.bytes.json.rope_findings": "and those on the frequencies",
+    "audit.without a control.json.finding": "likewise",
+    "audit.without a control.json.rope_findings": "likewise",
 }
 """Outputs that are others on purpose: where they begin, and why."""
 NEW_KEYS = (

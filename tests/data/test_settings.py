@@ -120,7 +120,7 @@ def test_as_is_means_that_nothing_is_asked_for(changed: dict[str, Any], as_is: b
         ({"length_shares": ((0, 0), (9, 0))}, r"must contain a share above 0"),
         ({"length_shares": ((0, -1), (9, 2))}, r"got -1"),
         ({"length_shares": ((0, 1, 2),)}, r"^length_shares\.0: .*at most 2"),
-        ({"length_shares": "0=1,4x=2"}, r"^length_shares: '4x' is no length"),
+        ({"length_shares": "0=1,4x=2"}, r"^length_shares: '4x' is not a length"),
         ({"per": "document"}, r"unknown per 'document'; choose from source, corpus"),
         (
             {"per": "corpus", "weights": {"a": 1}},

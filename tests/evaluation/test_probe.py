@@ -226,7 +226,9 @@ def test_refuses_what_it_cannot_exchange_or_score(model: Any, rows: list[Row]) -
     attach(stock, exact_rope=False)
     with pytest.raises(RopewalkError, match="load it with exact_rope=True"):
         probe_model(stock, one, rows, TRAINED)
-    with pytest.raises(RopewalkError, match="the method rotates 16 dimensions and LlamaForCausalLM 8"):
+    with pytest.raises(
+        RopewalkError, match="the method rotates 16 dimensions, but LlamaForCausalLM rotates 8"
+    ):
         probe_model(model, {"wide": Default(16, 1e4)}, rows, TRAINED)
     with pytest.raises(RopewalkError, match="at least one setting"):
         probe_model(model, {}, rows, TRAINED)

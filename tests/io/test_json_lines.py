@@ -154,7 +154,7 @@ def test_a_full_disk_is_one_sentence_and_costs_that_line_alone(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", lambda self, *mode, **how: FullDisk(opened(self, *mode, **how)))
         with pytest.raises(
-            RunFailure, match=r"^cannot write .*log\.jsonl: No space left on device; the lines"
+            RunFailure, match=r"^cannot write .*log\.jsonl: No space left on device; earlier lines"
         ):
             append_line(path, LINES[1])
     assert path.read_bytes() == (content if truncates else content + json.dumps(LINES[1]).encode()[:20])

@@ -83,14 +83,14 @@ def test_without_locks_in_the_file_system_work_goes_on_and_a_warning_says_so(
 ) -> None:
     fail_with(monkeypatch, code)
     with locked(tmp_path):
-        assert f"the file system of {tmp_path} has no locks" in caplog.text
+        assert f"the file system of {tmp_path} does not support locks" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_failures_to_lock_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(RopewalkError, match="is a file, and a folder is needed; give another folder"),
+        pytest.raises(RopewalkError, match="is a file, but must be a folder; give another folder"),
         locked(tmp_path / "file"),
     ):
         pass
@@ -108,7 +108,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 
 def test_paths_that_cannot_be_a_folder_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    missing = r"link is a link to .*nowhere, which is not there; give another"
+    missing = r"link is a link to .*nowhere, which does not exist; give another"
     with pytest.raises(RopewalkError, match=missing), locked(tmp_path / "link"):
         pass
     with pytest.raises(RopewalkError, match="File name too long"), locked(tmp_path / ("a" * 300)):

@@ -48,7 +48,7 @@ def test_a_parts_own_json_is_asked():
 
 
 def test_what_has_no_json_is_named():
-    with pytest.raises(TypeError, match="object has no form in JSON"):
+    with pytest.raises(TypeError, match="cannot convert object to JSON"):
         plain_json({"x": object()})
 
 

@@ -111,11 +111,14 @@ def test_a_layer_asks_for_what_its_config_and_its_module_say():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sliding_window": 8}, "asks for a sliding window of 8 tokens, and its config says 7"),
-        ({}, "asks for no sliding window, and its config says 7"),
+        ({"sliding_window": 8}, "asks for a sliding window of 8 tokens, but its config says 7"),
+        ({}, "asks for no sliding window, but its config says 7"),
         ({"dropout": 0.1}, "asks for attention dropout 0.1"),
         ({"is_causal": False}, "attends in both directions"),
-        ({"position_bias": torch.zeros(1)}, "hands position_bias to its attention, which no engine knows"),
+        (
+            {"position_bias": torch.zeros(1)},
+            "passes position_bias to its attention, which no engine supports",
+        ),
     ],
 )
 def test_what_no_engine_does_is_refused_by_name(options, message):
@@ -126,7 +129,7 @@ def test_what_no_engine_does_is_refused_by_name(options, message):
 def test_a_layer_that_does_not_say_its_number_is_refused_where_layers_differ():
     nameless = torch.nn.Module()
     assert asked_of(nameless, call_with(Locality(7), Locality(7)), {"sliding_window": 7}).window == 7
-    with pytest.raises(EngineError, match="its window is not known"):
+    with pytest.raises(EngineError, match="its window is unknown"):
         asked_of(nameless, call_with(Locality(7), EVERYTHING), {})
 
 

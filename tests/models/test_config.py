@@ -86,13 +86,13 @@ def test_which_layers_rotate(keys: dict[str, Any], rotates: list[bool]) -> None:
 def test_a_list_of_another_length_is_refused_with_the_layer(key: str) -> None:
     entry: object = 1 if key == "no_rope_layers" else F
     for count, wrong in ((3, "layer 3 has no entry"), (5, "there is no layer 4")):
-        with pytest.raises(RopewalkError, match=f"{key} lists {count} layers, and the model has 4: {wrong}"):
+        with pytest.raises(RopewalkError, match=f"{key} lists {count} layers, but the model has 4: {wrong}"):
             _ = ModelConfig({**FOUR, key: [entry] * count}).layers
 
 
 def test_lists_are_held_to_each_other_where_nothing_says_how_many_layers_there_are() -> None:
     few = {**FOUR, "num_hidden_layers": None, "layer_types": [F, F], "no_rope_layers": [1, 0, 1]}
-    with pytest.raises(RopewalkError, match="no_rope_layers lists 3 layers, and the model has 2"):
+    with pytest.raises(RopewalkError, match="no_rope_layers lists 3 layers, but the model has 2"):
         _ = ModelConfig(few).layers
 
 
@@ -121,7 +121,7 @@ def test_a_layer_with_a_window_needs_its_width(keys: dict[str, Any], said: str) 
 def test_layers_are_named_in_words() -> None:
     thirty_six = {**FOUR, "num_hidden_layers": 36, "no_rope_layers": [1, 1, 1, 0] * 9}
     assert ModelConfig(thirty_six).layer_notes == [
-        "every 4th layer, from 3 to 35 (of 36, counted from 0) has no RoPE, so a new base leaves it as it is"
+        "every 4th layer, from 3 to 35 (of 36, counted from 0) has no RoPE, so a new base does not change it"
     ]
     some = {**FOUR, "sliding_window": 4096, "layer_types": [F, S, S, F]}
     assert ModelConfig(some).layer_notes == [
@@ -130,7 +130,7 @@ def test_layers_are_named_in_words() -> None:
     ]
     assert ModelConfig(FOUR).layer_notes == []
     assert ModelConfig({**FOUR, "no_rope_layers": [0] * 4}).layer_notes == [
-        "no layer has RoPE, so no base changes anything"
+        "no layer has RoPE, so the base has no effect"
     ]
 
 
@@ -159,7 +159,7 @@ def test_what_training_refuses(keys: dict[str, Any], said: list[str]) -> None:
 def test_rope_in_windows_alone_is_refused_unless_it_stays() -> None:
     config = ModelConfig({**FOUR, "model_type": "cohere2", "sliding_window": 64, "layer_types": [S, S, S, F]})
     (refused,) = config.training_refusals(32768)
-    assert "rope: {method: default} in every stage leaves it as it is" in refused
+    assert "rope: {method: default} in every stage keeps it" in refused
     assert config.training_refusals(32768, keeps_rope=True) == []
     # A window that holds the whole context is none.
     assert config.training_refusals(64) == []
@@ -232,7 +232,7 @@ def test_values_that_say_nothing_of_layers_are_refused_by_name(key: str, value: 
         ),
         (
             {"rope_theta": 1e4, **LENGTH, "rope_scaling": {"type": "linear", "factor": 2.0}},
-            ["linear factor 2: nothing says whether max_position_embeddings .* counts it in"],
+            ["linear factor 2: the config does not say whether max_position_embeddings .* includes"],
         ),
         (
             {
@@ -358,9 +358,7 @@ def test_plain_transformers_runs_what_windows_were_lifted_from(family: str) -> N
 @pytest.mark.parametrize("family", ["cohere2", "exaone4"])
 def test_windows_that_say_which_layers_rotate_are_not_lifted(family: str) -> None:
     config = ModelConfig.of(tiny_model(family, sharp=True).config)
-    with pytest.raises(
-        RopewalkError, match="cannot be lifted: which of its layers have RoPE follows from them"
-    ):
+    with pytest.raises(RopewalkError, match="cannot be lifted: they determine which of its layers have RoPE"):
         config.lifted(["windows"])
 
 

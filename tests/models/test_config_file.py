@@ -199,7 +199,7 @@ def test_hub_id_is_read_through_its_config(tmp_path: Path, monkeypatch: pytest.M
     ("text", "said"),
     [
         ("{", "as JSON"),
-        ("[1]", "must hold a JSON object, got list"),
+        ("[1]", "must contain a JSON object, got list"),
         ('{"rope_theta": 1e4, "rope_theta": 5e5}', "rope_theta twice, 10000.0 and 500000.0"),
         ('{"a": ' * 100000, "as JSON"),
         ("\udcff", "as JSON"),
@@ -220,7 +220,7 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(RopewalkError, match=f"no folder or file {model}"):
             read_model_config(model)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RopewalkError, match="no folder nobody/nothing, and the Hub gave") as caught:
+    with pytest.raises(RopewalkError, match="no folder nobody/nothing, and the Hub has") as caught:
         read_model_config("nobody/nothing")
     assert len(str(caught.value).splitlines()) == 1
 
@@ -238,7 +238,7 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"model_type": "own", **SMALL, "rope_theta": 1e4, "use_dynamic_ntk": True}, "use_dynamic_ntk True"),
         (
             {"model_type": "own", **SMALL, "rope_theta": 1e4, "rope_ratio": 50},
-            "rope_ratio 50 .* not understood",
+            "rope_ratio 50 .* is unknown",
         ),
         (
             {"model_type": "own", **SMALL, "rope_theta": 1e4, "rotary_dim": 8},
@@ -250,9 +250,9 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ),
         ({**LLAMA, "rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta has two values"),
         ({**LLAMA, "rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}}, "but type is"),
-        ({**LLAMA, "rope_scaling": {"type": "llama3", "factor": 8.0}}, "transformers' LlamaConfig refuses"),
+        ({**LLAMA, "rope_scaling": {"type": "llama3", "factor": 8.0}}, "transformers' LlamaConfig rejects"),
         ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "llama3", "factor": 8.0}}, "needs low_freq"),
-        ({**LLAMA, "rope_theta": 1e4, "hidden_size": 66}, "hidden_size 66 is no multiple of .* 4"),
+        ({**LLAMA, "rope_theta": 1e4, "hidden_size": 66}, "hidden_size 66 is not a multiple of .* 4"),
         ({**LLAMA, "rope_theta": 1e4, "num_attention_heads": 0}, "num_attention_heads must be .* got 0"),
         ({**LLAMA, "rope_theta": 1e4, "hidden_size": "64"}, "hidden_size must be .* got '64'"),
         ({**LLAMA, "rope_theta": [1e4]}, "rope_theta must be a finite number"),
@@ -276,7 +276,7 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             {"model_type": "gemma3", "rope_theta": 1e4, "text_config": {"rope_theta": 1e6}},
             "rope_theta is 10000.0 in the config but 1000000.0 in its text_config",
         ),
-        ({"model_type": "llava", "text_config": {"model_type": "none of theirs"}}, "LlavaConfig refuses"),
+        ({"model_type": "llava", "text_config": {"model_type": "none of theirs"}}, "LlavaConfig rejects"),
         (
             {
                 "model_type": "rag",
@@ -328,7 +328,7 @@ def test_rope_outside_the_decoders_config_is_refused(tmp_path: Path) -> None:
     for key, value in (("rope_theta", 1e6), ("max_position_embeddings", 131072)):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"model_type": "llava", key: value, "text_config": text}))
-        with pytest.raises(RopewalkError, match=f"{key} .* stands outside text_config"):
+        with pytest.raises(RopewalkError, match=f"{key} .* is outside text_config"):
             read_model_config(str(path))
         path.write_text(json.dumps({"model_type": "llava", key: value, "text_config": {**text, key: 7e5}}))
         with pytest.raises(RopewalkError, match=f"{key} is .* in the config but 700000.0 in its text_config"):
@@ -355,7 +355,7 @@ def test_of_multi_head_latent_attention_rope_rotates_its_own_part_of_a_head(tmp_
             },
             "contradicts itself",
         ),
-        ({"rope_theta": 1e4, "rope_ratio": 5}, "rope_ratio 5 in the config is not understood"),
+        ({"rope_theta": 1e4, "rope_ratio": 5}, "rope_ratio 5 in the config is unknown"),
         ({"rope_theta": 1e4, "rotary_pct": 0.25}, "to transformers' LlamaConfig"),
     ],
 )

@@ -181,5 +181,5 @@ def test_a_window_that_a_switch_turns_off_is_none_where_the_class_writes_0() -> 
 
 
 def test_layers_whose_heads_differ_in_shape_are_refused() -> None:
-    with pytest.raises(RopewalkError, match="layers of gemma4_text differ in the shape of their heads"):
+    with pytest.raises(RopewalkError, match="layers of gemma4_text differ in head_dim"):
         ModelConfig.of(transformers.Gemma4TextConfig())

@@ -241,5 +241,5 @@ def test_the_door_writes_any_method_into_a_new_folder(tmp_path: Path) -> None:
     assert transformers.AutoTokenizer.from_pretrained(found.out).model_max_length >= 256
     old, new = (load_file(each / "model.safetensors") for each in (folder, found.out))
     assert all(torch.equal(old[key], new[key]) for key in {*old, *new})
-    with pytest.raises(RopewalkError, match="exists already"):
+    with pytest.raises(RopewalkError, match="already exists"):
         export(folder, method, 256, found.out, tokenizer)

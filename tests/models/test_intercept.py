@@ -407,7 +407,7 @@ def test_the_answer_may_round_to_float32_where_the_rest_may_not():
 
 def test_sinks_that_are_rounded_elsewhere_are_refused_by_name():
     with pytest.raises(
-        EngineError, match="GraniteSWAForCausalLM has learned attention sinks that it rounds in a"
+        EngineError, match="GraniteSWAForCausalLM has learned attention sinks with its own"
     ):
         AuditedModel.of(tiny_model("granite_swa", sharp=True))
 
@@ -532,7 +532,7 @@ def test_a_window_that_contradicts_the_config_is_refused():
     model = sharp("llama4 without norm")
     with intercepted(model, lambda call: call.value.repeat_interleave(2, dim=0), torch.float32):
         intercept._active[-1].localities = (Locality(chunk=WINDOW + 1),) * model.config.num_hidden_layers
-        with pytest.raises(EngineError, match="the last 7 tokens, and the config says 8; neither is guessed"):
+        with pytest.raises(EngineError, match="the last 7 tokens, but the config says 8; correct the config"):
             model.model(row()[None], use_cache=False)
 
 
@@ -551,7 +551,7 @@ def test_a_model_without_rope_is_refused():
 
 def test_llama_4_is_refused_for_its_norm_after_the_rotation():
     with pytest.raises(
-        EngineError, match=r"Llama4ForCausalLM normalises .* after it has rotated.*use_qk_norm"
+        EngineError, match=r"Llama4ForCausalLM normalises .* after rotating.*use_qk_norm"
     ):
         AuditedModel.of(tiny_model("llama4", sharp=True))
 
@@ -671,7 +671,7 @@ def test_a_batch_of_two_rows_is_refused():
 def test_a_model_with_a_rotary_module_a_layer_is_refused():
     model = tiny_model("llama")
     model.model.layers[0].rotary = type(model.model.rotary_emb)(model.config)
-    with pytest.raises(RopewalkError, match="LlamaForCausalLM has not exactly one rotary module"):
+    with pytest.raises(RopewalkError, match="LlamaForCausalLM does not have exactly one rotary module"):
         AuditedModel.of(model)
 
 
@@ -771,7 +771,8 @@ def test_a_model_that_its_config_does_not_make_has_no_random_control():
     model = tiny_model("llama")
     model.model.layers[0].extra = torch.nn.Parameter(torch.zeros(3))
     with pytest.raises(
-        RopewalkError, match=r"LlamaForCausalLM of this config has other parameters.*model\.layers\.0\.extra"
+        RopewalkError,
+        match=r"LlamaForCausalLM of this config has different parameters.*model\.layers\.0\.extra",
     ):
         random_parameters(model, 1).__enter__()
 

@@ -200,7 +200,7 @@ def call(model, **options):
     [
         ({"attention_mask": torch.ones(1, 64)}, "leave attention_mask out"),
         ({"past_key_values": transformers.DynamicCache()}, "no key/value cache"),
-        ({"layout": PackedLayout.from_lengths([10])}, "describes 11 tokens, the row has 64"),
+        ({"layout": PackedLayout.from_lengths([10])}, "describes 11 tokens, but the row has 64"),
         ({"layout": [LAYOUTS["anchor"]] * 2}, "got 2 layouts for a batch of 1"),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_refused_call_leaves_the_model_usable():
 
 def test_restarting_positions_without_a_layout_are_refused():
     positions = torch.tensor([[0, 1, 2, 0, 1]])
-    with pytest.raises(RopewalkError, match="say where they lie with layout="):
+    with pytest.raises(RopewalkError, match="describe them with layout="):
         tiny_llama()(token_ids(5), position_ids=positions)
 
 
@@ -227,7 +227,7 @@ def test_an_architecture_that_drops_the_layout_is_refused():
     config = transformers.StableLmConfig(**COMMON)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     attach(model, exact_rope=False)
-    with pytest.raises(EngineError, match="does not hand keyword arguments down"):
+    with pytest.raises(EngineError, match="does not pass keyword arguments"):
         model(token_ids(64), layout=LAYOUTS["anchor"])
 
 
@@ -249,7 +249,7 @@ def test_other_layer_types_are_refused_by_name():
 def test_a_rotary_module_that_contradicts_the_config_is_refused():
     model = tiny_model("llama")
     rotary_module(model)[2].inv_freq.mul_(1.01)
-    with pytest.raises(RopewalkError, match="does not compute what the model's config says"):
+    with pytest.raises(RopewalkError, match="does not compute what the model's config states"):
         attach(model)
 
 
@@ -316,7 +316,9 @@ def test_an_extended_model_is_the_same_in_plain_transformers_at_the_new_position
 def test_a_method_that_the_config_cannot_hold_is_refused_by_name(tmp_path):
     tiny_model("phi3").save_pretrained(tmp_path)
     (current,) = read_config(tmp_path).methods.values()
-    with pytest.raises(RopewalkError, match=r"phi3 cannot hold the RoPE method linear.*theta always fits"):
+    with pytest.raises(
+        RopewalkError, match=r"phi3 cannot express the RoPE method linear.*theta always works"
+    ):
         load_model(tmp_path, ModelSetup(rope=method_for_target("linear", current, 256, 1024)))
 
 
@@ -344,7 +346,7 @@ def test_start_tokens_run_in_our_module_only(checkpoint):
     [
         ("./missing", r"there is no folder or file ./missing"),
         ("/nowhere/at/all", "there is no folder or file /nowhere/at/all"),
-        ("nope/nope", "there is no folder nope/nope, and the Hub gave no config.json for it"),
+        ("nope/nope", "there is no folder nope/nope, and the Hub has no config.json for it"),
         (".", "without a config.json"),
     ],
 )
@@ -361,7 +363,7 @@ def test_a_default_theta_is_never_taken_silently(checkpoint, caplog):
     del config["rope_parameters"]
     path.write_text(json.dumps(config))
     assert load_model(checkpoint).config.rope_parameters["rope_theta"] == 1e4
-    assert "gives no rope_theta; LlamaConfig's own default of 10000 is used" in caplog.text
+    assert "does not state rope_theta; LlamaConfig's default of 10000 is used" in caplog.text
 
 
 def test_a_checkpoint_without_rope_is_refused(tmp_path):

@@ -72,7 +72,7 @@ def test_gemma_3_with_its_encoder_of_images_keeps_every_weight(tmp_path):
 def test_it_is_said_where_the_language_model_is_loaded_alone():
     said = left_out(ModelConfig.of(tiny_config("qwen3_5")))
     assert said is not None
-    assert "language model of qwen3_5 alone (Qwen3_5ForCausalLM)" in said
+    assert "only the language model of qwen3_5 (Qwen3_5ForCausalLM)" in said
     assert left_out(ModelConfig.of(tiny_config("qwen3_5_text"))) is None
     assert left_out(ModelConfig.of(tiny_config("llama"))) is None
 

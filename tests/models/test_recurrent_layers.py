@@ -202,7 +202,7 @@ def test_every_token_is_in_one_run_and_padding_is_bounded(pattern):
 def test_a_row_cut_over_ranks_is_refused_by_name(degrees):
     model = attached(tiny_model("lfm2", sharp=True))
     sharded = ShardedLayouts.of([PackedLayout.from_lengths([10, 21], "anchor")], SequenceGroups(**degrees))
-    with pytest.raises(EngineError, match="Lfm2ShortConv is recurrent, and its state does not travel"):
+    with pytest.raises(EngineError, match="Lfm2ShortConv is recurrent, and its state does not pass"):
         model(input_ids=torch.ones(1, sharded.shard_length, dtype=torch.long), layout=sharded)
 
 
@@ -235,14 +235,14 @@ def test_a_mixer_that_is_handed_no_layout_is_refused_by_name():
     layer = model.model.layers[0]
     own = layer.forward
     layer.forward = lambda hidden, layout, **kwargs: own(hidden, **kwargs)
-    with pytest.raises(EngineError, match="Lfm2ShortConv is handed no keyword arguments by its layer"):
+    with pytest.raises(EngineError, match="Lfm2ShortConv receives no keyword arguments from its layer"):
         model(input_ids=torch.ones(1, 9, dtype=torch.long), layout=PackedLayout.from_lengths([8]))
 
 
 def test_a_mixer_that_is_not_there_is_refused_by_name(monkeypatch):
     monkeypatch.setitem(MIXERS, "lfm2", "mixer")
     with pytest.raises(
-        EngineError, match="layer 0 of Lfm2ForCausalLM should hold its recurrent mixer as mixer"
+        EngineError, match="layer 0 of Lfm2ForCausalLM should have its recurrent mixer as attribute mixer"
     ):
         attach(tiny_model("lfm2", sharp=True))
 
@@ -250,7 +250,7 @@ def test_a_mixer_that_is_not_there_is_refused_by_name(monkeypatch):
 def test_a_recurrent_layer_of_an_unknown_model_is_refused_by_name(monkeypatch):
     monkeypatch.delitem(MIXERS, "lfm2")
     with pytest.raises(
-        EngineError, match=r"has layers of type conv \(layer 0\), through which a packed row would leak"
+        EngineError, match=r"has layers of type conv \(layer 0\), through which packed documents would leak"
     ):
         attach(tiny_model("lfm2", sharp=True))
 

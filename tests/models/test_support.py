@@ -35,7 +35,7 @@ def test_only_recurrent_layers_train_on_packed_rows_and_not_on_several_processes
     for cells in supported(ModelsSettings()).families.values():
         packed, parallel = cells["packed_training"], cells["context_parallelism"]
         assert packed.status == parallel.status or (
-            packed.status == "tested" and "is recurrent, and its state does not travel" in parallel.reason
+            packed.status == "tested" and "is recurrent, and its state does not pass" in parallel.reason
         )
 
 
@@ -50,7 +50,7 @@ def test_one_family_alone():
 
 @pytest.mark.parametrize(
     ("family", "message"),
-    [("qwen33", "did you mean qwen3"), ("gpt2", "gpt2 has no RoPE"), ("?", "ropewalk models lists those")],
+    [("qwen33", "did you mean qwen3"), ("gpt2", "gpt2 has no RoPE"), ("?", "ropewalk models lists the known")],
 )
 def test_an_unknown_family_is_refused(family, message):
     with pytest.raises(RopewalkError, match=message):

@@ -128,7 +128,7 @@ def test_the_layers_that_limit_the_context(name: str, layers: list[int]) -> None
     assert not isinstance(config, str)
     assert config.context_layers(config.trained_length) == list(layers)
     said = " ".join(config.planning_notes)
-    assert ("these limit the context" in said) == (0 < len(layers) < len(config.layers))
+    assert ("these layers limit the context" in said) == (0 < len(layers) < len(config.layers))
 
 
 @pytest.mark.parametrize(("name", "shape"), WINDOWS.items())

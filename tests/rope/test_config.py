@@ -205,7 +205,7 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({}, "no rope_theta: this checkpoint does not use RoPE or its config does not say"),
+        ({}, "no rope_theta: this checkpoint does not use RoPE, or its config does not state"),
         ({"rope_parameters": {"rope_type": "default"}}, "no rope_theta"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "no rope_theta"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "no rope_theta for layer type"),
@@ -244,7 +244,7 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
         ),
         (
             {"rope_local_base_freq": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-            "rope_local_base_freq 10000.0 says that layer types differ",
+            "rope_local_base_freq 10000.0 means that layer types differ",
         ),
         (
             {"rope_theta": 5e5, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
@@ -255,12 +255,12 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
                 "rope_scaling": {"type": "linear", "factor": 2.0},
                 "rope_parameters": {"full_attention": {"rope_theta": 1e6}},
             },
-            "stands beside rope_parameters with layer types",
+            "and rope_parameters with layer types",
         ),
         ({"text_config": {"rope_theta": 1e4}}, "under text_config"),
         (
             {"rope_theta": 1e4, "hidden_size": 66},
-            "hidden_size 66 is no multiple of num_attention_heads 4, and the config has no head_dim",
+            "hidden_size 66 is not a multiple of num_attention_heads 4, and the config has no head_dim",
         ),
         (
             {"rope_theta": 1e4, "num_attention_heads": 0},

@@ -78,7 +78,7 @@ def test_rows_hold_no_parameters_no_buffers_and_no_submodules() -> None:
 
 
 def test_rows_that_are_no_batch_are_refused() -> None:
-    with pytest.raises(RopewalkError, match=r"one number of dimensions, got \[8, 16\]"):
+    with pytest.raises(RopewalkError, match=r"the same number of dimensions, got \[8, 16\]"):
         RotaryRows([Default(16, 10000.0), Default(8, 10000.0)])
     with pytest.raises(RopewalkError, match="got no rows"):
         RotaryRows([])

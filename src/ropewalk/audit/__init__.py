@@ -1,6 +1,6 @@
-"""How far arithmetic breaks relative positions in a model, in which step, and what mitigates it.
+"""Measure how far arithmetic breaks relative positions in a model, which step causes it, and what mitigates it.
 
-Names are imported on first use: reading results needs no torch.
+Names are imported on first use: reading results must not require torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Per-operation ablation: the error of each step alone, by computing everything else in float64."""
+"""Per-operation ablation: run one step in the audited arithmetic and everything else in float64."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ropewalk.audit.passes import LogitDifference, Pass, Runner, Term, differenc
 from ropewalk.audit.results import STEPS, StepAblation
 
 ABLATED = ("none", *STEPS, "all")
-"""The rows of an ablation: all in float64, each step alone in the audited arithmetic, and all of it."""
+"""Rows of an ablation: everything in float64, each step alone in the audited arithmetic, and all steps in it."""
 
 
 def ablation_arithmetic(step: str, audited: Arithmetic) -> Arithmetic:
-    """The arithmetic of a row by its name in ``ABLATED``."""
+    """The arithmetic of one row of the ablation, by its name in ``ABLATED``."""
     if step == "none":
         return EXACT
     return audited if step == "all" else EXACT.with_step(step, of=audited)
@@ -34,17 +34,17 @@ def ablate_steps(
     """D and the error of the logits with one step at a time in the audited arithmetic.
 
     Args:
-        runner: of the model.
-        rows: int64 ``[length]`` each.
-        audited: the arithmetic to explain.
-        shifts: delta1, tokens; near and far, since angles fail far away only.
-        delta2: the shift compared with.
+        runner: runner of the model.
+        rows: token ids, int64 ``[length]`` each.
+        audited: arithmetic whose errors are to be explained.
+        shifts: delta1 in tokens; include near and far ones, since angles fail only at large positions.
+        delta2: the shift in tokens that all others are compared with.
 
     Returns:
-        A row for each of ``ABLATED`` and shift, means over rows.
+        A row for each entry of ``ABLATED`` and each shift, with means over rows.
 
     Raises:
-        RopewalkError: if a shift is beyond the runner's ``total_length``.
+        RopewalkError: if a shift does not fit in the runner's ``total_length``.
     """
     sums = {(step, shift): Comparison() for shift in shifts for step in ABLATED}
     for row in rows:
@@ -63,7 +63,7 @@ def ablate_steps(
 
 
 def passes_of_ablation(shifts: Sequence[int], delta2: int, rows: int) -> int:
-    """Forward passes that :func:`ablate_steps` makes."""
+    """Number of forward passes that :func:`ablate_steps` runs."""
     return len(ABLATED) * len({*shifts, delta2}) * rows
 
 
@@ -74,7 +74,7 @@ def run_shifts(
     shifts: Sequence[int],
     layout: PackedLayout | None = None,
 ) -> dict[int, Pass]:
-    """A pass of a row at each of some shifts; a layout's positions move as it moves in a longer row."""
+    """One pass of a row at each shift; a layout's positions move as they would in a longer row."""
     found = {}
     for shift in dict.fromkeys(shifts):
         position_ids = shifted(len(row), shift) if layout is None else moved(layout, shift)
@@ -89,7 +89,7 @@ def shift_changes(
     delta2: int,
     exact: Mapping[int, Pass] | None = None,
 ) -> dict[int, float]:
-    """D between each shift and delta2; with passes in float64, less what changes in those."""
+    """D between each shift and delta2. With float64 passes given, their change is subtracted first."""
     wanted: dict[int, list[Term]] = {}
     for shift in shifts:
         wanted[shift] = [(1, found[shift]), (-1, found[delta2])]
@@ -99,9 +99,9 @@ def shift_changes(
 
 
 def moved(layout: PackedLayout, shift: int) -> Tensor:
-    """Positions of a layout whose documents lie ``shift`` tokens further back in a longer row.
+    """Positions of a layout whose documents start ``shift`` tokens later in a longer row.
 
-    The anchor stays at the row's start. Positions that restart in each document do not change at all.
+    The anchor stays at the start of the row. Positions that restart in each document do not change at all.
     """
     positions = layout.position_ids.clone()
     restarts = bool((positions[layout.anchor_length :].diff() <= 0).any())
@@ -121,7 +121,7 @@ class Comparison:
     sum_kl: float = 0.0
 
     def add(self, runner: Runner, D: float, first: Pass, second: Pass, exact: Pass) -> None:
-        """D of a row, its passes at delta1 and delta2, and the first in float64."""
+        """Add D of a row, its passes at delta1 and delta2, and its float64 pass at delta1."""
         error = logit_difference(runner, exact, first)
         moved_by: LogitDifference = logit_difference(runner, second, first)
         self.rows += 1

@@ -1,4 +1,4 @@
-"""Arithmetic: in which precision each step between hidden states and attention weights is computed."""
+"""Arithmetic: the precision in which each step from hidden states to attention weights is computed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-"""The dtypes that can be audited, by name."""
+"""Dtypes that can be audited, by name."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Arithmetic:
     """A precision for every step of a forward pass.
 
     Attributes:
-        angles: ``exact``: position times inv_freq, cos and sin in float64, from the config; ``model``: what the
-            model's own rotary module gives.
+        angles: ``exact`` computes position times inv_freq, cos and sin in float64 from the config; ``model`` uses the
+            model's own rotary module.
         cos_sin: dtype that cos and sin are rounded to.
-        rotation: dtype that the four products of a rotation are rounded to. Their sum is what ``product`` rounds.
-        product: what the rotated queries and keys are rounded to before q·k: a dtype, ``tf32`` (10 mantissa bits)
-            or ``split`` (the sum of two bfloat16 numbers, of whose four products the three largest are taken).
+        rotation: dtype that the four products of a rotation are rounded to. ``product`` rounds their sum.
+        product: format that rotated queries and keys are rounded to before q·k: a dtype, ``tf32`` (10 mantissa bits)
+            or ``split`` (the sum of two bfloat16 numbers, with the three largest of their four products).
             Sums of products run in float32, as in the hardware's matrix units, and in float64 for ``float64``.
         scores: dtype that q·k is rounded to, before and after scaling.
         softmax: dtype that softmax is computed in.
@@ -58,12 +58,12 @@ class Arithmetic:
 
     @property
     def wide(self) -> torch.dtype:
-        """The dtype in which steps run before their results are rounded: float32 unless one of them is wider."""
+        """The dtype in which steps run before their results are rounded: float32, or wider if any step needs it."""
         dtypes = (self.cos_sin, self.rotation, self.scores, self.softmax, self.weights, self.rest)
         return torch.float64 if torch.float64 in dtypes or self.product == "float64" else torch.float32
 
     def with_step(self, step: str, of: Arithmetic) -> Arithmetic:
-        """This arithmetic with one step, by its name in ``STEPS``, taken from another."""
+        """This arithmetic with one step, named as in ``STEPS``, taken from another arithmetic."""
         fields = {
             "angles": ("angles",),
             "cos_sin": ("cos_sin",),
@@ -87,7 +87,7 @@ EXACT = Arithmetic(
     torch.float64,
     torch.float64,
 )
-"""Everything in float64: the reference."""
+"""Everything in float64: the reference arithmetic."""
 
 
 def stock_arithmetic(
@@ -96,16 +96,16 @@ def stock_arithmetic(
     cos_sin: torch.dtype | None = None,
     rotation: torch.dtype | None = None,
 ) -> Arithmetic:
-    """What transformers does with a model of a dtype under eager attention.
+    """The arithmetic of transformers for a model of this dtype under eager attention.
 
-    Angles in float32 by the model's rotary module; cos, sin and the rotation in the model's dtype; q·k rounded to it;
-    softmax in float32; its weights rounded.
+    The model's rotary module computes angles in float32. cos, sin and the rotation use the model's dtype, and q·k is
+    rounded to it. The softmax runs in float32, and its weights are rounded to the model's dtype.
 
     Args:
-        dtype: of the model; float64 gives :data:`EXACT`.
-        angles: ``exact`` replaces the rotary module's angles alone.
-        cos_sin, rotation: dtype of cos and sin, and of the rotation, for models that compute them in another one than
-            their own (OLMo 2 and Cohere use float32); see :meth:`~ropewalk.audit.passes.Runner.stock`.
+        dtype: dtype of the model; float64 gives :data:`EXACT`.
+        angles: ``exact`` replaces only the angles of the rotary module.
+        cos_sin, rotation: dtypes of cos and sin and of the rotation, for models that do not use their own dtype
+            there (OLMo 2 and Cohere use float32); see :meth:`~ropewalk.audit.passes.Runner.stock`.
     """
     if dtype == torch.float64:
         return EXACT
@@ -119,12 +119,12 @@ def stock_arithmetic(
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values rounded to a dtype, in the dtype that they came in."""
+    """Values rounded to a dtype and returned in their original dtype."""
     return x if x.dtype == dtype else x.to(dtype).to(x.dtype)
 
 
 def tf32(x: Tensor) -> Tensor:
-    """float32 values rounded to nearest, ties to even, with 10 mantissa bits: what tensor cores read as TF32."""
+    """float32 values rounded to nearest even with 10 mantissa bits, as tensor cores read them for TF32."""
     bits = x.to(torch.float32).contiguous().view(torch.int32)
     odd = (bits >> 13) & 1
     kept = (bits + 0xFFF + odd) & ~0x1FFF
@@ -132,13 +132,13 @@ def tf32(x: Tensor) -> Tensor:
 
 
 def split_bfloat16(x: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 values as a sum of two bfloat16 numbers: 16 mantissa bits between them, given back as float32."""
+    """float32 values as a sum of two bfloat16 numbers with 16 mantissa bits in total, both returned as float32."""
     high = x.to(torch.bfloat16).to(torch.float32)
     return high, (x.to(torch.float32) - high).to(torch.bfloat16).to(torch.float32)
 
 
 def operands(x: Tensor, product: Product) -> tuple[Tensor, ...]:
-    """Queries or keys as a product reads them: two parts for ``split``; float64 for ``float64``, else float32."""
+    """Queries or keys as a product reads them: two parts for ``split``; float64 for ``float64``, otherwise float32."""
     if product == "float64":
         return (x.to(torch.float64),)
     if product == "split":
@@ -149,7 +149,7 @@ def operands(x: Tensor, product: Product) -> tuple[Tensor, ...]:
 
 
 def multiplied(query: Sequence[Tensor], key: Sequence[Tensor]) -> Tensor:
-    """``query @ key^T`` of operands; of two parts each, the product of both small ones is left out."""
+    """``query @ key^T`` of operands. With two parts each, the product of the two small parts is left out."""
     product = query[0] @ key[0].transpose(-2, -1)
     if len(query) > 1:
         product += query[0] @ key[1].transpose(-2, -1) + query[1] @ key[0].transpose(-2, -1)
@@ -157,7 +157,7 @@ def multiplied(query: Sequence[Tensor], key: Sequence[Tensor]) -> Tensor:
 
 
 def inner_products(query: Tensor, key: Tensor, product: Product) -> Tensor:
-    """``query @ key^T`` with operands rounded as ``product`` says.
+    """``query @ key^T`` with operands rounded to the format ``product``.
 
     Args:
         query: ``[..., queries, head_dim]``.

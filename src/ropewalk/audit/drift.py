@@ -1,4 +1,4 @@
-"""The drift: how far attention changes when a row is moved, though relative positions stay the same."""
+"""The drift: how far attention changes when a row moves to other positions although relative positions stay equal."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import ratio_interval
 
 SWEEP_ROWS = 4
-"""Rows of which D is computed between every two shifts: it takes as many differences as there are pairs."""
+"""Rows for which D is computed between every two shifts; the number of differences grows quadratically."""
 
 SHIFTS_AT_ONCE = 4
-"""Shifts whose attention is computed together, and that of delta2 once for all of them. Their queries and keys are held
-until then: five float32 passes take about as much as a sweep's bfloat16 passes at eight shifts."""
+"""Number of shifts whose attention is computed together; delta2 is computed once for all of them. Their queries and
+keys stay in memory until then: five float32 passes need about as much as the eight bfloat16 passes of a sweep."""
 
 SHORTEST_CUT = 32
-"""Tokens of the shortest row that D is given for; shorter ones have too few queries."""
+"""Shortest row in tokens for which D is reported; shorter rows have too few queries."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Series:
     """One curve of the drift.
 
     Attributes:
-        dtype: name of a dtype, in which the model runs as transformers runs it.
-        angles: ``model`` for those of its own rotary module, ``exact`` for float64 ones in their place.
+        dtype: name of the dtype in which the model runs as transformers runs it.
+        angles: ``model`` for the model's own rotary module, ``exact`` for float64 angles instead.
 
     Raises:
         RopewalkError: if the dtype is unknown.
@@ -62,12 +62,12 @@ class DriftFindings:
     """The drift of one model.
 
     Attributes:
-        drift: a value for each series and shift.
-        lengths: for each series, between the first shift and delta2.
+        drift: one value for each series and shift.
+        lengths: D by row length for each series, between the first shift and delta2.
         sweep: D of the first series between every two shifts.
-        per_token: its parts by token, between the first shift and delta2; mean over rows.
-        heads: its D by layer and head.
-        sink: of the last series.
+        per_token: each token's part of D between the first shift and delta2; mean over rows.
+        heads: each head's part of D, by layer and head.
+        sink: attention sink of the last series.
     """
 
     drift: tuple[Drift, ...]
@@ -79,13 +79,13 @@ class DriftFindings:
 
 
 def cut_lengths(length: int) -> tuple[int, ...]:
-    """Powers of two from 32 up to the row's length, and that itself."""
+    """Powers of two from 32 up to the length of the row, and that length itself."""
     powers = [2**n for n in range(SHORTEST_CUT.bit_length() - 1, length.bit_length()) if 2**n < length]
     return (*powers, length)
 
 
 def passes_of_drift(series: Sequence[Series], shifts: Sequence[int], delta2: int, rows: int) -> int:
-    """Forward passes that :func:`measure_drift` makes."""
+    """Number of forward passes that :func:`measure_drift` runs."""
     return len(series) * (len(shifts) + 1) * rows
 
 
@@ -100,19 +100,19 @@ def measure_drift(
     """Measure D between each shift and ``delta2``.
 
     Args:
-        runner: of the model.
-        rows: int64 ``[length]`` each, all of one length.
-        series: dtypes and angles, the most interesting one first.
-        shifts: positions of the first token, tokens; distinct.
-        delta2: the shift that all others are compared with.
-        parameters: what the results are to be labelled with.
+        runner: runner of the model.
+        rows: token ids, int64 ``[length]`` each, all of the same length.
+        series: dtypes and angles, most interesting first.
+        shifts: positions of the first token in tokens; all different.
+        delta2: the shift in tokens that all others are compared with.
+        parameters: label of the results: pretrained or randomly initialised.
 
     Returns:
         Values over all rows; see :class:`DriftFindings`.
 
     Raises:
-        EngineError: if the model rotates in a way that is not known, or cannot run in one of the dtypes.
-        RopewalkError: if there is no row, series or shift, a shift is negative or given twice, or rows differ in
+        EngineError: if the model's rotation is not supported, or the model cannot run in one of the dtypes.
+        RopewalkError: if rows, series or shifts are missing, a shift is negative or repeated, or rows differ in
             length.
     """
     check_rows(rows)
@@ -126,7 +126,7 @@ def measure_drift(
         collected = _Rows(one, tuple(shifts), delta2)
         arithmetic = runner.stock(DTYPES[one.dtype], one.angles)
         for number, row in enumerate(rows):
-            # Every pair of shifts for a few rows of the first series; of the others each shift against delta2.
+            # The first few rows of the first series compare all pairs of shifts, other rows only each with delta2.
             collected.add(runner, row, arithmetic, cuts, not found and number < SWEEP_ROWS)
         found.append(collected)
     first = found[0]
@@ -136,26 +136,26 @@ def measure_drift(
         sweep=first.sweep(),
         per_token=tuple(torch.stack(first.tokens).mean(0).tolist()),
         heads=tuple(map(tuple, torch.stack(first.heads).mean(0).tolist())),
-        # The last series is the one of widest arithmetic.
+        # The widest arithmetic comes last, so its attention sink is the most accurate.
         sink=mean_sink(found[-1].sinks),
     )
 
 
 def check_rows(rows: Sequence[Tensor]) -> None:
-    """Refuse no rows, and rows of different lengths."""
+    """Raise if there are no rows, or rows of different lengths."""
     if not rows:
         raise RopewalkError("an audit needs at least one row, got none")
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
         raise RopewalkError(
-            f"the rows of an audit must be of one length, got {min(lengths)} to {max(lengths)} tokens"
+            f"the rows of an audit must have the same length, got {min(lengths)} to {max(lengths)} tokens"
         )
     if min(lengths) < 2:
         raise RopewalkError(f"a row needs 2 tokens or more, got {min(lengths)}")
 
 
 class _Rows:
-    """What is kept of the rows of one series: numbers, since a change of every row would fill the memory."""
+    """Numbers accumulated over the rows of one series. Keeping the attention of every row would fill the memory."""
 
     def __init__(self, series: Series, shifts: tuple[int, ...], delta2: int) -> None:
         self.series, self.shifts, self.delta2 = series, shifts, delta2
@@ -183,10 +183,10 @@ class _Rows:
         reference = run(self.delta2)
         sink = attention_sink(reference)
         changes: dict[int, AttentionDifference] = {}
-        # For a sweep all together, since each is compared with each.
+        # A sweep compares every pass with every other, so all of them must be in memory together.
         size = len(self.shifts) if sweep else SHIFTS_AT_ONCE
         for some in (self.shifts[first : first + size] for first in range(0, len(self.shifts), size)):
-            # Also for delta2 itself: that nothing differs is measured, not taken for granted.
+            # delta2 is also compared with itself: the test that nothing differs is measured, not assumed.
             moved = {shift: run(shift) for shift in some}
             pairs = {(shift, self.delta2): (found, reference) for shift, found in moved.items()}
             if sweep:
@@ -210,7 +210,7 @@ class _Rows:
 
     @property
     def _near(self) -> int:
-        """The first shift that is not delta2 itself."""
+        """The first shift other than delta2."""
         return next((shift for shift in self.shifts if shift != self.delta2), self.delta2)
 
     def drift(self, parameters: Parameters) -> list[Drift]:

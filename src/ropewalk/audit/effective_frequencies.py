@@ -1,8 +1,8 @@
-"""The frequencies that a model really rotates with, from its config to a cast, and to a save and a load.
+"""The frequencies that a model really rotates with, from its config through casts to saving and loading.
 
-Each step can change them without a word: a cast rounds the rotary module's buffers, a config loses its base, a
-module runs without the scaling that the config says. So they are measured at each, and so is the angle that comes
-out. The reference is the config's RoPE method in float64.
+Each step can change them silently: a cast rounds the buffers of the rotary module, a config loses its base, a module
+runs without the scaling that the config states. The audit therefore measures frequencies and angles after each step.
+The reference is the config's RoPE method in float64.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from ropewalk.rope import RotaryEmbedding
 log = logging.getLogger("ropewalk")
 
 LARGEST_ROUND_TRIP = 2**30
-"""Bytes of parameters up to which a model is saved and loaded to see what comes back."""
+"""Largest size of the parameters, in bytes, for which the model is saved and loaded to check what comes back."""
 STRETCH = 64
-"""Positions up to the asked one whose angles are compared."""
+"""Number of positions up to the requested one whose angles are compared."""
 CASTS = (torch.bfloat16, torch.float16)
 TOLERANCE = 2e-6
-"""Relative error up to which a frequency, or the fastest pair's angle, is the intended one in float32. A yarn ramp of
-factor 256 loses 8.4e-7 where little of a frequency is kept; a cast to float16 rounds by up to 4.9e-4."""
+"""Largest relative error of a frequency, or of the fastest pair's angle, that counts as float32 rounding. A yarn ramp
+of factor 256 loses 8.4e-7 for frequencies that it mostly interpolates; a cast to float16 rounds by up to 4.9e-4."""
 SEEN_TOLERANCE = 1e-6
-"""Relative difference up to which frequencies seen in float32 cos and sin at position 1 are those held: both are
-rounded by 6e-8, twice with an attention factor, and kernels are off by a bit or two."""
+"""Largest relative difference for which frequencies read from float32 cos and sin at position 1 match the buffer: both
+are rounded by 6e-8, twice with an attention factor, and kernels may be off by a bit or two."""
 GEOMETRIC_TOLERANCE = 1e-4
-"""The same up to which frequencies count as ``base^(-2i/d)``, so that a base read from them has four right digits."""
+"""Largest relative difference from ``base^(-2i/d)`` for which a base is reported; it then has four correct digits."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Truth:
-    """What the config says for one layer type, and where it is compared."""
+    """The config's frequencies for one layer type, and the position at which they are compared."""
 
     layer_type: str | None
     inv_freq: Tensor
@@ -57,7 +57,7 @@ class _Truth:
     total_length: int
 
     def error_of(self, inv_freq: Tensor) -> float:
-        """Largest difference, relative for pairs that turn; NaN where the number of pairs differs."""
+        """Largest relative difference over pairs that rotate; NaN if the number of pairs differs."""
         if inv_freq.shape != self.inv_freq.shape:
             return math.nan
         scale = self.inv_freq.where(self.inv_freq > 0, 1)
@@ -65,11 +65,11 @@ class _Truth:
 
     @property
     def positions(self) -> Tensor:
-        """int64, the last of them the position: at a single one an angle may come out right by chance."""
+        """Positions to compare, int64, the requested one last: at a single position an angle may agree by chance."""
         return torch.arange(max(0, self.position - STRETCH + 1), self.position + 1)
 
     def angle_error_of(self, angles: Tensor) -> float:
-        """Largest difference of angles ``[positions, pairs]`` without whole turns; NaN for other numbers of pairs."""
+        """Largest difference of angles ``[positions, pairs]`` modulo 2π; NaN if the number of pairs differs."""
         true = self.positions[:, None] * self.inv_freq
         if angles.shape != true.shape:
             return math.nan
@@ -85,9 +85,10 @@ class _Truth:
         angles: Tensor | None = None,
         attention_factor: float | None = None,
     ) -> RopeStage:
-        """``angles`` as they came out at the position; those that the frequencies make in exact arithmetic if None.
+        """Describe one stage.
 
-        ``attention_factor`` is the config's if None: where none comes out.
+        ``angles`` are those computed by the module; None for those that the frequencies give in exact arithmetic.
+        ``attention_factor`` is None for the config's, if the stage does not apply one.
         """
         return RopeStage(
             stage=name,
@@ -108,29 +109,29 @@ def rope_stages(
     total_length: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[RopeStage, ...]:
-    """What a model's rotary module computes at each stage of its life; the model stays as it is.
+    """What a model's rotary module computes at each stage of its life. The model is not changed.
 
-    Stages, each for every layer type:
+    The stages, each for every layer type:
 
-    - ``config``: what the config says, in float64.
+    - ``config``: the frequencies of the config, in float64.
     - ``loaded``: the module in memory.
-    - ``weights``: frequencies that the model saves among its weights, if any; taken as they are.
+    - ``weights``: frequencies that the model saves among its weights, if any, compared as they are.
     - ``to bfloat16``, ``to float16``: a copy of the module in memory after such a cast.
-    - ``saved and loaded``: the module of the model that transformers loads from what this one saves. Above 1 GiB
-      of parameters, and where that fails, it is ``config saved and loaded``: what a load makes of the saved config
-      alone. Methods that depend on the length are then compared at their original length.
+    - ``saved and loaded``: the module of the model that transformers loads after this one was saved. Above 1 GiB
+      of parameters, or if saving or loading fails, the stage is ``config saved and loaded``: only the config is saved
+      and loaded. Methods that depend on the length are then compared at their original length.
 
-    Frequencies are those that the module holds where they come out of it, and else those that come out, at
-    position 1. Angles are those of its cos and sin for float32 activations, without whole turns: an error of π is
-    the largest there is. The attention factor has no part in either.
+    Frequencies are read from the module's buffer if its output agrees with the buffer, and otherwise from its output at
+    position 1. Angles are read from its cos and sin for float32 activations, modulo 2π, so an error is at most π.
+    The attention factor affects neither.
 
     Args:
-        position: tokens; where angles are compared.
-        total_length: tokens of the sequence, for methods that depend on it; ``position + 1`` if None.
+        position: position in tokens at which angles are compared.
+        total_length: tokens of the sequence, for methods that depend on it; None for ``position + 1``.
         progress: called after each stage.
 
     Raises:
-        RopewalkError: if the position is not inside the sequence.
+        RopewalkError: if the position lies outside the sequence.
     """
     total_length = position + 1 if total_length is None else total_length
     if not 0 <= position < total_length:
@@ -165,9 +166,9 @@ def _measured(
     truths: dict[str | None, _Truth],
     dtype: torch.dtype,
 ) -> Iterator[RopeStage]:
-    """What comes out of a rotary module for activations of a dtype."""
+    """Frequencies and angles that a rotary module gives for activations of a dtype."""
     for true in truths.values():
-        # A copy: a long sequence changes what the module of a length-dependent method holds.
+        # A copy, because a long sequence changes the buffers of a length-dependent method's module.
         module = deepcopy(rotary)
         there = replace(audited_model, rotary=module)
         where = torch.cat([torch.tensor([1]), true.positions])
@@ -182,9 +183,9 @@ def _measured(
 
 
 def _effective(rotary: nn.Module, true: _Truth, seen: Tensor, seen_as: str) -> tuple[Tensor, str]:
-    """Frequencies and the dtype they are held in: to the last bit if held, but never others than come out."""
+    """Frequencies with the dtype of their buffer: exactly the buffer's if the output agrees with it."""
     if isinstance(rotary, RotaryEmbedding):
-        # Position 1 would not do here: a LongRope method may keep its first positions unscaled.
+        # Position 1 is not enough here: a LongRope method may keep its first positions unscaled.
         length = rotary.total_length or true.total_length
         return rotary.frequencies(true.layer_type, length).inv_freq, "float64"
     held = held_inv_freq(rotary, true.layer_type)
@@ -201,7 +202,7 @@ def _in_weights(
 ) -> Iterator[RopeStage]:
     for kind, held in inv_freq_in_weights(audited_model.model):
         inv_freq = held.cpu().double().flatten()
-        # Old names know no layer type: then it is the one that fits best.
+        # Old names have no layer type; then the type whose frequencies fit best is assumed.
         for_kind = [truths[kind]] if kind in truths else list(truths.values())
         true = min(for_kind, key=lambda one: math.inf if math.isnan(e := one.error_of(inv_freq)) else e)
         yield true.stage("weights", inv_freq, _name(held.dtype), cos_sin_dtype)
@@ -213,20 +214,20 @@ def _saved_and_loaded(audited_model: AuditedModel, truths: dict[str | None, _Tru
         try:
             rotary = rotary_saved_and_loaded(model).to(audited_model.device)
         except RopewalkError as error:
-            log.warning("%s; its config is saved and loaded alone", error)
+            log.warning("%s; only its config is saved and loaded", error)
         else:
             yield from _measured("saved and loaded", audited_model, rotary, truths, model.dtype)
             return
     try:
         held = rope_of_saved_config(model)
     except RopewalkError as error:
-        log.warning("what a save and a load do to the RoPE is not measured: %s", error)
+        log.warning("the effect of saving and loading on RoPE is not measured: %s", error)
         return
     for kind, true in truths.items():
         if kind not in held:
             continue
         if audited_model.methods[kind].length_dependent:
-            # What a load leaves there is for the original length; any sequence of one token is within it.
+            # The loaded module has the frequencies of the original length, which any sequence of one token is within.
             within = audited_model.methods[kind].frequencies(1)
             true = replace(true, inv_freq=within.inv_freq, attention_factor=within.attention_factor)
         yield true.stage(
@@ -239,9 +240,9 @@ def _saved_and_loaded(audited_model: AuditedModel, truths: dict[str | None, _Tru
 
 
 def rope_findings(stages: tuple[RopeStage, ...]) -> tuple[str, ...]:
-    """One sentence for each stage of :func:`rope_stages` at which the RoPE is not the config's in float32.
+    """One sentence for each stage of :func:`rope_stages` whose RoPE differs from the config's in float32.
 
-    A cast is named only where the module in memory is right, so that an error has one name.
+    A cast is reported only if the module in memory is right, so that each error is reported once.
     """
     config = {stage.layer_type: stage for stage in stages if stage.stage == "config"}
     wrong = {(s.stage, s.layer_type) for s in stages if not _right(s, config[s.layer_type])}
@@ -257,7 +258,7 @@ def rope_findings(stages: tuple[RopeStage, ...]) -> tuple[str, ...]:
 
 
 def _right(stage: RopeStage, config: RopeStage) -> bool:
-    # Comparisons that NaN fails.
+    # Written so that NaN compares as wrong.
     return (
         stage.frequency_error <= TOLERANCE
         and not _angle_alone_is_wrong(stage)
@@ -274,19 +275,19 @@ def _angle_alone_is_wrong(stage: RopeStage) -> bool:
 
 
 def _words(stage: RopeStage, config: RopeStage) -> tuple[str, str]:
-    """What holds the frequencies, and what to do about it."""
+    """The holder of the frequencies, and advice on how to correct them."""
     held = f"holds inv_freq in {stage.dtype}"
     exact = "use ropewalk's exact rotary module, which has no buffers"
     if stage.stage == "weights":
         return (
             f"The model saves inv_freq in {stage.dtype} among its weights",
-            "remove it from them, or whoever loads them may rotate with it in spite of the config",
+            "remove it from the weights, or whoever loads them may rotate with it despite the config",
         )
     if stage.stage.endswith("saved and loaded"):
         first = "its config is" if stage.stage.startswith("config") else "it is"
         return (
             f"After {first} saved and loaded the model {held}",
-            "set rope_parameters of the model's config to what it should be, and see what its config.json says",
+            "correct rope_parameters in the model's config, and check its config.json",
         )
     if stage.stage == "loaded":
         cast = _rounded_to(stage, config)
@@ -297,8 +298,8 @@ def _words(stage: RopeStage, config: RopeStage) -> tuple[str, str]:
                 f"load it again with dtype={cast} instead of casting it, or {exact}",
             )
         return (
-            "The model's rotary module does not compute what the config says",
-            "load the model again with the config it should have",
+            "The model's rotary module does not compute what the config states",
+            "load the model again with the intended config",
         )
     dtype = stage.stage.removeprefix("to ")
     return (
@@ -308,13 +309,13 @@ def _words(stage: RopeStage, config: RopeStage) -> tuple[str, str]:
 
 
 def angle_error_with_turns(stage: RopeStage, config: RopeStage) -> float:
-    """Largest error of an angle at the stage's position, rad, with the whole turns that cos and sin do not show.
+    """Largest error in rad of an angle at the stage's position, including whole turns that cos and sin do not show.
 
     Args:
-        stage, config: of one layer type.
+        stage, config: the two stages to compare, of the same layer type.
 
     Returns:
-        NaN where their number of frequencies differs.
+        The error; NaN if the number of frequencies differs.
     """
     if len(stage.inv_freq) != len(config.inv_freq):
         return math.nan
@@ -324,18 +325,18 @@ def angle_error_with_turns(stage: RopeStage, config: RopeStage) -> float:
 
 def _extent(stage: RopeStage, config: RopeStage) -> str:
     if math.isnan(stage.frequency_error):
-        return f"{len(stage.inv_freq)} frequencies where the config says {len(config.inv_freq)}"
+        return f"{len(stage.inv_freq)} frequencies, but the config gives {len(config.inv_freq)}"
     at = f"at position {stage.position:,}"
     if _factor_is_wrong(stage, config) and stage.frequency_error <= TOLERANCE:
         return (
-            f"the frequencies are right, but the attention factor is {stage.attention_factor:.6g} where the config "
-            f"says {config.attention_factor:.6g}"
+            f"the frequencies are right, but the attention factor is {stage.attention_factor:.6g} and the config "
+            f"gives {config.attention_factor:.6g}"
         )
     if stage.frequency_error <= TOLERANCE:
         return f"the frequencies are right, but an angle is off by {_number(stage.angle_error)} rad {at}"
     angle = angle_error_with_turns(stage, config)
     text = (
-        f"the pair that is most wrong is off by {_number(100 * stage.frequency_error)} %, "
+        f"the worst pair is off by {_number(100 * stage.frequency_error)} %, "
         f"an angle error of {_number(angle)} rad {at}"
     )
     base = _base_of(stage.inv_freq)
@@ -345,14 +346,14 @@ def _extent(stage: RopeStage, config: RopeStage) -> str:
 
 
 def _rounded_to(stage: RopeStage, config: RopeStage) -> str | None:
-    """The dtype whose rounding alone explains the error, whatever dtype holds the result; None if none does."""
+    """The dtype whose rounding alone explains the error, whatever dtype stores the result; None if none does."""
     if len(stage.inv_freq) != len(config.inv_freq):
         return None
     found = torch.tensor(stage.inv_freq, dtype=torch.float64)
     meant = torch.tensor(config.inv_freq, dtype=torch.float64)
     for dtype in CASTS:
         info = torch.finfo(dtype)
-        # Half a unit in the last place, and what float32 lost before.
+        # Half a unit in the last place, plus what float32 had lost before.
         limit = meant.clamp(min=info.tiny) * info.eps / 2 + meant * TOLERANCE
         if torch.equal(found.to(dtype).double(), found) and bool(((found - meant).abs() <= limit).all()):
             return _name(dtype)
@@ -360,7 +361,7 @@ def _rounded_to(stage: RopeStage, config: RopeStage) -> str | None:
 
 
 def _base_of(inv_freq: tuple[float, ...]) -> float | None:
-    """The base of frequencies that are ``base^(-2i/d)``; None where they are not."""
+    """The base if the frequencies are ``base^(-2i/d)``; None otherwise."""
     pairs = len(inv_freq)
     if pairs < 3 or abs(inv_freq[0] - 1) > GEOMETRIC_TOLERANCE or inv_freq[-1] <= 0:
         return None

@@ -1,11 +1,11 @@
-"""Is the first token's position an absolute reference? Two experiments on the first token, all others, and both.
+"""Whether the first token's position acts as an absolute reference: two experiments on the first token and the others.
 
-*Moving*: the first token alone moves, or all others, or the whole row. In exact arithmetic the whole row can be moved
-for nothing, while moving a part of it changes relative positions; what the dtype adds to that is arithmetic's part.
+*Moving*: only the first token moves, or only the others, or the whole row. In exact arithmetic moving the whole row
+changes nothing, while moving a part changes relative positions; the audited dtype's additional change is arithmetic's.
 
-*Rounding*: the whole row moves, and only the first token's queries and keys are rotated and rounded as in the audited
-arithmetic, or only those of the others. Relative positions stay, so all that changes is due to that rounding, and it
-can be shared out: each one's part is the mean of both orders of rounding them (Shapley); the two add up to the whole.
+*Rounding*: the whole row moves, and only the first token's queries and keys, or only those of the others, are rotated
+and rounded as in the audited arithmetic. Relative positions stay equal, so every change is due to that rounding and can
+be divided: each part gets the mean over both orders of rounding (Shapley value), and the two parts add up to the whole.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ropewalk.audit.results import FirstTokenEffect, Shifted
 MOVES: tuple[Shifted, ...] = ("first", "others", "all")
 
 PASSES = 8 + 2 * len(MOVES)
-"""Forward passes a row: four placements in two arithmetics, and each rounding at two shifts."""
+"""Forward passes for each row: four placements in two arithmetics, and each rounding at two shifts."""
 
 
 def placements(length: int, delta1: int, delta2: int) -> dict[str, Tensor]:
-    """Positions ``[length]`` of a row where nothing, the first token, the others or all moved from delta1 to delta2."""
+    """Positions ``[length]`` where nothing, the first token, the others, or all tokens move from delta1 to delta2."""
     at, to = shifted(length, delta1), shifted(length, delta2)
     return {
         "none": at,
@@ -39,7 +39,7 @@ def placements(length: int, delta1: int, delta2: int) -> dict[str, Tensor]:
 
 
 def tokens_of(move: Shifted, length: int) -> Tensor:
-    """bool ``[length]``: which tokens a move is about."""
+    """bool ``[length]``: the tokens that a move affects."""
     is_first = torch.arange(length) == 0
     return {"first": is_first, "others": ~is_first, "all": torch.ones(length, dtype=torch.bool)}[move]
 
@@ -51,19 +51,19 @@ def first_token_effects(
     delta1: int = 0,
     delta2: int = 16,
 ) -> tuple[FirstTokenEffect, ...]:
-    """What moving, and what rounding, the first token, the others, or all changes in attention and in logits.
+    """Changes of attention and logits when the first token, the others, or all tokens are moved or rounded.
 
     Args:
-        runner: of the model.
-        rows: int64 ``[length]`` each.
-        arithmetic: the audited one.
-        delta1, delta2: shifts before and after the move, tokens.
+        runner: runner of the model.
+        rows: token ids, int64 ``[length]`` each.
+        arithmetic: the audited arithmetic.
+        delta1, delta2: shifts before and after the move, in tokens.
 
     Returns:
-        Effects of ``first``, ``others`` and ``all``, means over rows; roots of mean squares for logits.
+        Effects of ``first``, ``others`` and ``all``: means over rows; for logits the root of the mean square.
 
     Raises:
-        RopewalkError: if a shift is beyond the runner's ``total_length``.
+        RopewalkError: if a shift does not fit in the runner's ``total_length``.
     """
     sums = {move: _Sums() for move in MOVES}
     for row in rows:
@@ -74,7 +74,7 @@ def first_token_effects(
 
 @dataclass
 class _Sums:
-    """Over rows: sums of D, sums of mean squares of logit differences, and the products that shares come from."""
+    """Sums over rows: D, mean squares of logit differences, and the products from which shares are computed."""
 
     D: dict[str, float] = field(default_factory=dict)
     squares: dict[str, float] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class _Sums:
         self.squares[name] = self.squares.get(name, 0.0) + float(change.square().mean(-1).sum()) / length
 
     def add_share(self, name: str, part: float, whole: float) -> None:
-        """What a part adds to the size of the whole, and that size."""
+        """Add a part's contribution to the size of the whole, and that size."""
         self.part[name] = self.part.get(name, 0.0) + part
         self.whole[name] = self.whole.get(name, 0.0) + whole
 
@@ -133,7 +133,7 @@ def _add_moves(
     for (move, name), change in differences(runner, wanted).items():
         sums[move].add_difference(name, change.D)
     names = list(placed)
-    # Chunk by chunk: eight times the logits of a long row would not fit.
+    # One chunk at a time: eight full sets of logits of a long row would not fit in memory.
     for chunks in zip(*(runner.logits(found[name]) for found in (low, exact) for name in names), strict=True):
         given = dict(zip(names, chunks[: len(names)], strict=True))
         meant = dict(zip(names, chunks[len(names) :], strict=True))
@@ -169,7 +169,7 @@ def _add_rounding(
         parts = _parts(moved)
         for move, one in sums.items():
             one.add_squares("rounding", moved[move], len(row))
-            # Counted by what a part adds to the sum of squares.
+            # Each part counts by its contribution to the sum of squares.
             whole = moved["all"]
             one.add_share("logits", float((parts[move] * whole).sum()), float(whole.square().sum()))
 
@@ -185,12 +185,12 @@ def _run(
 
 
 def _first_of(terms: Mapping[Shifted, Sequence[Term]]) -> list[Term]:
-    """The first token's part of the change that rounding all makes: :func:`_parts` in terms of passes."""
+    """The first token's part of the change from rounding all tokens: :func:`_parts` in terms of passes."""
     signs: tuple[tuple[Shifted, float], ...] = (("first", 0.5), ("all", 0.5), ("others", -0.5))
     return [(sign * factor, found) for move, sign in signs for factor, found in terms[move]]
 
 
 def _parts(change: Mapping[Shifted, Tensor]) -> dict[Shifted, Tensor]:
-    """Of the change that rounding all makes, what the first token, the others, and both explain."""
+    """The parts of the total rounding change that the first token, the others, and both explain."""
     first, others, whole = (change[move] for move in MOVES)
     return {"first": (first + whole - others) / 2, "others": (others + whole - first) / 2, "all": whole}

@@ -1,7 +1,7 @@
-"""What each mitigation costs: time and memory of one forward pass, on the user's model and machine.
+"""Cost of each mitigation: time and memory of one forward pass, on the user's model and machine.
 
-Errors are measured with an emulation that can round every step by itself; costs are measured here, with what a user
-would run instead: fused kernels, one dtype each.
+Errors are measured with an emulation that can round every step separately. Costs are measured here with what a user
+would run instead: fused kernels in one dtype each.
 """
 
 from __future__ import annotations
@@ -34,31 +34,32 @@ from ropewalk.models.mitigated_attention import (
 
 LAYOUT_MITIGATIONS = ("anchor layout", "positions reset")
 FLOAT32_MITIGATIONS = ("tf32 attention", "split product", "float32 attention")
-"""Mitigations that need queries and keys in float32 after their rotation."""
+"""Mitigations that need queries and keys in float32 after the rotation."""
 
 REFERENCES = ("fused attention", "eager attention")
-"""What ratios are over: the first of them that runs."""
+"""Denominators of the ratios: the first of these that runs."""
 
 EAGER_BYTES = 2**32
-"""Largest attention scores that eager attention may materialise on the CPU."""
+"""Largest attention scores in bytes that eager attention may materialise on the CPU."""
 
 FEWEST_ROUNDS = 3
-"""A median of fewer says little."""
+"""Fewest rounds for a meaningful median."""
 
 TURN_SECONDS, TURN_PASSES = 0.1, 10
-"""A turn repeats a short pass as often as this and keeps the fastest: the scheduler interrupts 20 ms by as much."""
+"""A turn repeats a short pass for this many seconds, at most this many times, and keeps the fastest. The scheduler can
+interrupt a pass for 20 ms, which would double its time."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one forward pass of the decoder costs, without its output head.
+    """Cost of one forward pass of the decoder, without its output head.
 
     Attributes:
         seconds: median over rounds of the fastest pass of a turn.
-        peak_bytes: largest number of bytes held at once during the pass, above what was held before it.
-        time_ratio: median over rounds of its time over that of fused attention in the same round (of eager attention
-            for a model that fused attention does not serve).
-        memory_ratio: likewise of ``peak_bytes``.
+        peak_bytes: most bytes allocated at once during the pass, beyond those allocated before it.
+        time_ratio: median over rounds of its time divided by that of fused attention in the same round (eager
+            attention for a model that does not support fused attention).
+        memory_ratio: the same ratio of ``peak_bytes``.
     """
 
     seconds: float
@@ -72,8 +73,8 @@ class TimeLimit:
     """How long costs are measured.
 
     Attributes:
-        rounds: at most.
-        seconds: begin no further round, beyond the third, that would not end within as many seconds.
+        rounds: maximum number of rounds.
+        seconds: after the third round, start no round that would end later than this many seconds.
     """
 
     rounds: int = 5
@@ -91,24 +92,24 @@ def mitigation_costs(
     names: Sequence[str],
     limit: TimeLimit = FIVE_ROUNDS,
 ) -> dict[str, Cost | str]:
-    """Time and memory of one forward pass with each mitigation, over that of fused attention.
+    """Time and memory of one forward pass with each mitigation, relative to fused attention.
 
-    All take turns, round by round, so a machine that is busy for a while is busy for all of them. One row, plain causal
-    attention, no cache, no gradients.
+    The mitigations take turns in each round, so a temporarily busy machine affects all of them. The pass runs one row
+    with plain causal attention, without cache or gradients.
 
     Args:
-        model: a causal decoder from transformers with its own rotary module; never changed.
+        model: a causal decoder from transformers with its own rotary module; it is not changed.
         input_ids: int64 ``[length]``.
-        layout: of the row, as :func:`~ropewalk.audit.mitigations.documents_of` gives it.
-        dtype: to run in: bfloat16, float16 or float32.
-        names: of :func:`~ropewalk.audit.mitigations.changes`.
+        layout: layout of the row, as returned by :func:`~ropewalk.audit.mitigations.documents_of`.
+        dtype: dtype to run in: bfloat16, float16 or float32.
+        names: mitigations to measure, from :func:`~ropewalk.audit.mitigations.changes`.
         limit: how long to measure.
 
     Returns:
-        By name, in the order asked for: the cost, or in one sentence why there is none.
+        For each name, in the given order: its cost, or one sentence that says why it could not be measured.
 
     Raises:
-        RopewalkError: if the model runs ropewalk's rotary module already.
+        RopewalkError: if the model already runs ropewalk's rotary module.
     """
     began = time.perf_counter()
     try:
@@ -118,7 +119,7 @@ def mitigation_costs(
         return dict.fromkeys(names, reason)
     wanted = dict.fromkeys((*REFERENCES[:1], *names))
     if bench.fused_refusal is not None:
-        # Nothing but eager attention is left to compare with.
+        # Eager attention is the only reference left.
         wanted |= {"eager attention": None}
     memory: dict[str, int] = {}
     reasons: dict[str, str] = {}
@@ -165,10 +166,10 @@ class _Bench:
         self._passes: dict[str, int] = {}
 
     def warm_up(self, name: str) -> None:
-        """A pass that nobody counts, after which a turn knows how many passes it is good for.
+        """Run a pass that is not counted, to learn how many passes fit in a turn.
 
         Raises:
-            RopewalkError: if it cannot be run; the message is the reason.
+            RopewalkError: if it cannot run; the message is the reason.
         """
         self._refuse(name)
         with self._ready(name) as arrived:
@@ -176,12 +177,12 @@ class _Bench:
         if name in FLOAT32_MITIGATIONS and arrived is not None and torch.float32 not in arrived:
             raise EngineError(
                 f"the layers of {type(self.model).__name__} round queries and keys to {_name(self.dtype)} after their "
-                "rotation, so that no more reaches the product"
+                "rotation, so a more precise rotation is lost before the product"
             )
         self._passes[name] = max(1, min(TURN_PASSES, int(TURN_SECONDS / took)))
 
     def seconds(self, name: str) -> float:
-        """Time of one pass: the fastest of a turn."""
+        """Time of one pass in seconds: the fastest of a turn."""
         with self._ready(name):
             run = self._pass(name)
             return min(self._timed(run) for _ in range(self._passes[name]))
@@ -194,7 +195,7 @@ class _Bench:
         return time.perf_counter() - began
 
     def peak_bytes(self, name: str) -> int:
-        """Bytes that one pass holds at once, at most."""
+        """Most bytes that one pass allocates at once."""
         with self._ready(name):
             return peak_bytes(self._pass(name), self.device)
 
@@ -212,7 +213,7 @@ class _Bench:
             if needed > limit:
                 raise EngineError(
                     f"eager attention would materialise {needed / 2**30:.1f} GiB of scores for {self.ids.shape[1]} "
-                    f"tokens, more than the {limit / 2**30:.1f} GiB that it is given"
+                    f"tokens, more than the limit of {limit / 2**30:.1f} GiB"
                 )
 
     def _ready(self, name: str) -> AbstractContextManager[set[torch.dtype] | None]:
@@ -247,18 +248,18 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def has_tf32(device: torch.device) -> bool:
-    """Whether a device multiplies in TF32: NVIDIA's since Ampere."""
+    """Whether a device multiplies in TF32: NVIDIA GPUs since Ampere do."""
     return (
         device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 0)
     )
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """Largest number of bytes that a call holds at once, above what was held before it.
+    """Most bytes that a call allocates at once, beyond those allocated before it.
 
-    On CUDA by the allocator's own statistics. On the CPU, where resident memory would depend on what ran before, by
-    what PyTorch's profiler says that each operation took and gave back, and Python between them. Memory that oneDNN or
-    a BLAS takes elsewhere is not in it, and what was there before the call should outlast it.
+    On CUDA the allocator's statistics give it. Resident memory of a CPU process would depend on what ran before, so on
+    the CPU PyTorch's profiler reports what each operation allocated and freed, and Python between them. Memory
+    that oneDNN or a BLAS allocates elsewhere is not included. Tensors from before the call should outlive it.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -267,7 +268,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
         run()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    # The profiler's library reads this once, and else writes a line to the error stream at each beginning and end.
+    # The profiler's library reads this once; without it, it writes a line to stderr at each start and end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
         run()

@@ -1,4 +1,4 @@
-"""What mitigates the drift: changes of arithmetic and of layout, each measured on the same rows."""
+"""Mitigations of the drift: changes of arithmetic and of layout, each measured on the same rows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ropewalk.errors import RopewalkError
 
 @dataclass(frozen=True)
 class Change:
-    """A way to run a model.
+    """One way to run a model.
 
     Attributes:
         arithmetic: precision of each step.
-        layout: whose documents see each other, and where they stand; None for a plain row.
+        layout: visibility and positions of the documents; None for a plain row.
     """
 
     arithmetic: Arithmetic
@@ -34,14 +34,14 @@ class Change:
 def changes(eager: Arithmetic, layout: PackedLayout) -> dict[str, Change]:
     """The ways that are compared, by name: two of stock transformers, then the mitigations.
 
-    Each is an arithmetic that can be run: fused kernels take queries, keys and values in one dtype, so a product in
-    float32 is attention in float32, its weights and values too. Each change of arithmetic after ``exact angles``
-    contains those before it up to there: a rotation in float32 uses exact angles, and a better product the rotation
-    in float32.
+    Each is an arithmetic that real kernels can run: fused kernels take queries, keys and values in one dtype, so a
+    float32 product means attention in float32, including its weights and values. Each arithmetic after ``exact angles``
+    includes the earlier steps: a float32 rotation uses exact angles, and a more precise product uses the float32
+    rotation.
 
     Args:
-        eager: what transformers does with the model, under eager attention.
-        layout: which documents the row holds.
+        eager: arithmetic of transformers for the model under eager attention.
+        layout: documents of the row.
     """
     dtype, documents = eager.rest, documents_of(layout)
     # Fused kernels (FlashAttention, SDPA) keep the scores in float32.
@@ -59,7 +59,7 @@ def changes(eager: Arithmetic, layout: PackedLayout) -> dict[str, Change]:
         "positions reset": Change(fused, separated(documents)),
     }
     if dtype != torch.bfloat16:
-        # Two float16 or float32 numbers are another matter, and float32 is float32 already.
+        # The split is into two bfloat16 numbers: other dtypes lose range or precision in it.
         del found["split product"]
     if dtype == torch.float32:
         return {
@@ -85,22 +85,23 @@ def measure_mitigations(
 ) -> tuple[Mitigation, ...]:
     """D near and far, and the error of the logits, for each way of running the model.
 
-    D is what arithmetic causes: where a layout itself changes relative positions with the shift (documents move, the
-    anchor does not), what float64 changes is taken off.
+    D is what arithmetic causes. A layout may itself change relative positions with the shift (documents move and the
+    anchor does not); the change in float64 is then subtracted.
 
     Args:
-        runner: of the model.
-        rows: int64 ``[length]`` each.
-        layouts: which documents each row holds.
-        eager: what transformers does with the model, under eager attention.
-        shifts: delta1 near and far, tokens.
-        delta2: the shift compared with.
+        runner: runner of the model.
+        rows: token ids, int64 ``[length]`` each.
+        layouts: documents of each row.
+        eager: arithmetic of transformers for the model under eager attention.
+        shifts: delta1 near and far, in tokens.
+        delta2: the shift in tokens that they are compared with.
 
     Returns:
-        A value for each way, in the order of :func:`changes`; time and memory are not measured here.
+        One value for each way, in the order of :func:`changes`; time and memory are not measured here.
 
     Raises:
-        RopewalkError: if a row is too short to lay out documents, or a shift is beyond the runner's ``total_length``.
+        RopewalkError: if a row is too short to cut into documents, or a shift does not fit in the runner's
+            ``total_length``.
     """
     near, far = shifts
     wanted = [near, far, delta2]
@@ -115,7 +116,7 @@ def measure_mitigations(
                 exact = run_shifts(runner, row, EXACT, wanted, change.layout)
             found = run_shifts(runner, row, change.arithmetic, wanted, change.layout)
             at_near, at_far = sums.setdefault(name, (Comparison(), Comparison()))
-            # A plain row's attention does not change with the shift in float64.
+            # In float64 the attention of a plain row does not change with the shift, so nothing is subtracted.
             true = None if change.layout is None else exact
             D = shift_changes(runner, found, (near, far), delta2, true)
             for shift, at in ((near, at_near), (far, at_far)):
@@ -126,28 +127,28 @@ def measure_mitigations(
 
 
 def passes_of_mitigations(dtype: torch.dtype, near: int, far: int, delta2: int, rows: int) -> int:
-    """Forward passes that :func:`measure_mitigations` makes."""
+    """Number of forward passes that :func:`measure_mitigations` runs."""
     ways = changes(stock_arithmetic(dtype), PackedLayout.from_lengths([2, 2], "full", 0))
     exact = 1 + sum(change.layout is not None for change in ways.values())
     return (len(ways) + exact) * len({near, far, delta2}) * rows
 
 
 QUARTERS = 4
-"""Documents that a row of one long document is cut into, to have something to lay out."""
+"""Number of documents that a row of one long document is cut into, so that layouts have documents to separate."""
 
 
 def documents_of(layout: PackedLayout) -> PackedLayout:
-    """A row's documents in one plain causal sequence; a row of one document counts as four quarters of it.
+    """A row's documents in one plain causal sequence; a row of one document is cut into four quarters.
 
     Raises:
-        RopewalkError: if there are not tokens enough for that.
+        RopewalkError: if there are too few tokens for that.
     """
     lengths, documents = layout.cu_seqlens.diff().tolist(), layout.segment_documents.tolist()
     lengths[0] += layout.anchor_length
     if len(set(documents)) == 1:
         total = layout.total_length
         if total < 2 * QUARTERS:
-            raise RopewalkError(f"a row of {total} tokens is too short to lay out {QUARTERS} documents")
+            raise RopewalkError(f"a row of {total} tokens is too short to cut into {QUARTERS} documents")
         quarter = total // QUARTERS
         lengths, documents = (
             [quarter] * (QUARTERS - 1) + [total - quarter * (QUARTERS - 1)],
@@ -157,12 +158,12 @@ def documents_of(layout: PackedLayout) -> PackedLayout:
 
 
 def anchored(layout: PackedLayout) -> PackedLayout:
-    """The same documents under the pattern ``anchor``; a row without an anchor lends its first token as one."""
+    """The same documents under the pattern ``anchor``. Without an anchor, the first token of the row becomes one."""
     return _again(layout, "anchor", max(1, layout.anchor_length))
 
 
 def separated(layout: PackedLayout) -> PackedLayout:
-    """The same documents each by itself, at positions from 0; an anchor belongs to the first."""
+    """The same documents separately, each at positions from 0; an anchor becomes part of the first one."""
     return _again(layout, "intra_document", 0)
 
 
@@ -171,7 +172,7 @@ def _again(
 ) -> PackedLayout:
     lengths = layout.cu_seqlens.diff().tolist()
     lengths[0] += layout.anchor_length - anchor_length
-    # A document of one token is gone where that token became the anchor; the others are numbered from 0 again.
+    # A document disappears if its only token became the anchor; the others are renumbered from 0.
     kept = [(n, doc) for n, doc in zip(lengths, layout.segment_documents.tolist(), strict=True) if n]
     numbers = {doc: number for number, doc in enumerate(sorted({doc for _, doc in kept}))}
     positions: Positions = "reset" if pattern == "intra_document" else "continuous"

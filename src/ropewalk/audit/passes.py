@@ -1,4 +1,4 @@
-"""One forward pass of one row in a given arithmetic, at given positions, and how two of them differ."""
+"""One forward pass of one row in a given arithmetic at given positions, and the difference between two passes."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ from ropewalk.models.intercept import (
 from ropewalk.models.losses import decoder_of
 
 Kept = Literal["hidden", "layers"]
-"""What of a pass is kept beside its traces: hidden states before the output head, queries and keys of each layer."""
+"""What a pass keeps besides its traces: hidden states before the output head, queries and keys of each layer."""
 
 LARGEST_MISMATCH = 0.01
-"""Share of rotated values that may come out otherwise than the model's own before it is refused. Elementwise operations
-are exact to the last bit; compiled or fused ones may round one value in hundreds the other way."""
+"""Largest share of rotated values that may differ from the model's own before the rotation is rejected. Elementwise
+operations match to the last bit; compiled or fused ones may round one value in hundreds differently."""
 
 LOGITS_BYTES = 64 * 2**20
-"""Size of the float64 logits of one pass held at once; the first-token experiment holds those of eight."""
+"""Largest float64 logits in bytes that one pass holds at once; the first-token experiment holds those of eight."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What is kept of a forward pass.
+    """Everything that is kept of a forward pass.
 
     Attributes:
         received: float64 ``[layers, heads, length]``: attention that each token received, summed over queries.
-        first_scores: float64 ``[layers, heads, length]``: each query's score of the first token; 0 if unseen.
-        seen_by: float64 ``[layers, length]``: queries that see each token.
-        even: float64 ``[layers, length]``: what each token would receive of queries that attend evenly.
-        layers: each layer's call, its queries and keys on the CPU, to compute its attention again; empty where they
-            were not kept.
-        tables: cos and sin of each rotation in it; empty where layers were not kept.
-        layout: of the pass.
-        apart: tokens that are rotated in an arithmetic of their own, for each rotation.
+        first_scores: float64 ``[layers, heads, length]``: each query's score of the first token; 0 if not visible.
+        seen_by: float64 ``[layers, length]``: number of queries that see each token.
+        even: float64 ``[layers, length]``: attention each token would receive if all queries attended evenly.
+        layers: the attention call of each layer with its queries and keys on the CPU, from which attention can be
+            computed again; empty if they were not kept.
+        tables: cos and sin of each rotation; empty if layers were not kept.
+        layout: layout of the pass.
+        apart: for each rotation, the tokens that are rotated in a different arithmetic.
         hidden: ``[length, hidden_size]`` before the output head, on the model's device, in ``arithmetic.rest``.
-        arithmetic: of the pass, and of its logits.
+        arithmetic: arithmetic of the pass and of its logits.
     """
 
     received: Tensor
@@ -81,10 +81,10 @@ class Runner:
 
     Attributes:
         audited_model: the model.
-        total_length: tokens of the longest sequence that positions are taken from; RoPE methods that depend on the
-            length (longrope, dynamic) take their frequencies for it in every pass, so that two passes differ in
-            arithmetic alone.
-        block_bytes: size of the attention scores held at once; what suits the device if None.
+        total_length: tokens of the longest sequence that positions are taken from. RoPE methods that depend on the
+            length (longrope, dynamic) use the frequencies for it in every pass, so two passes differ only in
+            arithmetic.
+        block_bytes: size in bytes of the attention scores computed at once; None for a default for the device.
         advance: called after each pass.
     """
 
@@ -94,13 +94,13 @@ class Runner:
     advance: Callable[[], None] | None = None
 
     def stock(self, dtype: torch.dtype, angles: Angles = "model") -> Arithmetic:
-        """What transformers does with this model in a dtype under eager attention.
+        """The arithmetic of transformers for this model in a dtype under eager attention.
 
-        Most models rotate in their own dtype, some in float32 with cos and sin in one or the other. Which, is
-        measured: the rotation of a few tokens must come out to the last bit.
+        Most models rotate in their own dtype, some in float32 with cos and sin in either dtype. The choice is found by
+        measurement: the rotation of a few tokens must match to the last bit.
 
         Raises:
-            EngineError: if none of these is what the model does, or it cannot run in that dtype.
+            EngineError: if none of these matches the model, or the model cannot run in that dtype.
         """
         if dtype == torch.float64:
             return EXACT
@@ -117,15 +117,15 @@ class Runner:
         if fits[best] > LARGEST_MISMATCH:
             name = type(self.audited_model.model).__name__
             raise EngineError(
-                f"{name} rotates in {str(dtype).removeprefix('torch.')} in a way that the audit does not know: "
-                f"{fits[best]:.0%} of the rotated values come out otherwise"
+                f"the audit does not support how {name} rotates in {str(dtype).removeprefix('torch.')}: "
+                f"{fits[best]:.0%} of the rotated values differ from every rotation that it can emulate"
             )
         return stock_arithmetic(dtype, angles, *best)
 
     def _mismatch(
         self, arithmetic: Arithmetic, positions: Tensor, calls: list[tuple[AttentionCall, AttentionCall]]
     ) -> float:
-        """The share of rotated values that come out otherwise than the model's own."""
+        """The share of rotated values that differ from the model's own."""
         wrong = total = 0
         for plain, own in calls:
             rotation = self.audited_model.layers[plain.layer]
@@ -134,10 +134,10 @@ class Runner:
                 ours = rotated(before, cos, sin, rotation, arithmetic).to(after.dtype)
                 unlike = ours != after
                 if self.audited_model.gives == "complex" and rotation.rotary_dim:
-                    # A product of complex numbers in float32 may round one of its two products and their sum at once.
+                    # A float32 product of complex numbers may use fused multiply-add, which rounds only once.
                     size = before.abs().amax(-1, keepdim=True) * torch.hypot(cos, sin).max()
                     unlike &= (ours - after).abs() > torch.finfo(torch.float32).eps * size
-                # What overflows is no number in both.
+                # Values that overflow are NaN in both and count as equal.
                 wrong += int((unlike & ~(ours.isnan() & after.isnan())).sum())
                 total += after.numel()
         return wrong / total
@@ -157,10 +157,10 @@ class Runner:
             input_ids: int64 ``[length]``.
             arithmetic: precision of each step.
             position_ids: int64 ``[length]``, below ``total_length``.
-            layout: visibility of the row's tokens; positions are ``position_ids`` all the same.
+            layout: visibility of the row's tokens; the positions are still ``position_ids``.
             apart: bool ``[length]`` and an arithmetic: tokens whose queries and keys are rotated and rounded in that
-                one, up to what the product reads.
-            keep: ``hidden`` for a pass that can give logits, ``layers`` for one whose attention is computed again.
+                arithmetic, up to the operands of the product.
+            keep: ``hidden`` if logits will be computed, ``layers`` if attention will be computed again.
 
         Raises:
             RopewalkError: if ids and positions differ in length, or a position is out of range.
@@ -197,7 +197,7 @@ class Runner:
 
         with intercepted(audited_model.model, answer, arithmetic.rest):
             ids = input_ids[None].to(audited_model.device)
-            # Some models use positions beside RoPE too. A mask of ones says that nothing is packed where they restart.
+            # Some models use positions outside RoPE too. The mask of ones keeps restarted positions one sequence.
             hidden = decoder_of(audited_model.model)(
                 ids,
                 position_ids=position_ids[None].to(audited_model.device),
@@ -220,7 +220,7 @@ class Runner:
         )
 
     def prepared(self, found: Pass, layer: int) -> LayerAttention:
-        """A layer of a pass whose queries and keys were kept, to compute its attention again."""
+        """A layer of a pass that kept queries and keys, ready to compute its attention again."""
         call = found.layers[layer]
         device, rotation = self.audited_model.device, self.audited_model.layers[layer]
         moved = replace(call, query=call.query.to(device), key=call.key.to(device))
@@ -242,21 +242,21 @@ class Runner:
         return exact_cos_sin(audited_model, position_ids, rotation.layer_type, self.total_length)
 
     def logits(self, found: Pass, chunk_bytes: int = LOGITS_BYTES) -> Iterator[Tensor]:
-        """Logits of a pass, computed in its own arithmetic.
+        """Logits of a pass, computed in the arithmetic of the pass.
 
         Args:
-            found: a pass of this runner, with its hidden states.
-            chunk_bytes: size of the float64 logits held at once.
+            found: a pass of this runner that kept its hidden states.
+            chunk_bytes: size in bytes of the float64 logits held at once.
 
         Returns:
-            float64 ``[tokens, vocab_size]`` for some tokens after the other, in order.
+            float64 ``[tokens, vocab_size]`` for consecutive groups of tokens, in order.
         """
         vocab, width = self.audited_model.head.linear.weight.shape
         for hidden in found.hidden.split(max(1, chunk_bytes // (8 * vocab))):
             yield self._logits_of(hidden, max(1, chunk_bytes // (8 * width)))
 
     def _logits_of(self, hidden: Tensor, columns: int) -> Tensor:
-        # Not in the generator: it would hold its parts while it waits, and eight of them wait at once.
+        # Not inside the generator: it would keep its intermediates while suspended, and eight are suspended at once.
         head = self.audited_model.head
         vocab, bias = head.linear.weight.shape[0], head.linear.bias
         logits = hidden.new_empty(len(hidden), vocab, dtype=torch.float64)
@@ -282,11 +282,11 @@ def exact_cos_sin(
 
 @dataclass(frozen=True)
 class LogitDifference:
-    """How two passes differ in their logits.
+    """Difference between two passes in their logits.
 
     Attributes:
         rms: root mean square over positions and vocabulary.
-        kl: mean over positions of the Kullback-Leibler divergence of the second's distribution from the first's, nats.
+        kl: Kullback-Leibler divergence of the second distribution from the first in nats; mean over positions.
     """
 
     rms: float
@@ -294,15 +294,15 @@ class LogitDifference:
 
 
 def logit_difference(runner: Runner, reference: Pass, other: Pass) -> LogitDifference:
-    """How two passes' next-token predictions differ.
+    """Difference between the next-token predictions of two passes.
 
     Args:
-        runner: that made both.
-        reference: what the other is compared with; KL is the divergence of the other's distribution from its.
-        other: of the same row.
+        runner: the runner that made both passes.
+        reference: pass to compare with; KL is the divergence of the other distribution from this one.
+        other: another pass of the same row.
 
     Returns:
-        Root mean square of the logits' difference, and Kullback-Leibler divergence in nats a token.
+        Root mean square of the logits' difference, and Kullback-Leibler divergence in nats per token.
     """
     squares = divergence = 0.0
     for expected, found in zip(runner.logits(reference), runner.logits(other), strict=True):
@@ -319,32 +319,32 @@ def shifted(length: int, shift: int) -> Tensor:
 
 
 def longest(shifts: Sequence[int], length: int) -> int:
-    """Tokens of the sequence that the furthest shifted row ends."""
+    """Tokens of the sequence that ends with the row at the largest shift."""
     return max(shifts) + length
 
 
 # Shapes: H query heads, K key/value heads, G = H / K, T row length, Q queries of a block, S keys seen, D head dim.
 
 BLOCK_BYTES = 64 * 2**20
-"""Size of the scores of one block of queries; the peak is at most four times this, beside the layer's own tensors."""
+"""Size in bytes of the scores of one block of queries; the peak is at most four times this plus the layer's tensors."""
 
 CPU_BLOCK_BYTES = 4 * 2**20
-"""The same on a CPU: a block of this size stays in memory that the process has already, much of it in the cache. Larger
-ones take twice the time, most of it for new pages."""
+"""The same limit on a CPU: a block of this size reuses memory that the process already has, much of it in the cache.
+Larger blocks take twice the time, mostly for page faults."""
 
 CPU_QUERIES = 64
-"""Queries of a block on a CPU, if ``BLOCK_BYTES`` hold so many: products of fewer are slower than new pages."""
+"""Fewest queries in a block on a CPU, if they fit in ``BLOCK_BYTES``: smaller products cost more than page faults."""
 
 
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
-    """What is kept of one layer's attention; float64 on the CPU.
+    """What is kept of one layer's attention, in float64 on the CPU.
 
     Attributes:
         received: ``[heads, length]``: the attention that each token received, summed over queries.
-        first_scores: ``[heads, length]``: each query's score (logit) of the row's first token; 0 if unseen.
-        seen_by: ``[length]``: queries that see each token.
-        even: ``[length]``: what each token would receive if every query attended evenly to what it sees.
+        first_scores: ``[heads, length]``: each query's score (logit) of the row's first token; 0 if not visible.
+        seen_by: ``[length]``: number of queries that see each token.
+        even: ``[length]``: attention each token would receive if every query attended evenly to what it sees.
     """
 
     received: Tensor
@@ -367,11 +367,11 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, rotation: LayerRotation, arithm
 
 @dataclass(frozen=True, eq=False)
 class RoundedTokens:
-    """Tokens whose queries and keys are rotated and rounded in an arithmetic of their own.
+    """Tokens whose queries and keys are rotated and rounded in a different arithmetic.
 
     Attributes:
         tokens: bool ``[length]``.
-        arithmetic: for the steps up to what the product reads.
+        arithmetic: arithmetic of the steps up to the operands of the product.
         cos, sin: ``[length, rotary_dim / 2]`` in that arithmetic.
     """
 
@@ -381,22 +381,22 @@ class RoundedTokens:
     sin: Tensor
 
     def among(self, x: Tensor, exact: Tensor, rotation: LayerRotation) -> Tensor:
-        """Queries or keys ``[heads, length, head_dim]``: ``exact`` but for these tokens."""
+        """Queries or keys ``[heads, length, head_dim]``: ``exact`` with these tokens replaced."""
         parts = operands(rotated(x, self.cos, self.sin, rotation, self.arithmetic), self.arithmetic.product)
         found = torch.stack([part.to(exact.dtype) for part in parts]).sum(0)
         return torch.where(self.tokens.to(x.device)[:, None], found, exact)
 
 
 class LayerAttention:
-    """Queries and keys of one layer, rotated and rounded, from which attention comes block by block.
+    """Rotated and rounded queries and keys of one layer, from which attention is computed block by block.
 
     Args:
-        call: queries and keys before rotation, values.
+        call: queries and keys before rotation, and values.
         table: cos and sin, ``[length, rotary_dim / 2]`` each.
         rotation: how the layer rotates.
-        arithmetic: the precision of each step.
-        layout: which tokens see each other; None for all earlier ones.
-        apart: tokens that are rotated in another arithmetic than the others.
+        arithmetic: precision of each step.
+        layout: visibility of tokens; None for plain causal attention.
+        apart: tokens that are rotated in a different arithmetic.
     """
 
     def __init__(
@@ -417,19 +417,19 @@ class LayerAttention:
         self.keys = operands(k_KTD, arithmetic.product)
         device = call.query.device
         self.documents = None if layout is None else layout.document_ids.to(device)
-        # Windows and chunks count inside a run, whatever lies between its tokens in the row.
+        # Windows and chunks count tokens of a run, whatever lies between them in the row.
         length = q_HTD.shape[1]
         self.places = torch.arange(length) if layout is None else layout.run_index
         self.places = self.places.to(device)
 
     def scores(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Scores ``[K, G, Q, S]`` of some queries, not masked yet, and bool ``[Q, S]``: which keys they see."""
+        """Scores ``[K, G, Q, S]`` of some queries before masking, and bool ``[Q, S]``: visible keys."""
         seen = [k_KTD[:, :end] for k_KTD in self.keys]
         scores = _scores(self.q_KGTD[:, :, start:end], seen, self.call, self.arithmetic)
         return scores, self.visible(start, end)
 
     def visible(self, start: int, end: int) -> Tensor:
-        """bool ``[end - start, end]``: the rule of visibility, for some queries."""
+        """bool ``[end - start, end]``: the visibility rule for some queries."""
         device, layout, locality = self.call.query.device, self.layout, self.call.locality
         i = torch.arange(start, end, device=device)[:, None]
         j = torch.arange(end, device=device)[None, :]
@@ -447,11 +447,11 @@ class LayerAttention:
         return visible
 
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
-        """Attention weights ``[K, G, Q, S]``; the scores are masked in place.
+        """Attention weights ``[K, G, Q, S]``; masks the scores in place.
 
-        A sink of each head takes its share and is left out: with sinks the weights of a query add up to less than 1.
+        Each head's sink takes its share and is left out, so with sinks the weights of a query sum to less than 1.
         """
-        # Keys before the block are hidden by a window, a chunk or a layout alone.
+        # Keys before the block are hidden only by a window, a chunk or a layout.
         some = self.call.locality.reach is not None or (
             self.layout is not None and self.layout.pattern != "full"
         )
@@ -473,9 +473,9 @@ def block_edges(
     block_bytes: int | None,
     device: torch.device,
 ) -> list[int]:
-    """Where blocks of queries begin and end: each holds ``block_bytes`` of scores, and ends at each of the lengths.
+    """Boundaries of blocks of queries, each with at most ``block_bytes`` of scores; every length is a boundary.
 
-    With None, as many as suit the device.
+    If ``block_bytes`` is None, a default for the device is used.
     """
     a_query = heads * length * itemsize
     size = (BLOCK_BYTES if block_bytes is None else block_bytes) // a_query
@@ -488,15 +488,15 @@ def streamed_attention(layer: LayerAttention, block_bytes: int | None = None) ->
     """Causal attention of one row.
 
     Args:
-        layer: its queries, keys and values, and the arithmetic.
-        block_bytes: size of the scores held at once; what suits the device if None.
+        layer: queries, keys and values of the layer, and the arithmetic.
+        block_bytes: size in bytes of the scores computed at once; None for a default for the device.
 
     Returns:
         The output ``[heads, length, value_dim]`` in ``arithmetic.rest``, and the trace.
     """
     call, arithmetic = layer.call, layer.arithmetic
     heads, length, _ = call.query.shape
-    # Once a layer: every block of queries sees most values.
+    # Converted once for each layer, because every block of queries sees most values.
     v_KTV = call.value.to(_sums_in(arithmetic))
     edges = block_edges(length, heads, arithmetic.wide.itemsize, (), block_bytes, call.query.device)
     received = torch.zeros(heads, length, dtype=torch.float64, device=call.query.device)
@@ -504,12 +504,12 @@ def streamed_attention(layer: LayerAttention, block_bytes: int | None = None) ->
     outputs, first_scores = [], []
     for start, end in pairwise(edges):
         scores, visible = layer.scores(start, end)
-        # A new tensor, also where the scores are float64: a view would keep the whole block.
+        # torch.where makes a new tensor: a view would keep the whole block alive.
         first_scores.append(torch.where(visible[:, 0], scores[..., 0].flatten(0, 1).double(), 0.0))
         seen_by[:end] += visible.sum(0)
         even[:end] += (visible / visible.sum(1, keepdim=True)).sum(0, dtype=torch.float64)
         weights = layer.weights(scores, visible)
-        # Each block is let go before the next one is made.
+        # Free each block before the next one is computed.
         del scores
         received[:, :end] += _summed_over_queries(weights.flatten(0, 1))
         outputs.append(_weighted(weights, v_KTV[:, :end], arithmetic).flatten(0, 1))
@@ -524,7 +524,7 @@ def streamed_attention(layer: LayerAttention, block_bytes: int | None = None) ->
 
 
 def _scores(q_KGQD: Tensor, k_KSD: Sequence[Tensor], call: AttentionCall, arithmetic: Arithmetic) -> Tensor:
-    # The queries of one key head in one product: broadcast, the keys would be copied for each of its heads.
+    # One product for all queries of a key head: broadcasting would copy the keys for each query head.
     products = multiplied(operands(q_KGQD.flatten(1, 2), arithmetic.product), k_KSD)
     scores: Tensor = products.unflatten(1, q_KGQD.shape[1:3]).to(arithmetic.wide)
     _round(_round(scores, arithmetic.scores).mul_(call.scale), arithmetic.scores)
@@ -535,9 +535,9 @@ def _scores(q_KGQD: Tensor, k_KSD: Sequence[Tensor], call: AttentionCall, arithm
 
 
 def _beside_sinks(scores_KGQS: Tensor, sinks: Tensor, arithmetic: Arithmetic) -> Tensor:
-    """``[K, G, Q, S + 1]``: masked scores and the sink of each head, less their maximum, as gpt-oss rounds them.
+    """``[K, G, Q, S + 1]``: masked scores and each head's sink minus their maximum, rounded as gpt-oss does.
 
-    Its eager attention puts the sinks beside the scores, in their dtype, and subtracts the maximum in it.
+    Its eager attention concatenates the sinks to the scores in their dtype and subtracts the maximum in that dtype.
     """
     kv_heads, groups, queries, _ = scores_KGQS.shape
     sinks = rounded(sinks.to(scores_KGQS.dtype), arithmetic.scores).view(kv_heads, groups, 1, 1)
@@ -546,29 +546,29 @@ def _beside_sinks(scores_KGQS: Tensor, sinks: Tensor, arithmetic: Arithmetic) ->
 
 
 def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """As :func:`rounded`, in place."""
+    """:func:`rounded`, in place."""
     return x if x.dtype == dtype else x.copy_(x.to(dtype))
 
 
 def _summed_over_queries(weights_HQS: Tensor) -> Tensor:
-    """float64 ``[H, S]``, head by head: a sum in a wider dtype first makes a copy of all that it sums."""
+    """float64 ``[H, S]``, computed head by head: a sum in a wider dtype first copies its whole input."""
     return torch.stack([weights_QS.sum(0, dtype=torch.float64) for weights_QS in weights_HQS])
 
 
 def _sums_in(arithmetic: Arithmetic) -> torch.dtype:
-    """Sums of values run in float32, or in float64 where weights or values are wider than that."""
+    """Sums of values run in float32, or in float64 if weights or values are wider than float32."""
     return torch.float64 if torch.float64 in (arithmetic.weights, arithmetic.rest) else torch.float32
 
 
 def _weighted(weights_KGQS: Tensor, v_KSV: Tensor, arithmetic: Arithmetic) -> Tensor:
-    """The mean of the values, ``[K, G, Q, V]``."""
+    """The weighted mean of the values, ``[K, G, Q, V]``."""
     mean: Tensor = weights_KGQS.to(v_KSV.dtype).flatten(1, 2) @ v_KSV
     found: Tensor = mean.unflatten(1, weights_KGQS.shape[1:3])
     return found.to(arithmetic.rest)
 
 
 Term = tuple[float, Pass]
-"""A factor and a pass whose attention it multiplies."""
+"""A factor, and the pass whose attention it multiplies."""
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -579,8 +579,8 @@ class AttentionDifference:
 
     Attributes:
         sums: ``[layers, heads, length]``: for each token, the sum over queries of the absolute difference.
-        sums_at: ``[lengths, length]``: the same for the row cut off at each length, summed over layers and heads.
-        lengths: of ``sums_at``.
+        sums_at: ``[lengths, length]``: the same for the row truncated at each length, summed over layers and heads.
+        lengths: the lengths in ``sums_at``, in tokens.
     """
 
     sums: Tensor
@@ -603,27 +603,27 @@ class AttentionDifference:
 
     @property
     def moved(self) -> float:
-        """The share of all attention that lands on other tokens, 0 to 1: what one token loses another wins.
+        """The share of all attention that moves to other tokens, 0 to 1: one token's loss is another's gain.
 
-        What a token loses to a learned sink, or wins from it, counts half.
+        Attention lost to a learned sink, or gained from it, counts half.
         """
         return float(self.sums.sum()) / 2 / self.sums.numel()
 
     @property
     def D_at(self) -> list[float]:
-        """D of the row cut off at each length."""
+        """D of the row truncated at each length."""
         found = []
         for length, sums in zip(self.lengths, self.sums_at, strict=True):
             found.append(float((sums[:length] / queries_from(length)).sum()))
         return found
 
     def share_of(self, token: int) -> float:
-        """How much of D falls on one token, 0 to 1; NaN where D is 0."""
+        """The share of D that falls on one token, 0 to 1; NaN if D is 0."""
         return float(self.tokens[token]) / self.D if self.D else math.nan
 
 
 def queries_from(length: int) -> Tensor:
-    """float64 ``[length]``: how many queries stand at each token or after it, whatever a layout lets them see."""
+    """float64 ``[length]``: number of queries at or after each token, whatever a layout lets them see."""
     return length - torch.arange(length, dtype=torch.float64)
 
 
@@ -631,9 +631,9 @@ def difference(runner: Runner, *terms: Term, lengths: tuple[int, ...] = ()) -> A
     """The absolute value of a weighted sum of passes' attention, summed over queries.
 
     Args:
-        runner: that made the passes.
-        terms: factors and passes of one row that kept their ``layers``: ``(1, a), (-1, b)`` for a difference.
-        lengths: tokens, increasing, for ``sums_at``.
+        runner: the runner that made the passes.
+        terms: factors, and passes of one row that kept their ``layers``: ``(1, a), (-1, b)`` for a difference.
+        lengths: lengths for ``sums_at`` in tokens, increasing.
     """
     return differences(runner, {0: terms}, lengths)[0]
 
@@ -641,18 +641,18 @@ def difference(runner: Runner, *terms: Term, lengths: tuple[int, ...] = ()) -> A
 def differences(
     runner: Runner, wanted: Mapping[Name, Sequence[Term]], lengths: tuple[int, ...] = ()
 ) -> dict[Name, AttentionDifference]:
-    """Several differences of one row, for which each pass's attention is computed once.
+    """Several differences of one row; the attention of each pass is computed only once.
 
     Args:
-        runner: that made the passes.
-        wanted: by name the terms of each, as in :func:`difference`.
-        lengths: tokens, increasing, for ``sums_at``.
+        runner: the runner that made the passes.
+        wanted: the terms of each difference by name, as in :func:`difference`.
+        lengths: lengths for ``sums_at`` in tokens, increasing.
     """
     passes = _passes(*wanted.values())
     layers, heads, length = passes[0].received.shape
     sums = {name: torch.zeros(layers, heads, length, dtype=torch.float64) for name in wanted}
     sums_at = {name: torch.zeros(len(lengths), length, dtype=torch.float64) for name in wanted}
-    # New memory costs more than a sum: what nobody needs afterwards is overwritten.
+    # Allocating costs more than summing, so a tensor that nobody needs afterwards is overwritten.
     once = sum(map(len, wanted.values())) == len(passes) and len(wanted) == 1
     for layer, end, weights in _blocks(runner, passes, lengths):
         scratch = weights[passes[0]] if once else torch.empty_like(weights[passes[0]])
@@ -666,9 +666,9 @@ def differences(
 
 
 def share(runner: Runner, whole: Sequence[Term], part: Sequence[Term]) -> tuple[float, float]:
-    """What a part of a change of attention adds to the D of the whole change, and that D.
+    """The contribution of a part of a change of attention to the D of the whole change, and that D.
 
-    Parts that add up to the whole have shares that add up to D.
+    Contributions of parts that add up to the whole add up to its D.
     """
     passes = _passes(whole, part)
     added = total = 0.0
@@ -683,12 +683,12 @@ def share(runner: Runner, whole: Sequence[Term], part: Sequence[Term]) -> tuple[
 
 
 def _passes(*terms: Sequence[Term]) -> list[Pass]:
-    """Each pass of some terms once, in their order."""
+    """The distinct passes of some terms, in order of appearance."""
     return list(dict.fromkeys(found for each in terms for _, found in each))
 
 
 def _weighted_sum(terms: Sequence[Term], weights: Mapping[Pass, Tensor], into: Tensor) -> Tensor:
-    """The sum, in memory that may be the first term's own."""
+    """The weighted sum; it may reuse the memory of the first term."""
     (factor, first), *others = terms
     torch.mul(weights[first], factor, out=into)
     for factor, each in others:
@@ -716,7 +716,7 @@ def _blocks(
 
 
 def logit_differences(first: Pass, second: Pass, lengths: tuple[int, ...]) -> list[float]:
-    """D_logit of the row cut off at each length T: Σ_layers Σ_heads 1/T Σ_i | S^{Δ1}_i0 − S^{Δ2}_i0 |.
+    """D_logit of the row truncated at each length T: Σ_layers Σ_heads 1/T Σ_i | S^{Δ1}_i0 − S^{Δ2}_i0 |.
 
     S_i0 is the score, before softmax, that query i gives the row's first token.
     """
@@ -725,11 +725,11 @@ def logit_differences(first: Pass, second: Pass, lengths: tuple[int, ...]) -> li
 
 
 def attention_sink(found: Pass) -> Sink:
-    """Which token of a row receives most attention of the queries that see it.
+    """The token of a row that receives most attention from the queries that see it.
 
-    Only the first half of the row is looked at: what few queries see has no meaning as a mean.
+    Only the first half of the row is considered: a mean over the few queries that see a late token is meaningless.
     """
-    # Layers with a sliding window let fewer queries see a token.
+    # With a sliding window, fewer queries see a token.
     by_query = found.received / found.seen_by[:, None]
     mean = by_query.mean((0, 1))[: max(1, found.received.shape[-1] // 2)]
     index = int(mean.argmax())

@@ -1,4 +1,4 @@
-"""What an audit finds: plain values with names and units. NaN stands for what has no finite value."""
+"""Results of an audit: plain values with names and units. NaN means that there is no finite value."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Drift:
     """The attention difference D between two shifts of the same rows.
 
     Attributes:
-        dtype: of the model, as transformers runs it.
-        angles: ``model``: the model's own rotary module; ``exact``: float64 angles in its place.
-        parameters: the checkpoint's, or those of a randomly initialised control.
-        delta1, delta2: position of each row's first token, tokens.
-        D: equation 4: for each token, how much the attention it receives changes for the mean of the queries from
-            there on; summed over tokens, heads and layers, mean over rows.
-        moved: share of all attention that lands on other tokens, 0 to 1; mean over queries, heads, layers and rows.
-        ci95: Student's 95 % interval of D over rows; NaN for fewer than two.
-        first_token_share: how much of D falls on the row's first token, 0 to 1.
+        dtype: dtype of the model, run as transformers runs it.
+        angles: ``model``: the model's own rotary module; ``exact``: float64 angles instead.
+        parameters: the checkpoint's parameters, or those of a randomly initialised control.
+        delta1, delta2: position of each row's first token, in tokens.
+        D: equation 4: for each token, the change of the attention that it receives, averaged over the queries at or
+            after it; summed over tokens, heads and layers, mean over rows.
+        moved: share of all attention that moves to other tokens, 0 to 1; mean over queries, heads, layers and rows.
+        ci95: Student's 95 % interval of D over rows; NaN for fewer than two rows.
+        first_token_share: share of D that falls on the row's first token, 0 to 1.
         sink_share: the same for the token that receives most attention.
         per_sample: D of each row.
     """
@@ -48,16 +48,16 @@ class Drift:
 
 @dataclass(frozen=True)
 class LengthPoint:
-    """How far two shifts differ in rows cut off at a length; mean over rows.
+    """Difference between two shifts for rows truncated at one length; mean over rows.
 
     Attributes:
         dtype, angles: as in :class:`Drift`.
         delta1, delta2: shifts, tokens.
-        length: tokens.
-        D: attention difference of the rows cut off there.
+        length: tokens of the truncated rows.
+        D: attention difference of the truncated rows.
         D_logit: equation 5: absolute difference of the score (before softmax) that a query gives the first token;
             mean over queries, summed over layers and heads.
-        mean_logit_difference: the same as a mean over layers and heads too, which compares models.
+        mean_logit_difference: the same averaged over layers and heads too, so that models can be compared.
     """
 
     dtype: str
@@ -72,7 +72,7 @@ class LengthPoint:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """D between two shifts in the audited dtype, mean over rows."""
+    """D between two shifts in the audited dtype; mean over rows."""
 
     delta1: int
     delta2: int
@@ -81,14 +81,14 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class Sink:
-    """Which token receives most attention in exact arithmetic, and how much.
+    """The token that receives most attention in exact arithmetic, and how much it receives.
 
     Attributes:
-        index: its place in the row, most frequent over rows; counted from 0, the first token.
-        attention: mean over the queries that see it, layers, heads and rows of the attention that each row's sink
-            receives, 0 to 1.
+        index: index of the token in the row from 0, most frequent over rows.
+        attention: attention that each row's sink receives, 0 to 1; mean over the queries that see it, layers, heads
+            and rows.
         first_attention: the same for the first token.
-        even_attention: what the first token would receive if every query attended evenly to what it sees.
+        even_attention: attention that the first token would receive if every query attended evenly to what it sees.
         strongest_head: the largest mean attention that any head of any layer gives the first token, 0 to 1.
     """
 
@@ -101,19 +101,19 @@ class Sink:
 
 @dataclass(frozen=True)
 class FirstTokenEffect:
-    """What some tokens of a row have to do with the drift: what moving them does, and what rounding them does.
+    """Effect of some tokens of a row on the drift: the effect of moving them and the effect of rounding them.
 
     Attributes:
-        delta1, delta2: position of the row's first token, or of its others less their index, before and after.
-        shifted: ``first``: the first token alone; ``others``: all but it; ``all``: the whole row.
+        delta1, delta2: shift of the moved tokens before and after the move, in tokens.
+        shifted: ``first``: only the first token; ``others``: all tokens but the first; ``all``: the whole row.
         D: attention difference between before and after the move in the audited dtype.
-        D_exact: the same in float64: not zero where relative positions change.
+        D_exact: the same in float64; not zero if relative positions change.
         D_arithmetic: attention difference that the dtype adds to the float64 one.
         D_rounding: attention difference when the whole row moves and only these tokens' queries and keys are
-            rotated and rounded as in the audited dtype, everything else in float64.
-        share_of_D: the part of the whole row's D_rounding that they explain; ``first`` and ``others`` add up to 1.
-        logit_difference, logit_exact, logit_arithmetic, logit_rounding, share_of_logits: likewise for the logits,
-            root mean square.
+            rotated and rounded as in the audited dtype, with everything else in float64.
+        share_of_D: part of the whole row's D_rounding that they explain; ``first`` and ``others`` add up to 1.
+        logit_difference, logit_exact, logit_arithmetic, logit_rounding, share_of_logits: the same for the logits,
+            as root mean squares.
     """
 
     delta1: int
@@ -133,15 +133,15 @@ class FirstTokenEffect:
 
 @dataclass(frozen=True)
 class StepAblation:
-    """One step of the ablation: everything in float64 but this step.
+    """One step of the ablation: everything in float64 except this step.
 
     Attributes:
-        step: its name; ``none`` is all in float64, ``all`` is the audited arithmetic.
-        delta1, delta2: shifts, tokens.
+        step: name of the step; ``none`` has everything in float64, ``all`` is the audited arithmetic.
+        delta1, delta2: shifts, in tokens.
         D: attention difference between them, mean over rows.
         logit_error: root mean square difference of the logits at delta1 from those in float64.
         logit_difference: the same between delta1 and delta2.
-        kl: mean Kullback-Leibler divergence at delta1 from the prediction in float64, nats a token.
+        kl: mean Kullback-Leibler divergence at delta1 from the prediction in float64, in nats per token.
     """
 
     step: str
@@ -155,18 +155,18 @@ class StepAblation:
 
 @dataclass(frozen=True)
 class Mitigation:
-    """What a change of arithmetic or layout does to the drift, and what it costs.
+    """Effect of a change of arithmetic or layout on the drift, and its cost.
 
     Attributes:
-        name: of the change.
-        delta1, delta2: shifts of D, tokens.
+        name: name of the change.
+        delta1, delta2: shifts of D, in tokens.
         D: attention difference between them that arithmetic causes, mean over rows.
         far_delta1, far_D: the same at a shift far away.
-        logit_error: root mean square difference of the logits at delta1 from those in float64 of the same layout.
-        kl: mean Kullback-Leibler divergence at delta1, nats a token.
-        time_ratio, memory_ratio: of one forward pass on this machine over one with fused attention; None where it
+        logit_error: root mean square difference of the logits at delta1 from those in float64 with the same layout.
+        kl: mean Kullback-Leibler divergence at delta1, in nats per token.
+        time_ratio, memory_ratio: cost of one forward pass on this machine relative to fused attention; None if it
             was not measured.
-        reason: why not.
+        reason: why the cost was not measured.
     """
 
     name: str
@@ -184,19 +184,19 @@ class Mitigation:
 
 @dataclass(frozen=True)
 class RopeStage:
-    """What the rotary module of a model holds at one stage of its life.
+    """What the rotary module of a model computes at one stage of its life.
 
     Attributes:
         stage: ``config``, ``loaded``, ``to bfloat16``, … or ``saved and loaded``.
-        layer_type: None where all layers share one module's frequencies.
-        inv_freq: effective frequencies, rad/token; those of the config are what they should be.
-        dtype: in which they are held.
-        cos_sin_dtype: of cos and sin for activations of the stage's dtype.
-        frequency_error: largest relative difference of a frequency from the config's; NaN where their number differs.
-        angle_error: largest difference of the angles that come out from the exact ones, rad, without whole turns (so at
-            most π), over the 64 positions up to ``position``.
-        position: tokens.
-        attention_factor: factor on cos and sin that comes out.
+        layer_type: None if all layers share one module's frequencies.
+        inv_freq: effective frequencies in rad/token; those of the stage ``config`` are the correct ones.
+        dtype: dtype that stores the frequencies.
+        cos_sin_dtype: dtype of cos and sin for activations of the stage's dtype.
+        frequency_error: largest relative difference of a frequency from the config's; NaN if their number differs.
+        angle_error: largest difference of the computed angles from the exact ones in rad, modulo 2π (so at most π),
+            over the 64 positions up to ``position``.
+        position: position in tokens.
+        attention_factor: factor that the module applies to cos and sin.
     """
 
     stage: str
@@ -212,22 +212,22 @@ class RopeStage:
 
 @dataclass(frozen=True)
 class Audit:
-    """All that an audit of one model found.
+    """All results of the audit of one model.
 
     Attributes:
         length: tokens of a row.
         samples: number of rows of the drift.
         ablation_samples: number of rows of the ablation, the mitigations and the first-token experiment.
-        dtype: the audited dtype: of ablation, mitigations, first-token experiment, sweep, per_token and heads.
-        near, far, delta2: shifts, tokens: the first one that is not delta2, the largest such, and what they are
-            compared with.
+        dtype: the audited dtype: that of ablation, mitigations, first-token experiment, sweep, per_token and heads.
+        near, far, delta2: shifts in tokens: the first and the largest one other than delta2, and the shift that they
+            are compared with.
         drift: by dtype, parameters and shift; float32 also with exact angles.
         sweep: D between every two different shifts, mean over the first four rows.
-        per_token: each token's part of D between near and delta2, mean over rows; they add up to D.
-        lengths: D and D_logit against the row's length.
+        per_token: each token's part of D between near and delta2, mean over rows; the parts add up to D.
+        lengths: D and D_logit by row length.
         heads: ``[layers][heads]``: each head's part of D between near and delta2, mean over rows; they add up to D.
-        sink: which token receives most attention.
-        first_token: what moving the first token, the others, or all of them does.
+        sink: the token that receives most attention.
+        first_token: effects of moving the first token, the others, or all of them.
         ablation, mitigations, rope: see their classes.
     """
 
@@ -255,14 +255,14 @@ class AuditResult(Result):
     """An audit of a checkpoint on text.
 
     Attributes:
-        model, text, seed: as of :class:`~ropewalk.audit.settings.AuditSettings`.
-        trained_length: of the checkpoint, tokens.
-        checkpoint_dtype: of its weights.
-        device: that it ran on.
-        finding: how large the drift is, which step causes it, and what mitigates it, a sentence each.
-        rope_findings: a sentence for each step of the model's life at which its frequencies are wrong.
+        model, text, seed: as in :class:`~ropewalk.audit.settings.AuditSettings`.
+        trained_length: trained length of the checkpoint, in tokens.
+        checkpoint_dtype: dtype of its weights.
+        device: device that it ran on.
+        finding: three sentences: the size of the drift, the step that causes it, and what mitigates it.
+        rope_findings: one sentence for each stage of the model's life at which its frequencies are wrong.
         audit: all figures.
-        versions: of the software.
+        versions: versions of the software.
     """
 
     model: str
@@ -277,14 +277,14 @@ class AuditResult(Result):
     versions: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """The figures stand beside the rest, not in a mapping of their own."""
+        """JSON with the figures of ``audit`` at the top level, beside the other values."""
         plain = super().to_json()
         figures, versions = plain.pop("audit"), plain.pop("versions")
         return {**plain, **figures, "versions": versions}
 
 
 STEPS = ("angles", "cos_sin", "rotation", "product", "softmax", "rest")
-"""The steps of a forward pass in order, as the ablation takes them one by one."""
+"""The steps of a forward pass in order, as the ablation isolates them."""
 
 STEP_NAMES = {
     "none": "nothing (all in float64)",
@@ -296,34 +296,34 @@ STEP_NAMES = {
     "rest": "the rest of the model",
     "all": "all together",
 }
-"""What the ablation's steps are called in a sentence."""
+"""Names of the ablation's steps in sentences."""
 
 NEGLIGIBLE = 0.0005
-"""A share of all attention that lands elsewhere, below which a drift is called negligible."""
+"""A drift that moves less than this share of all attention is called negligible."""
 
 LEAST_GAIN = 1.2
-"""A mitigation that divides D by less than this is not worth its name."""
+"""Smallest factor by which a mitigation must divide D to be recommended."""
 
 ALIKE = 1.3
-"""Mitigations whose D differs by less than this differ by which roundings happen to tip."""
+"""Ratio of D below which two mitigations count as equal: they differ only by which values happen to round up."""
 
 NOISE = 1e-6
-"""D of this and less is what float64 leaves."""
+"""Values of D up to this one are float64's own rounding."""
 
 STOCK = ("eager attention", "fused attention")
 LAYOUTS = ("anchor layout", "positions reset")
 DEFAULT = "float32 rotation"
-"""What ropewalk trains and evaluates with."""
+"""The arithmetic with which ropewalk trains and evaluates."""
 
 
 def finding(audit: Audit) -> tuple[str, str, str]:
     """How large the drift is, which step causes it, and what mitigates it.
 
     Args:
-        audit: of one model; every figure in the sentences stands in it.
+        audit: audit of one model; every figure in the sentences comes from it.
 
     Returns:
-        Three sentences.
+        Three sentences: size of the drift, its cause, and its mitigation.
     """
     return _size(audit), _cause(audit), _mitigation(audit)
 
@@ -348,20 +348,20 @@ def _size(audit: Audit) -> str:
     if not math.isfinite(found.D):
         return (
             f"In {audit.dtype} this model's attention overflows as transformers' eager attention computes it, so "
-            "nothing can be said of its positions."
+            "its drift cannot be measured."
         )
     verdict = ", which is negligible" if found.moved < NEGLIGIBLE else ""
     said = (
-        f"In {audit.dtype}, a row of {audit.length:,} tokens attends otherwise at position {audit.near:,} than at "
-        f"{audit.delta2:,}: {_percent(found.moved)} of all attention lands on other tokens (D = {found.D:.3g})"
-        f"{verdict}, where exact relative positions would move none"
+        f"In {audit.dtype}, a row of {audit.length:,} tokens attends differently at position {audit.near:,} than at "
+        f"{audit.delta2:,}: {_percent(found.moved)} of all attention moves to other tokens (D = {found.D:.3g})"
+        f"{verdict}, while exact relative positions would move none"
     )
     clauses = [said, *_compared(audit, found)]
     exact = audit.ablation[0]
     if exact.D > NOISE:
         clauses.append(
-            f"even float64 has D = {exact.D:.2g}, so the model uses positions beside RoPE, or computes a part in lower "
-            "precision whatever it is asked for"
+            f"even float64 has D = {exact.D:.2g}, so the model uses positions outside RoPE, or always computes a part "
+            "in lower precision"
         )
     others = {d.dtype for d in audit.drift if d.parameters == "pretrained" and not math.isfinite(d.D)}
     if others:
@@ -370,7 +370,7 @@ def _size(audit: Audit) -> str:
 
 
 def _compared(audit: Audit, found: Drift) -> list[str]:
-    """Clauses that set a drift beside those of float32 and of random weights."""
+    """Clauses that compare a drift with those of float32 and of random weights."""
     clauses = []
     wide = _at(audit, "float32", audit.near)
     if wide is not None and audit.dtype != "float32" and math.isfinite(wide.D):
@@ -386,7 +386,7 @@ def _compared(audit: Audit, found: Drift) -> list[str]:
 def _trained(ratio: float) -> str:
     if ratio >= 2:
         return f", so training makes it {_times(ratio)} times as large"
-    return ", about the same" if ratio > 0.5 else ", more than with these"
+    return ", about the same" if ratio > 0.5 else ", more than with these weights"
 
 
 def _cause(audit: Audit) -> str:
@@ -395,9 +395,9 @@ def _cause(audit: Audit) -> str:
     whole = next(row for row in near if row.step == "all")
     overflowing = [STEP_NAMES[row.step] for row in single if not math.isfinite(row.D)]
     if overflowing:
-        return f"By itself {_listed(overflowing)} makes it overflow."
+        return f"The overflow comes from {_listed(overflowing)} alone."
     if not math.isfinite(whole.D):
-        return "No step overflows by itself, only all of them together."
+        return "No step overflows alone, only all of them together."
     if whole.D <= NOISE:
         return "There is no drift to explain."
     return f"{_steps(audit, single, whole)}; {_first_token(audit)}."
@@ -413,12 +413,12 @@ def _steps(audit: Audit, single: Sequence[StepAblation], whole: StepAblation) ->
     together = math.sqrt(sum(row.D**2 for row in single))
     if together < 0.5 * whole.D:
         return (
-            f"No step explains it by itself (the largest, {STEP_NAMES[worst.step]}, has D = {worst.D:.3g} of "
-            f"{whole.D:.3g} on {rows}): the smallest difference tips roundings of the hidden states"
+            f"No step alone explains it (the largest, {STEP_NAMES[worst.step]}, has D = {worst.D:.3g} of "
+            f"{whole.D:.3g} on {rows}): the smallest difference changes how hidden states round"
         )
     also = [f"{STEP_NAMES[row.step]} ({row.D:.3g})" for row in others]
     return (
-        f"By itself the largest cause is {STEP_NAMES[worst.step]} (D = {worst.D:.3g} of {whole.D:.3g} on {rows})"
+        f"The largest single cause is {STEP_NAMES[worst.step]} (D = {worst.D:.3g} of {whole.D:.3g} on {rows})"
         + (f", followed by {_listed(also)}" if also else "")
     )
 
@@ -438,7 +438,7 @@ def _first_token(audit: Audit) -> str:
         attended = f"it receives {_percent(sink.attention)} of the attention"
     else:
         attended = (
-            f"most attended is the row's token {sink.index + 1:,}, with {_percent(sink.attention)}; the first receives "
+            f"the row's token {sink.index + 1:,} receives most, {_percent(sink.attention)}; the first receives "
             f"{_percent(sink.first_attention)}"
         )
     return (
@@ -448,10 +448,10 @@ def _first_token(audit: Audit) -> str:
 
 
 def best_mitigation(audit: Audit) -> Mitigation | None:
-    """The change of arithmetic to recommend; None where none helps.
+    """The change of arithmetic to recommend; None if none helps.
 
-    The one whose D is least at the worse of both shifts; among those that come within 1.3 times of it, the first of the
-    list, in which simpler ones come first.
+    Selects the smallest D at the worse of the two shifts. Among those within a factor of 1.3 of it, the first in the
+    list wins, because the list starts with the simpler changes.
     """
     base = next(
         (mitigation for mitigation in audit.mitigations if mitigation.name == "fused attention"), None
@@ -469,7 +469,7 @@ def best_mitigation(audit: Audit) -> Mitigation | None:
 
 
 def _worse(mitigation: Mitigation) -> float:
-    # Not max() alone: it would pass over a NaN.
+    # max() alone would skip a NaN.
     return math.nan if math.isnan(mitigation.D + mitigation.far_D) else max(mitigation.D, mitigation.far_D)
 
 
@@ -497,7 +497,7 @@ def _mitigation(audit: Audit) -> str:
 
 
 def _far(audit: Audit) -> str:
-    """A clause on angles: what float32 does far away, with the model's own and with exact ones."""
+    """A clause on float32 at a large shift, with the model's own angles and with exact ones."""
     pairs = [
         [_at(audit, "float32", shift, angles) for shift in (audit.near, audit.far)]
         for angles in ("model", "exact")
@@ -510,13 +510,13 @@ def _far(audit: Audit) -> str:
     if len(ratios) < 2 or audit.near == audit.far:
         return ""
     return (
-        f"; at a shift of {audit.far:,} float32 drifts {_times(ratios[0])} times as far as at {audit.near:,} with the "
-        f"model's own angles, and {_times(ratios[1])} times with exact ones"
+        f"; at a shift of {audit.far:,} the drift of float32 is {_times(ratios[0])} times that at {audit.near:,} with "
+        f"the model's own angles, and {_times(ratios[1])} times with exact ones"
     )
 
 
 def _times(ratio: float) -> str:
-    """Two significant digits."""
+    """The ratio with two significant digits."""
     if ratio < 10:
         return f"{ratio:.1f}"
     digits = int(math.log10(ratio)) - 1
@@ -532,17 +532,17 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def dominant_step(ablations: Sequence[StepAblation], delta1: int) -> StepAblation:
-    """The step with the largest D of its own at a shift; one that overflows before all others.
+    """The step with the largest D of its own at a shift; a step that overflows counts as the largest.
 
     Args:
-        ablations: of :func:`ablate_steps`.
+        ablations: result of :func:`ablate_steps`.
         delta1: the shift, tokens.
 
     Raises:
-        RopewalkError: if the ablation has no such shift.
+        RopewalkError: if the ablation was not measured at this shift.
     """
     single = [row for row in ablations if row.delta1 == delta1 and row.step in STEPS]
     if not single:
         raise RopewalkError(f"the ablation was not measured at a shift of {delta1}")
-    # What overflows is the worst of all.
+    # A step that overflows is the worst of all.
     return max(single, key=lambda row: row.D if math.isfinite(row.D) else math.inf)

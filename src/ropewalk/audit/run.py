@@ -1,4 +1,4 @@
-"""The whole audit of one model: drift, its causes, what mitigates it, and the frequencies it really runs with."""
+"""The whole audit of one model: the drift, its causes, its mitigations, and the effective frequencies."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from ropewalk.rope import RotaryEmbedding
 from ropewalk.versions import software_versions
 
 Progress = Callable[[int, int, str], None]
-"""Called with the forward passes that are done, how many there are, and what they are for."""
+"""Called with the number of finished forward passes, their total number, and what they are for."""
 
 
 def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResult:
-    """Audit a checkpoint's positions on text.
+    """Audit the positional arithmetic of a checkpoint on text.
 
     Args:
         config: the checkpoint, the text, and what to measure.
-        context: where to run; its ``device`` is asked, its reporter is told of rows and progress.
+        context: where to run; only its ``device`` and its reporter are used.
 
     Raises:
-        EngineError: if the model does anything to queries and keys that is no rotation, or has attention sinks that it
-            rounds in a way of its own.
-        RopewalkError: if there is no such checkpoint or text, or the text does not fill a row.
+        EngineError: if the model changes queries and keys by something other than a rotation, or has attention sinks
+            with its own way of rounding.
+        RopewalkError: if the checkpoint or text does not exist, or the text does not fill a row.
 
     Example:
         >>> settings = {"length": 64, "samples": 1, "ablation_samples": 1, "shifts": (0, 1000), "dtypes": ("float32",)}
@@ -83,18 +83,16 @@ def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResu
 
 
 def _rows(config: AuditSettings, tokenizer: Any, trained: int, reporter: Reporter) -> list[Row]:
-    """Rows of the text, and remarks where they are not what was asked for."""
+    """Rows of the text, with a note if they differ from what was requested."""
     length = min(LONGEST_DEFAULT, trained) if config.length is None else config.length
     rows = rows_of(config.text, tokenizer, length, config.samples)
     if config.length is None and length < LONGEST_DEFAULT:
-        reporter.note(f"rows of {length:,} tokens, what the model is trained for")
+        reporter.note(f"rows of {length:,} tokens, the trained length of the model")
     if length > trained:
-        reporter.note(
-            f"rows of {length:,} tokens are longer than the {trained:,} that the model is trained for"
-        )
+        reporter.note(f"rows of {length:,} tokens are longer than the model's trained length of {trained:,}")
     if len(rows) < config.samples:
         reporter.note(
-            f"the text fills {len(rows)} rows of {length:,} tokens, fewer than the {config.samples} asked for"
+            f"the text fills {len(rows)} rows of {length:,} tokens, fewer than the {config.samples} requested"
         )
     return rows
 
@@ -110,19 +108,19 @@ def audit_model(
 
     Args:
         model: a causal decoder from transformers with its own rotary module, as
-            ``load_model(path, ModelSetup(exact_rope=False))`` gives it. It is the same afterwards.
-        rows: int64 ``[length]`` token ids each, all of one length; each begins as the model's rows begin (BOS, where
-            it has one).
+            ``load_model(path, ModelSetup(exact_rope=False))`` returns it. It is unchanged afterwards.
+        rows: token ids, int64 ``[length]`` each, all of the same length; each starts like the model's training
+            sequences (with BOS, if the model uses one).
         settings: what to audit.
-        layouts: which documents each row holds, for the mitigations that lay them out; one document a row if None.
+        layouts: documents of each row, for the mitigations that change the layout; None for one document per row.
         progress: called after each forward pass.
 
     Returns:
         Plain values; see :class:`~ropewalk.audit.results.Audit`.
 
     Raises:
-        EngineError: if the model does anything to queries and keys that is no rotation, or has attention sinks that it
-            rounds in a way of its own.
+        EngineError: if the model changes queries and keys by something other than a rotation, or has attention sinks
+            with its own way of rounding.
         RopewalkError: if rows, settings or layouts do not fit each other.
 
     Example:
@@ -138,7 +136,7 @@ def audit_model(
     if [layout.total_length for layout in layouts] != [length] * len(rows):
         raise RopewalkError(f"each of the {len(rows)} rows of {length} tokens needs a layout of that length")
     for layout in layouts:
-        # The mitigations come last and could not lay them out: better said before the work.
+        # The mitigations run last: rows too short for them should fail before the work, not after it.
         documents_of(layout)
     audited_model = AuditedModel.of(model)
     few, few_layouts = rows[: settings.ablation_samples], layouts[: settings.ablation_samples]
@@ -147,7 +145,7 @@ def audit_model(
     counter = _Counter(progress, forward_passes(settings, len(rows)))
     runner = Runner(audited_model, longest([*settings.shifts, delta2], length), advance=counter)
 
-    # First, since it is quick: what is wrong with the frequencies is wrong with all that follows.
+    # The quick check comes first: wrong frequencies would explain every later result.
     rope = rope_stages(audited_model, far + length - 1, runner.total_length)
     counter.label = "drift"
     drift = measure_drift(runner, rows, _series(settings), settings.shifts, delta2)
@@ -159,12 +157,12 @@ def audit_model(
     counter.label = "ablation"
     audited = runner.stock(dtype)
     ablations = ablate_steps(runner, few, audited, sorted({near, far}), delta2)
-    counter.label = "first token"
+    counter.label = "first-token experiment"
     effects = first_token_effects(runner, few, audited, near, delta2)
     counter.label = "mitigations"
     mitigations = measure_mitigations(runner, few, few_layouts, audited, (near, far), delta2)
     if settings.costs:
-        counter.tell("cost of the mitigations")
+        counter.tell("measuring the cost of the mitigations")
         mitigations = _with_costs(model, mitigations, few[0], few_layouts[0], settings)
     else:
         mitigations = tuple(
@@ -192,11 +190,11 @@ def audit_model(
 
 
 def forward_passes(settings: AuditSettings, rows: int) -> int:
-    """How many forward passes :func:`audit_model` makes, those that measure cost left out.
+    """Number of forward passes that :func:`audit_model` runs, without those that measure cost.
 
     Args:
         settings: what is audited.
-        rows: how many rows.
+        rows: number of rows.
     """
     few = min(rows, settings.ablation_samples)
     near, far, delta2 = settings.near, settings.far, settings.delta2
@@ -210,7 +208,7 @@ def forward_passes(settings: AuditSettings, rows: int) -> int:
 
 
 def _series(settings: AuditSettings) -> list[Series]:
-    """The audited dtypes, and float32 with exact angles, the control."""
+    """The audited dtypes, and float32 with exact angles as the control."""
     return [*(Series(name) for name in settings.dtypes), Series("float32", "exact")]
 
 
@@ -222,7 +220,7 @@ def _with_costs(
     settings: AuditSettings,
 ) -> tuple[Mitigation, ...]:
     if isinstance(rotary_module(model)[2], RotaryEmbedding):
-        reason = "the model runs ropewalk's rotary module already; load it with exact_rope=False"
+        reason = "the model already runs ropewalk's rotary module; load it with exact_rope=False"
         return tuple(replace(mitigation, reason=reason) for mitigation in mitigations)
     dtype = DTYPES[settings.dtypes[0]]
     costs = mitigation_costs(
@@ -239,13 +237,13 @@ def _with_costs(
 
 
 class _Counter:
-    """Counts forward passes for whoever shows progress."""
+    """Counts forward passes and reports them as progress."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress, self.total, self.done, self.label = progress, total, 0, ""
 
     def tell(self, label: str) -> None:
-        """What is done now, without a pass."""
+        """Report work that is not a forward pass."""
         self.label = label
         if self.progress is not None:
             self.progress(self.done, self.total, label)

@@ -1,4 +1,4 @@
-"""What an audit measures and on what: its settings, for the command and the library."""
+"""Settings of an audit, for the command and the library: what it measures, and on what."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ropewalk.io.lengths import format_length, parse_length
 from ropewalk.io.settings import Count, Length, Option, Seed, Settings
 
 LONGEST_DEFAULT = 4096
-"""Tokens of a row where no length is given and the model is trained for as many."""
+"""Default tokens of a row, unless the model's trained length is shorter."""
 
 LARGEST_SHIFT = 2**40
-"""Tokens up to which float64 angles are off by less than 1e-3 rad."""
+"""Largest position in tokens at which float64 angles are off by less than 1e-3 rad."""
 
 AUDITED_DTYPES = ("bfloat16", "float16", "float32")
 """Dtypes that can be audited."""
@@ -57,7 +57,7 @@ Dtypes = Annotated[
 
 
 def check_shifts(shifts: Sequence[int], delta2: int) -> None:
-    """Refuse no shifts, negative, repeated, and senselessly large ones.
+    """Raise for missing, negative, repeated or far too large shifts.
 
     Raises:
         RopewalkError: with the offending shift.
@@ -68,7 +68,7 @@ def check_shifts(shifts: Sequence[int], delta2: int) -> None:
         if not 0 <= shift <= LARGEST_SHIFT:
             raise RopewalkError(f"a shift must be 0 to {LARGEST_SHIFT} tokens, got {shift}")
     if len(set(shifts)) < len(shifts):
-        raise RopewalkError(f"every shift must be given once, got {', '.join(map(str, shifts))}")
+        raise RopewalkError(f"give each shift only once, got {', '.join(map(str, shifts))}")
 
 
 TEXT = Option(group="Text")
@@ -77,7 +77,7 @@ TEXT = Option(group="Text")
 class AuditSettings(Settings):
     """What is measured, and on which checkpoint and text.
 
-    :func:`~ropewalk.audit.run.audit_model` is given a model and rows, and reads neither of the first four.
+    :func:`~ropewalk.audit.run.audit_model` receives a model and rows, and ignores the first four fields.
     """
 
     group: ClassVar[str | None] = "What to measure"
@@ -102,7 +102,7 @@ class AuditSettings(Settings):
         "largest be the context "
         "that you want to use.",
     )
-    delta2: Shift = Field(16, description="Position that all of them are compared with.")
+    delta2: Shift = Field(16, description="Position that all shifts are compared with.")
     dtypes: Dtypes = Field(
         AUDITED_DTYPES,
         description="Comma-separated dtypes. The ablation, the mitigations and the first-token experiment "
@@ -133,10 +133,10 @@ class AuditSettings(Settings):
 
     @property
     def near(self) -> int:
-        """The first shift that is not delta2, tokens."""
+        """The first shift other than delta2, in tokens."""
         return next(shift for shift in self.shifts if shift != self.delta2)
 
     @property
     def far(self) -> int:
-        """The largest shift that is not delta2, tokens."""
+        """The largest shift other than delta2, in tokens."""
         return max(shift for shift in self.shifts if shift != self.delta2)

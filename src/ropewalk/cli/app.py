@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Every command lives in the module of its name beside this one."""
+"""The command line: parse, call, print. Each command lives in a module of the same name in this folder."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from ropewalk.versions import VERSION
 
 INTERRUPTED = 130
 MOST_OF_A_MESSAGE = 2000
-"""Characters of an error that are printed: it may repeat a value that fills a file."""
+"""Longest error in characters that is printed: a message may repeat a value as large as a file."""
 
 SUMMARIES = {
-    "inspect": "Show a checkpoint's RoPE and how far it reaches; with --target, what that length needs.",
-    "models": "Show which families of models are supported, and why others are not.",
-    "rope": "RoPE arithmetic: bounds, bases, frequencies, plans, and a probe on a checkpoint.",
-    "audit": "Measure how far arithmetic breaks relative positions in a model, which step does it, and what "
-    "mitigates it.",
-    "data": "Pack documents into rows, and look at them.",
+    "inspect": "Show a checkpoint's RoPE and the context it supports; with --target, what that length needs.",
+    "models": "Show which model families are supported, and why others are not.",
+    "rope": "Compute RoPE bounds, bases, frequencies and training plans; probe RoPE settings on a checkpoint.",
+    "audit": "Measure how far limited precision breaks a model's relative positions, which operation causes it, and "
+    "what mitigates it.",
+    "data": "Pack documents into training rows; inspect documents and rows.",
     "search": "Search rescale factors (LongRoPE) for a longer context; show and import tables of them.",
-    "extend": "Extend a model's context: measure, change RoPE, train, measure again, save.",
-    "export": "Write a checkpoint with a factor table in its config, as longrope, and the weights as they are.",
+    "extend": "Extend a model's context: evaluate, change RoPE, train, evaluate again, save.",
+    "export": "Write a checkpoint with a factor table in its config (as longrope) and unchanged weights.",
     "eval": "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
-    "verify": "Verify on your model and documents that packing, ranks, checkpoints and RoPE change no number.",
+    "verify": "Verify on your model and documents that packing, ranks, checkpoints and RoPE do not change results.",
 }
-"""One line on each command, in the order of the help; it is there before the command's module is."""
+"""One line on each command, in the order of the help; available without importing the command's module."""
 
 
 class _Remarks(logging.Handler):
-    """What the library logs, on stderr as the commands' own remarks are."""
+    """Prints the library's log records on stderr in the style of the commands' own notes."""
 
     def emit(self, record: logging.LogRecord) -> None:
         from ropewalk.cli.output import notes
@@ -47,7 +47,7 @@ _REMARKS = _Remarks(logging.WARNING)
 
 
 def quiet_libraries() -> None:
-    """One line a fact: no library's progress bars or advice between our lines."""
+    """Keep progress bars and advice of other libraries out of the output, which has one line per fact."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -58,10 +58,10 @@ def quiet_libraries() -> None:
 
 @cache
 def program() -> App:
-    """The whole program; a command's module is imported when the command is asked for."""
+    """The whole program; a command's module is imported only when that command runs."""
     app = App(
         name="ropewalk",
-        help="Make the context window of RoPE language models longer. (--debug anywhere shows a traceback.)",
+        help="Extend the context window of RoPE language models. Add --debug to any command for a traceback.",
         version=f"ropewalk {VERSION}",
         version_flags="--version",
         help_flags=HELP_FLAGS,
@@ -73,7 +73,7 @@ def program() -> App:
     )
     for place, (name, summary) in enumerate(SUMMARIES.items()):
         app.command(f"ropewalk.cli.{name}:app", name=name, help=summary, sort_key=place)
-    app.register_install_completion_command(help="Install completion for the shell that is running.")
+    app.register_install_completion_command(help="Install completion for the current shell.")
     return app
 
 
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Interrupted as error:
         return _fail_once(f"interrupted: {error}", INTERRUPTED)
     except Echo as error:
-        # The first of several processes says it.
+        # All processes of a run raise this, but only the first prints it.
         return 1 if error.failed else 2
     except UsageError as error:
         return _fail_once(f"{error} (see {_command_in(arguments)} --help)", 2)
@@ -111,30 +111,30 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except Exception as error:
-        # The last resort at the edge of the program: anything else is our defect, and says so.
+        # Last resort at the edge of the program: any other exception is a bug of ours, and the message says so.
         if debug:
             _print_traceback()
         return _fail(f"unexpected {type(error).__name__}: {error} (run with --debug for the traceback)", 1)
 
 
 def _lacks_command(arguments: list[str]) -> bool:
-    """Whether a command line ends at a group, whose help is all that it can do."""
+    """Whether a command line ends at a group, which can only print its help."""
     _, apps, rest = program().parse_commands(arguments)
     return not rest and apps[-1].default_command is None
 
 
 def _command_in(arguments: list[str]) -> str:
-    """The command that a command line names, for the hint at its help."""
+    """The command that a command line names, for the hint that points to its help."""
     return " ".join(["ropewalk", *program().parse_commands(arguments)[0]])
 
 
 def _fail_once(message: str, status: int) -> int:
-    """What every process of a run finds by itself, said by the first."""
+    """Print an error that every process of a run finds, from the first process only."""
     return _fail(message, status) if os.environ.get("RANK", "0") == "0" else status
 
 
 def _fail(message: str, status: int) -> int:
-    """Say an error in one line, whatever is in the names and the libraries' words that it repeats."""
+    """Print an error as one line, whatever the names and library messages in it contain."""
     from ropewalk.reporting.shown_text import shown
 
     print(f"error: {shown(' '.join(message.split()), MOST_OF_A_MESSAGE)}", file=sys.stderr)
@@ -152,10 +152,10 @@ def run() -> None:
     try:
         status = main()
     except KeyboardInterrupt:
-        # While the commands themselves were imported.
+        # Ctrl-C while the commands themselves were imported.
         status = _fail_once("interrupted: nothing has begun yet", INTERRUPTED)
     if status and "RANK" in os.environ:
-        # One of several processes: threads that still talk to the others would abort the interpreter's own end.
+        # One of several processes: threads that still talk to the others would abort a normal interpreter shutdown.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

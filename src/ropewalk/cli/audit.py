@@ -1,4 +1,4 @@
-"""``ropewalk audit``: how far arithmetic breaks a checkpoint's relative positions, where, and what mitigates it."""
+"""``ropewalk audit``: how far limited precision breaks relative positions, its causes, and mitigations."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ropewalk.io.settings import Device, Folder, Settings
 
 
 class AuditOutput(Settings):
-    """What an audit draws and prints."""
+    """What the command draws and prints."""
 
     group: ClassVar[str | None] = "Output"
 
-    plot: Folder | None = Field(None, description="Draw the pictures into DIR.")
+    plot: Folder | None = Field(None, description="Draw figures into DIR.")
     as_json: JsonFlag = False
 
 
@@ -29,7 +29,9 @@ def audit(
     *,
     device: Device = "auto",
 ) -> None:
-    """Measure how far arithmetic breaks relative positions in a model, which step does it, and what mitigates it."""
+    """Measure how far limited precision breaks a model's relative positions, which operation causes it, and what
+    mitigates it.
+    """
     from ropewalk.audit import audit as run
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.parallel.context import RunContext
@@ -42,7 +44,7 @@ def audit(
         print_json(result.to_json())
     else:
         show(describe_audit(result))
-    # After the result: a picture that cannot be written must not take it away.
+    # Figures come after the result, so that a figure that cannot be written does not lose the result.
     if output.plot is not None:
         files, left_out = draw_audit(result.audit, output.plot, Path(result.model).name)
         for sentence in left_out:
@@ -54,13 +56,13 @@ def audit(
 
 
 def _make_folder(plot: Path | None) -> None:
-    """Make the folder for the pictures, or refuse before the work."""
+    """Create the folder for the figures, or raise before the work starts."""
     if plot is None:
         return
     try:
         plot.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RopewalkError(f"cannot make the folder {plot} for --plot: {error.strerror}") from error
+        raise RopewalkError(f"cannot create the folder {plot} for --plot: {error.strerror}") from error
 
 
 app = make_command(

@@ -1,4 +1,4 @@
-"""From a plain function to a command: its parameters, and the fields of its settings models, become options.
+"""Turn a plain function into a command: its parameters and the fields of its settings models become options.
 
 A command is a function whose parameters are positional arguments, settings models, and keyword-only options::
 
@@ -11,10 +11,10 @@ A command is a function whose parameters are positional arguments, settings mode
     ) -> None:
         '''Measure a checkpoint.'''
 
-A model's field is a positional argument where its annotation says so: ``Option(argument=True)``.
+A model's field becomes a positional argument if its annotation contains ``Option(argument=True)``.
 
-cyclopts takes the command line apart and prints the help. All text goes to pydantic as it was typed, so each value is
-checked once, where its setting is declared.
+cyclopts parses the command line and prints the help. It passes all text to pydantic unchanged, so each value is
+validated once, where its setting is declared.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import Option, Settings, choices_in, explain, model_in, near_or_all
 
 UsageErrors = cyclopts.CycloptsError
-"""What cyclopts raises for a command line that does not fit the commands."""
+"""Exceptions that cyclopts raises for a command line that fits no command."""
 
 HELP_FLAGS = ("--help", "-h")
 ARGUMENTS, OPTIONS = "Arguments", "Options"
 A_SLIP = 10**9
-"""Bounds from here on keep slips of the pen out; the help does not name them."""
+"""Bounds from this value on only catch typing errors, so the help does not show them."""
 METAVARS = {int: "INTEGER", float: "NUMBER", Path: "PATH", str: "TEXT"}
 
 
 class UsageError(RopewalkError):
-    """A value that a setting does not take; every process of a run finds it by itself."""
+    """A value that a setting does not accept; every process of a run detects it independently."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Setting:
     """One argument or option of a command.
 
     Attributes:
-        path: fields that lead to it from the command's own parameters.
+        path: names of the fields that lead to it from the command's own parameters.
         name: option as typed (``--short-context``), or name of a positional argument (``MODEL``).
         field: its declaration.
         group: its heading in the help.
-        positional: whether it is an argument without a name.
-        several: whether the argument takes all that is left.
-        required: whether the command cannot do without it.
+        positional: whether it is a positional argument.
+        several: whether the positional argument takes all remaining words.
+        required: whether the command needs a value for it.
     """
 
     path: tuple[str, ...]
@@ -81,12 +81,12 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Its parameter in the function that cyclopts calls; the help and the messages show an argument's."""
+        """Name of its parameter in the function that cyclopts calls; help and messages show it for an argument."""
         return self.path[-1] if self.positional else "_".join(self.path)
 
     @property
     def option(self) -> Option:
-        """How it stands on the command line: what its annotations say, the outermost first."""
+        """Its appearance on the command line, merged from all annotations; the outermost wins."""
         said = list(_options_in(self.field))
         return Option(
             metavar=next((each.metavar for each in said if each.metavar), None),
@@ -97,12 +97,12 @@ class Setting:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it is given without a value."""
+        """Whether it is a flag, which takes no value."""
         return _is_bool(self.field.annotation)
 
 
 def _options_in(field: FieldInfo) -> Iterator[Option]:
-    # Of what one annotation says the last word holds: it was put around the others.
+    # Annotated metadata lists the innermost annotation first, and the outermost has precedence.
     yield from (each for each in reversed(field.metadata) if isinstance(each, Option))
     yield from _options_of(field.annotation)
 
@@ -119,16 +119,16 @@ def _is_bool(annotation: Any) -> bool:
 
 
 def make_command(function: Callable[..., None], name: str, example: str) -> App:
-    """A command of the program.
+    """Create a command of the program.
 
     Args:
-        function: what it does; see the module. The first paragraph of its docstring is the command's help, the others
-            stand at the end.
-        name: of the command.
-        example: last line of its help.
+        function: what the command runs; see the module. The first paragraph of its docstring is the command's help, the
+            others come at the end of the help.
+        name: name of the command.
+        example: last line of the help.
 
     Returns:
-        The command; :func:`make_group` takes several.
+        The command, which can be passed to :func:`make_group`.
     """
     summary, _ = _paragraphs(function)
     app = App(name=name, help=summary, **_looks(example, function))
@@ -137,7 +137,7 @@ def make_command(function: Callable[..., None], name: str, example: str) -> App:
 
 
 def make_group(name: str, help: str, commands: Sequence[App]) -> App:
-    """A group of commands, which its help lists in the given order."""
+    """Create a group of commands; its help lists them in the given order."""
     group = App(name=name, help=help, **_looks())
     for place, command in enumerate(commands):
         command.sort_key = place
@@ -148,12 +148,12 @@ def make_group(name: str, help: str, commands: Sequence[App]) -> App:
 def make_group_with_default(
     name: str, help: str, function: Callable[..., None], own_name: str, example: str
 ) -> App:
-    """A group with a command that runs where none is named: ``ropewalk eval MODEL`` beside ``ropewalk eval compare``.
+    """Create a group with a default command: ``ropewalk eval MODEL`` beside ``ropewalk eval compare``.
 
     Args:
-        name, help, example: of the group.
-        function: the command; its options stand in the group's help.
-        own_name: the command's hidden name, for an argument that is called as another command.
+        name, help, example: those of the group.
+        function: the default command; the group's help shows its options.
+        own_name: hidden name of the default command, for an argument that is spelled like another command.
     """
     words = [setting.name for setting in settings_of(function) if setting.positional]
     usage = " ".join(["Usage: ropewalk", name, "[OPTIONS]", *words])
@@ -164,7 +164,7 @@ def make_group_with_default(
 
 
 def _paragraphs(function: Callable[..., None]) -> tuple[str, str]:
-    """The first paragraph of a function's docstring, and the others."""
+    """The first paragraph of a function's docstring, and the remaining ones."""
     summary, _, more = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
     return summary, more
 
@@ -181,11 +181,11 @@ def _looks(example: str = "", function: Callable[..., None] | None = None) -> di
 
 
 def bound(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as cyclopts calls it: one text parameter for each setting."""
+    """The function as cyclopts calls it: with one text parameter for each setting."""
     own = _own_parameters(function)
     ordered = tuple(settings_of(function))
     headings = dict.fromkeys(setting.group for setting in ordered if not setting.positional)
-    # What the command cannot do without comes first, the rest as it is declared.
+    # Required settings come first in the help, the others in order of declaration.
     settings = tuple(sorted(ordered, key=lambda setting: (not setting.positional, not setting.required)))
     by_name = {setting.key: setting for setting in settings}
 
@@ -225,7 +225,7 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _own_parameters(function: Callable[..., None]) -> type[BaseModel]:
-    """The function's parameters as one settings model, whose fields may be models."""
+    """The function's parameters as one settings model, whose fields may be models themselves."""
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -239,7 +239,7 @@ def _own_parameters(function: Callable[..., None]) -> type[BaseModel]:
 
 
 def settings_of(function: Callable[..., None]) -> Iterator[Setting]:
-    """All arguments and options of a command; those under headings of models stand with the models' own."""
+    """All arguments and options of a command; options with the heading of a model are listed with that model's."""
     own = _own_parameters(function)
     for name, parameter in inspect.signature(function).parameters.items():
         field = own.model_fields[name]
@@ -279,9 +279,9 @@ def _setting(field: FieldInfo, path: tuple[str, ...], group: str, required: bool
 
 
 def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
-    """One parameter of the function that cyclopts calls; a value that was not given is None."""
+    """One parameter of the function that cyclopts calls; it is None if no value was given."""
     name, field = setting.key, setting.field
-    # Arguments stand under cyclopts' own heading, which Parameter takes for no group but not for None.
+    # Arguments belong to cyclopts' own heading, which Parameter selects if no group is passed, but not if it is None.
     grouped: dict[str, Any] = {} if group is None else {"group": group}
     shown = Parameter(
         **grouped,
@@ -299,7 +299,7 @@ def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
     )
     if setting.several:
         kind = inspect._ParameterKind.VAR_POSITIONAL
-    # Of an option that is given again the last value holds, as everywhere: scripts append to a command.
+    # If an option is repeated, the last value wins, as in other tools: scripts append options to a command.
     accepts: Any = bool if setting.is_flag else str if setting.positional else list[str]
     if setting.is_flag and not setting.required:
         default = setting.field.default
@@ -309,13 +309,13 @@ def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
 
 
 def _choices(annotation: Any) -> list[str] | None:
-    """The values to choose one from; a list with commas is several of them, which pydantic takes apart."""
+    """The values of a choice; None for a comma-separated list of choices, which pydantic splits itself."""
     several = any(typing.get_origin(part) is tuple for part in (annotation, *typing.get_args(annotation)))
     return None if several else [str(each) for each in choices_in(annotation)] or None
 
 
 def _negative(setting: Setting) -> tuple[str, ...]:
-    """``--no-racing``, for flags that are on, or neither on nor off, if not given."""
+    """Names such as ``--no-racing``, for flags whose default is on or undecided."""
     if setting.is_flag and setting.field.default is not False:
         names = (setting.name, *setting.option.formerly)
         return tuple(f"--no-{name.removeprefix('--')}" for name in names)
@@ -346,7 +346,7 @@ def _leaves(annotation: Any) -> Iterator[Any]:
 
 
 def _default(setting: Setting) -> str | None:
-    """The default as a person would type it; None where there is nothing to say."""
+    """The default as a person would type it; None if there is none to show."""
     default = setting.field.default
     if setting.field.is_required() or default is None or default is False or default == () or default == {}:
         return None
@@ -358,7 +358,7 @@ def _default(setting: Setting) -> str | None:
 
 
 def _bounds(field: FieldInfo) -> str:
-    """The bounds of a number, for the help."""
+    """The bounds of a number, as shown in the help."""
     least = next((each.ge for each in field.metadata if hasattr(each, "ge")), None)
     most = next((each.le for each in field.metadata if hasattr(each, "le")), None)
     if least is not None and most is not None:
@@ -369,16 +369,16 @@ def _bounds(field: FieldInfo) -> str:
 def _validated(
     own: type[BaseModel], values: Mapping[str, Any], settings: Sequence[Setting]
 ) -> Iterator[tuple[str, Any]]:
-    """The function's arguments.
+    """Validate the values and return the function's arguments.
 
     Raises:
-        UsageError: naming the option, its value, and what it takes.
+        UsageError: names the option, its value, and what it accepts.
     """
     names = {setting.path: setting.name for setting in settings}
 
     def spelled(location: Sequence[str | int]) -> str:
         words = tuple(part for part in location if isinstance(part, str))
-        # The longest beginning that is an option: what follows is a key within its value.
+        # The longest prefix that is an option: the rest is a key within its value.
         return next((names[words[:n]] for n in range(len(words), 0, -1) if words[:n] in names), "")
 
     _check_groups(own, values, settings)
@@ -391,9 +391,7 @@ def _validated(
 
 
 def _check_groups(own: type[BaseModel], values: Mapping[str, Any], settings: Sequence[Setting]) -> None:
-    """Raise for an option of a model that another of its options is needed for: ``--server-model`` without
-    ``--server``.
-    """
+    """Raise for an option that needs another option of its model: ``--server-model`` without ``--server``."""
     for name, field in own.model_fields.items():
         given = values.get(name)
         if field.default is not None or model_in(field.annotation) is None or not given:
@@ -408,9 +406,9 @@ def _check_groups(own: type[BaseModel], values: Mapping[str, Any], settings: Seq
 
 
 def usage_sentence(error: cyclopts.CycloptsError) -> str:
-    """One sentence on a command line that fits no command: what is wrong, and the nearest that there is."""
+    """One sentence on a command line that fits no command: what is wrong, and the closest match."""
     unused = (error.unused_tokens or [""])[0]
-    # An option that is missing may stand there misspelled.
+    # A missing option may be present but misspelled.
     unknown = next((each for each in error.unused_tokens or () if each.startswith("--")), None)
     match error:
         case UnknownOptionError():
@@ -449,5 +447,5 @@ def _unknown_option(typed: str, known: Sequence[str]) -> str:
     option = typed.partition("=")[0]
     near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
     return f"unknown option {option}; " + (
-        f"did you mean {near[0]}?" if near else "--help lists those there are"
+        f"did you mean {near[0]}?" if near else "see --help for all options"
     )

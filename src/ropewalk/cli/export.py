@@ -1,4 +1,4 @@
-"""``ropewalk export``: a checkpoint with a factor table in its config, for programs that know nothing of ropewalk."""
+"""``ropewalk export``: write a checkpoint with a factor table in its config, for programs without ropewalk."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def export(
     model: Annotated[str, Field(description="A checkpoint's folder, a Hub id, or embedded.")],
     *,
     rope: Annotated[
-        FilePath, Option(metavar="FILE"), Field(description="A factor table, from ropewalk search.")
+        FilePath, Option(metavar="FILE"), Field(description="Factor table, for example from ropewalk search.")
     ],
-    out: Annotated[FilePath, Option(metavar="DIR"), Field(description="Where to write; a new folder.")],
+    out: Annotated[FilePath, Option(metavar="DIR"), Field(description="New folder to write to.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a checkpoint with a factor table in its config, as longrope, and the weights as they are.
+    """Write a checkpoint with a factor table in its config (as longrope) and unchanged weights.
 
-    The last lines say which other programs read it.
+    The last lines of the output say which other programs can read it.
     """
     from ropewalk.rope import LongRope
     from ropewalk.search.fitted_table import export as export_with_table

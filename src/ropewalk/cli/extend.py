@@ -1,4 +1,4 @@
-"""``ropewalk extend``: the main job."""
+"""``ropewalk extend``: extend a model's context by a recipe. This is the program's main job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, show
 from ropewalk.io.settings import FilePath, Option, Overrides
 from ropewalk.recipes import shipped_recipes
 
-GO_ON = "go on from the last checkpoint with --resume, or with the same command if nothing was trained yet"
+GO_ON = (
+    "resume from the last checkpoint with --resume, or run the same command again if nothing was trained yet"
+)
 
 
 def extend(
@@ -36,9 +38,9 @@ def extend(
     resume: Annotated[bool, Field(description="Resume the run in the output folder.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Extend a model's context: measure, change RoPE, train, measure again, save.
+    """Extend a model's context: evaluate, change RoPE, train, evaluate again, save.
 
-    Over several processes: torchrun --nproc-per-node 4 -m ropewalk extend recipe.yaml
+    With several processes: torchrun --nproc-per-node 4 -m ropewalk extend recipe.yaml
     """
     output: list[Path] = []
 
@@ -47,7 +49,7 @@ def extend(
 
         return left_off(output[0]) if output else "nothing has begun yet; the same command starts again"
 
-    # The imports take seconds, in which people press Ctrl-C too.
+    # The imports take seconds, during which users press Ctrl-C too.
     with on_interrupt(so_far):
         from ropewalk.cli.progress import ConsoleReporter
         from ropewalk.parallel import joined

@@ -1,4 +1,4 @@
-"""``ropewalk inspect``: which RoPE a checkpoint has, how far it reaches, and what a target length would need."""
+"""``ropewalk inspect``: show a checkpoint's RoPE, the context it supports, and what a target length needs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ropewalk.planning.settings import InspectSettings
 
 
 def inspect(settings: InspectSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Show a checkpoint's RoPE and how far it reaches; with --target, what that length needs.
+    """Show a checkpoint's RoPE and the context it supports; with --target, what that length needs.
 
-    Reads no weights.
+    Reads only the config, no weights.
     """
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.parallel.context import RunContext
@@ -19,7 +19,7 @@ def inspect(settings: InspectSettings, *, plot: PlotFile = None, as_json: JsonFl
     from ropewalk.reporting.planning import describe_inspection, inspection_figure
 
     result = run(settings, RunContext(reporter=ConsoleReporter(notes)))
-    # Before anything is printed: a model without layers to draw is refused.
+    # Drawn before anything is printed, so that a model without layers to draw is rejected first.
     figure = None if plot is None else inspection_figure(result)
     if as_json:
         print_json(result.to_json())

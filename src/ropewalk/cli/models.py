@@ -1,4 +1,4 @@
-"""``ropewalk models``: which families of models are supported, and why others are not."""
+"""``ropewalk models``: show which model families are supported, and why others are not."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ropewalk.models.support import ModelsSettings
 
 
 def models(settings: ModelsSettings, *, as_json: JsonFlag = False) -> None:
-    """Show which families of models are supported, and why others are not.
+    """Show which model families are supported, and why others are not.
 
-    Reads a table that ships with ropewalk; builds and loads no model.
+    Reads a table that ships with ropewalk; it loads no model.
     """
     from ropewalk.models.support import supported
     from ropewalk.reporting.models import describe_support

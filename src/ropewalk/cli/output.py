@@ -29,7 +29,7 @@ JsonFlag = Annotated[
 
 
 def _can_be_drawn(path: Path | None) -> Path | None:
-    """Refuse a picture that could not be written, before the work."""
+    """Reject a figure that could not be written, before the work starts."""
     if path is not None and path.suffix not in (".png", ".svg"):
         raise ValueError(f"a figure is written as .png or .svg, got {path}")
     return path
@@ -43,43 +43,43 @@ PlotFile = Annotated[
 
 
 class Terminal(Console):
-    """A console on which text that others wrote does nothing: no markup, and no control character reaches it.
+    """A console on which text from elsewhere has no effect: it prints no markup and no control characters.
 
-    Names of files, fields, sources, models and tasks, and what libraries say, may hold any character. Whatever is
-    printed here goes through :meth:`render`, so that no caller can forget it; colours and the moves of a progress bar
-    are the program's own and pass.
+    Names of files, fields, sources, models and tasks, and messages of libraries, may contain any character. Everything
+    printed here passes through :meth:`render`, so no caller can forget to escape it. The program's own colours and
+    progress bars are not affected.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What is to be written, with all control characters of its text written out but line breaks and tabs."""
+        """Segments to write, with all control characters except line breaks and tabs escaped."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(harmless(segment.text), segment.style)
 
     def say(self, text: str) -> None:
-        """One line, never cut: a line break within it, such as a file's name may hold, is written out too."""
+        """Print one line, never truncated; line breaks within it, for example in a file name, are escaped."""
         self.print(shown(text, max(2, len(text))), soft_wrap=True)
 
 
 notes = Terminal(stderr=True)
-"""Progress and remarks: stderr, so that stdout holds the result alone."""
+"""Progress and notes go to stderr, so that stdout contains only the result."""
 
 
 class Interrupted(Exception):
-    """Ctrl-C; the message says where the work so far lies and how to go on with it."""
+    """Ctrl-C; the message says where the work so far is stored and how to resume it."""
 
 
 @contextmanager
 def on_interrupt(describe: Callable[[], str]) -> Iterator[None]:
-    """Let Ctrl-C end the program with a sentence of the command's own.
+    """Let Ctrl-C end the program with a message from the command.
 
     Args:
-        describe: called after Ctrl-C; where the work so far lies and which command goes on, without a full stop.
+        describe: called after Ctrl-C; says where the work is stored and how to resume it, without a full stop.
 
     Raises:
-        Interrupted: in place of the KeyboardInterrupt; the program prints it and exits with status 130.
+        Interrupted: instead of KeyboardInterrupt; the program prints it and exits with status 130.
     """
     try:
         yield
@@ -88,51 +88,51 @@ def on_interrupt(describe: Callable[[], str]) -> Iterator[None]:
 
 
 class _Terminated(BaseException):
-    """SIGTERM came; not an Exception, so that nothing on the way mistakes it for its own failure."""
+    """SIGTERM arrived; not a subclass of Exception, so no handler on the way mistakes it for an error of its own."""
 
 
 @contextmanager
 def ended_by_sigterm(what: str) -> Iterator[None]:
-    """Let SIGTERM close what is open inside, pools and scratch folders, as Ctrl-C does.
+    """Let SIGTERM close pools and scratch folders that are open in the block, as Ctrl-C does.
 
     Args:
-        what: the command's name, for the message.
+        what: name of the command, for the message.
 
     Raises:
-        RunFailure: if it came.
+        RunFailure: if SIGTERM arrived.
     """
 
     def end(*_: Any) -> None:
-        # Once is enough: what is being closed is to be closed.
+        # A second SIGTERM must not interrupt the cleanup.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise _Terminated
 
     try:
         before = signal.signal(signal.SIGTERM, end)
     except ValueError:
-        # Only the main thread may; elsewhere whoever started the thread decides.
+        # Only the main thread can install signal handlers; other threads leave SIGTERM as it is.
         yield
         return
     try:
         yield
     except _Terminated:
-        raise RunFailure(f"{what} was told to end by SIGTERM, and left nothing behind") from None
+        raise RunFailure(f"{what} was ended by SIGTERM, and left nothing behind") from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def results() -> Terminal:
-    """A console for the result on stdout, made late so that it follows a redirected stdout."""
+    """A console for the result on stdout, created at each call so that it follows a redirected stdout."""
     return Terminal()
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one JSON document; NaN and infinity become null, as JSON has neither."""
+    """Print a value as one JSON document; NaN and infinity become null, because JSON has neither."""
     sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
 def print_whole(table: Any) -> None:
-    """A table whose numbers are never cut off, however narrow the terminal is."""
+    """Print a table without truncating its numbers, however narrow the terminal is."""
     from rich.measure import Measurement
 
     console = results()
@@ -142,7 +142,7 @@ def print_whole(table: Any) -> None:
 
 
 def show(parts: Iterable[Part]) -> None:
-    """Print what reporting makes of a result, on stdout."""
+    """Print the parts that the reporting package makes of a result, on stdout."""
     from ropewalk.reporting.tables import ResultTable
 
     console = results()

@@ -1,4 +1,4 @@
-"""Progress on a terminal as bars, and in a log file as a line now and then."""
+"""Progress as bars on a terminal, and as occasional lines in a log file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ropewalk.io.progress import Advance
 from ropewalk.reporting.shown_text import shown
 
 SECONDS_BETWEEN_LINES = 10.0
-"""How often a bar becomes a line where there is no terminal."""
+"""Seconds between lines of progress if stderr is not a terminal."""
 
 
 class ConsoleReporter:
@@ -46,7 +46,7 @@ class ConsoleReporter:
     def _drawn(self, label: str, total: int | None) -> Iterator[Advance]:
         counted = [BarColumn(), MofNCompleteColumn()] if total is not None else [SpinnerColumn()]
         ends = [TimeElapsedColumn(), TimeRemainingColumn()] if total is not None else [TimeElapsedColumn()]
-        # What is done may have a name that somebody else gave.
+        # Labels may contain names from elsewhere, so they must be escaped.
         described, said = (
             TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[text]}")
         )

@@ -1,4 +1,4 @@
-"""``ropewalk rope``: the theory by itself, plans, and a probe of a checkpoint."""
+"""``ropewalk rope``: RoPE theory on its own, training plans, and a probe of a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def bound_command(settings: BoundSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """The context bound of a base: up to which distance a similar token attracts more than a random one."""
+    """Compute the context bound of a base: the distance up to which a similar token gets more attention than a
+    random one.
+    """
     from ropewalk.planning.bases import bound_of
     from ropewalk.reporting import draw
     from ropewalk.reporting.rope import bound_figures, describe_bound
@@ -40,7 +42,7 @@ def bound_command(settings: BoundSettings, *, plot: PlotFile = None, as_json: Js
 
 
 def base_command(settings: BasesSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """The bases that reach a length: the infimum, every feasible interval, and the safe base above the holes."""
+    """Compute the bases that reach a length: their infimum, all feasible intervals, and a safe base above all gaps."""
     from ropewalk.planning.bases import bases_for, bases_for_halves
     from ropewalk.reporting import draw
     from ropewalk.reporting.rope import bases_figure, describe_bases
@@ -57,7 +59,7 @@ def base_command(settings: BasesSettings, *, plot: PlotFile = None, as_json: Jso
 
 
 def theta_command(settings: ThetaSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """The base for a longer context by a rule, and how far that base reaches."""
+    """Compute a base for a longer context by a scaling rule, and the context that it reaches."""
     from ropewalk.planning.bases import theta_for
     from ropewalk.reporting import draw
     from ropewalk.reporting.rope import describe_theta, theta_figure
@@ -75,7 +77,7 @@ def theta_command(settings: ThetaSettings, *, plot: PlotFile = None, as_json: Js
 def frequencies_command(
     settings: FrequenciesSettings, *, plot: PlotFile = None, as_json: JsonFlag = False
 ) -> None:
-    """The frequencies of a method for a target length: inv_freq in rad/token, and the attention factor."""
+    """Compute a method's frequencies for a target length: inv_freq in rad/token, and the attention factor."""
     from ropewalk.planning.bases import frequencies_for
     from ropewalk.reporting import draw
     from ropewalk.reporting.rope import describe_frequencies, frequencies_figure
@@ -91,7 +93,7 @@ def frequencies_command(
 
 
 def plan_command(settings: PlanSettings, *, as_json: JsonFlag = False) -> None:
-    """Plan the stages to a longer context: at which lengths to train, with which RoPE, and why."""
+    """Plan the stages of an extension: the lengths to train at, the RoPE of each stage, and the reasons."""
     from ropewalk.planning.run import plan
     from ropewalk.reporting.planning import describe_plan
 
@@ -103,7 +105,7 @@ def plan_command(settings: PlanSettings, *, as_json: JsonFlag = False) -> None:
 
 
 def probe_command(settings: ProbeSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Measure the loss of some text under each RoPE setting, with no training: the same weights, the same rows."""
+    """Measure the loss of a text under several RoPE settings without training, with the same weights and rows."""
     from ropewalk.evaluation.probe import probe
     from ropewalk.reporting import draw
     from ropewalk.reporting.rope import describe_probe, losses_figure
@@ -113,7 +115,7 @@ def probe_command(settings: ProbeSettings, *, plot: PlotFile = None, as_json: Js
         print_json(result.to_json())
     else:
         show(describe_probe(result))
-    # After the result: a picture that cannot be written must not take it away.
+    # Figures come after the result, so that a figure that cannot be written does not lose the result.
     if plot is not None:
         draw(losses_figure(result), plot)
         if not as_json:
@@ -135,7 +137,7 @@ def _say_pictures(plots: Sequence[Path], as_json: bool) -> None:
 
 app = make_group(
     "rope",
-    "How far a RoPE setting reaches, and what a length needs.",
+    "Compute how far a RoPE setting reaches, and what a target length needs.",
     [
         make_command(bound_command, "bound", "ropewalk rope bound --rope-theta 10000 --rotary-dim 128"),
         make_command(

@@ -1,4 +1,4 @@
-"""``ropewalk verify``: on the user's own model and documents, that nothing changes a number."""
+"""``ropewalk verify``: verify on the user's model and documents that nothing in the training path changes results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropewalk.verification.settings import VerifySettings
 
 
 class VerifyOutput(Settings):
-    """What verify writes and prints."""
+    """What the command writes and prints."""
 
     group: ClassVar[str | None] = "Output"
 
@@ -24,7 +24,7 @@ class VerifyOutput(Settings):
 
 
 def verify(settings: VerifySettings, output: VerifyOutput) -> None:
-    """Verify on your model and documents that packing, ranks, checkpoints and RoPE change no number.
+    """Verify on your model and documents that packing, ranks, checkpoints and RoPE do not change results.
 
     On the machines of a run: torchrun --nproc-per-node 4 -m ropewalk verify recipe.yaml
     """

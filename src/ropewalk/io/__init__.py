@@ -1,1 +1,1 @@
-"""Files of a run: locks and logs, one implementation of each for every room."""
+"""Files of a run, such as locks and logs, with one implementation of each for all packages."""

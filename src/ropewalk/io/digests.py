@@ -1,4 +1,4 @@
-"""Digests by which damage is found: of files, and of the JSON record that keeps them."""
+"""Digests that detect damage to files, and to the JSON record that lists them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ropewalk.io.files import plain_name, write_json
 
 
 def digest(value: Any) -> str:
-    """SHA-256 over a JSON value, the same whatever the order of its keys.
+    """SHA-256 of a JSON value, independent of the order of its keys.
 
     Raises:
         ValueError: for NaN or infinity, which JSON does not have.
@@ -23,14 +23,14 @@ def digest(value: Any) -> str:
 
 @dataclass(frozen=True)
 class FileDigest:
-    """What a file was when it was written: its size in bytes, and its SHA-256 in hexadecimal."""
+    """Size in bytes and hexadecimal SHA-256 of a file when it was written."""
 
     bytes: int
     sha256: str
 
     @classmethod
     def of(cls, path: Path) -> FileDigest:
-        """The digest of a file as it is now.
+        """The digest of a file in its current state.
 
         Raises:
             OSError: if it cannot be read.
@@ -41,12 +41,12 @@ class FileDigest:
 
 
 def digests(paths: Iterable[Path]) -> dict[str, FileDigest]:
-    """Digests by file name."""
+    """Digests of files by file name."""
     return {path.name: FileDigest.of(path) for path in paths}
 
 
 def damage(path: Path, wanted: FileDigest) -> str | None:
-    """What is wrong with a file, such as ``model.safetensors is 10 bytes short``; None if nothing is."""
+    """What is wrong with a file, such as ``model.safetensors is 10 bytes short``; None if it is intact."""
     try:
         size = path.stat().st_size
         if size < wanted.bytes:
@@ -66,8 +66,8 @@ def write_sealed(path: Path, values: Mapping[str, Any], files: Mapping[str, File
     """Write a record as JSON: its values, the digests of files, and a digest of the record itself.
 
     Args:
-        path: of the record.
-        values: plain values; ``files`` and ``sha256`` are no names of theirs.
+        path: path of the record.
+        values: plain values; the names ``files`` and ``sha256`` are reserved.
         files: digests by file name.
     """
     whole = {**values, "files": {name: asdict(each) for name, each in sorted(files.items())}}
@@ -75,16 +75,16 @@ def write_sealed(path: Path, values: Mapping[str, Any], files: Mapping[str, File
 
 
 def read_sealed(values: Mapping[str, Any], path: Path) -> dict[str, FileDigest]:
-    """The digests in a record that :func:`write_sealed` wrote, as it was read from JSON.
+    """The digests in a record that :func:`write_sealed` wrote, given its parsed JSON.
 
     Args:
-        values: of the record.
-        path: of the record, for the message.
+        values: the parsed record.
+        path: path of the record, for the message.
 
     Raises:
         ValueError: if the record was altered.
         RopewalkError: if it names a file outside its own folder.
-        KeyError, TypeError, AttributeError: if it is none.
+        KeyError, TypeError, AttributeError: if it is not such a record.
     """
     unsealed = {key: value for key, value in values.items() if key != "sha256"}
     if values["sha256"] != digest(unsealed):

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from safetensors import SafetensorError
 from ropewalk.errors import RopewalkError
 
 PARTIAL, REPLACED, DELETED = "partial", "old", "deleted"
-"""Kinds of temporary names: being written, replaced by a new one, being deleted."""
+"""Suffixes of temporary names: being written, replaced by a new one, being deleted."""
 
 _LEFT_OVER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}(\.(?P<kind>\w+))?")
 _EARLIER = re.compile(r"\.(stage\d+-step\d+|model)\.(partial|old)")
-"""Names that earlier versions gave to what they wrote and deleted."""
+"""Suffixes that earlier versions used for files being written and deleted."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with the disk into one sentence.
+    """Turn an error of the disk into one sentence.
 
     Raises:
         RopewalkError: naming the path and the reason (no space, no permission).
@@ -42,19 +42,19 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill under a temporary name; it takes its own name when the block ends well.
+    """A temporary folder to fill; it gets its own name when the block succeeds.
 
-    A folder that stands there already is replaced. On failure nothing is left of the new one; what a killed process
-    leaves is for :func:`remove_left_overs`.
+    An existing folder of that name is replaced. If the block fails, the new folder is removed. What a killed process
+    leaves behind is removed by :func:`remove_left_overs`.
 
     Raises:
-        RopewalkError: if the disk is full or the place cannot be written.
+        RopewalkError: if the disk is full or the path cannot be written.
     """
     temporary = unique_name(folder, PARTIAL)
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        # safetensors' files are readable to their writer alone; a new folder's mode tells what the umask asks for.
+        # safetensors writes files that only their owner can read; the mode of a new folder reveals the umask.
         mode = temporary.stat().st_mode & 0o666
         for path in temporary.rglob("*"):
             if path.is_file():
@@ -68,7 +68,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         else:
             temporary.rename(folder)
     except (OSError, SafetensorError) as error:
-        # safetensors reports a failed write as its own error, with the system's words in it.
+        # safetensors reports a failed write as its own error, which contains the system's message.
         reason = getattr(error, "strerror", None) or str(error)
         raise RopewalkError(f"cannot write {folder}: {reason}") from error
     finally:
@@ -76,24 +76,24 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def unique_name(path: Path, kind: str) -> Path:
-    """A hidden name beside a path that no other process takes; ``kind`` is PARTIAL, REPLACED or DELETED."""
+    """A hidden name beside a path, unique among processes; ``kind`` is PARTIAL, REPLACED or DELETED."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.{kind}")
 
 
 def is_left_over(name: str) -> bool:
-    """Whether a name is one of the temporary ones that files and folders have until they are whole."""
+    """Whether a name is one of the temporary names of incomplete files and folders."""
     return bool(_LEFT_OVER.fullmatch(name) or _EARLIER.fullmatch(name))
 
 
 def remove_left_overs(folder: Path, name: str | None = None) -> None:
-    """Clear a folder of what killed processes left under temporary names, and put back what one had taken away.
+    """Remove what killed processes left under temporary names, and restore what one was about to replace.
 
-    Only a process that holds the lock of the folder may call this: to the others it would look the same while they
-    write.
+    Only a process that holds the lock of the folder may call this: files that another process is still writing look the
+    same.
 
     Args:
-        folder: looked through, without what lies in its subfolders.
-        name: only what belongs to this file or folder in it; everything if None.
+        folder: folder to search, without its subfolders.
+        name: remove only what belongs to this file or folder in it; None for everything.
 
     Raises:
         RopewalkError: if something cannot be removed.
@@ -107,7 +107,7 @@ def remove_left_overs(folder: Path, name: str | None = None) -> None:
             continue
         with writing(path):
             if kind == REPLACED and not (folder / of).exists():
-                # Killed between taking the old one away and giving its name to the new one.
+                # The process was killed after moving the old one away and before renaming the new one.
                 path.rename(folder / of)
             elif path.is_dir():
                 shutil.rmtree(path)
@@ -117,12 +117,12 @@ def remove_left_overs(folder: Path, name: str | None = None) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside a file; it takes the file's name when the block ends well.
+    """A temporary path beside a file; it gets the file's name when the block succeeds.
 
-    The temporary name keeps the suffix, by which writers know the format. Missing folders are made.
+    The temporary name keeps the suffix, from which writers infer the format. Missing folders are created.
 
     Raises:
-        RopewalkError: if the disk is full or the place cannot be written.
+        RopewalkError: if the disk is full or the path cannot be written.
     """
     temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
     try:
@@ -140,15 +140,15 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def plain_name(name: Any, place: Path) -> str:
-    """The name of a file directly within a folder, as a manifest there lists it.
+    """Validate the name of a file directly within a folder, as a manifest there lists it.
 
     Args:
-        name: what the manifest says.
-        place: the manifest, for the message.
+        name: the name in the manifest.
+        place: path of the manifest, for the message.
 
     Raises:
-        RopewalkError: for anything that leads elsewhere on any system: a path, absolute or relative, ``..``, a drive,
-            an empty name, one with a NUL, or no text at all.
+        RopewalkError: for anything that leads elsewhere on any system: an absolute or relative path, ``..``, a drive,
+            an empty name, a name with a NUL, or a value that is not a string.
     """
     plain = (
         isinstance(name, str)
@@ -158,18 +158,18 @@ def plain_name(name: Any, place: Path) -> str:
     )
     if not plain:
         raise RopewalkError(
-            f"{place} lists the file {name!r}; it may list names within its own folder alone, so do not use what it "
-            "belongs to"
+            f"{place} lists the file {name!r}, but may only list names within its own folder; do not use the data that "
+            "it belongs to"
         )
     return str(name)
 
 
 def check_model_place(name: str | os.PathLike[str]) -> None:
-    """Refuse what can only be meant as a folder or file on this machine, and is none.
+    """Raise for a name that can only mean a folder or file on this machine, if that does not exist.
 
     Raises:
-        RopewalkError: for a missing ``./model``, ``/models/x``, ``a/b/c`` or ``config.json``; what could be a model's
-            name on the Hugging Face Hub passes.
+        RopewalkError: for a missing ``./model``, ``/models/x``, ``a/b/c`` or ``config.json``; possible names of models
+            on the Hugging Face Hub pass.
     """
     if not str(name):
         raise RopewalkError(
@@ -180,19 +180,19 @@ def check_model_place(name: str | os.PathLike[str]) -> None:
 
 
 def not_found(name: str | os.PathLike[str], what: str, error: BaseException) -> RopewalkError:
-    """What to raise where a library found neither a folder here nor a model on the Hub.
+    """The error to raise if a library found neither a local folder nor a model on the Hub.
 
     Args:
-        name: as the user gave it.
-        what: is missing, such as ``config.json``.
-        error: the library's; its first line is repeated.
+        name: name as the user gave it.
+        what: what is missing, such as ``config.json``.
+        error: the library's error, whose first line is repeated.
     """
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return RopewalkError(f"there is no folder {name}, and the Hub gave no {what} for it: {reason}")
+    return RopewalkError(f"there is no folder {name}, and the Hub has no {what} for it: {reason}")
 
 
 def check_writable(path: Path) -> None:
-    """Raise for a file that could not be written, before the work whose result goes there.
+    """Raise for a file that could not be written, before doing the work whose result it receives.
 
     Raises:
         RopewalkError: naming the path and the reason.
@@ -203,15 +203,15 @@ def check_writable(path: Path) -> None:
 
 
 def parse_json(text: str | bytes, strict: bool = False) -> Any:
-    """A JSON document; whatever is wrong with it is one kind of error.
+    """Parse a JSON document; every kind of mistake raises the same type of error.
 
     Args:
-        text: as text, or as bytes in UTF-8.
-        strict: whether to refuse what Python reads beyond the standard: NaN, infinity, numbers beyond float64.
+        text: the document as a string, or as bytes in UTF-8.
+        strict: whether to reject what Python accepts beyond the standard: NaN, infinity, numbers beyond float64.
 
     Raises:
-        json.JSONDecodeError: also for bytes that are no UTF-8, brackets nested deeper than Python reads, and numbers of
-            thousands of digits.
+        json.JSONDecodeError: also for bytes that are not UTF-8, brackets nested too deeply for Python, and numbers
+            with thousands of digits.
     """
     options: dict[str, Any] = {"parse_constant": _refuse_constant, "parse_float": _finite} if strict else {}
     try:
@@ -224,7 +224,7 @@ def parse_json(text: str | bytes, strict: bool = False) -> Any:
 
 
 class _NoJson(json.JSONDecodeError):
-    """An error without a place in the text."""
+    """An error without a position in the text."""
 
     def __str__(self) -> str:
         return self.msg
@@ -241,13 +241,13 @@ def _finite(digits: str) -> float:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file, whole or not at all."""
+    """Write a UTF-8 text file, completely or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, whole or not at all."""
+    """Write a value as JSON, completely or not at all."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 

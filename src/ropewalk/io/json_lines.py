@@ -1,4 +1,4 @@
-"""Logs of JSON objects, one a line, that a killed run goes on with."""
+"""Logs with one JSON object per line, from which a killed run resumes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ropewalk.io.files import parse_json
 T = TypeVar("T")
 
 BLOCK = 1 << 16
-"""Bytes that are read at once when the last line's end is looked for."""
+"""Bytes read at a time when searching for the end of the last line."""
 
 
 def append_line(path: Path, values: Mapping[str, Any]) -> None:
-    """Append an object as one line, or nothing of it; the line is on the disk when this returns.
+    """Append an object as one line, completely or not at all; the line is on the disk when this returns.
 
-    An unfinished last line, which a process that was killed while it wrote has left behind, is cut off first.
+    An incomplete last line, left behind by a process that was killed while writing, is removed first.
 
     Args:
-        path: of the log; it and its folder are made if need be.
-        values: JSON values; numbers are finite.
+        path: path of the log; it and its folder are created if needed.
+        values: JSON values; numbers must be finite.
 
     Raises:
-        RunFailure: if the line cannot be written (no space, no permission); the lines before it stay.
+        RunFailure: if the line cannot be written (no space, no permission); earlier lines are kept.
         ValueError: for NaN or infinity, which JSON does not have.
     """
-    # ASCII, as json.dumps escapes the rest: so half a character is never written.
+    # ASCII, since json.dumps escapes everything else: a write can then never end inside a character.
     line = memoryview((json.dumps(values, allow_nan=False) + "\n").encode("ascii"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,30 +43,30 @@ def append_line(path: Path, values: Mapping[str, Any]) -> None:
                     line = line[file.write(line) :]
                 os.fsync(file.fileno())
             except OSError:
-                # Where this fails too, the next line that is appended cuts the rest off.
+                # If this fails too, the next append removes the incomplete line.
                 with suppress(OSError):
                     file.truncate(end)
                 raise
     except OSError as error:
         raise RunFailure(
-            f"cannot write {path}: {error.strerror or error}; the lines before it are kept, and can be gone on from"
+            f"cannot write {path}: {error.strerror or error}; earlier lines are kept, and the run can resume from them"
         ) from error
 
 
 def read_lines(path: Path, parse: Callable[[int, dict[str, Any]], T], advice: str) -> Iterator[T]:
-    """The entries of a log, in order; none where there is no file. The file is left as it is.
+    """Read the entries of a log in order; none if the file does not exist. The file is not changed.
 
-    A last line without its end is what a killed process leaves behind: it is passed over. Whatever else is wrong
-    with a line (no UTF-8, no JSON, no object, NaN, what ``parse`` refuses) is damage, and nothing is read around it.
+    An incomplete last line is left behind by a killed process and is skipped. Any other defect of a line (invalid
+    UTF-8 or JSON, not an object, NaN, rejected by ``parse``) is damage, and raises an error instead of being skipped.
 
     Args:
         path: of the log.
-        parse: makes an entry of a line's number, from 1, and its values; it raises ValueError, TypeError, KeyError or
-            OverflowError where they are not what was written.
+        parse: makes an entry from a line's number, counted from 1, and its values; raises ValueError, TypeError,
+            KeyError or OverflowError for values that were not written by this program.
         advice: what the user can do about a damaged line, for the message.
 
     Raises:
-        RopewalkError: if the file cannot be read, or naming the line that is damaged.
+        RopewalkError: if the file cannot be read, or a line is damaged; the message gives its number.
     """
     try:
         with path.open("rb") as file:
@@ -89,10 +89,10 @@ def read_lines(path: Path, parse: Callable[[int, dict[str, Any]], T], advice: st
 
 
 def check_types(values: Mapping[str, Any], types: Mapping[str, tuple[type, ...]]) -> None:
-    """Raise unless every named value is there and of one of its types; True and False are not numbers.
+    """Raise unless every named value is present and has one of its types; True and False do not count as numbers.
 
     Raises:
-        KeyError, TypeError: with the name, and the value where there is one.
+        KeyError, TypeError: with the name, and the value if there is one.
     """
     for name, kinds in types.items():
         value = values[name]
@@ -101,10 +101,10 @@ def check_types(values: Mapping[str, Any], types: Mapping[str, tuple[type, ...]]
 
 
 def _cut_unfinished(file: FileIO) -> int:
-    """Cut off what follows the last end of a line; the size of the file then."""
+    """Remove what follows the last line break, and return the new size of the file."""
     size = end = file.seek(0, os.SEEK_END)
     while end:
-        # As a rule the last byte is the end of a line.
+        # Usually the last byte is a line break, so try it alone first.
         start = max(0, end - (1 if end == size else BLOCK))
         file.seek(start)
         block = file.read(end - start)

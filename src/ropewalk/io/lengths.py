@@ -12,10 +12,10 @@ _LENGTH = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([km]?)", re.IGNORECASE
 
 
 def parse_length(text: str) -> int:
-    """A length in tokens; ``k`` is 1024 and ``M`` is 1048576, in either case.
+    """Parse a length in tokens; ``k`` is 1024 and ``M`` is 1048576, in upper or lower case.
 
     Raises:
-        RopewalkError: if it is no such length, not a whole number of tokens, or less than 1.
+        RopewalkError: if the text is not a length, not a whole number of tokens, or less than 1.
 
     Example:
         >>> parse_length("128k")
@@ -23,16 +23,18 @@ def parse_length(text: str) -> int:
     """
     match = _LENGTH.fullmatch(text.strip())
     if match is None:
-        raise RopewalkError(f"{text!r} is no length; write tokens as 131072, 128k or 1M")
-    # A fraction, not a float: 0.1k must not be rounded to a whole number by chance.
+        raise RopewalkError(f"{text!r} is not a length; write tokens as 131072, 128k or 1M")
+    # A Fraction instead of a float: rounding could turn 0.1k into a whole number.
     tokens = Fraction(match[1]) * _UNITS[match[2].lower()]
     if tokens.denominator != 1 or tokens < 1:
-        raise RopewalkError(f"{text!r} is {float(tokens):g} tokens; a length is a whole number from 1 on")
+        raise RopewalkError(
+            f"{text!r} is {float(tokens):g} tokens; a length must be a whole number of at least 1"
+        )
     return int(tokens)
 
 
 def format_length(tokens: int) -> str:
-    """The shortest exact way to write a length that parse_length reads back.
+    """The shortest exact form of a length that parse_length can read back.
 
     Example:
         >>> format_length(131072)

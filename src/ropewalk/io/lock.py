@@ -1,4 +1,4 @@
-"""A lock on an output folder, or on one file of it, that names the process that holds it."""
+"""A lock on an output folder, or on one file in it, that names the process that holds it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ropewalk.errors import RopewalkError
 log = logging.getLogger("ropewalk")
 
 WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-"""What a file system answers that has no locks, as some network mounts do."""
+"""Errors of file systems without locks, such as some network mounts."""
 
 
 @contextmanager
 def locked(folder: Path, advice: str = "give another folder", *, file: str | None = None) -> Iterator[None]:
-    """Keep other processes from writing to a folder, or to one file in it, while the block runs.
+    """Prevent other processes from writing to a folder, or to one file in it, while the block runs.
 
-    The operating system holds the lock and gives it up when the process ends, however it ends: the lock file that a
-    killed process leaves behind does no harm. A second lock in the same process is refused as well. Where the file
-    system has no locks, the block runs without one and a warning says so.
+    The operating system releases the lock when the process ends, however it ends, so the lock file of a killed
+    process does no harm. A second lock in the same process raises an error as well. If the file system does not support
+    locks, the block runs without one and a warning says so.
 
     Args:
-        folder: made if it is not there; one that was made and is empty when the block ends goes again.
-        advice: what the user can do other than wait, for the message.
-        file: name of the file in the folder to keep; None for the whole folder.
+        folder: created if it does not exist; removed again if it was created and is empty when the block ends.
+        advice: what the user can do besides waiting, for the message.
+        file: name of the file in the folder to lock; None for the whole folder.
 
     Raises:
-        RopewalkError: if another process has the lock, with its number and host; if ``folder`` is a file; or if the
-            lock file cannot be written.
+        RopewalkError: if another process holds the lock (with its process id and host), if ``folder`` is a file, or if
+            the lock file cannot be written.
     """
     path = folder / (".lock" if file is None else f".{file}.lock")
     shown = folder if file is None else folder / file
@@ -43,17 +43,17 @@ def locked(folder: Path, advice: str = "give another folder", *, file: str | Non
     with ExitStack() as stack:
         try:
             if folder.exists() and not folder.is_dir():
-                raise RopewalkError(f"{folder} is a file, and a folder is needed; {advice}")
+                raise RopewalkError(f"{folder} is a file, but must be a folder; {advice}")
             if folder.is_symlink() and not folder.exists():
                 raise RopewalkError(
-                    f"{folder} is a link to {os.readlink(folder)}, which is not there; {advice}"
+                    f"{folder} is a link to {os.readlink(folder)}, which does not exist; {advice}"
                 )
             if not folder.exists():
                 folder.mkdir(parents=True)
                 stack.callback(_remove_if_empty, folder)
             lock.acquire()
             stack.callback(lock.release)
-            # While the lock is held: whoever waits with the file open sees that it lost its name, and opens a new one.
+            # Removed while the lock is held: a waiting process sees that its open file has lost its name, and retries.
             stack.callback(_remove, path)
             path.write_text(f"{os.getpid()} {platform.node()}\n", encoding="utf-8")
         except Timeout as error:
@@ -65,7 +65,7 @@ def locked(folder: Path, advice: str = "give another folder", *, file: str | Non
                 raise RopewalkError(f"cannot lock {shown}: {error.strerror or error}") from error
             stack.callback(_remove, path)
             log.warning(
-                "the file system of %s has no locks, so nothing keeps a second process from writing there",
+                "the file system of %s does not support locks, so nothing prevents a second process from writing there",
                 shown,
             )
         yield
@@ -75,7 +75,7 @@ def _holder(path: Path) -> str:
     try:
         process, host = path.read_text(encoding="utf-8").split(maxsplit=1)
     except (OSError, ValueError):
-        # It has the lock and has not yet written its name.
+        # The holder has the lock but has not written its name yet.
         return "another process"
     return f"process {process} on {host.strip()}"
 

@@ -1,4 +1,4 @@
-"""Reporter: where a run's remarks and progress go. The command line draws it, a library caller may ignore it."""
+"""Reporter: receives a run's notes and progress. The command line draws them; library callers may ignore them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 Advance = Callable[[int, str], None]
-"""Takes the number of units done so far and a short text beside the bar."""
+"""A function of the number of units done so far and a short text beside the bar."""
 
 
 class Reporter(Protocol):
-    """Where a run's remarks and progress go."""
+    """Receives a run's notes and progress."""
 
     def note(self, text: str) -> None:
-        """One line, one fact."""
+        """Report one fact in one line."""
 
     def bar(self, label: str, total: int | None) -> AbstractContextManager[Advance]:
-        """A progress bar of ``total`` units, unknown if None."""
+        """Show a progress bar of ``total`` units; None if the total is unknown."""
 
 
 class Silent:
-    """A reporter that says nothing."""
+    """A reporter that discards everything."""
 
     def note(self, text: str) -> None:
         return None
@@ -35,6 +35,6 @@ class Silent:
 def counted(
     reporter: Reporter, label: str, total: int | None, unit: str
 ) -> Iterator[Callable[[int, int], None]]:
-    """A bar for a loop that tells how much is done and how much there is; it yields what takes the two."""
+    """A progress bar for a loop; yields a function of the number of units done and their total."""
     with reporter.bar(label, total) as advance:
         yield lambda done, _: advance(done, unit)

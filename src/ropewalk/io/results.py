@@ -1,4 +1,4 @@
-"""Result: what a room's ``run`` returns. Plain values, as JSON for programs and as a table for a notebook."""
+"""Result: base class of what a package's ``run`` returns: plain values, JSON for programs, a table for notebooks."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from pathlib import PurePath
 from typing import Any
 
 MOST_ROWS = 200
-"""Entries of one list or mapping that a notebook shows; the JSON has all."""
+"""Most entries of a list or mapping that a notebook shows; the JSON has all of them."""
 
 
 class Result:
-    """Base of the frozen dataclasses that rooms return; it adds no field and keeps no state."""
+    """Base of the frozen dataclasses that ``run`` functions return; it adds no field and keeps no state."""
 
     def to_json(self) -> dict[str, Any]:
-        """The values as ``json.dumps(..., allow_nan=False)`` takes them; NaN and infinity become None."""
+        """The values in the form that ``json.dumps(..., allow_nan=False)`` accepts; NaN and infinity become None."""
         plain: dict[str, Any] = plain_json({each.name: getattr(self, each.name) for each in fields(self)})  # type: ignore[arg-type]
         return plain
 
     def _repr_html_(self) -> str:
-        """A readable table for a notebook; every text is escaped."""
+        """A readable table for a notebook; all text is escaped."""
         return f"<h4>{escape(type(self).__name__)}</h4>{html_table(self.to_json())}"
 
 
 def plain_json(value: Any) -> Any:
-    """A value of dictionaries, lists, strings, numbers and None, from dataclasses, paths and tuples.
+    """Convert dataclasses, paths and tuples to dictionaries, lists, strings, numbers and None.
 
     Args:
-        value: a dataclass (its own ``to_json`` is asked where it has one), mapping, sequence, path or scalar. Scalars
-            of NumPy and torch become Python's through ``item()``; NaN and infinity, which JSON does not have, None.
+        value: a dataclass (its own ``to_json`` is used if it has one), mapping, sequence, path or scalar. Scalars of
+            NumPy and torch are converted with ``item()``; NaN and infinity, which JSON does not have, become None.
 
     Raises:
-        TypeError: for anything else, with its type.
+        TypeError: for any other type, which the message names.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -51,11 +51,11 @@ def plain_json(value: Any) -> Any:
         return {each.name: plain_json(getattr(value, each.name)) for each in fields(value)}
     if hasattr(value, "item"):
         return plain_json(value.item())
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    raise TypeError(f"cannot convert {type(value).__name__} to JSON")
 
 
 def html_table(value: Any) -> str:
-    """Nested tables of plain JSON: a row per key, a table per list of records; all text escaped."""
+    """Nested HTML tables of plain JSON: one row for each key, one table for each list of records; text is escaped."""
     if isinstance(value, dict):
         rows = "".join(
             f"<tr><th style='text-align:left'>{escape(str(key))}</th><td>{html_table(item)}</td></tr>"

@@ -1,7 +1,7 @@
-"""What a person can set: the base class of every settings model, shared types, and one sentence for each mistake.
+"""Base class of all settings models, shared types, and one sentence for each mistake in a setting.
 
-A setting is declared once, as a field of a frozen pydantic model beside the code that uses it. Recipes compose these
-models, command-line options and the reference in the documentation are generated from them.
+A setting is declared once, as a field of a frozen pydantic model beside the code that uses it. Recipes are composed of
+these models, and command-line options and the reference in the documentation are generated from them.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from pydantic.fields import FieldInfo
 from ropewalk.io.lengths import format_length, parse_length
 
 MOST_PROBLEMS = 3
-"""Mistakes that one sentence names."""
+"""Most mistakes that one message lists."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """How a field stands on the command line, where its name and type do not say it; part of its annotation.
+    """How a field appears on the command line, if its name and type do not determine it; part of its annotation.
 
     Attributes:
-        name: of the option (``--from``) if it is not the field's own.
-        group: heading in the help; the ``group`` of the model if None.
-        metavar: what stands for the value in the help; derived from the type if None.
-        text: how a default is written as people would; ``str`` if None.
-        repeated: whether the option is given once for each value.
-        formerly: names that it had, which are still taken.
-        hidden: whether it is a setting of recipes and of the Python API alone.
+        name: name of the option (``--from``), if it differs from the field's.
+        group: heading in the help; None for the ``group`` of the model.
+        metavar: placeholder for the value in the help; None to derive it from the type.
+        text: writes a default as people would; None for ``str``.
+        repeated: whether the option is repeated for several values.
+        formerly: earlier names of the option, which are still accepted.
+        hidden: whether the setting exists only in recipes and the Python API.
         argument: whether it is a positional argument.
     """
 
@@ -62,15 +62,15 @@ COMMON = Option(group="Common options")
 
 @dataclass(frozen=True)
 class OnResume:
-    """What ``--resume`` does where a key has another value than in the run that it goes on with.
+    """What ``--resume`` does with a key whose value differs from that of the run it resumes.
 
-    It stands in a key's annotation, or as ``on_resume`` in the class for all keys that say nothing themselves.
+    Part of a key's annotation, or ``on_resume`` of the class for all keys without their own.
 
     Attributes:
-        kind: ``free``, the run goes on; ``same``, it goes on if the new value comes to the same as the old one;
-            ``onward``, the new value holds from the step on where the run goes on, which is said and noted in the
-            recipe's history; ``fixed``, it is refused.
-        why: of a ``fixed`` key, the end of a sentence.
+        kind: ``free``: the run resumes; ``same``: it resumes if the new value is equivalent to the old one;
+            ``onward``: the new value applies from the step at which the run resumes, which is reported and recorded in
+            the recipe's history; ``fixed``: it is an error.
+        why: for a ``fixed`` key, the end of the error's sentence.
     """
 
     kind: Literal["free", "same", "onward", "fixed"]
@@ -82,11 +82,11 @@ FREE, SAME, ONWARD = OnResume("free"), OnResume("same"), OnResume("onward")
 
 @dataclass(frozen=True)
 class NamesFiles:
-    """Part of the annotation of a text that may name a file or folder; a ``Path`` says so by itself."""
+    """Annotates a text that may name a file or folder; a field of type ``Path`` does not need it."""
 
 
 class Settings(BaseModel):
-    """What a person writes: frozen; unknown keys, NaN, infinity and ``true`` for a number are refused."""
+    """Base of what a person writes: frozen; rejects unknown keys, NaN, infinity and ``true`` for a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
     group: ClassVar[str | None] = None
@@ -97,7 +97,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """``steps: true`` is not 1, and ``eos: 1`` is not true."""
+        """Reject ``steps: true``, which pydantic would read as 1, and ``eos: 1``, which it would read as true."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         takes_bool = _takes_bool(annotation)
         if not takes_bool:
@@ -105,14 +105,14 @@ class Settings(BaseModel):
             if any(isinstance(item, bool) for item in items):
                 kinds = set(_leaves(annotation))
                 number = "a whole number" if float not in kinds else "a number"
-                raise ValueError(f"must be {number if kinds & {int, float} else 'a text'}")
+                raise ValueError(f"must be {number if kinds & {int, float} else 'a string'}")
         elif _only_bool(annotation) and value is not None and not isinstance(value, bool):
             raise ValueError("must be true or false")
         return value
 
 
 def _takes_bool(annotation: Any) -> bool:
-    """Whether a boolean means something to a field; a model may give ``true`` a meaning of its own."""
+    """Whether a field accepts a boolean; a model may define its own meaning of ``true``."""
     if annotation is bool or annotation is Any or model_in(annotation) is not None:
         return True
     parts = get_args(annotation)
@@ -122,7 +122,7 @@ def _takes_bool(annotation: Any) -> bool:
 
 
 def _leaves(annotation: Any) -> Iterator[Any]:
-    """The types that an annotation is made of."""
+    """The types that make up an annotation."""
     parts = get_args(annotation)
     yield from (leaf for part in parts for leaf in _leaves(part)) if parts else (annotation,)
 
@@ -136,12 +136,12 @@ def _length(value: Any) -> Any:
 
 
 def _parts(value: Any) -> Any:
-    """The parts of a text with commas, each once, in order."""
+    """The distinct parts of a comma-separated text, in order."""
     if not isinstance(value, str):
         return value
     parts = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
     if not parts:
-        raise ValueError(f"{value!r} names nothing")
+        raise ValueError(f"{value!r} contains no name")
     return parts
 
 
@@ -162,45 +162,45 @@ def _path(value: Any) -> Any:
 LENGTH = Option(metavar="LENGTH", text=format_length)
 
 Length = Annotated[int, BeforeValidator(_length), Field(le=2**31), LENGTH]
-"""Tokens of a document or a row: 131072, or as people write it: 128k, 1M."""
+"""Tokens of a document or a row: 131072, or in the short form: 128k, 1M."""
 
 Tokens = Annotated[int, BeforeValidator(_length), Field(le=10**15), LENGTH]
-"""Tokens of a whole mixture, in the same words."""
+"""Tokens of a whole mixture, in the same forms."""
 
 Lengths = Annotated[
     tuple[Length, ...],
     BeforeValidator(_parts),
     Option(metavar="LENGTH,...", text=lambda found: ",".join(map(format_length, found))),
 ]
-"""Several lengths, on the command line with commas between: 8k,128k."""
+"""Several lengths, comma-separated on the command line: 8k,128k."""
 
 T = TypeVar("T")
 
 Several = Annotated[tuple[T, ...], BeforeValidator(_parts), Option(metavar="NAME,...", text=_joined)]
-"""Several values of a type; on the command line with commas between, each once."""
+"""Several distinct values of a type, comma-separated on the command line."""
 
 CommaList = Several[str]
 """Several names."""
 
 Numbers = Annotated[Several[Annotated[int, Field(ge=1)]], Option(metavar="NUMBER,...")]
-"""Several whole numbers from 1 on."""
+"""Several whole numbers of at least 1."""
 
 Count = Annotated[int, Field(le=10**9)]
-"""Of anything that a person counts; a larger one is a slip."""
+"""A count that a person sets; larger values are typing errors."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 """Random seed."""
 
 Text = Annotated[str, AfterValidator(_not_empty)]
-"""A name or a path of a source; not empty."""
+"""Name or path of a source; not empty."""
 
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    Field(description="Dtype of the parameters; auto takes the checkpoint's."),
+    Field(description="Dtype of the parameters; auto keeps the checkpoint's."),
 ]
 """Dtype of a model in memory."""
 
-Device = Annotated[str, Field(description="Device; auto takes cuda where there is one, else cpu.")]
+Device = Annotated[str, Field(description="Device; auto selects cuda if available, otherwise cpu.")]
 """Device of a model in memory: auto, cpu, cuda, cuda:1."""
 
 
@@ -213,23 +213,23 @@ def _exists(path: Path) -> Path:
 
 def _no_file(path: Path) -> Path:
     if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is a file, and must be a folder")
+        raise ValueError(f"{path} is a file, but must be a folder")
     return path
 
 
 def _no_folder(path: Path) -> Path:
     if path.is_dir():
-        raise ValueError(f"{path} is a folder, and must be a file")
+        raise ValueError(f"{path} is a folder, but must be a file")
     return path
 
 
 def pairs(value: Any, metavar: str = "KEY=VALUE", example: str = "") -> Any:
-    """``KEY=VALUE`` texts as a mapping, each key once; anything else is left as it is.
+    """Parse ``KEY=VALUE`` texts into a mapping without repeated keys; other values are returned unchanged.
 
     Args:
-        value: as typed, or a mapping.
-        metavar: what a pair is called in messages.
-        example: of a pair, for messages.
+        value: the texts as typed, or a mapping.
+        metavar: name of a pair in messages.
+        example: example of a pair, for messages.
     """
     hint = f"; write {example}" if example else ""
     if not isinstance(value, list | tuple):
@@ -238,7 +238,7 @@ def pairs(value: Any, metavar: str = "KEY=VALUE", example: str = "") -> Any:
     for pair in value:
         name, sign, text = str(pair).partition("=")
         if not sign or not name.strip() or not text.strip():
-            raise ValueError(f"{pair!r} is no {metavar}{hint}")
+            raise ValueError(f"{pair!r} is not of the form {metavar}{hint}")
         if name.strip() in found:
             raise ValueError(f"{name.strip()} is given twice")
         found[name.strip()] = text
@@ -246,46 +246,46 @@ def pairs(value: Any, metavar: str = "KEY=VALUE", example: str = "") -> Any:
 
 
 FileOrName = Annotated[str, NamesFiles()]
-"""A file or folder, or the name of something that is found without one, such as ``hub``."""
+"""A file or folder, or the name of something that needs no file, such as ``hub``."""
 
 FilePath = Annotated[Path, BeforeValidator(_path), Option(metavar="PATH")]
-"""A path in the file system; the empty text is none."""
+"""A path in the file system; an empty text is an error."""
 
 ExistingPath = Annotated[FilePath, AfterValidator(_exists)]
-"""A file or folder that is there."""
+"""An existing file or folder."""
 
 Folder = Annotated[FilePath, AfterValidator(_no_file), Option(metavar="DIR")]
-"""A folder that is there or can be made."""
+"""A folder that exists or can be created."""
 
 OutputFile = Annotated[FilePath, AfterValidator(_no_folder), Option(metavar="FILE")]
-"""A file that is there or can be made."""
+"""A file that exists or can be created."""
 
 Overrides = Annotated[tuple[str, ...], Option(name="--set", metavar="KEY=VALUE", repeated=True)]
-"""Changes of a recipe's keys, each as ``stages.0.steps=20``."""
+"""Overrides of a recipe's keys, each in the form ``stages.0.steps=20``."""
 
 
 def names_files(field: FieldInfo) -> bool:
-    """Whether a field's values name files or folders, so that what these hold belongs to the setting."""
+    """Whether a field's values name files or folders, whose contents then belong to the setting."""
     return any(
         part is Path or isinstance(part, NamesFiles) for part in (*_leaves(field.annotation), *field.metadata)
     )
 
 
 def near_or_all(name: str, known: Sequence[str]) -> str:
-    """What to write instead of an unknown name: the nearest that there is, or all of them."""
+    """What to write instead of an unknown name: the closest known name, or all of them."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model among what an annotation allows, such as Mixture in ``Mixture | None``; None if there is none."""
+    """The model in an annotation, such as Mixture in ``Mixture | None``; None if there is none."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation if issubclass(annotation, BaseModel) else None
     return next((found for part in get_args(annotation) if (found := model_in(part))), None)
 
 
 def recipe_key(location: Sequence[str | int]) -> str:
-    """A location as people write it in a recipe: ``stages.0.steps``."""
+    """A location as it is written in a recipe: ``stages.0.steps``."""
     return ".".join(str(part) for part in location)
 
 
@@ -296,12 +296,12 @@ def explain(error: ValidationError, model: type[BaseModel], spelled: Spelling = 
     """The first few mistakes of a validation error in one line.
 
     Args:
-        error: of pydantic.
-        model: that was validated.
-        spelled: how the person who made the mistake writes a location: a recipe's key, or an option.
+        error: error raised by pydantic.
+        model: the model that was validated.
+        spelled: formats a location as the user wrote it: as a recipe key or an option.
 
     Returns:
-        For each what is wrong, its value, and what would be accepted; without a full stop.
+        What is wrong, the value, and what would be accepted, for each mistake; without a full stop.
     """
     found: dict[tuple[str | int, ...], list[Any]] = {}
     for problem in error.errors(include_url=False):
@@ -311,7 +311,7 @@ def explain(error: ValidationError, model: type[BaseModel], spelled: Spelling = 
 
 
 def _without_tags(model: type[BaseModel], problem: Any) -> tuple[str | int, ...]:
-    """Where a problem is, without the names of union members and validators that pydantic puts in between."""
+    """Location of a problem without the names of union members and validators that pydantic inserts."""
     found: list[str | int] = []
     inner: type[BaseModel] | None = model
     for place, part in enumerate(problem["loc"]):
@@ -366,7 +366,7 @@ def _is_bound(kind: str) -> bool:
 
 
 def _needed(problem: Any) -> str:
-    """What pydantic found wrong, as ``must be ...`` where it is a bound or a type."""
+    """The problem that pydantic found, phrased as ``must be ...`` for a bound or a type."""
     kind, limits = problem["type"], problem.get("ctx", {})
     number = {
         "greater_than_equal": "must be {ge:g} or more",
@@ -379,7 +379,7 @@ def _needed(problem: Any) -> str:
         "float_parsing": "must be a number",
         "float_type": "must be a number",
         "finite_number": "must be a finite number",
-        "string_type": "must be a text",
+        "string_type": "must be a string",
         "bool_type": "must be true or false",
         "bool_parsing": "must be true or false",
         "literal_error": "must be {expected}",
@@ -392,7 +392,7 @@ def _needed(problem: Any) -> str:
 
 
 def _fields_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
-    """Names of the fields of the model that a location leads to."""
+    """Names of the fields of the model at a location."""
     found = _model_at(model, location)
     return [] if found is None else list(found.model_fields)
 
@@ -410,7 +410,7 @@ def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[Bas
 
 
 def _literals_at(model: type[BaseModel], location: Sequence[str | int]) -> list[Any]:
-    """The values that a field with nothing but a choice takes."""
+    """The allowed values of a field that is a pure choice."""
     field = _field_at(model, location)
     if field is None or model_in(field.annotation) is not None:
         return []

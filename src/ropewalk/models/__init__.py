@@ -1,1 +1,1 @@
-"""The only room that imports the internals of transformers and of trackers."""
+"""The only package that imports internals of transformers."""

@@ -1,10 +1,10 @@
-"""How a layout reaches ``attend`` inside a transformers model, without a patched class.
+"""Pass a layout to ``attend`` inside a transformers model, without patching its classes.
 
-transformers lets a library register an attention function and a mask function under a name, and hands keyword
-arguments of ``model(...)`` down to the attention function. So ``model(input_ids, layout=layout)`` works on
-every decoder whose layers pass their keyword arguments on. Two hooks on the model guard the way: they check
-the call, add the layout's position ids, and remember that a layout was given, so that an attention function
-reached without it raises instead of quietly attending across documents.
+transformers lets a library register an attention function and a mask function under a name, and passes keyword
+arguments of ``model(...)`` down to the attention function. ``model(input_ids, layout=layout)`` therefore works on every
+decoder whose layers pass on their keyword arguments. Hooks on the model check the call, add the layout's position ids,
+and record that a layout was given: an attention function that is reached without it then raises an error instead of
+silently attending across documents.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from ropewalk.parallel import ShardedLayouts, sharded_attend
 from ropewalk.rope import RotaryEmbedding
 
 OVER_SDPA = "ropewalk"
-"""Registered name; calls without a layout (generation) go to SDPA."""
+"""Registered name; calls without a layout (generation) use SDPA."""
 OVER_EAGER = "ropewalk_eager"
-"""The same over the model's own eager attention, for models that SDPA cannot serve (soft-capped scores, sinks)."""
+"""The same with the model's own eager attention, for models that SDPA does not support (soft-capped scores, sinks)."""
 
 
 ASKED = ("scaling", "softcap", "sliding_window", "s_aux", "dropout", "is_causal")
-"""What modules say of their attention, as transformers names it."""
+"""Attributes in which transformers' modules describe their attention."""
 PASSED_BY = ("position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
-"""What travels down with it and says nothing of attention: positions are in queries and keys already."""
+"""Keyword arguments that do not affect attention: positions are already applied to queries and keys."""
 KNOWN_OPTIONS = (*ASKED, *PASSED_BY)
 
 
 @dataclass(frozen=True, eq=False)
 class LayoutCall:
-    """What travels down to the attention function as ``layout=``.
+    """The value passed down to the attention function as ``layout=``.
 
     Attributes:
-        layouts: one layout a row of the batch.
-        engine: the attention engine's name, or ``auto``.
-        localities: how far back a query sees in each layer.
-        position_ids: int64 ``[batch or 1, places]``, of this process's part of the rows.
-        sharded: how the rows are cut over ranks; None where this process holds them whole.
+        layouts: one layout for each row of the batch.
+        engine: name of the attention engine, or ``auto``.
+        localities: window or chunk of each layer.
+        position_ids: int64 ``[batch or 1, tokens]``, for this process's part of the rows.
+        sharded: how the rows are split over ranks; None if this process has whole rows.
     """
 
     layouts: tuple[PackedLayout, ...]
@@ -61,24 +61,24 @@ class LayoutCall:
     sharded: ShardedLayouts | None = None
 
     def locality_of(self, layer: int | None) -> Locality:
-        """How far back a query of one layer sees; all layers alike where modules have no number.
+        """Window or chunk of one layer; if all layers agree, the module need not state its number.
 
         Raises:
-            EngineError: if they differ and the module does not say which it is.
+            EngineError: if layers differ and the module does not say which layer it is.
         """
         if layer is not None and layer < len(self.localities):
             return self.localities[layer]
         alike = set(self.localities)
         if len(alike) != 1:
             raise EngineError(
-                f"the config describes the attention of {len(self.localities)} layers, and a module says that it is "
-                f"of layer {layer}: its window is not known"
+                f"the config describes the attention of {len(self.localities)} layers, but a module says that it is "
+                f"layer {layer}, so its window is unknown"
             )
         return alike.pop()
 
     @property
     def total_length(self) -> int:
-        """Tokens of a whole row."""
+        """Tokens in a whole row."""
         return self.layouts[0].total_length
 
 
@@ -86,12 +86,12 @@ _current: ContextVar[LayoutCall | None] = ContextVar("ropewalk_layout_call", def
 
 
 def has_layout() -> bool:
-    """Whether a model call with a layout is under way: what is reached without it must raise."""
+    """Whether a model call with a layout is active; attention that is reached without the layout must then raise."""
     return _current.get() is not None
 
 
 def register() -> None:
-    """Make both names known to transformers; needed once, before a model is built with one of them."""
+    """Register both names with transformers; needed once, before a model that uses one of them is built."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -102,7 +102,7 @@ def register() -> None:
 
 def _mask_over(stock: Callable[..., Any]) -> Callable[..., Any]:
     def mask(*args: Any, **kwargs: Any) -> Any:
-        # With a layout there is no mask tensor: transformers would build T x T booleans for a packed row.
+        # With a layout no mask tensor is built: transformers would allocate T x T booleans for a packed row.
         return None if _current.get() is not None else stock(*args, **kwargs)
 
     return mask
@@ -122,7 +122,7 @@ def _attention_over(stock: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
             return _stock_attention(stock, module, query, key, value, attention_mask, **options)
         asked = asked_of(module, layout, options)
         query = _tuned_by_position(module, query, layout.position_ids)
-        # The rotation ran in float32; queries and keys are rounded to the values' dtype once, here.
+        # The rotation ran in float32; queries and keys are rounded once, here, to the values' dtype.
         query, key = query.to(value.dtype), key.to(value.dtype)
         if layout.sharded is None:
             output = attend(query, key, value, layout.layouts, layout.engine, asked)
@@ -134,10 +134,10 @@ def _attention_over(stock: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
 
 
 def asked_of(module: nn.Module, layout: LayoutCall, options: dict[str, Any]) -> AttentionOptions:
-    """What a layer asks of its attention: by its config, with what its module hands over.
+    """The attention parameters of a layer, from its config and from what its module passes.
 
     Raises:
-        EngineError: if it asks for something that no engine does, or the two contradict each other.
+        EngineError: if no engine supports them, or config and module disagree.
     """
     name, number = type(module).__name__, getattr(module, "layer_idx", None)
     if options.get("dropout"):
@@ -149,14 +149,14 @@ def asked_of(module: nn.Module, layout: LayoutCall, options: dict[str, Any]) -> 
     unknown = [key for key, value in options.items() if value is not None and key not in KNOWN_OPTIONS]
     if unknown:
         raise EngineError(
-            f"{name} hands {', '.join(unknown)} to its attention, which no engine knows; this architecture cannot "
-            "train on packed rows"
+            f"{name} passes {', '.join(unknown)} to its attention, which no engine supports; this architecture cannot "
+            "be trained on packed rows"
         )
     locality, window = layout.locality_of(number), options.get("sliding_window")
     if window != locality.window:
         asked = "no sliding window" if window is None else f"a sliding window of {window} tokens"
         raise EngineError(
-            f"{name} of layer {number} asks for {asked}, and its config says {locality.window}; neither is guessed"
+            f"{name} of layer {number} asks for {asked}, but its config says {locality.window}; correct the config"
         )
     return AttentionOptions(
         scale=options.get("scaling"),
@@ -168,13 +168,13 @@ def asked_of(module: nn.Module, layout: LayoutCall, options: dict[str, Any]) -> 
 
 
 def _tuned_by_position(module: Any, query: Tensor, position_ids: Tensor) -> Tensor:
-    """Queries whose temperature follows their positions.
+    """Queries with a temperature that depends on their positions.
 
-    Llama 4 tunes the queries of its layers without RoPE by their place in the tensor, which is their position only
-    where one sequence fills it: not where positions restart, nor in a shard.
+    Llama 4 scales the queries of its layers without RoPE by their index in the tensor. The index equals the position
+    only if one sequence fills the tensor: not if positions restart, and not in a shard of a row.
 
     Args:
-        module: a layer's attention.
+        module: attention module of a layer.
         query: ``[batch, num_heads, length, head_dim]``.
         position_ids: int64 ``[batch or 1, length]``.
     """
@@ -184,7 +184,7 @@ def _tuned_by_position(module: Any, query: Tensor, position_ids: Tensor) -> Tens
     def tuning(positions: Tensor) -> Tensor:
         steps = torch.log1p(torch.floor((positions.float() + 1.0) / module.floor_scale))
         tuned: Tensor = steps * module.attn_scale + 1.0
-        # The layer's own is float32 in any model; in float64 its quotient is to bring no rounding of float32 in.
+        # The layer computes it in float32 in any model; a float64 model must not inherit float32 rounding here.
         return tuned.to(torch.promote_types(query.dtype, tuned.dtype))
 
     places = torch.arange(query.shape[2], device=query.device)
@@ -201,15 +201,15 @@ def _stock_attention(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """A plain causal sequence, perhaps cached or padded: transformers' own function, in the model's dtype."""
+    """A plain causal sequence, possibly cached or padded: transformers' own function in the model's dtype."""
     if _current.get() is not None:
         raise EngineError(
-            f"{type(module).__name__} does not hand keyword arguments down to its attention, so the layout never "
-            "arrived; this architecture cannot train on packed rows"
+            f"{type(module).__name__} does not pass keyword arguments to its attention, so the layout never "
+            "arrived; this architecture cannot be trained on packed rows"
         )
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    # The rotation ran in float32, and a cache that the model made for itself widened the values as well.
+    # The rotation ran in float32, and a cache that the model created itself has widened the values too.
     dtype = _compute_dtype(module, value)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if attention_mask is not None and attention_mask.is_floating_point():
@@ -232,15 +232,15 @@ def _compute_dtype(module: nn.Module, value: Tensor) -> torch.dtype:
 
 
 class LayoutHooks:
-    """Forward hooks of one model: check the call on the way in, clear the mark on the way out."""
+    """Forward hooks of one model: they check each call and record its layout, and clear the record afterwards."""
 
     def __init__(self, engine: str, localities: tuple[Locality, ...]):
-        """``localities``: how far back a query sees in each layer."""
+        """Create the hooks; ``localities`` are the window or chunk of each layer."""
         self.engine, self.localities = engine, localities
         self._marks: list[tuple[Token[LayoutCall | None], ExitStack]] = []
 
     def install(self, model: nn.Module) -> None:
-        """Hook the module that users call and, where it is another, the decoder inside that losses call."""
+        """Hook the module that users call and, if it is a different one, the decoder inside that losses call."""
         modules = {id(m): m for m in (model, decoder_of(model) if hasattr(model, "base_model") else model)}
         for module in modules.values():
             module.register_forward_pre_hook(self._before, with_kwargs=True)
@@ -260,7 +260,7 @@ class LayoutHooks:
             _pin_length(module, call, pinned, own_positions=given is None)
         if call is None and kwargs.get("past_key_values") is not None:
             _round_keys_into(kwargs["past_key_values"])
-        # An inner module that a layout does not reach keeps the outer mark: its attention will raise.
+        # If the layout does not reach an inner module, the outer record stays, so its attention raises an error.
         self._marks.append((_current.set(call if call is not None else _current.get()), pinned))
         return args, kwargs
 
@@ -285,16 +285,16 @@ class LayoutHooks:
             raise RopewalkError(f"got {len(layouts)} layouts for a batch of {len(ids)} rows")
         if sharded is not None and ids.shape[1] != sharded.shard_length:
             raise RopewalkError(
-                f"this rank's shards have {sharded.shard_length} places, the batch has {ids.shape[1]}"
+                f"this rank's shards have {sharded.shard_length} tokens, but the batch has {ids.shape[1]}"
             )
         length = ids.shape[1] if sharded is None else layouts[0].total_length
         for layout in layouts:
             if layout.total_length != length:
                 raise RopewalkError(
-                    f"the layout describes {layout.total_length} tokens, the row has {length}"
+                    f"the layout describes {layout.total_length} tokens, but the row has {length}"
                 )
         if kwargs.get("attention_mask") is not None:
-            raise RopewalkError("a layout says all there is to say of visibility; leave attention_mask out")
+            raise RopewalkError("a layout already defines visibility; leave attention_mask out")
         if kwargs.get("past_key_values") is not None:
             raise RopewalkError("a packed row has no key/value cache; leave past_key_values out")
         position_ids = kwargs.get("position_ids")
@@ -304,17 +304,17 @@ class LayoutHooks:
             **kwargs,
             "layout": LayoutCall(layouts, self.engine, self.localities, position_ids, sharded),
             "position_ids": position_ids,
-            # Nobody reads it: without a mask transformers asks the device whether position ids restart, and waits.
+            # Never read. Without any mask transformers tests whether position ids restart, which waits for the device.
             "attention_mask": torch.empty(len(ids), 1, 0, 0, device=ids.device),
             "use_cache": False,
         }
 
 
 def localities_of(model: nn.Module) -> set[Locality]:
-    """How far back the queries of a model's layers see, each once: what attention is planned for.
+    """The distinct windows and chunks of a model's layers, for which attention is prepared.
 
     Args:
-        model: one that hooks are installed on.
+        model: a model on which the hooks are installed.
     """
     hooks: LayoutHooks = model._ropewalk_hooks  # type: ignore[assignment]
     return set(hooks.localities)
@@ -322,16 +322,16 @@ def localities_of(model: nn.Module) -> set[Locality]:
 
 @kept
 def positions_on(layouts: tuple[PackedLayout, ...] | ShardedLayouts, device: torch.device) -> Tensor:
-    """int64 ``[batch, length]``: the position ids of rows, or of this rank's shards of them, on a device."""
+    """int64 ``[batch, length]``: position ids of the rows, or of this rank's shards of them, on a device."""
     if isinstance(layouts, ShardedLayouts):
         return layouts.position_ids().to(device)
     return torch.stack([layout.position_ids for layout in layouts]).to(device)
 
 
 def _pin_length(module: nn.Module, call: LayoutCall, pinned: ExitStack, own_positions: bool) -> None:
-    """Frequencies that depend on the length follow the whole row's, or each shard would take its own.
+    """Fix length-dependent frequencies to the whole row's length; otherwise each shard would use its own length.
 
-    Where the positions are the layouts' own, their length is known here; a rotary module would ask the device for it.
+    If the positions are the layouts' own, their length is known here; a rotary module would wait for the device.
     """
     ours = [inner for inner in module.modules() if isinstance(inner, RotaryEmbedding)]
     dependent = [each for each in ours if any(method.length_dependent for method in each.methods.values())]
@@ -342,26 +342,26 @@ def _pin_length(module: nn.Module, call: LayoutCall, pinned: ExitStack, own_posi
     names = [] if ours or call.sharded is None else unpinned_methods(module)
     if names:
         raise EngineError(
-            f"transformers' own RoPE of {type(module).__name__} is {names[0]}, which would take the length of a "
-            "shard for the row's; load the model with exact_rope=True"
+            f"transformers' own RoPE of {type(module).__name__} is {names[0]}, which would use the length of a "
+            "shard instead of the row's; load the model with exact_rope=True"
         )
 
 
 def _round_keys_into(cache: Any) -> None:
-    """Let a key/value cache hold the rotated keys in the values' dtype, as the attention product sees them.
+    """Make a key/value cache store the rotated keys in the values' dtype, as the attention product uses them.
 
     An exact rotation gives float32 keys, and a cache takes its dtype from the first keys: values would be
-    widened with them, and a static cache refuses the mixture. Only this one cache object is changed.
+    widened with them, and a static cache rejects mixed dtypes. Only this cache object is changed.
     """
     if "update" not in vars(cache):
         cache.update = _RoundedUpdate(cache)
 
 
 class _RoundedUpdate:
-    """``update`` of one cache, its keys in the values' dtype first; a deep copy of the cache gets one of its own."""
+    """``update`` of one cache, with keys in the values' dtype; a deep copy of the cache gets its own wrapper."""
 
     def __init__(self, cache: Any) -> None:
-        # Weakly: a cache that held itself would keep gigabytes until the garbage collector comes by.
+        # A weak reference: a cycle would keep gigabytes of cache until the garbage collector runs.
         self.owner = weakref.ref(cache)
 
     def __call__(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -369,15 +369,15 @@ class _RoundedUpdate:
         return type(cache).update(cache, keys.to(values.dtype), values, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _RoundedUpdate:
-        # The copy of the cache stands in the memo before its attributes are copied.
+        # The copy of the cache is in the memo before its attributes are copied.
         return _RoundedUpdate(memo[id(self.owner())])
 
 
 def _refuse_restarts(kwargs: dict[str, Any]) -> None:
-    """Position ids that restart mean packed documents; nothing may guess their boundaries from that."""
+    """Raise for position ids that restart: they mean packed documents, whose boundaries must not be guessed."""
     position_ids = kwargs.get("position_ids")
     plain = kwargs.get("attention_mask") is None and kwargs.get("past_key_values") is None
     if isinstance(position_ids, Tensor) and plain and bool((position_ids.diff(dim=-1) <= 0).any()):
         raise RopewalkError(
-            "position_ids restart inside the row, so it holds packed documents: say where they lie with layout="
+            "position_ids restart inside the row, so it contains packed documents: describe them with layout="
         )

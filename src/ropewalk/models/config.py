@@ -1,9 +1,9 @@
-"""ModelConfig: what a decoder's config says, read once, in one place, for everyone who asks.
+"""ModelConfig: a decoder's config, read once and in one place.
 
 transformers states the attention of layers in many spellings: a list of layer types, a window for all layers, a switch
-beside the window, a pattern, a first layer with a window, a list of layers without RoPE. They are read here and nowhere
-else. A config comes from a ``config.json`` (:mod:`ropewalk.models.config_file`) or from a transformers config in memory
-(:meth:`ModelConfig.of`); both say the same. Nothing here needs transformers.
+beside the window, a pattern, a first layer with a window, a list of layers without RoPE. Only this module reads them.
+A config comes from a ``config.json`` (:mod:`ropewalk.models.config_file`) or from a transformers config in memory
+(:meth:`ModelConfig.of`), with the same result. Nothing here needs transformers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 SERVED = (FULL, SLIDING, CHUNKED)
-"""Layer types of attention through which a packed row can pass."""
+"""Layer types of attention that packed rows can pass through."""
 HYBRID = "hybrid"
-"""Layer type of full attention beside a recurrent mixer."""
+"""Layer type with full attention beside a recurrent mixer."""
 RECURRENT = ("linear_attention", "conv", HYBRID)
-"""Layer types whose mixer carries a state from token to token, or looks back through a convolution."""
+"""Layer types whose mixer carries a state from token to token, or reads earlier tokens through a convolution."""
 MIXERS = {
     "bamba": "mamba",
     "falcon_h1": "mamba",
@@ -44,17 +44,17 @@ MIXERS = {
 }
 """Model types whose recurrent layers restart at each document, with the attribute of a layer that is its mixer."""
 PER_TOKEN = ("mlp", "moe")
-"""Layer types in which no token sees another."""
+"""Layer types in which no token attends to another."""
 WITHOUT_ROPE = ("kimi_linear", "nemotron_h")
-"""Model types in which no layer has RoPE, whatever their configs say of it."""
+"""Model types in which no layer has RoPE, whatever their configs state."""
 NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""What configs call the number of experts that a layer's router chooses from."""
+"""Config keys for the number of experts that a layer's router chooses from."""
 ROTATE_IN_WINDOWS_ALONE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1")
-"""Model types whose layers with full attention have no RoPE where other layers have a window."""
+"""Model types whose full-attention layers have no RoPE if other layers have a window."""
 WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "openai_privacy_filter")
-"""Model types whose attention has a learned sink in every layer."""
+"""Model types with a learned attention sink in every layer."""
 CHANGES_ITS_MASK = ("doge",)
-"""Model types whose attention adds scores of its own to the mask, which no engine is given."""
+"""Model types whose attention adds its own scores to the mask, which no engine receives."""
 MASK_EVERY_KIND = {
     **dict.fromkeys(
         ("afmoe", "cohere2", "cohere2_moe", "gemma2", "gemma3_text", "gpt_oss"), "sliding_window"
@@ -63,20 +63,20 @@ MASK_EVERY_KIND = {
     **dict.fromkeys(("modernbert-decoder", "vaultgemma"), "sliding_window"),
     "llama4_text": "attention_chunk_size",
 }
-"""Model types for which transformers makes the mask of windows or chunks even if no layer has one, and fails where the
+"""Model types for which transformers builds the mask of windows or chunks even if no layer has one, and fails if the
 config has no width for it; with the key of that width."""
 WIDTHS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
-"""The key that says how far back layers of a type see."""
+"""The key that limits how far back layers of a type see."""
 BEYOND_ANY_CONTEXT = 2**30
-"""Tokens of a window that takes nothing away, for classes that cannot do without one."""
+"""A window in tokens that limits nothing, for classes that require one."""
 
 
 BASES_OF_LAYERS = "layer_rope_theta"
-"""A base for each layer, 0 for one without RoPE (Granite with windows); the layers have these, not ``rope_theta``."""
+"""A base for each layer, 0 for one without RoPE (Granite with windows); the layers do not use ``rope_theta``."""
 DUAL_CHUNK = "dual_chunk_attention_config"
 
 OTHER_LENGTHS = ("model_max_length", "max_sequence_length", "max_seq_len", "seq_length")
-"""Where configs also state a context."""
+"""Further places where configs state a context."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class LayerConfig:
     """The attention of one layer.
 
     Attributes:
-        kind: as transformers calls it: ``full_attention``, ``sliding_attention``, ``linear_attention`` and so on.
-        window: tokens that a query sees, itself included; None where it sees all before it.
-        rotates: whether positions turn its queries and keys.
-        rope: the method by which they do; None for a layer without RoPE.
+        kind: type as transformers names it: ``full_attention``, ``sliding_attention``, ``linear_attention`` and so on.
+        window: number of tokens that a query sees, including itself; None if it sees all earlier tokens.
+        rotates: whether its queries and keys are rotated by position.
+        rope: its RoPE method; None for a layer without RoPE.
         sinks: whether it has learned attention sinks.
         softcap: scores become ``softcap * tanh(scores / softcap)``; None for none.
         key_dim, value_dim: dimensions of a head's queries and keys, and of its values.
@@ -104,7 +104,7 @@ class LayerConfig:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a mixer of it carries a state from token to token, alone or beside attention."""
+        """Whether it has a mixer that carries a state from token to token, alone or beside attention."""
         return self.kind in RECURRENT
 
     @property
@@ -114,25 +114,25 @@ class LayerConfig:
 
     @property
     def locality(self) -> Locality:
-        """How far back a query sees, as attention engines take it."""
+        """Window or chunk of the layer, in the form that attention engines take."""
         return Locality(chunk=self.window) if self.kind == CHUNKED else Locality(self.window)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The config of a decoder, and what follows from it.
+    """The config of a decoder, and the properties derived from it.
 
-    What follows is computed when it is asked for, so that a config which is wrong in one respect can still be asked
-    about the others.
+    Properties are computed on access, so that a config with one wrong value can still answer questions about the
+    others.
 
     Attributes:
-        values: the decoder's config as a mapping. ``layer_types`` wins over everything else that says the same;
+        values: the decoder's config as a mapping. ``layer_types`` takes precedence over all other spellings;
             configs that a class of transformers has completed always have it.
         model: the checkpoint as the user named it, or the model's class, for messages.
         defaults: the values that ``config.json`` leaves out and the config class supplies. A key of one layer type
-            has its name in front: ``full_attention.rope_theta``. Empty for a config in memory, which no longer knows.
-        config_class: transformers' class for the decoder; None where it knows none and the file stands alone.
-        given_length: the trained length in tokens where the user knows better than the config.
+            has the type as prefix: ``full_attention.rope_theta``. Empty for a config in memory, where it is unknown.
+        config_class: transformers' class for the decoder; None if it has none and only the file is known.
+        given_length: the trained length in tokens, if the user overrides the config.
         source: the transformers config, of the whole model, that this was read from; None for a ``config.json``.
 
     Example:
@@ -150,10 +150,10 @@ class ModelConfig:
 
     @classmethod
     def of(cls, config: Any) -> ModelConfig:
-        """From a transformers config, of the whole model or of its language model."""
+        """Read a transformers config, of the whole model or of its language model."""
         text = config.get_text_config()
         said = text.to_dict()
-        # A class may have another name for it: n_embd, kv_channels.
+        # A class may use other names for them: n_embd, kv_channels.
         shape = {key: value for key, value in shape_values(text).items() if said.get(key) is None}
         dtype = {} if said.get("dtype") or config.dtype is None else {"dtype": str(config.dtype)}
         values = {**said, **shape, **dtype, **layer_values(text)}
@@ -163,22 +163,22 @@ class ModelConfig:
 
     @property
     def decoder_values(self) -> dict[str, Any]:
-        """The decoder's part of the transformers config, as its class writes it into a file."""
+        """The decoder's part of the transformers config, as its class writes it to a file."""
         key = decoder_key(self.source)
         values: dict[str, Any] = self.source.to_dict()
         return values if key is None else values[key]
 
     def with_decoder_values(self, values: Mapping[str, Any]) -> ModelConfig:
-        """The config of the same model whose decoder says something else; its encoders stay as they are.
+        """The config of the same model with different values for its decoder; its encoders are unchanged.
 
         Args:
-            values: in place of :attr:`decoder_values`.
+            values: replacement for :attr:`decoder_values`.
         """
         key = decoder_key(self.source)
         whole = dict(values) if key is None else {**self.source.to_dict(), key: dict(values)}
         return ModelConfig.of(type(self.source).from_dict(whole))
 
-    # What there is.
+    # Properties of the decoder.
 
     @property
     def model_type(self) -> str | None:
@@ -186,16 +186,16 @@ class ModelConfig:
 
     @cached_property
     def methods(self) -> dict[str | None, RopeMethod]:
-        """RoPE method of each layer type; the key None where all layers share one.
+        """RoPE method of each layer type; the key is None if all layers share one.
 
         Raises:
-            RopewalkError: as :func:`ropewalk.rope.methods_from_config`.
+            RopewalkError: as for :func:`ropewalk.rope.methods_from_config`.
         """
         return methods_from_config(self.values)
 
     @property
     def full_attention_rope(self) -> RopeMethod:
-        """The RoPE method of all layers, or of those with full attention: of the layers that limit the context.
+        """The RoPE method of the layers that limit the context: all layers, or those with full attention.
 
         Raises:
             RopewalkError: if no layer type has full attention.
@@ -204,7 +204,7 @@ class ModelConfig:
 
     @property
     def other_ropes(self) -> dict[str, RopeMethod]:
-        """The method of each layer type that does not limit the context; empty where all layers share one.
+        """The method of each layer type that does not limit the context; empty if all layers share one.
 
         Raises:
             RopewalkError: if no layer type has full attention.
@@ -217,12 +217,12 @@ class ModelConfig:
     def methods_with(
         self, method: RopeMethod, others: Mapping[str, RopeMethod] | None = None
     ) -> dict[str | None, RopeMethod]:
-        """The method of each layer type once the layers that limit the context have another one.
+        """The method of each layer type after changing that of the layers that limit the context.
 
         Args:
-            method: of these layers.
-            others: of other layer types that have methods of their own. One that is left out keeps its own: no distance
-                grows in a layer with a window.
+            method: new method for these layers.
+            others: methods for other layer types that have their own. A type that is left out keeps its method, since
+                in a layer with a window no distance grows.
 
         Raises:
             RopewalkError: if no layer type has full attention.
@@ -234,10 +234,10 @@ class ModelConfig:
 
     @property
     def limiting_kind(self) -> str | None:
-        """The layer type whose RoPE limits the context; None where all layers share one.
+        """The layer type whose RoPE limits the context; None if all layers share one.
 
         Raises:
-            RopewalkError: if layer types have methods of their own, and none of them has full attention.
+            RopewalkError: if layer types have their own methods, and none of them has full attention.
         """
         if None in self.methods:
             return None
@@ -253,8 +253,8 @@ class ModelConfig:
         """The attention of each layer, first to last.
 
         Raises:
-            RopewalkError: for a value that says nothing of layers, such as a window of 0 or of "x" tokens, and for
-                values that contradict each other, such as a layer with a window where there is none.
+            RopewalkError: for an invalid value of a layer, such as a window of 0 or of "x" tokens, and for values that
+                contradict each other, such as a layer with a window in a config without one.
         """
         check_layers(self.values)
         check_list_lengths(self.values)
@@ -277,20 +277,20 @@ class ModelConfig:
 
     @property
     def localities(self) -> tuple[Locality, ...]:
-        """How far back a query sees in each layer, first to last."""
+        """Window or chunk of each layer, first to last."""
         return tuple(layer.locality for layer in self.layers)
 
     @property
     def widest_window(self) -> int | None:
-        """The widest window of the layers in tokens, or None where some layer sees or carries more than a window."""
+        """The widest window of the layers in tokens; None if some layer sees or carries more than a window."""
         widths = [layer.window for layer in self.layers]
         return None if None in widths else max(width for width in widths if width is not None)
 
     def context_layers(self, length: int) -> list[int]:
-        """Numbers of the layers whose RoPE limits the context: they have one, and a query sees all tokens before it.
+        """Numbers of the layers whose RoPE limits the context: they have RoPE, and a query sees all earlier tokens.
 
         Args:
-            length: tokens of the longest text; a window that holds them is none.
+            length: tokens of the longest text; a window of at least this length does not count as one.
         """
         return [
             number
@@ -299,17 +299,17 @@ class ModelConfig:
         ]
 
     def rotates_in_windows_alone(self, length: int) -> bool:
-        """Whether layers with a window have RoPE, and those that see everything have none: no base limits the context.
+        """Whether only layers with a window have RoPE, and layers without one do not: no base limits the context.
 
         Args:
-            length: as of :meth:`context_layers`.
+            length: tokens of the longest text, as in :meth:`context_layers`.
         """
         rotating = any(layer.rotates for layer in self.layers)
         return rotating and self.widest_window is None and not self.context_layers(length)
 
     @property
     def mixer_name(self) -> str | None:
-        """The attribute of a recurrent layer that is its mixer; None where that is not known."""
+        """The attribute of a recurrent layer that is its mixer; None if unknown."""
         return MIXERS.get(self.model_type or "")
 
     @property
@@ -319,7 +319,7 @@ class ModelConfig:
 
     @property
     def shortest_window(self) -> int | None:
-        """The shortest window of the layers in tokens, or None where every layer sees all."""
+        """The shortest window of the layers in tokens; None if every layer sees all tokens."""
         return min((layer.window for layer in self.layers if layer.window is not None), default=None)
 
     @property
@@ -337,7 +337,7 @@ class ModelConfig:
 
     @property
     def key_dim(self) -> int:
-        """Dimensions of a head's queries and keys; latent attention calls the rotated part of them its head_dim."""
+        """Dimensions of a head's queries and keys; in latent attention head_dim is only their rotated part."""
         latent = self.values.get("qk_head_dim")
         if latent is None and self.values.get("qk_rope_head_dim") is not None:
             latent = self.values["qk_rope_head_dim"] + (self.values.get("qk_nope_head_dim") or 0)
@@ -350,17 +350,17 @@ class ModelConfig:
 
     @property
     def softcap(self) -> float | None:
-        """Scores become ``softcap * tanh(scores / softcap)``; None for none."""
+        """Soft cap: scores become ``softcap * tanh(scores / softcap)``; None for none."""
         return self.values.get("attn_logit_softcapping")
 
     @property
     def has_sinks(self) -> bool:
-        """Whether the model type is known for learned attention sinks."""
+        """Whether the model type has learned attention sinks."""
         return self.model_type in WITH_SINKS
 
     @property
     def dtype(self) -> str | None:
-        """Of the checkpoint's weights; None where the config does not say."""
+        """Dtype of the checkpoint's weights; None if the config does not state it."""
         said = self.values.get("dtype") or self.values.get("torch_dtype")
         return None if said is None else str(said).removeprefix("torch.")
 
@@ -370,10 +370,10 @@ class ModelConfig:
 
     @property
     def trained_length(self) -> int:
-        """Tokens the checkpoint was trained for: some yarn configs state only the length before their factor.
+        """Tokens that the checkpoint was trained for; some yarn configs state only the length before their factor.
 
         Raises:
-            RopewalkError: if the config states no ``max_position_embeddings``, and the user none either.
+            RopewalkError: if neither the config nor the user states ``max_position_embeddings``.
         """
         if self.given_length is not None:
             return self.given_length
@@ -386,12 +386,12 @@ class ModelConfig:
 
     @property
     def _dual_chunk_length(self) -> int | None:
-        """The length that a checkpoint with dual chunk attention was trained for, in tokens (Qwen2.5-1M); None without.
+        """The trained length in tokens of a checkpoint with dual chunk attention (Qwen2.5-1M); None without it.
 
-        Its ``max_position_embeddings`` is what that attention reaches by using shorter distances again.
+        Its ``max_position_embeddings`` is the length that this attention reaches by reusing shorter distances.
 
         Raises:
-            RopewalkError: if the config states something else than a whole number.
+            RopewalkError: if the config states anything but a whole number.
         """
         chunks = self.values.get(DUAL_CHUNK)
         length = chunks.get(ORIGINAL) if isinstance(chunks, Mapping) else None
@@ -404,7 +404,7 @@ class ModelConfig:
 
     @property
     def limits(self) -> tuple[Limit, ...]:
-        """What :meth:`lifted` could take away from this config."""
+        """The limits that :meth:`lifted` could remove from this config."""
         windows: tuple[Limit, ...] = ("windows",) if self.shortest_window is not None else ()
         return (*windows, "dual_chunk_attention") if self.values.get(DUAL_CHUNK) else windows
 
@@ -414,20 +414,20 @@ class ModelConfig:
 
     @property
     def can_lift_windows(self) -> bool:
-        """Whether :meth:`lifted` takes the windows away: they slide, and their layers share the RoPE of all."""
+        """Whether :meth:`lifted` can remove the windows: they slide, and their layers share the RoPE of all layers."""
         return self._kinds_with_windows == {SLIDING} and SLIDING not in self.methods
 
     def lifted(self, limits: Iterable[Limit]) -> ModelConfig:
-        """A config without some limits; those that it does not have change nothing.
+        """A config without the given limits; limits that it does not have are ignored.
 
         Args:
-            limits: ``windows`` makes every layer with a sliding window one of full attention;
-                ``dual_chunk_attention`` drops the config of Qwen2.5-1M's attention, which reaches further than it was
-                trained for by using shorter distances again.
+            limits: ``windows`` gives every layer with a sliding window full attention;
+                ``dual_chunk_attention`` drops the config of Qwen2.5-1M's attention, which reaches further than its
+                training by reusing shorter distances.
 
         Raises:
-            RopewalkError: if layers with a window are chunked, or have a RoPE of their own, which full attention
-                would carry beyond the distances that it has seen; or if other layers would have RoPE without windows.
+            RopewalkError: if layers with a window are chunked, or have their own RoPE, which full attention would use
+                at distances that it has never seen; or if removing the windows would give other layers RoPE.
         """
         wanted = [limit for limit in self.limits if limit in set(limits)]
         if not wanted:
@@ -440,26 +440,26 @@ class ModelConfig:
                 raise RopewalkError(
                     f"the windows of {self.model} cannot be lifted: its layers of type "
                     f"{', '.join(sorted(self._kinds_with_windows))} are "
-                    "chunked or have a RoPE of their own"
+                    "chunked or have their own RoPE"
                 )
             values["sliding_window"] = None
             if values.get("layer_types"):
-                # Classes with types of layers make the mask of windows even if no layer has one.
+                # Classes with layer types build the mask of windows even if no layer has one.
                 values["sliding_window"] = BEYOND_ANY_CONTEXT
                 values["layer_types"] = [FULL if kind == SLIDING else kind for kind in values["layer_types"]]
             values.pop("use_sliding_window", None)
         lifted = self.with_decoder_values(values)
         if [layer.rotates for layer in lifted.layers] != [layer.rotates for layer in self.layers]:
             raise RopewalkError(
-                f"the windows of {self.model} cannot be lifted: which of its layers have RoPE follows from them"
+                f"the windows of {self.model} cannot be lifted: they determine which of its layers have RoPE"
             )
         return lifted
 
-    # What is odd, what a reader must know, and what is refused.
+    # Warnings, notes for readers, and refusals.
 
     @property
     def config_warnings(self) -> list[str]:
-        """What is suspicious, but no contradiction: sentences for a report, never a reason to refuse."""
+        """Suspicious but not contradictory settings: sentences for a report, never an error."""
         length = self.max_position_embeddings
         said: list[str] = []
         for layer_type, method in self.methods.items():
@@ -469,7 +469,7 @@ class ModelConfig:
             about = "" if layer_type is None else f"{layer_type}: "
             said += [about + sentence for sentence in method.config_warnings(entry, original, length)]
         said += [
-            f"{key} is {self.values[key]}, but max_position_embeddings is {length}, which is what counts here"
+            f"{key} is {self.values[key]}, but max_position_embeddings is {length}, which is used here"
             for key in OTHER_LENGTHS
             if isinstance(self.values.get(key), int) and self.values[key] != length
         ]
@@ -483,22 +483,22 @@ class ModelConfig:
         if bases and bases != sorted({method.rope_theta for method in self.methods.values()}):
             stated = ", ".join(f"{base:g}" for base in bases)
             said.append(
-                f"{BASES_OF_LAYERS} states the bases {stated}, which the layers have; "
-                "what is said here of rope_theta is not about them"
+                f"{BASES_OF_LAYERS} states the bases {stated}, which the layers use; "
+                "statements here about rope_theta do not apply to them"
             )
         trained = self._dual_chunk_length
         if trained is not None and trained != length:
             said.append(
                 f"dual_chunk_attention_config states an original length of {trained} tokens, and "
-                f"max_position_embeddings is {length}: the model is taken as trained for {trained}, since what lies "
-                "beyond needs dual chunk attention, which neither transformers nor ropewalk runs; "
+                f"max_position_embeddings is {length}: the model is taken as trained for {trained}, because longer "
+                "contexts need dual chunk attention, which neither transformers nor ropewalk runs; "
                 "a recipe drops it with lift: [dual_chunk_attention]"
             )
         return said
 
     @property
     def layer_notes(self) -> list[str]:
-        """A sentence each on layers that are recurrent, have a window or have no RoPE, where not all are so."""
+        """One sentence each on layers that are recurrent, have a window or have no RoPE, if not all layers do."""
         layers = self.layers
         windowed = [number for number, layer in enumerate(layers) if layer.window is not None]
         still = [number for number, layer in enumerate(layers) if layer.attends and not layer.rotates]
@@ -506,8 +506,8 @@ class ModelConfig:
         recurrent = [number for number in self.recurrent_layers if not layers[number].attends]
         if recurrent:
             notes.append(
-                f"{_which(recurrent, len(layers))} is recurrent and has no RoPE: what it carries over a longer "
-                "context is for training to teach, whatever the base"
+                f"{_which(recurrent, len(layers))} is recurrent and has no RoPE: training must teach it what to carry "
+                "over a longer context, whatever the base"
             )
         if windowed and len(windowed) < len(layers):
             widths = " or ".join(
@@ -521,41 +521,41 @@ class ModelConfig:
             )
             notes.append(f"{_which(windowed, len(layers))} sees only {sees}, whatever the base")
         if still and len(still) == len(layers):
-            notes.append("no layer has RoPE, so no base changes anything")
+            notes.append("no layer has RoPE, so the base has no effect")
         elif still:
-            notes.append(f"{_which(still, len(layers))} has no RoPE, so a new base leaves it as it is")
+            notes.append(f"{_which(still, len(layers))} has no RoPE, so a new base does not change it")
         return notes
 
     @property
     def planning_notes(self) -> list[str]:
-        """What a reader of a plan for a longer context must know of the checkpoint, a sentence each."""
+        """What a reader of a plan for a longer context must know about the checkpoint, one sentence each."""
         notes = self.layer_notes
         method = self.full_attention_rope
         limiting, layers = self.context_layers(self.trained_length), self.layers
         some = 0 < len(limiting) < len(layers)
         if some:
             notes.append(
-                f"{_which(limiting, len(layers))} sees everything before it and has RoPE: these limit the context, and "
-                "the RoPE to change is theirs"
+                f"{_which(limiting, len(layers))} sees all earlier tokens and has RoPE: these layers limit the "
+                "context, and theirs is the RoPE to change"
             )
         if None not in self.methods:
             others = ", ".join(str(kind) for kind in self.methods if kind != FULL)
-            notes.append(f"layers of type {others} have a RoPE of their own, which stays")
+            notes.append(f"layers of type {others} have their own RoPE, which is kept")
         elif some and any(layer.rotates for layer in layers if layer.window is not None):
             notes.append("layers with a window share that RoPE and get the new one too")
         if self.values.get("attn_temperature_tuning"):
             notes.append(
-                "queries of layers without RoPE are scaled by their position (attn_temperature_tuning), beyond the "
-                "trained length as before it: leave that as it is"
+                "queries of layers without RoPE are scaled by their position (attn_temperature_tuning), within and "
+                "beyond the trained length: leave that as it is"
             )
         if not method.trainable:
             notes.append(
-                f"{method.name} is for inference only: the model was trained unscaled and is planned for so"
+                f"{method.name} is for inference only: the plan assumes that the model was trained unscaled"
             )
         if method.rotary_dim < self.key_dim:
             notes.append(
                 f"{method.rotary_dim} of {self.key_dim} dimensions of a head are rotated; the others compare tokens "
-                "alike at every distance, so a context bound, which counts the rotated ones alone, is cautious here"
+                "alike at every distance, so the context bound, which counts only rotated ones, is conservative here"
             )
         return notes
 
@@ -563,9 +563,9 @@ class ModelConfig:
 
     @property
     def num_experts(self) -> int:
-        """Experts that a token may be routed to in one layer; 0 of a dense model.
+        """Number of experts that a token may be routed to in one layer; 0 for a dense model.
 
-        Of configs that state one number a layer, the largest.
+        If the config states a number for each layer, the largest.
         """
         stated = next((self.values[key] for key in NUMBERS_OF_EXPERTS if self.values.get(key)), None)
         if stated is None:
@@ -575,66 +575,66 @@ class ModelConfig:
 
     @property
     def router_aux_loss_coef(self) -> float | None:
-        """Factor of the load-balancing loss that the config states; None if it states none."""
+        """Factor of the load-balancing loss in the config; None if it states none."""
         keys = ("router_aux_loss_coef", "aux_loss_coef")
         return next((float(self.values[key]) for key in keys if self.values.get(key) is not None), None)
 
     @property
     def router_aux_loss(self) -> float:
-        """Factor of the load-balancing loss as transformers trains: 0 unless ``output_router_logits`` is true."""
+        """Factor of the load-balancing loss in transformers' training: 0 unless ``output_router_logits`` is true."""
         return (self.router_aux_loss_coef or 0.0) if self.values.get("output_router_logits") else 0.0
 
     def packing_refusals(self) -> list[str]:
-        """Why packed rows cannot pass through the model, each the rest of a sentence on it; none where they can."""
+        """Why packed rows cannot pass through the model: predicates whose subject is the model; empty if they can."""
         refused = []
         passable = (*SERVED, *PER_TOKEN, *(RECURRENT if self.mixer_name else ()))
         other = {layer.kind: number for number, layer in reversed(list(enumerate(self.layers)))}
         unknown = [f"{kind} (layer {other[kind]})" for kind in sorted(set(other) - set(passable))]
         if unknown:
             refused.append(
-                f"has layers of type {', '.join(unknown)}, through which a packed row would leak; ropewalk serves full "
-                f"and sliding attention, and recurrent layers of {', '.join(MIXERS)}"
+                f"has layers of type {', '.join(unknown)}, through which packed documents would leak; ropewalk "
+                f"supports full and sliding attention, and recurrent layers of {', '.join(MIXERS)}"
             )
         width = MASK_EVERY_KIND.get(self.model_type or "")
         if width is not None and self.values.get(width) is None:
             refused.append(
                 f"has {width} null in its config, with which transformers runs no {self.model_type}, whatever its "
-                f"layers are; state it in tokens, {BEYOND_ANY_CONTEXT} where no layer is to be limited"
+                f"layers are; set it in tokens, to {BEYOND_ANY_CONTEXT} if no layer should be limited"
             )
         if self.model_type in CHANGES_ITS_MASK:
-            refused.append("adds scores of its own to the mask of its attention, which no engine knows")
+            refused.append("adds its own scores to the mask of its attention, which no engine supports")
         if not self.values.get("is_causal", True):
             refused.append("attends in both directions; packed rows need a causal decoder")
         return refused
 
     def training_refusals(self, context: int, keeps_rope: bool = False) -> list[str]:
-        """Why ``ropewalk extend`` does not train the model at a context, predicates as above; none where it does.
+        """Why ``ropewalk extend`` cannot train the model at a context, as in :meth:`packing_refusals`; empty if it can.
 
         Args:
             context: tokens of the longest stage.
-            keeps_rope: whether every stage leaves the checkpoint's RoPE as it is (method ``default``).
+            keeps_rope: whether every stage keeps the checkpoint's RoPE (method ``default``).
         """
         return [*self.reach_refusals(context, keeps_rope), *self.dropout_refusals]
 
     def reach_refusals(self, context: int, keeps_rope: bool = False) -> list[str]:
-        """Those of :meth:`training_refusals` that no edit of the config takes away; arguments as there."""
+        """Those :meth:`training_refusals` that no edit of the config removes; with the same arguments."""
         refused = self.packing_refusals()
         widest = self.widest_window
         if widest is not None and widest < context:
             layers = self.layers
             stacked = stacked_reach(self.localities, context)
             refused.append(
-                f"has a window of {widest:,} tokens in every layer: no query sees further at any RoPE, so training at "
-                f"{context:,} tokens extends nothing (through all {len(layers)} layers at most {stacked:,} tokens "
-                "reach a query by way of others, and little of what is far arrives); lift: [windows] in a recipe "
-                "makes every layer see all of its document, and training must teach it that; or leave the windows and "
+                f"has a window of {widest:,} tokens in every layer: no query sees further with any RoPE, so training "
+                f"at {context:,} tokens extends nothing (through all {len(layers)} layers at most {stacked:,} tokens "
+                "reach a query indirectly, and little of the distant ones arrives); lift: [windows] in a recipe "
+                "makes every layer see its whole document, which training must then teach it; or keep the windows and "
                 f"stay within {widest:,} tokens"
             )
         if self.rotates_in_windows_alone(context) and not keeps_rope:
             refused.append(
-                "has RoPE only in layers with a window, in which no distance grows with the context: another RoPE "
-                "extends nothing, and layers of full attention have none; rope: {method: default} in every stage "
-                "leaves it as it is"
+                "has RoPE only in layers with a window, where no distance grows with the context: another RoPE "
+                "extends nothing, and layers with full attention have none; rope: {method: default} in every stage "
+                "keeps it"
             )
         if not any(layer.rotates for layer in self.layers):
             refused.append("has no layer with RoPE, so there is nothing to extend")
@@ -642,18 +642,18 @@ class ModelConfig:
 
     @property
     def dropout_refusals(self) -> list[str]:
-        """The one of :meth:`training_refusals` that an edit of the config takes away."""
+        """The :meth:`training_refusals` that an edit of the config removes."""
         dropout = self.values.get("attention_dropout")
         if not dropout:
             return []
-        return [f"has attention dropout {dropout}, which no engine has; set it to 0 in config.json"]
+        return [f"has attention dropout {dropout}, which no engine supports; set it to 0 in config.json"]
 
 
 def decoder_key(config: Any) -> str | None:
-    """The key of the decoder's config in that of the whole model; None where it is the whole.
+    """The key of the decoder's config in that of the whole model; None if it is the whole config.
 
     Raises:
-        RopewalkError: if it is neither.
+        RopewalkError: if the decoder's config is not found.
     """
     text = config.get_text_config()
     if text is config:
@@ -663,7 +663,7 @@ def decoder_key(config: Any) -> str | None:
             return str(name)
     raise RopewalkError(
         f"{type(config).__name__} has its decoder's config, a {type(text).__name__}, where ropewalk cannot find it; "
-        "give a file that holds the decoder's config alone"
+        "give a file that contains only the decoder's config"
     )
 
 
@@ -677,7 +677,7 @@ SHAPE_KEYS = (
 
 
 def shape_values(text: Any) -> dict[str, int]:
-    """Widths and counts that a transformers config has, under the names that are read.
+    """Dimensions and counts in a transformers config, under the names that are read.
 
     Raises:
         RopewalkError: if its layers differ in one of them.
@@ -685,22 +685,22 @@ def shape_values(text: Any) -> dict[str, int]:
     try:
         found = {key: getattr(text, key, None) for key in SHAPE_KEYS}
     except RuntimeError as error:
-        # transformers raises it for a value that differs from layer to layer, as Gemma 4's head_dim.
+        # transformers raises it for a value that differs between layers, such as Gemma 4's head_dim.
         raise RopewalkError(
-            f"the layers of {text.model_type} differ in the shape of their heads, and ropewalk takes one for all"
+            f"the layers of {text.model_type} differ in head_dim, but ropewalk supports one head_dim for all layers"
         ) from error
     return {key: value for key, value in found.items() if isinstance(value, int)}
 
 
 def layer_values(text: Any) -> dict[str, Any]:
-    """What a transformers config class makes of all keys that say something about layers.
+    """The values of all keys about layers, as a transformers config class completes them.
 
     Args:
         text: the config of the language model (``config.get_text_config()``).
     """
     kinds = getattr(text, "layer_types", None)
     if not kinds:
-        # The same order in which transformers chooses the mask of all layers.
+        # The same order in which transformers selects the mask of all layers.
         kind = FULL
         if getattr(text, "sliding_window", None) is not None:
             kind = SLIDING
@@ -711,7 +711,7 @@ def layer_values(text: Any) -> dict[str, Any]:
     off = not getattr(text, "use_sliding_window", True)
     width = getattr(text, "sliding_window", None)
     if off and (width == 0 or (width is None and SLIDING in kinds)):
-        # The switch counts, whatever width a file states beside it; Qwen2-MoE's class writes none as 0.
+        # The switch decides, whatever width a file states; Qwen2-MoE's class writes 0 for no window.
         layers["sliding_window"] = None
     if width is not None and "sliding_window" in getattr(text, "attribute_map", {}):
         # RecurrentGemma's file calls it attention_window_size.
@@ -721,8 +721,8 @@ def layer_values(text: Any) -> dict[str, Any]:
 
 
 def check_layers(config: Mapping[str, Any]) -> None:
-    """Raise for a value that says nothing of layers, by its key and, of a list, the number of the layer."""
-    # Qwen2-MoE's class writes a window that its switch turns off as 0; a list of layers makes an interval idle.
+    """Raise for an invalid value of a key about layers; the message names the key and, for a list, the layer."""
+    # Qwen2-MoE's class writes 0 for a window that its switch turns off; a list of layers makes an interval unused.
     least = {
         "num_hidden_layers": 1,
         "sliding_window": 0 if _switched_off(config) else 1,
@@ -733,15 +733,17 @@ def check_layers(config: Mapping[str, Any]) -> None:
     for key, smallest in least.items():
         value = config.get(key)
         if value is not None and (type(value) is not int or value < smallest):
-            raise RopewalkError(f"{key} is {value!r} in the config; it is a whole number from {smallest} on")
+            raise RopewalkError(
+                f"{key} is {value!r} in the config, but must be a whole number of at least {smallest}"
+            )
     switch = config.get("use_sliding_window")
     if switch is not None and not isinstance(switch, bool):
-        raise RopewalkError(f"use_sliding_window is {switch!r} in the config; it is true or false")
+        raise RopewalkError(f"use_sliding_window is {switch!r} in the config, but must be true or false")
     pattern = config.get("sliding_window_pattern")
     idle = pattern is None or (pattern == 0 and config.get("layer_types"))
     if isinstance(pattern, bool) or not (idle or (pattern and isinstance(pattern, str | int))):
         raise RopewalkError(
-            f"sliding_window_pattern is {pattern!r} in the config; it is a whole number or letters"
+            f"sliding_window_pattern is {pattern!r} in the config, but must be a whole number or letters"
         )
     _check_list(config, "layer_types", str, "the name of a type")
     _check_list(config, "no_rope_layers", int, "1 for a layer with RoPE and 0 for one without")
@@ -752,30 +754,32 @@ def _check_list(config: Mapping[str, Any], key: str, kind: type, entry: str) -> 
     if value is None:
         return
     if not isinstance(value, list | tuple):
-        raise RopewalkError(f"{key} is {value!r} in the config; it is a list with an entry for each layer")
+        raise RopewalkError(
+            f"{key} is {value!r} in the config, but must be a list with an entry for each layer"
+        )
     for number, each in enumerate(value):
         if not isinstance(each, kind) or (kind is int and each not in (0, 1)):
-            raise RopewalkError(f"{key} is {each!r} in the config for layer {number}; it is {entry}")
+            raise RopewalkError(f"{key} is {each!r} in the config for layer {number}, but must be {entry}")
 
 
 def check_list_lengths(config: Mapping[str, Any]) -> None:
-    """Raise for a list that does not have an entry for each layer."""
+    """Raise for a list without an entry for each layer."""
     count = config.get("num_hidden_layers") or len(config.get("layer_types") or (1,))
     for key in ("layer_types", "no_rope_layers"):
         listed = len(config.get(key) or ())
         if listed in (0, count):
             continue
         wrong = f"layer {listed} has no entry" if listed < count else f"there is no layer {count}"
-        raise RopewalkError(f"{key} lists {listed} layers, and the model has {count}: {wrong}")
+        raise RopewalkError(f"{key} lists {listed} layers, but the model has {count}: {wrong}")
 
 
 def _switched_off(config: Mapping[str, Any]) -> bool:
-    """Qwen writes a window that its own switch turns off, and null turns it off too."""
+    """Whether a window is off: Qwen writes a window together with a switch, and null turns it off too."""
     return "use_sliding_window" in config and not config["use_sliding_window"]
 
 
 def _width(config: Mapping[str, Any], kind: str, kinds: Sequence[str]) -> int:
-    """Tokens that a query sees in layers of a type that some have."""
+    """Tokens that a query sees in layers of a type that the model has."""
     key = WIDTHS[kind]
     width = config.get(key)
     if width is None:
@@ -789,7 +793,7 @@ def _width(config: Mapping[str, Any], kind: str, kinds: Sequence[str]) -> int:
 
 
 def _derived_kinds(config: Mapping[str, Any]) -> Sequence[str]:
-    """Layer types of a config that has no list of them."""
+    """Layer types of a config without a list of them."""
     layers = config.get("num_hidden_layers") or 1
     if config.get("sliding_window") is None or _switched_off(config):
         chunked = config.get("attention_chunk_size") is not None
@@ -804,7 +808,7 @@ def _derived_kinds(config: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _layers_that_rotate(config: Mapping[str, Any], kinds: Sequence[str]) -> Iterable[bool]:
-    # Granite 4 says in words whether it has RoPE.
+    # Granite 4 states in words whether it has RoPE.
     said = (
         config.get("position_embedding_type", "rope") == "rope"
         or config.get("model_type") != "granitemoehybrid"
@@ -823,7 +827,7 @@ def _attention_that_rotates(config: Mapping[str, Any], kinds: Sequence[str]) -> 
         return [bool(base) for base in bases]
     stated = config.get("no_rope_layers")
     if stated:
-        # 1 is a layer with RoPE, whatever the name says.
+        # Despite the name no_rope_layers, 1 means a layer with RoPE.
         return [bool(rotates) for rotates in stated]
     every = config.get("no_rope_layer_interval")
     if every:
@@ -861,11 +865,11 @@ def _ordinal(number: int) -> str:
 
 
 def _rope_entry(config: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:
-    """The RoPE parameters of a layer type in whichever spelling the config has; empty where it has none."""
+    """The RoPE parameters of a layer type in either spelling of the config; empty if it has none."""
     parameters: Mapping[str, Any] = config.get("rope_parameters") or {}
     if layer_type is None:
         return parameters or config.get("rope_scaling") or {}
     if parameters:
         return parameters[layer_type]  # type: ignore[no-any-return]
-    # In the older spelling rope_scaling is for the full layers alone.
+    # In the older spelling rope_scaling applies only to the full layers.
     return (config.get("rope_scaling") or {}) if layer_type == "full_attention" else {}

@@ -1,11 +1,11 @@
-"""A bare ``config.json``: found, read strictly, and completed by transformers' config class for its model type.
+"""A bare ``config.json``: find it, read it strictly, and complete it with transformers' class for its model type.
 
-A ``config.json`` need not be complete. Where it leaves a value out, transformers' config class for its
-``model_type`` supplies one: Llama 2's theta, GLM's partial rotation, both thetas of Gemma 3. Those values are
-taken from the class and named, never assumed. What the file itself says always wins, and where the class would
-make something else of it, the file is refused: a load would not compute what the file says.
+A ``config.json`` may be incomplete. For a value that it leaves out, transformers' config class for its ``model_type``
+supplies a default: Llama 2's theta, GLM's partial rotation, both thetas of Gemma 3. These values are taken from the
+class and reported, never assumed. Values in the file always take precedence; if the class would change one of them, the
+file is rejected, because a load would not compute what the file says.
 
-No weights are read and no code of the checkpoint is run.
+Reading a config reads no weights and runs no code of the checkpoint.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CONFIG_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What transformers raises over a config that it cannot use."""
+"""Exceptions that transformers raises for a config that it cannot use."""
 MOST_CHARACTERS = 300
 
 
@@ -57,7 +57,7 @@ ALIASES = {
     "rope_pct": "partial_rotary_factor",
     "rotary_emb_base": "rope_theta",
 }
-"""What GPT-NeoX (Pythia), the first StableLM and the first Qwen call these keys."""
+"""Names of these keys in configs of GPT-NeoX (Pythia), the first StableLM and the first Qwen."""
 ATTENTION_KEYS = (
     *("attn_logit_softcapping", "attention_dropout", "qk_head_dim", "v_head_dim"),
     *("qk_rope_head_dim", "qk_nope_head_dim", "attn_temperature_tuning"),
@@ -65,11 +65,11 @@ ATTENTION_KEYS = (
 NAMED_SHAPE_KEYS = ("hidden_size", "num_attention_heads", "max_position_embeddings")
 
 OLD_LAYER_TYPES = ("attention", "mamba")
-"""What older configs of hybrids call their layers."""
+"""Names of layer types in older configs of hybrid models."""
 ROPE_WORD = re.compile(r"(^|_)(rope|rotary|ntk)(_|$)")
 UNDERSTOOD = {*ROPE_KEYS, *ALIASES, *ATTENTION_KEYS, "rotary_dim"}
 WITHOUT_ROPE = (None, "absolute", "alibi", "nope", "relative_key", "relative_key_query")
-"""Values of ``position_embedding_type``; GraniteMoeHybrid says null where it has no RoPE."""
+"""Values of ``position_embedding_type``; GraniteMoeHybrid writes null if it has no RoPE."""
 
 
 def read_model_config(model: str, at: str | os.PathLike[str] | None = None) -> ModelConfig:
@@ -77,27 +77,28 @@ def read_model_config(model: str, at: str | os.PathLike[str] | None = None) -> M
 
     Args:
         model: folder, path of the file itself, or hub id.
-        at: where it lies, if ``model`` is a name that only the caller knows (``embedded``).
+        at: path of the config, if ``model`` is a name that only the caller can resolve (``embedded``).
 
     Raises:
         RopewalkError: if there is no such config, it has no RoPE or contradicts itself, or transformers would
-            make another RoPE of it than it says.
+            read a different RoPE from it.
     """
     return config_from_json(read_config_file(model, at), model)
 
 
 def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelConfig:
-    """The config of the decoder in what a ``config.json`` holds, complete as far as RoPE and layers go.
+    """The decoder's config in the contents of a ``config.json``, complete with regard to RoPE and layers.
 
-    ``values`` are what the file says, or its ``text_config``, with ``defaults`` added, and with what follows from the
-    file itself under the name that is read (``rotary_pct``, ``layer_types``, the whole model's dtype).
+    ``values`` are those of the file, or of its ``text_config``, with ``defaults`` added. Values that the file states
+    under other names are also added under the name that is read (``rotary_pct``, ``layer_types``, the whole model's
+    dtype).
 
     Args:
-        raw: as read.
+        raw: the parsed file.
         model: the checkpoint as the user named it, for messages.
 
     Raises:
-        RopewalkError: as :func:`read_model_config`.
+        RopewalkError: as for :func:`read_model_config`.
     """
     config_class = class_of(raw.get("model_type"))
     decoder = raw["text_config"] if isinstance(raw.get("text_config"), Mapping) else raw
@@ -126,14 +127,14 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
 
 
 def read_config_file(model: str, at: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """The JSON object in a folder's ``config.json``, in a file, or in that of a model on the Hugging Face Hub.
+    """The JSON object of a ``config.json``: in a folder, given as a file, or of a model on the Hugging Face Hub.
 
     Args:
         model: folder, path of the file itself, or hub id.
-        at: where it lies, if ``model`` is a name that only the caller knows.
+        at: path of the config, if ``model`` is a name that only the caller can resolve.
 
     Raises:
-        RopewalkError: if there is none, or it is no JSON object, or holds a key twice.
+        RopewalkError: if it does not exist, is not a JSON object, or contains a key twice.
     """
     return _read_json(_find(model, at))
 
@@ -166,26 +167,26 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise RopewalkError(f"cannot read {path} as JSON: {error}") from error
     if not isinstance(config, dict):
-        raise RopewalkError(f"{path} must hold a JSON object, got {type(config).__name__}")
+        raise RopewalkError(f"{path} must contain a JSON object, got {type(config).__name__}")
     return config
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
-    """A JSON object; Python would silently keep the last of two values. transformers writes infinities as one."""
+    """A JSON object without repeated keys, of which Python would silently keep the last value."""
     if len(pairs) == 1 and pairs[0][0] == "__float__":
         return float(pairs[0][1])
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values and values[key] != value:
             raise RopewalkError(
-                f"the config has {key} twice, {values[key]!r} and {value!r}; remove the one that is wrong"
+                f"the config has {key} twice, {values[key]!r} and {value!r}; remove the wrong one"
             )
         values[key] = value
     return values
 
 
 def _decoder_of(model: str, outer: Any) -> tuple[Any, str | None]:
-    """The config of the decoder, and the key that it has in the whole model's; None where it is the whole."""
+    """The decoder's config, and its key in the config of the whole model; None if it is the whole config."""
     try:
         text = outer.get_text_config()
     except ValueError as error:
@@ -198,7 +199,7 @@ def _decoder_of(model: str, outer: Any) -> tuple[Any, str | None]:
 
 
 def _refuse_two_places(raw: Mapping[str, Any], decoder: Mapping[str, Any], config_class: Any) -> None:
-    # What the outer class has a field for is its own: MusicFlamingo turns its audio too.
+    # Fields of the outer class are its own: MusicFlamingo uses RoPE for audio too.
     own = set() if config_class is None else {field.name for field in fields(config_class)}
     for key in (*ROPE_KEYS, "max_position_embeddings", "head_dim"):
         outside, inside = raw.get(key), decoder.get(key)
@@ -209,12 +210,12 @@ def _refuse_two_places(raw: Mapping[str, Any], decoder: Mapping[str, Any], confi
                 f"{key} is {outside!r} in the config but {inside!r} in its text_config; remove the wrong one"
             )
         raise RopewalkError(
-            f"{key} {outside!r} stands outside text_config, where transformers does not look for it; move it inside"
+            f"{key} {outside!r} is outside text_config, where transformers does not read it; move it inside"
         )
 
 
 def _check_stated(decoder: Mapping[str, Any], config_class: Any) -> None:
-    """Refuse what the file says wrong by itself, before a class can hide it or complain of something else."""
+    """Raise for values that are wrong on their own, before a class hides them or reports a different problem."""
     stated = under_known_names(decoder)
     check_layers(stated)
     heads, kv_heads = stated.get("num_attention_heads"), stated.get("num_key_value_heads")
@@ -244,7 +245,7 @@ def _refuse_without_rope(model: str, text: Any) -> None:
         )
     if not getattr(text, "rope_parameters", None):
         raise RopewalkError(
-            f"{model} has no RoPE that a config can say: model type {text.model_type!r} ({name}) has no RoPE "
+            f"{model} has no RoPE that a config can describe: model type {text.model_type!r} ({name}) has no RoPE "
             "parameters"
         )
 
@@ -254,7 +255,7 @@ def _refuse_unknown_keys(decoder: Mapping[str, Any], config_class: Any) -> None:
     for key, value in decoder.items():
         if value and key not in known and ROPE_WORD.search(key):
             raise RopewalkError(
-                f"{key} {value!r} in the config is not understood and could change the frequencies; remove it if "
+                f"{key} {value!r} in the config is unknown and could change the frequencies; remove it if "
                 "it does not"
             )
 
@@ -269,13 +270,13 @@ def _check_rotary_dim(values: Mapping[str, Any], methods: Mapping[str | None, Ro
 
 
 def _refuse_disagreement(model: str, said: Mapping[str | None, RopeMethod], text: Any) -> None:
-    # transformers computes with rope_parameters alone; what else of RoPE a file says is kept, and not looked at.
+    # transformers uses only rope_parameters; other RoPE keys of a file are kept but ignored.
     kept = {
         k: v for k, v in text.to_dict().items() if k not in ROPE_KEYS or k in ("rope_parameters", ORIGINAL)
     }
-    # Some classes have the width of a head under another name: kv_channels.
+    # Some classes have another name for head_dim: kv_channels.
     head_dim = getattr(text, "head_dim", None)
-    # DBRX has the other widths under other names, too.
+    # DBRX has other names for the other dimensions too.
     kept |= {key: value for key, value in shape_values(text).items() if kept.get(key) is None}
     computed = methods_from_config(kept if head_dim is None else {**kept, "head_dim": head_dim})
     if dict(said) != computed:
@@ -286,13 +287,13 @@ def _refuse_disagreement(model: str, said: Mapping[str | None, RopeMethod], text
 
 
 def _refuse_base_of_attention(decoder: Mapping[str, Any], methods: Mapping[str | None, RopeMethod]) -> None:
-    """DBRX states its base in ``attn_config``, where transformers 5 does not look: it would compute with another."""
+    """Raise for DBRX's base in ``attn_config``, where transformers 5 ignores it and uses a different one."""
     attention = decoder.get("attn_config")
     stated = attention.get("rope_theta") if isinstance(attention, Mapping) else None
     if stated is not None and all(method.rope_theta != stated for method in methods.values()):
         there = ", ".join(f"{method.rope_theta:g}" for method in methods.values())
         raise RopewalkError(
-            f"rope_theta is {stated} in attn_config, where transformers does not look for it, and a load computes with "
+            f"rope_theta is {stated} in attn_config, where transformers does not read it, and a load computes with "
             f"{there}; write rope_theta: {stated} beside attn_config"
         )
 
@@ -314,7 +315,7 @@ def _kinds(methods: Mapping[str | None, RopeMethod]) -> str:
 
 
 def completed(decoder: Mapping[str, Any], text: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the decoder's values with what its class adds, what it added)."""
+    """The decoder's values completed with the defaults of its class, and these defaults."""
     values = under_known_names(decoder)
     defaults: dict[str, Any] = {}
     _complete_shape(values, defaults, text)
@@ -322,7 +323,7 @@ def completed(decoder: Mapping[str, Any], text: Any) -> tuple[dict[str, Any], di
     _complete_rope(values, defaults, text)
     values |= layer_values(text)
     for key in ATTENTION_KEYS:
-        # They say nothing of RoPE, so they are no defaults to name.
+        # These keys do not affect RoPE, so they are not reported as defaults.
         if key not in values and getattr(text, key, None) is not None:
             values[key] = getattr(text, key)
     values.setdefault("model_type", text.model_type)
@@ -333,12 +334,12 @@ def _complete_shape(values: dict[str, Any], defaults: dict[str, Any], text: Any)
     shape = shape_values(text)
     for key in NAMED_SHAPE_KEYS:
         if values.get(key) is None and key in shape:
-            # A class may have another name for it in the file: n_embd.
+            # A class may use another name for it in the file: n_embd.
             if values.get(type(text).attribute_map.get(key, key)) is None:
                 defaults[key] = shape[key]
             values[key] = shape[key]
     if values.get("num_key_value_heads") is None and "num_key_value_heads" in shape:
-        # Says nothing of RoPE, so it is shown and not named among the defaults.
+        # It does not affect RoPE, so it is shown but not reported as a default.
         values["num_key_value_heads"] = shape["num_key_value_heads"]
     heads = values.get("num_attention_heads")
     derived = heads and values.get("hidden_size") and values["hidden_size"] / heads
@@ -347,7 +348,7 @@ def _complete_shape(values: dict[str, Any], defaults: dict[str, Any], text: Any)
 
 
 def _complete_window(values: dict[str, Any], defaults: dict[str, Any], text: Any) -> None:
-    """A window that the file says is null stays none: Mistral's class would have one."""
+    """Complete the window; a window that the file sets to null stays off, although Mistral's class would add one."""
     window = getattr(text, "sliding_window", None)
     if "sliding_window" not in values and isinstance(window, int):
         values["sliding_window"] = defaults["sliding_window"] = window
@@ -367,7 +368,7 @@ def _complete_rope(values: dict[str, Any], defaults: dict[str, Any], text: Any) 
     elif set(by_layer) == {"full_attention", "sliding_attention"}:
         _complete_two_thetas(values, defaults, by_layer)
     else:
-        # The older spelling cannot say these layer types, so only the class knows what its keys meant.
+        # The older spelling cannot express these layer types, so only the class can interpret its keys.
         stated = {value for key in ROPE_KEYS if isinstance(value := values.get(key), int | float)}
         for key in ROPE_KEYS:
             values.pop(key, None)
@@ -390,7 +391,7 @@ def _complete_flat(values: dict[str, Any], defaults: dict[str, Any], text: Any) 
     if not states(values, "partial_rotary_factor") and partial not in (None, 1):
         values["partial_rotary_factor"] = defaults["partial_rotary_factor"] = partial
     original = parameters.get(ORIGINAL)
-    # Where no length came before, transformers writes the present one, and that is no default of the class.
+    # Without an earlier length transformers writes the present one, which is not a default of the class.
     if not states(values, ORIGINAL) and original not in (None, values.get("max_position_embeddings")):
         values[ORIGINAL] = defaults[ORIGINAL] = original
 
@@ -400,7 +401,7 @@ def _complete_entries(
 ) -> None:
     nested = values["rope_parameters"]
     for kind, entry in by_layer.items():
-        # Null says that these layers have no position embedding.
+        # null means that these layers have no position embedding.
         if kind in nested and nested[kind] is None:
             continue
         stated = nested.setdefault(kind, {})
@@ -412,19 +413,19 @@ def _complete_entries(
 def _complete_two_thetas(
     values: dict[str, Any], defaults: dict[str, Any], by_layer: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Gemma 3's own spelling: ``rope_theta`` and ``rope_scaling`` for full layers, another theta for sliding."""
+    """Complete Gemma 3's spelling: ``rope_theta`` and ``rope_scaling`` for full layers, another theta for sliding."""
     theta, local = (by_layer[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention"))
     if values.get("rope_theta") is None:
         values["rope_theta"] = defaults["rope_theta"] = theta
     if values.get("rope_local_base_freq") is None:
         values["rope_local_base_freq"] = local
-        # Olmo 3 has one theta for both, which the file may have said.
+        # Olmo 3 has one theta for both, which the file may state.
         if "rope_theta" in defaults or local != theta:
             defaults["rope_local_base_freq"] = local
 
 
 def under_known_names(decoder: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with what the file says under an old name also under the one that is read."""
+    """A copy in which values under old names also appear under the names that are read."""
     values: dict[str, Any] = deepcopy(dict(decoder))
     for alias, key in ALIASES.items():
         said = values.get(alias)
@@ -445,14 +446,14 @@ def states(values: Mapping[str, Any], key: str) -> bool:
 
 
 def _nested(parameters: Any) -> dict[str, Mapping[str, Any]]:
-    """The entries of RoPE parameters by layer type; none where they are flat."""
+    """The entries of RoPE parameters by layer type; None if they are flat."""
     if not isinstance(parameters, Mapping):
         return {}
     return {key: entry for key, entry in parameters.items() if isinstance(entry, Mapping)}
 
 
 def class_of(model_type: object) -> Any:
-    """transformers' config class for a model type, or None where it has none."""
+    """transformers' config class for a model type; None if there is none."""
     from transformers import CONFIG_MAPPING
 
     return (
@@ -467,28 +468,28 @@ def build(model: str, config_class: Any, values: Mapping[str, Any]) -> Any:
     except CONFIG_ERRORS as error:
         _name_the_layer(values)
         raise RopewalkError(
-            f"transformers' {config_class.__name__} refuses the config of {model}: {one_line(error)}"
+            f"transformers' {config_class.__name__} rejects the config of {model}: {one_line(error)}"
         ) from error
 
 
 def _name_the_layer(values: Mapping[str, Any]) -> None:
-    """Raise for a layer that explains why a class refuses a config: it names none itself."""
+    """Raise for a layer that explains why a class rejects a config; the class's own message names no layer."""
     from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 
     decoder = values["text_config"] if isinstance(values.get("text_config"), Mapping) else values
     for number, kind in enumerate(decoder.get("layer_types") or ()):
         if kind not in (*ALLOWED_LAYER_TYPES, *OLD_LAYER_TYPES):
             raise RopewalkError(
-                f"layer_types is {kind!r} in the config for layer {number}, a type that transformers does not know; "
+                f"layer_types is {kind!r} in the config for layer {number}, a type unknown to transformers; "
                 f"ropewalk serves {', '.join(SERVED)}, and recurrent layers as {', '.join(RECURRENT)}"
             )
     check_list_lengths(decoder)
 
 
 def _with_present_types(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy, for from_dict writes into what it is given, in which old names of RoPE types are today's.
+    """A copy with current names of RoPE types; a copy because from_dict writes into its argument.
 
-    transformers 5 knows that su is longrope, but misses its original length before it looks.
+    transformers 5 maps su to longrope, but looks for its original length before that.
     """
     copy = deepcopy(dict(values))
     today = {name: method.name for name, method in methods_by_type().items()}
@@ -503,7 +504,7 @@ def _with_present_types(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers logs what it finds odd in a config; what matters of it is raised or reported here."""
+    """Silence transformers' log about oddities of a config; those that matter are raised or reported here."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -517,6 +518,6 @@ def quiet() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The first sentence of an error; transformers lists every class it knows in the second."""
+    """The first sentence of an error; in the second, transformers lists every class it has."""
     text = " ".join(str(error).split()).split(". ")[0].rstrip(".")
     return (text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…") or type(error).__name__

@@ -1,4 +1,4 @@
-"""A checkpoint with another RoPE in its config and its weights as they are, for programs that do not know ropewalk."""
+"""Write a checkpoint with another RoPE in its config and unchanged weights, for programs without ropewalk."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ropewalk.rope.config import notes_on
 
 @dataclass(frozen=True)
 class ExportResult(Result):
-    """A checkpoint as it was written.
+    """A checkpoint that was written.
 
     Attributes:
-        model: what it was made of, as the user named it.
-        out: its folder.
-        max_position_embeddings: tokens that it states as its longest input.
-        method: RoPE in its config.
-        notes: which programs read it, and what else to know, a sentence each.
-        factors: where the factors come from, if they come from a table.
+        model: the source model, as the user named it.
+        out: folder of the new checkpoint.
+        max_position_embeddings: longest input in tokens that the config states.
+        method: RoPE method in the config.
+        notes: which programs read it, and other facts to know, in one sentence each.
+        factors: source of the factors, if they come from a table.
     """
 
     model: str
@@ -38,7 +38,7 @@ class ExportResult(Result):
     factors: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; the method's parameters by their names in a config."""
+        """JSON values, with the method's parameters under their names in a config."""
         entry = self.method.to_entry()
         return {
             "model": self.model,
@@ -53,22 +53,21 @@ class ExportResult(Result):
 def export(
     path: str | Path, method: RopeMethod, context: int, out: Path, tokenizer: Any, name: str | None = None
 ) -> ExportResult:
-    """Write a folder with a checkpoint's weights and tokenizer and another RoPE in its config, whole or not at all.
+    """Write a checkpoint's weights and tokenizer with another RoPE in its config, completely or not at all.
 
     Args:
-        path: the checkpoint's folder or hub id.
-        method: RoPE that the config is to say, for all layers.
-        context: tokens that it is to state as its longest input.
+        path: folder or hub id of the checkpoint.
+        method: RoPE method for the config, for all layers.
+        context: longest input in tokens that the config will state.
         out: a new folder.
-        tokenizer: of the checkpoint; its own limit is raised to the context.
-        name: of the checkpoint as the user gave it; ``path`` if None.
+        tokenizer: tokenizer of the checkpoint; its length limit is raised to the context.
+        name: name of the checkpoint as the user gave it; None for ``path``.
 
     Raises:
-        RopewalkError: if there is something at ``out``, the model cannot be loaded, or its config cannot hold the
-            method.
+        RopewalkError: if ``out`` exists, the model cannot be loaded, or its config cannot express the method.
     """
     refuse_existing(out)
-    # A tokenizer that truncates at the old length would take the new context away again.
+    # A tokenizer that truncates at the old length would undo the extension.
     tokenizer.model_max_length = max(tokenizer.model_max_length, context)
     loaded = load_model(path, ModelSetup(method.as_written(), context))
     with locked(out.parent, file=out.name):
@@ -81,6 +80,6 @@ def export(
 
 
 def refuse_existing(out: Path) -> None:
-    """Raise for a folder that is there already, before anything is loaded."""
+    """Raise for an existing folder, before anything is loaded."""
     if out.exists() or out.is_symlink():
-        raise RopewalkError(f"{out} exists already; --out names a new folder")
+        raise RopewalkError(f"{out} already exists; give a new folder with --out")

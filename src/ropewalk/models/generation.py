@@ -1,4 +1,4 @@
-"""Generation under a RoPE that depends on the length: one choice a sequence, never another one in its middle."""
+"""Generation with a RoPE that depends on the length: one choice of frequencies for the whole sequence."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ropewalk.models.config import ModelConfig
 from ropewalk.rope import RotaryEmbedding, RotaryRows
 
 _CHOICE = "_ropewalk_long"
-"""Attribute of a key/value cache: for each LongRoPE method, whether the cached keys carry its long factors."""
+"""Attribute of a key/value cache: for each LongRoPE method, whether the cached keys use its long factors."""
 
 
 def unpinned_methods(model: nn.Module) -> list[str]:
-    """Names of a model's RoPE methods that depend on the length, where transformers' own rotary module computes them.
+    """Names of a model's length-dependent RoPE methods that transformers' own rotary module computes.
 
-    That module chooses anew in each call what it rotates with, by the length that the call sees. ropewalk's can be
-    pinned to one length, so a model that runs it has none of these.
+    That module selects its frequencies anew in each call, by the length that the call sees. ropewalk's module can be
+    fixed to one length, so a model with it has no such methods.
     """
     if any(isinstance(module, RotaryEmbedding | RotaryRows) for module in model.modules()):
         return []
@@ -30,16 +30,16 @@ def unpinned_methods(model: nn.Module) -> list[str]:
 
 @contextmanager
 def generating(model: Any, total_length: int) -> Iterator[None]:
-    """Fix the length that chooses between short and long factors, for all calls while the context is open.
+    """Fix the length that selects short or long factors, for all calls within the context manager.
 
-    Alone, a call takes the length that it sees: the prompt's, then one token more at each step. Where that passes the
-    original length, cached keys would carry the short factors and queries the long ones. With a RoPE that does not
-    depend on the length this changes nothing.
+    Without this, each call uses the length that it sees: the prompt's, then one token more at each step. When that
+    passes the original length, cached keys would have the short factors and queries the long ones. If the RoPE does not
+    depend on the length, this has no effect.
 
     Args:
-        model: from ``load_model``.
-        total_length: tokens of a sequence when it is complete: prompt and all that will be generated. All rows of a
-            batch are run with the factors of this one length.
+        model: a model from ``load_model``.
+        total_length: tokens of the complete sequence: the prompt and all tokens to generate. All rows of a batch use
+            the factors of this length.
 
     Raises:
         RopewalkError: if the length is below 1, or the model runs transformers' own rotary module with a RoPE that
@@ -63,14 +63,14 @@ def generating(model: Any, total_length: int) -> Iterator[None]:
 
 
 def keep_one_choice(model: nn.Module) -> None:
-    """From now on a model refuses calls that would rotate with other LongRoPE factors than its cached keys.
+    """Make a model reject calls that would use other LongRoPE factors than its cached keys.
 
-    It also refuses steps of ``generate`` whose cache is gone.
+    It also rejects steps of ``generate`` whose cache was lost.
 
     Args:
-        model: the module that holds the rotary one. It is watched once, however often this is called.
+        model: the module that contains the rotary module. Further calls have no effect.
     """
-    # Functions, so that a copy of the model has them too.
+    # Plain functions, so that a deep copy of the model has the hooks too.
     if _refuse_switch not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_refuse_switch, with_kwargs=True)
         model.register_forward_hook(_remember, with_kwargs=True)
@@ -85,34 +85,34 @@ def _refuse_switch(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         return
     cached = int(cache.get_seq_length())
     length, choice = _choice(decoder, limits, cached, args, kwargs)
-    # A cache that something else filled carries the factors of its own length.
+    # A cache that other code filled has the factors for its own length.
     held = getattr(cache, _CHOICE, [cached > limit for limit in limits]) if cached else choice
     if held != choice:
         names = ("short", "long") if choice > held else ("long", "short")
         raise RopewalkError(
-            f"the cache holds {cached} keys with LongRoPE's {names[0]} factors and this call, with a length of "
-            f"{length} tokens, would take the {names[1]} ones; fix the length before the first token: with "
+            f"the cache holds {cached} keys with LongRoPE's {names[0]} factors, but this call, with a length of "
+            f"{length} tokens, would use the {names[1]} ones; fix the length before the first token with "
             "ropewalk.models.load.generating(model, prompt tokens + new tokens)"
         )
     setattr(cache, _CHOICE, choice)
 
 
 def _refuse_lost_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A step of ``generate`` that reads one token in the middle of a sequence, and nothing before it."""
+    """Raise for a step of ``generate`` that reads one token in the middle of a sequence without a cache."""
     ids, positions = _ids_of(args, kwargs), kwargs.get("position_ids")
     if not kwargs.get("use_cache") or ids is None or ids.shape[1] != 1 or positions is None:
         return
     if int(positions.min()) > 0:
         raise RopewalkError(
-            f"this call has the token at position {int(positions.max())} alone and no cache of those before it: "
-            "transformers' Phi-3 before version 5.20 (its Phi-4-multimodal still) throws the cache away where a "
+            f"this call has only the token at position {int(positions.max())} and no cache of the tokens before it: "
+            "transformers' Phi-3 before version 5.20 (and still Phi-4-multimodal) drops the cache when a "
             "sequence passes the original length, and generates from one token; use transformers 5.20 or later, or "
             "generate with use_cache=False"
         )
 
 
 def _remember(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """The choice of a call that made its cache itself."""
+    """Record the choice of a call that created its cache itself."""
     cache = getattr(output, "past_key_values", None)
     if cache is None or kwargs.get("past_key_values") is not None:
         return
@@ -125,7 +125,7 @@ def _rotary(decoder: nn.Module) -> RotaryEmbedding | None:
 
 
 def _limits(decoder: nn.Module) -> list[int]:
-    """Original lengths of the LongRoPE methods whose factors differ; [] where nothing can switch."""
+    """Original lengths of the LongRoPE methods whose factors differ; [] if nothing can switch."""
     rotary = _rotary(decoder)
     return [
         method.switch_length
@@ -137,23 +137,23 @@ def _limits(decoder: nn.Module) -> list[int]:
 def _choice(
     decoder: nn.Module, limits: list[int], cached: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int, list[bool]]:
-    """The length that a call goes by, and for each limit whether that is beyond it."""
+    """The length that a call goes by, and for each limit whether the length exceeds it."""
     rotary = _rotary(decoder)
     length = (rotary.total_length if rotary else None) or _length_of_call(cached, args, kwargs)
     return length, [length > limit for limit in limits]
 
 
 def _length_of_call(cached: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Tokens that the rotary module takes the sequence for."""
+    """Length of the sequence in tokens, as the rotary module determines it."""
     positions = kwargs.get("position_ids")
     if positions is not None:
         return int(positions.max()) + 1
     ids = _ids_of(args, kwargs)
-    # Without any the model itself has something to say.
+    # Without ids the model itself raises an error.
     return cached + (0 if ids is None else int(ids.shape[1]))
 
 
 def _ids_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Token ids or embeddings of a call; None without either."""
+    """Token ids or embeddings of a call; None if it has neither."""
     ids = args[0] if args else kwargs.get("input_ids")
     return kwargs.get("inputs_embeds") if ids is None else ids

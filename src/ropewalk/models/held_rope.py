@@ -1,6 +1,6 @@
-"""The frequencies that a transformers model holds: after a load, in memory, in its weights, saved and loaded again.
+"""The frequencies that a transformers model contains: after a load, in memory, in its weights, saved and reloaded.
 
-What a load leaves in the rotary module is found from the config alone, without reading a weight.
+The frequencies after a load are determined from the config alone, without reading a weight.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ropewalk.models.rotary import rotary_module, teach_transformers
 
 @dataclass(frozen=True)
 class LoadedRope:
-    """What transformers' rotary module holds right after a load, for one layer type.
+    """The contents of transformers' rotary module right after a load, for one layer type.
 
     Attributes:
-        layer_type: None where all layers share one.
-        inv_freq: float64 ``[rotary_dim // 2]``, rad/token: the values held, not recomputed.
-        dtype: in which the module holds them.
+        layer_type: None if all layers share one method.
+        inv_freq: float64 ``[rotary_dim // 2]``, rad/token: the values in the buffer, not recomputed.
+        dtype: dtype of the buffer.
         attention_factor: factor on cos and sin.
     """
 
@@ -43,21 +43,21 @@ class LoadedRope:
 
 
 def loaded_rope(config: ModelConfig) -> list[LoadedRope] | None:
-    """What ``from_pretrained`` in the checkpoint's own dtype leaves in the rotary module; no weights are read.
+    """The rotary module's contents after ``from_pretrained`` in the checkpoint's own dtype; no weights are read.
 
-    Methods that depend on the length give what they hold before the first call: longrope its short factors,
-    dynamic its unscaled frequencies.
+    Methods that depend on the length give their values before the first call: longrope its short factors, dynamic its
+    unscaled frequencies.
 
     Returns:
-        One entry a layer type, by name; None where transformers does not know the model type.
+        One entry for each layer type, by name; None if transformers does not know the model type.
 
     Raises:
-        RopewalkError: if the model has not exactly one rotary module, or cannot be built from the config.
+        RopewalkError: if the model does not have exactly one rotary module, or cannot be built from the config.
     """
     config_class = class_of(config.values.get("model_type")) if config.config_class else None
     if config_class is None:
         return None
-    # Remote code is never run, and no weight is there to be quantised.
+    # Remote code is never run, and there are no weights to quantise.
     values = {k: v for k, v in config.values.items() if k not in ("auto_map", "quantization_config")}
     rotary = _rotary_as_loaded(config.model, build(config.model, config_class, values))
     names = sorted(name for name, _ in rotary.named_buffers() if re.search("(?<!original_)inv_freq$", name))
@@ -75,10 +75,10 @@ def _held(rotary: nn.Module, prefix: str) -> LoadedRope:
 
 
 def _rotary_as_loaded(model: str, config: Any) -> nn.Module:
-    """A new rotary module of the class that the model has, made on the CPU as a load makes it.
+    """A new rotary module of the model's class, created on the CPU as in a load.
 
-    That rotary modules are built from a config alone, and are not touched by the weights of a checkpoint, is how
-    transformers has them and nothing it promises; a test compares with a real load.
+    This relies on transformers building rotary modules from the config alone and on checkpoints not changing them.
+    transformers does not promise either, so a test compares with a real load.
     """
     teach_transformers()
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
@@ -94,7 +94,7 @@ def _rotary_as_loaded(model: str, config: Any) -> nn.Module:
 
 
 def _rotary_class(config: Any) -> type[nn.Module]:
-    """The class of the model's one rotary module, from a model without memory: one layer of it, if that works."""
+    """The class of the model's rotary module, from a model on the meta device, with one layer if that works."""
     from transformers import AutoModel
 
     try:
@@ -124,13 +124,13 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 INV_FREQ = re.compile("(?<!original_)inv_freq$")
-"""Name of a tensor that a rotary module computes with; it keeps another for the way back from a long sequence."""
+"""Name of the tensor that a rotary module uses; it keeps a second one to return from a long sequence."""
 TRIP_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
-"""What transformers raises where a model cannot be saved, or cannot be loaded again."""
+"""Exceptions that transformers raises if a model cannot be saved or loaded again."""
 
 
 def held_inv_freq(rotary: nn.Module, layer_type: str | None) -> Tensor | None:
-    """The frequencies as a rotary module holds them, in their own dtype; None where it holds none."""
+    """The frequencies in a rotary module's buffer, in their own dtype; None if it has no such buffer."""
     for name in ([] if layer_type is None else [f"{layer_type}_inv_freq"]) + ["inv_freq"]:
         held = getattr(rotary, name, None)
         if isinstance(held, Tensor):
@@ -139,9 +139,9 @@ def held_inv_freq(rotary: nn.Module, layer_type: str | None) -> Tensor | None:
 
 
 def inv_freq_in_weights(model: nn.Module) -> list[tuple[str | None, Tensor]]:
-    """Frequencies that a model saves among its weights, by the layer type in their name; each kind once.
+    """Frequencies that a model saves among its weights, by the layer type in their name; each type once.
 
-    transformers keeps them out of a checkpoint. Where a module takes them in, they overrule its config.
+    transformers keeps them out of checkpoints. A module that loads them ignores the config's.
     """
     found: list[tuple[str | None, Tensor]] = []
     for key, value in model.state_dict().items():
@@ -149,7 +149,7 @@ def inv_freq_in_weights(model: nn.Module) -> list[tuple[str | None, Tensor]]:
             continue
         prefix = key.rpartition(".")[2].removesuffix("inv_freq").removesuffix("_")
         kind = (prefix or None, value.detach())
-        # Older models have one copy a layer.
+        # Older models have one copy in each layer.
         if not any(
             kind[0] == other and kind[1].dtype == held.dtype and torch.equal(kind[1], held)
             for other, held in found
@@ -159,12 +159,12 @@ def inv_freq_in_weights(model: nn.Module) -> list[tuple[str | None, Tensor]]:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Size of a model's parameters in memory."""
+    """Size of a model's parameters in memory, in bytes."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def rotary_saved_and_loaded(model: Any) -> nn.Module:
-    """The rotary module of the model that plain transformers loads from what this one saves, in the same dtype.
+    """The rotary module after plain transformers saves this model and loads it again in the same dtype.
 
     Raises:
         RopewalkError: if it cannot be saved or loaded.
@@ -186,10 +186,10 @@ def rotary_saved_and_loaded(model: Any) -> nn.Module:
 
 
 def rope_of_saved_config(model: Any) -> dict[str | None, LoadedRope]:
-    """What a load would put into the rotary module if it read the model's config, saved now; no weight is written.
+    """What a load would put into the rotary module if the model's config were saved now; no weights are written.
 
     Returns:
-        By layer type; empty where transformers does not know the model type.
+        Entries by layer type; empty if transformers does not know the model type.
 
     Raises:
         RopewalkError: if the config cannot be saved or read again.
@@ -209,7 +209,7 @@ def rope_of_saved_config(model: Any) -> dict[str | None, LoadedRope]:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder for as long as the context is open; transformers says nothing and draws no bars."""
+    """A temporary folder within the context manager; transformers' log and progress bars are silenced."""
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
@@ -224,7 +224,7 @@ def _folder() -> Iterator[Path]:
 
 @contextmanager
 def _config_kept(config: Any) -> Iterator[None]:
-    """Saving a model writes its class and dtype into its config."""
+    """Restore the config afterwards: saving a model writes its class and dtype into it."""
     before = dict(config.__dict__)
     try:
         yield

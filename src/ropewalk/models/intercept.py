@@ -1,10 +1,10 @@
-"""A transformers model whose attention is computed elsewhere, from queries and keys that are not rotated yet.
+"""Compute the attention of a transformers model outside of it, from queries and keys before their rotation.
 
-The model's rotary module is made to hand out cos = 1 and sin = 0, so its layers leave queries and keys as they
-are, and a registered attention function passes them on. So one computation of angles, rotation, product and
-softmax, each in whatever precision is asked for, serves every decoder family without a patched class. How the model
-would have rotated is not assumed but measured, on a few tokens. For comparison a model can be run with the random
-parameters that its class begins with.
+The model's rotary module is replaced by one that returns cos = 1 and sin = 0, so its layers leave queries and keys
+unrotated, and a registered attention function passes them on. One computation of angles, rotation, product and softmax,
+each in any precision, then serves every decoder family without patching its classes. The model's own rotation is not
+assumed but measured on a few tokens. For comparison, a model can be run with the random parameters that its class
+initialises.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ropewalk.models.rotary import rotary_module
 from ropewalk.rope import RopeMethod, Style
 
 NAME = "ropewalk_intercept"
-"""Registered name of the attention function that passes queries, keys and values on."""
+"""Registered name of the attention function that passes on queries, keys and values."""
 
 SINKS_IN_SCORES = ("gpt_oss",)
-"""Model types whose eager attention takes learned sinks for one more score: rounded with the scores, their maximum
-subtracted and rounded, then one softmax. Others with sinks round elsewhere, and would be said to err as they do not."""
+"""Model types whose eager attention adds learned sinks as one more score: rounded like the scores, minus their rounded
+maximum, then one softmax. Others round sinks differently, and the audit would attribute wrong errors to them."""
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One layer's attention, before rotation; the batch has one row.
+    """One layer's attention before rotation; the batch has one row.
 
     Attributes:
         layer: number of the layer, from 0.
@@ -47,9 +47,9 @@ class AttentionCall:
         value: ``[kv_heads, length, value_dim]``.
         scale: multiplier of q·k.
         softcap: scores become ``softcap * tanh(scores / softcap)``; None for none.
-        window: sliding window in tokens; None where all earlier tokens are seen.
+        window: sliding window in tokens; None if all earlier tokens are visible.
         chunk: tokens of the chunks outside of which a query sees nothing (Llama 4); None for none.
-        sinks: ``[heads]``: a learned score of each head that takes part in the softmax and has no value (gpt-oss); None
+        sinks: ``[heads]``: a learned score for each head that enters the softmax without a value (gpt-oss); None
             for none.
     """
 
@@ -65,31 +65,31 @@ class AttentionCall:
 
     @property
     def locality(self) -> Locality:
-        """How far back a query sees in its run."""
+        """How far back a query sees within its run."""
         return Locality(self.window, self.chunk)
 
 
 Answer = Callable[[AttentionCall], Tensor]
-"""From a call to the attention's output, ``[heads, length, value_dim]``."""
+"""A function from a call to the attention's output, ``[heads, length, value_dim]``."""
 
 
 @contextmanager
 def intercepted(
     model: Any, answer: Answer, dtype: torch.dtype, rotate_positions: Tensor | None = None
 ) -> Iterator[None]:
-    """While the context is open, ``answer`` computes every layer's attention, and the rest runs in ``dtype``.
+    """Within the context manager, ``answer`` computes every layer's attention, and the rest runs in ``dtype``.
 
-    The weights stay as they are in memory: each module's are cast while it runs. In float64 also what transformers
-    does in float32 whatever the model's dtype (norms, routers) runs in float64.
+    The weights in memory are unchanged: each module's weights are cast while it runs. In float64, operations that
+    transformers always does in float32 (norms, routers) run in float64 too.
 
     Args:
         model: a causal decoder; call its base model on one row, without a cache.
-        answer: called once a layer, with queries and keys before rotation.
-        dtype: of weights, hidden states and everything but the attention.
+        answer: called once for each layer, with queries and keys before rotation.
+        dtype: dtype of weights, hidden states and everything except the attention.
         rotate_positions: int64 ``[length]``: let the model rotate by itself, for these positions.
 
     Raises:
-        EngineError: if the model takes no attention function from outside, or hands it something unknown.
+        EngineError: if the model does not accept external attention functions, or passes one unsupported arguments.
     """
     _register()
     parent, attribute, rotary = rotary_module(model)
@@ -120,9 +120,9 @@ def intercepted(
 
 @contextmanager
 def float32_products() -> Iterator[None]:
-    """While the context is open, float32 products are that: TF32 or bfloat16, if users allow them, are others.
+    """Within the context manager, float32 products are computed in float32, even if TF32 or bfloat16 is allowed.
 
-    One setting a backend: torch.get_float32_matmul_precision() raises where someone has set one of these alone.
+    Sets each backend separately, because torch.get_float32_matmul_precision() raises if they differ.
     """
     backends: Any = torch.backends
     settings = (backends.cuda.matmul, backends.mkldnn.matmul)
@@ -142,15 +142,15 @@ def evaluating(model: nn.Module, stack: ExitStack) -> None:
 
 
 def run_experts_one_by_one(model: Any) -> dict[str, str | None]:
-    """Let a mixture of experts multiply one expert after the other: the grouped matrix product has no float64.
+    """Make a mixture of experts multiply one expert after the other, because grouped matrix products lack float64.
 
-    transformers keeps this in the model's config, so a model that was built from the same config object takes it too.
+    transformers stores this in the model's config, so it also affects models built from the same config object.
 
     Args:
-        model: from transformers; without experts it stays as it is.
+        model: a transformers model; without experts it is not changed.
 
     Returns:
-        What its ``set_experts_implementation`` takes to undo it; empty if there is nothing to undo.
+        The argument of its ``set_experts_implementation`` that undoes the change; empty if there is nothing to undo.
     """
     grouped: dict[str, str | None] = getattr(model, "get_experts_implementation", dict)()
     if all(implementation is None for implementation in grouped.values()):
@@ -160,13 +160,13 @@ def run_experts_one_by_one(model: Any) -> dict[str, str | None]:
 
 
 class _Counted:
-    """Numbers the calls, and lets the answer round to float32 where everything else must not.
+    """Numbers the calls, and allows the answer to round to float32 while everything else must not.
 
-    transformers tells windows and chunks to a mask by the same name: which it is, the config says.
+    transformers passes windows and chunks to a mask by the same name, so the config must say which it is.
     """
 
     def __init__(self, answer: Answer, localities: tuple[Locality, ...] = ()) -> None:
-        """``localities``: of each layer, of a model some of whose layers attend in chunks."""
+        """Create it; ``localities`` are those of each layer, if some layers of the model attend in chunks."""
         self.answer, self.localities, self.layer = answer, localities, 0
         self.keeping: KeepFloat64 | None = None
 
@@ -176,8 +176,8 @@ class _Counted:
             locality = self.localities[self.layer]
             if locality.reach != window:
                 raise EngineError(
-                    f"layer {self.layer}, of {name}, attends to the last {window} tokens, and the config says "
-                    f"{locality.reach}; neither is guessed"
+                    f"layer {self.layer}, of {name}, attends to the last {window} tokens, but the config says "
+                    f"{locality.reach}; correct the config"
                 )
         call = AttentionCall(layer=self.layer, window=locality.window, chunk=locality.chunk, **parts)
         self.layer += 1
@@ -186,7 +186,7 @@ class _Counted:
 
     @contextmanager
     def unkept(self) -> Iterator[None]:
-        """What runs in here may round float64 to float32."""
+        """Allow code inside to round float64 to float32."""
         if self.keeping is None:
             yield
             return
@@ -201,12 +201,12 @@ _active: list[_Counted] = []
 
 
 class _Rotary(nn.Module):
-    """In place of a model's rotary module: no rotation, or the model's own at given positions."""
+    """Replaces a model's rotary module: no rotation, or the model's own at given positions."""
 
     def __init__(self, own: nn.Module, position_ids: Tensor | None) -> None:
         super().__init__()
-        # A copy: a long sequence changes what the module of a length-dependent method holds. The list hides it from
-        # the module tree.
+        # A copy, because a long sequence changes the buffers of a length-dependent method's module. The list hides it
+        # from the module tree.
         self.own, self.position_ids = [deepcopy(own)], position_ids
 
     def forward(
@@ -215,25 +215,24 @@ class _Rotary(nn.Module):
         if self.position_ids is not None:
             position_ids = self.position_ids[None]
         with _active[-1].unkept():
-            # As it runs by itself: its own roundings are to be seen, not kept from it.
+            # Outside of the float64 mode, so that the module's own roundings are visible.
             found = self.own[0](x, position_ids, *kind, **named)
         if isinstance(found, Tensor) and found.is_complex():
             return found if self.position_ids is not None else torch.ones_like(found)
         cos, sin = _two_parts(found, self.own[0])
         if self.position_ids is not None:
-            # In float64 the probe's rotation is to be exact; elsewhere the dtype is the module's own choice.
+            # In float64 the probe's rotation must be exact; otherwise the dtype is the module's own choice.
             return (cos.to(x.dtype), sin.to(x.dtype)) if x.dtype == torch.float64 else (cos, sin)
         return torch.ones_like(cos, dtype=x.dtype), torch.zeros_like(sin, dtype=x.dtype)
 
 
 class KeepFloat64(TorchFunctionMode):
-    """Whoever asks for float32 of a float64 tensor gets float64: norms, routers and logits, for instance.
+    """Return float64 if code asks for float32 of a float64 tensor, as norms, routers and logits do.
 
-    In float32 that changes nothing. In float64 two sides that agree to 1e-16 would now and then round to neighbours,
-    and differ by 1e-8.
+    Float32 would make two sides that agree to 1e-16 sometimes round to different neighbours, and so differ by 1e-8.
 
     Attributes:
-        paused: True while float32 may be had.
+        paused: True while float32 is allowed.
     """
 
     paused = False
@@ -252,9 +251,9 @@ def _wider(argument: Any) -> Any:
 
 
 def kept_in_float32(model: Any, dtype: torch.dtype) -> set[int]:
-    """Ids of the parameters that transformers keeps in float32 when it loads a model in a dtype: routers, for instance.
+    """Ids of the parameters that transformers keeps in float32 when it loads a model in a dtype, such as routers.
 
-    The lists of names are transformers' own and private; a test compares with a real load.
+    The lists of names are private to transformers, so a test compares with a real load.
     """
     names: set[str] = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     if dtype == torch.float16:
@@ -266,8 +265,8 @@ def kept_in_float32(model: Any, dtype: torch.dtype) -> set[int]:
 
 
 def _cast_while_running(module: nn.Module, dtype: torch.dtype, stack: ExitStack, left: set[int]) -> None:
-    """A module's own weights in another dtype from its first line to its last, and then as they were."""
-    # Recurrent mixers read the weights of their convolution instead of calling it.
+    """Cast a module's own weights to another dtype while its forward runs, and restore them afterwards."""
+    # Recurrent mixers read the weights of their convolution directly instead of calling it.
     convolutions = [child for child in module.children() if isinstance(child, nn.Conv1d)]
     own = [
         parameter
@@ -282,7 +281,7 @@ def _cast_while_running(module: nn.Module, dtype: torch.dtype, stack: ExitStack,
     def cast(_: nn.Module, args: tuple[Any, ...]) -> Any:
         kept[:] = [parameter.data for parameter in own]
         if isinstance(module, nn.Embedding) and len(args) == 1:
-            # Of a vocabulary only the rows that are looked up.
+            # Of an embedding only the rows that are looked up are cast.
             rows, index = args[0].unique(return_inverse=True)
             module.padding_idx = None
             own[0].data = kept[0][rows].to(dtype)
@@ -299,7 +298,7 @@ def _cast_while_running(module: nn.Module, dtype: torch.dtype, stack: ExitStack,
         kept.clear()
 
     padding_idx = getattr(module, "padding_idx", None)
-    # A hook does not run when someone presses Ctrl-C inside the module.
+    # Hooks do not run if Ctrl-C interrupts the module, so weights are also restored when the context ends.
     stack.callback(restore)
     for handle in (
         module.register_forward_pre_hook(cast),
@@ -309,7 +308,7 @@ def _cast_while_running(module: nn.Module, dtype: torch.dtype, stack: ExitStack,
 
 
 def _register() -> None:
-    """Make the name known to transformers, with a mask function that builds no mask."""
+    """Register the name with transformers, with a mask function that builds no mask."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attention)
@@ -318,7 +317,7 @@ def _register() -> None:
 
 @dataclass(frozen=True)
 class _Mask:
-    """In place of a mask, what one needs to know of it: some models tell their window to the mask alone."""
+    """Stands for a mask with the information that is needed; some models pass their window only to the mask."""
 
     window: int | None
 
@@ -340,12 +339,12 @@ def _attention(
     if not _active:
         raise EngineError(f"{name} was called with the audit's attention outside of an audit")
     if isinstance(attention_mask, Tensor):
-        raise EngineError(f"{name} attends through a mask of its own, which the audit does not know")
+        raise EngineError(f"{name} attends through its own mask, which the audit does not support")
     if getattr(module, "is_causal", True) is False or options.get("is_causal") is False:
         raise EngineError(f"{name} attends in both directions; the audit needs a causal decoder")
     window = None if attention_mask is None else attention_mask.window
     if query.shape[0] != 1:
-        raise RopewalkError(f"the audit takes one row at a time, got a batch of {query.shape[0]}")
+        raise RopewalkError(f"the audit takes one row at a time, got a batch of {query.shape[0]} rows")
     sinks = options.get("s_aux")
     output = _active[-1](
         name,
@@ -355,19 +354,19 @@ def _attention(
         value=value[0],
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         softcap=options.get("softcap"),
-        # As it is cast now: the parameter itself is put back when its module has run.
+        # Detached now, while it is cast: the module's hook restores the parameter itself afterwards.
         sinks=None if sinks is None else sinks.detach(),
     )
     return output.transpose(0, 1)[None].contiguous(), None
 
 
 PAIRED: tuple[Style, ...] = ("halves", "interleaved")
-"""Which dimensions of a head can make a pair."""
+"""The styles in which dimensions of a head can form pairs."""
 
 PROBE_TOKENS = 8
 PROBE_START = 3
 PROBE_TOLERANCE = 1e-9
-"""Both rotations run in float64 on the same cos and sin; what is left are a few roundings of 1e-16."""
+"""Both rotations run in float64 with the same cos and sin, so they differ only by a few roundings of 1e-16."""
 
 
 @dataclass(frozen=True)
@@ -375,10 +374,10 @@ class LayerRotation:
     """How one layer rotates, as measured.
 
     Attributes:
-        layer_type: whose frequencies it takes, where the model has several; None where it has one.
-        rotary_dim: dimensions of a head that are rotated; 0 for a layer without positions (NoPE).
-        style: which dimensions make a pair: ``halves`` or ``interleaved``.
-        start: the first of the rotated dimensions: 0, or where latent attention's rotated part begins.
+        layer_type: layer type whose frequencies it uses, if the model has several; None if it has one.
+        rotary_dim: number of rotated dimensions of a head; 0 for a layer without positions (NoPE).
+        style: which dimensions form a pair: ``halves`` or ``interleaved``.
+        start: the first rotated dimension: 0, or the start of latent attention's rotated part.
     """
 
     layer_type: str | None
@@ -392,22 +391,22 @@ class LayerRotation:
         return slice(self.start, self.start + self.rotary_dim)
 
     def put_back(self, x: Tensor, turned: Tensor) -> Tensor:
-        """Queries or keys ``[..., head_dim]`` with their rotated dimensions exchanged."""
+        """Queries or keys ``[..., head_dim]`` with their rotated dimensions replaced."""
         return torch.cat((x[..., : self.start], turned, x[..., self.dims.stop :]), dim=-1)
 
 
 @dataclass(frozen=True, eq=False)
 class AuditedModel:
-    """A model made ready for :func:`intercepted`.
+    """A model prepared for :func:`intercepted`.
 
     Attributes:
-        model: a causal decoder from transformers, in evaluation mode; never changed for longer than a context.
+        model: a causal decoder from transformers in evaluation mode; changes to it last no longer than a context.
         rotary: its own rotary module.
-        methods: RoPE method of each layer type, as the config says.
+        methods: RoPE method of each layer type, as the config states.
         layers: how each layer rotates.
-        head: from hidden states to logits.
-        gives: how the rotary module lays out what it computes, as the styles of
-            :class:`~ropewalk.rope.RotaryEmbedding` do; the layers may lay their dimensions out otherwise.
+        head: maps hidden states to logits.
+        gives: layout of the rotary module's output, as a style of :class:`~ropewalk.rope.RotaryEmbedding`; the layers
+            may lay out their dimensions differently.
     """
 
     model: Any
@@ -419,20 +418,19 @@ class AuditedModel:
 
     @classmethod
     def of(cls, model: Any) -> AuditedModel:
-        """Look at how a model rotates, on a few tokens.
+        """Measure on a few tokens how a model rotates.
 
         Args:
-            model: a causal decoder from transformers; the same afterwards.
+            model: a causal decoder from transformers; it is unchanged afterwards.
 
         Raises:
-            EngineError: if it does anything to queries and keys that is not a rotation of their first or last
-                dimensions, has attention sinks that it rounds in a way of its own, or takes no attention function from
-                outside.
-            RopewalkError: if it has no RoPE, or its logits are computed in a way that is not known.
+            EngineError: if it changes queries and keys by anything but a rotation of their first or last dimensions,
+                has attention sinks with its own way of rounding, or does not accept external attention functions.
+            RopewalkError: if it has no RoPE, or its way of computing logits is not supported.
         """
         name = type(model).__name__
         if getattr(model, "quantization_method", None) is not None or getattr(model, "is_quantized", False):
-            raise EngineError(f"{name} is quantised; audit the checkpoint with its plain weights")
+            raise EngineError(f"{name} is quantised; audit the checkpoint with its unquantised weights")
         config = model.config.get_text_config()
         if not getattr(config, "is_causal", True):
             raise EngineError(f"{name} attends in both directions; the audit needs a causal decoder")
@@ -441,13 +439,15 @@ class AuditedModel:
         try:
             rotary = rotary_module(model)[2]
         except RopewalkError as error:
-            raise EngineError(f"{name} has not exactly one rotary module, which the audit needs") from error
+            raise EngineError(
+                f"{name} does not have exactly one rotary module, which the audit needs"
+            ) from error
         if any(getattr(method, "start_tokens", 0) for method in getattr(rotary, "methods", {}).values()):
             raise EngineError(
-                f"{name} runs with start tokens that keep their angles unscaled, so a row that is moved is another "
-                "row; audit it with start_tokens=0"
+                f"{name} runs with start tokens that keep their angles unscaled, so moving a row changes its relative "
+                "positions; audit it with start_tokens=0"
             )
-        # A config may name layer types that none of its layers has.
+        # A config may name layer types that no layer has.
         present = {None, *(getattr(config, "layer_types", None) or methods)}
         with ExitStack() as stack:
             evaluating(model, stack)
@@ -482,43 +482,43 @@ class AuditedModel:
 
         Args:
             position_ids: int64 ``[length]``.
-            dtype: of the activations; the module may round to it.
-            layer_type: as in :class:`LayerRotation`.
+            dtype: dtype of the activations; the module may round to it.
+            layer_type: layer type, as in :class:`LayerRotation`.
             total_length: tokens of the sequence, for methods that depend on it.
 
         Returns:
             ``[length, rotary_dim / 2]`` each, in the module's dtype, times the attention factor.
         """
-        # One more position tells a length-dependent module how long the sequence is.
+        # An extra last position tells a length-dependent module how long the sequence is.
         longer = torch.cat([position_ids, position_ids.new_tensor([total_length - 1])])
         cos, sin = _own_cos_sin(self.rotary, longer.to(self.device), dtype, layer_type, self.gives)
         return cos[:-1], sin[:-1]
 
 
 def _refuse_other_order(model: Any) -> None:
-    """Refuse what float64 cannot tell from attention that the audit computes, but that rounds in another order.
+    """Raise for attention that equals the audit's in float64 but rounds in another order.
 
     Raises:
-        EngineError: if the model is such a one.
+        EngineError: if the model has such attention.
     """
     name, config = type(model).__name__, model.config.get_text_config()
     sinks = any(key.rpartition(".")[2] == "sinks" for key, _ in model.named_parameters())
     if sinks and config.model_type not in SINKS_IN_SCORES:
         raise EngineError(
-            f"{name} has learned attention sinks that it rounds in a way of its own; the audit computes those of "
+            f"{name} has learned attention sinks with its own way of rounding; the audit supports those of "
             f"{', '.join(SINKS_IN_SCORES)}"
         )
     if config.model_type == "llama4_text" and getattr(config, "use_qk_norm", False):
         raise EngineError(
-            f"{name} normalises queries and keys after it has rotated and rounded them (use_qk_norm), and the audit "
-            "computes a rotation that comes last; Llama 4 without that norm can be audited"
+            f"{name} normalises queries and keys after rotating and rounding them (use_qk_norm), but the audit "
+            "supports only a rotation that comes last; Llama 4 without that norm can be audited"
         )
 
 
 def _own_cos_sin(
     rotary: nn.Module, position_ids: Tensor, dtype: torch.dtype, layer_type: str | None, gives: Style
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin once a pair, however the module lays them out."""
+    """cos and sin with one value for each pair, whatever the module's layout."""
     cos, sin = _given(rotary, position_ids, dtype, layer_type)
     if gives in ("pairs", "complex"):
         return cos, sin
@@ -529,12 +529,12 @@ def _own_cos_sin(
 def _given(
     rotary: nn.Module, position_ids: Tensor, dtype: torch.dtype, layer_type: str | None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin as a rotary module gives them: ``[length, rotary_dim]``, or half as wide."""
+    """cos and sin as a rotary module returns them: ``[length, rotary_dim]``, or half as wide."""
     x = torch.zeros(1, len(position_ids), 1, dtype=dtype, device=position_ids.device)
     kind = {} if layer_type is None else {"layer_type": layer_type}
     own = deepcopy(rotary)
     with torch.no_grad():
-        # One token first, in a copy: a dynamic module keeps the frequencies of the longest sequence that it has seen.
+        # One token first, in a copy: a dynamic module keeps the frequencies of the longest sequence it has seen.
         own(x[:, :1], torch.zeros_like(position_ids[None, :1]), **kind)
         found = own(x, position_ids[None], **kind)
     cos, sin = (found.real, found.imag) if _is_complex(found) else _two_parts(found, rotary)
@@ -548,18 +548,18 @@ def _is_complex(given: Any) -> bool:
 def _two_parts(given: Any, rotary: nn.Module) -> tuple[Tensor, Tensor]:
     if not isinstance(given, tuple) or len(given) != 2 or any(part.is_complex() for part in given):
         raise EngineError(
-            f"{type(rotary).__name__} does not give cos and sin, so the audit cannot separate its rotation"
+            f"{type(rotary).__name__} does not return cos and sin, so the audit cannot separate its rotation"
         )
     return given
 
 
 def _style_given(rotary: nn.Module, position_ids: Tensor, pairs: Mapping[str | None, int]) -> Style:
-    """How a rotary module lays out cos and sin, seen in what it gives at some positions.
+    """The layout of a rotary module's cos and sin, determined from its output at some positions.
 
     Args:
         rotary: the module.
-        position_ids: int64 ``[length]``, none of them 0, where all styles look alike.
-        pairs: of dimensions that are rotated, for each layer type, as the config says.
+        position_ids: int64 ``[length]``, without 0, where all styles look alike.
+        pairs: number of rotated pairs for each layer type, as the config states.
     """
     found: set[Style] = set()
     for kind, wanted in pairs.items():
@@ -598,16 +598,16 @@ def _one_of_pair(both: Tensor, gives: Style, name: str) -> Tensor:
 
 
 def _no_rope(name: str) -> EngineError:
-    return EngineError(f"{name} gives the two dimensions of a pair different angles, which is no RoPE")
+    return EngineError(f"{name} gives the two dimensions of a pair different angles, which is not RoPE")
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: Style) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four products of a rotation, not yet summed: the rotated pair is ``(a - b, c + d)``.
+    """The four products of a rotation before summation: the rotated pair is ``(a - b, c + d)``.
 
     Args:
         x: ``[..., length, rotary_dim]``.
         cos, sin: ``[length, rotary_dim / 2]``.
-        style: which dimensions make a pair.
+        style: which dimensions form a pair.
     """
     half = x.shape[-1] // 2
     first, second = (x[..., :half], x[..., half:]) if style == "halves" else (x[..., 0::2], x[..., 1::2])
@@ -615,7 +615,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: Style) -> tuple[Tensor, T
 
 
 def joined(first: Tensor, second: Tensor, style: Style) -> Tensor:
-    """Both of each pair in their places again."""
+    """Join both parts of the pairs in the layout of the style."""
     return (
         torch.cat((first, second), dim=-1)
         if style == "halves"
@@ -626,7 +626,7 @@ def joined(first: Tensor, second: Tensor, style: Style) -> Tensor:
 def _rotations(
     model: Any, rotary: nn.Module, layer_types: list[str | None], gives: Style
 ) -> tuple[LayerRotation, ...]:
-    """Run a few tokens with and without rotation, and find for each layer what leads from one to the other."""
+    """Run a few tokens with and without rotation, and find each layer's rotation from the difference."""
     positions = _probe_positions(model)
     runs = _with_and_without(model, torch.float64, positions)
     _check_calls(model, runs[0])
@@ -645,13 +645,13 @@ def _probe_positions(model: Any) -> Tensor:
 def _with_and_without(
     model: Any, dtype: torch.dtype, positions: Tensor
 ) -> tuple[list[AttentionCall], list[AttentionCall]]:
-    """Each layer's call without a rotation, and with the model's own at some positions."""
+    """Each layer's call without rotation, and with the model's own rotation at some positions."""
     runs: tuple[list[AttentionCall], list[AttentionCall]] = ([], [])
     for calls, rotate_positions in zip(runs, (None, positions), strict=True):
 
         def answer(call: AttentionCall, calls: list[AttentionCall] = calls) -> Tensor:
             calls.append(call)
-            # Nothing of query and key, so that both runs reach every layer with the same hidden states.
+            # Independent of query and key, so that both runs reach every layer with the same hidden states.
             return call.value.repeat_interleave(call.query.shape[0] // call.value.shape[0], dim=0)
 
         with intercepted(model, answer, dtype, rotate_positions):
@@ -668,7 +668,7 @@ def _probe(model: Any, positions: Tensor, dtype: torch.dtype) -> None:
         raise
     except (AttributeError, TypeError) as error:
         raise EngineError(
-            f"{name} does something with its attention mask that the audit does not know: {error}"
+            f"{name} uses its attention mask in a way that the audit does not support: {error}"
         ) from error
     except RuntimeError as error:
         what = str(dtype).removeprefix("torch.")
@@ -679,13 +679,13 @@ def _check_calls(model: Any, calls: list[AttentionCall]) -> None:
     name, layers = type(model).__name__, model.config.get_text_config().num_hidden_layers
     if not calls:
         raise EngineError(
-            f"{name} takes no attention function from outside, so the audit cannot compute its own"
+            f"{name} does not accept external attention functions, so the audit cannot compute its own"
         )
     heads = {call.query.shape[0] for call in calls}
     if len(calls) > layers or len(heads) > 1:
         raise EngineError(
             f"{name} attends {len(calls)} times in {layers} layers, with {' or '.join(map(str, sorted(heads)))} heads; "
-            "the audit needs one attention a layer, with as many heads in each"
+            "the audit needs one attention in each layer, with the same number of heads"
         )
 
 
@@ -699,7 +699,7 @@ def _rotation(
     for kind, (cos, sin) in tables.items():
         width = 2 * cos.shape[-1]
         unrotated = max(0, plain.query.shape[-1] - width)
-        # The first dimensions of a head, or the last: those of latent attention.
+        # The rotated dimensions are the first of a head, or the last in latent attention.
         for start, style in product(sorted({0, unrotated}), PAIRED):
             found = LayerRotation(kind, width, style, start)
             worst = 0.0
@@ -711,28 +711,28 @@ def _rotation(
                 return found
     raise EngineError(
         f"layer {plain.layer} of {name} does more to queries and keys than rotate their first or last dimensions, so "
-        "the audit cannot compute its rotation apart from it"
+        "the audit cannot compute its rotation separately"
     )
 
 
 @contextmanager
 def random_parameters(model: Any, seed: int) -> Iterator[None]:
-    """While the context is open, a model holds the random parameters that its class initialises it with.
+    """Within the context manager, a model has the random parameters that its class initialises.
 
-    Its own wait in the CPU's memory, so that the device never holds both.
+    Its own parameters wait in CPU memory, so that the device never holds both.
 
     Args:
-        model: a transformers model; the same in the end.
-        seed: of the initialisation; the state of torch's generators is left as it was.
+        model: a transformers model; restored at the end.
+        seed: seed of the initialisation; the states of torch's generators are restored.
 
     Raises:
-        RopewalkError: if a new model of its class has other parameters than it has.
+        RopewalkError: if a new model of its class has different parameters.
     """
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(seed)
-        # A copy of the config: building a model writes into the one that it is given.
+        # A copy of the config, because building a model changes the config that it is given.
         fresh = AutoModelForCausalLM.from_config(
             deepcopy(model.config), dtype=model.dtype, attn_implementation="eager"
         )
@@ -742,7 +742,7 @@ def random_parameters(model: Any, seed: int) -> Iterator[None]:
     }
     if unlike or drawn.keys() - own.keys():
         raise RopewalkError(
-            f"a new {type(model).__name__} of this config has other parameters than the model "
+            f"a new {type(model).__name__} of this config has different parameters than the model "
             f"({min(unlike or drawn.keys() - own.keys())}), so there is no random control to compare with"
         )
     del fresh
@@ -750,7 +750,7 @@ def random_parameters(model: Any, seed: int) -> Iterator[None]:
     devices = {name: parameter.device for name, parameter in own.items()}
     try:
         for name, parameter in own.items():
-            # Popped, so that no third copy waits.
+            # Popped, so that no third copy stays in memory.
             parameter.data = drawn.pop(name).data.to(devices[name], parameter.dtype)
         yield
     finally:
@@ -759,7 +759,7 @@ def random_parameters(model: Any, seed: int) -> Iterator[None]:
 
 
 def _learned(model: Any) -> dict[str, torch.Tensor]:
-    """Parameters, and buffers that are saved with them: routers keep what they learned of balance in one."""
+    """Parameters and saved buffers; routers store their learned balance in a buffer."""
     saved = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
     return {**dict(model.named_parameters()), **buffers}

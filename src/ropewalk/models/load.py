@@ -1,4 +1,4 @@
-"""Loading a transformers model with our attention and rotary module in place, and saving it without them."""
+"""Load a transformers model with our attention and rotary module, and save it without them."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ log = logging.getLogger("ropewalk")
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """How a checkpoint is to run: with which RoPE, over which attention engine, through whose code.
+    """How to run a checkpoint: its RoPE, its attention engine, and whose code.
 
     Attributes:
-        rope: the RoPE method to run with and to write into the model's config; the checkpoint's own if None.
-        max_position_embeddings: context in tokens to write into the config beside ``rope``; as it is if None.
+        rope: RoPE method to run with and to write into the model's config; None for the checkpoint's own.
+        max_position_embeddings: context in tokens to write into the config with ``rope``; None to keep it.
         engine: attention engine for calls with a layout, or ``auto``.
-        exact_rope: angles in float64, cos/sin and rotation in float32; False keeps transformers' own module.
-        trust_remote_code: run model code from the checkpoint. Never on by default.
-        lift: limits of the checkpoint's attention that are taken away beside ``rope``; see :meth:`ModelConfig.lifted`.
-        other_ropes: methods of layer types that do not limit the context, where they have methods of their own; those
-            left out keep the checkpoint's.
+        exact_rope: compute angles in float64, cos/sin and rotation in float32; False keeps transformers' own module.
+        trust_remote_code: run model code from the checkpoint; off by default.
+        lift: limits of the checkpoint's attention to remove together with ``rope``; see :meth:`ModelConfig.lifted`.
+        other_ropes: methods of layer types that do not limit the context, if they have their own methods; layer types
+            that are left out keep the checkpoint's.
     """
 
     rope: RopeMethod | None = None
@@ -65,7 +65,7 @@ class ModelSetup:
 
 
 AS_IT_IS = ModelSetup()
-"""With the checkpoint's own RoPE, on the engine that suits the machine."""
+"""The checkpoint's own RoPE, and the default engine for the machine."""
 
 
 def load_model(
@@ -74,20 +74,20 @@ def load_model(
     dtype: torch.dtype | str = "auto",
     device: torch.device | str | None = None,
 ) -> Any:
-    """Load a causal decoder so that ``model(input_ids, layout=layout)`` attends as the layout says.
+    """Load a causal decoder whose ``model(input_ids, layout=layout)`` attends as the layout defines.
 
     Args:
         path_or_id: folder in Hugging Face layout, or hub id.
-        setup: its RoPE, attention engine and rotary module.
-        dtype: dtype of the parameters; ``auto`` is the checkpoint's own.
-        device: where to put the model; left where transformers loads it if None.
+        setup: RoPE, attention engine and rotary module.
+        dtype: dtype of the parameters; ``auto`` for the checkpoint's own.
+        device: device for the model; None for where transformers loads it.
 
     Returns:
-        The transformers model, in evaluation mode. ``generate()`` works as ever; with longrope that passes the
-        original length, inside :func:`generating`.
+        The transformers model in evaluation mode. ``generate()`` works as usual; if longrope passes the original
+        length, call it inside :func:`generating`.
 
     Raises:
-        RopewalkError: if the checkpoint is missing, has no RoPE, or cannot be served; the message says why.
+        RopewalkError: if the checkpoint is missing, has no RoPE, or is not supported; the message says why.
     """
     from transformers import AutoModelForCausalLM
 
@@ -100,7 +100,7 @@ def load_model(
             attn_implementation=_implementation(config),
             trust_remote_code=setup.trust_remote_code,
             use_safetensors=True,
-            # Both kinds of unfit weights are refused below, by name.
+            # Missing and mismatched weights are both rejected below, by name.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
@@ -110,7 +110,7 @@ def load_model(
         if str(error.args[0]) not in (attention_hooks.OVER_SDPA, attention_hooks.OVER_EAGER):
             raise
         raise EngineError(
-            f"{config.source.model_type} takes no attention function from outside, so it cannot run on packed rows"
+            f"{config.source.model_type} does not accept external attention functions, so it cannot run on packed rows"
         ) from error
     _refuse_incomplete(path_or_id, loading)
     if device is not None:
@@ -122,11 +122,11 @@ def load_model(
 def empty_model(
     path_or_id: str | os.PathLike[str], setup: ModelSetup = AS_IT_IS, dtype: torch.dtype = torch.float32
 ) -> Any:
-    """What :func:`load_model` gives, but its parameters have no memory (device ``meta``): to be sharded, then filled.
+    """The same model as :func:`load_model`, with parameters on the ``meta`` device: to be sharded, then filled.
 
     Args:
-        path_or_id, setup: as for load_model.
-        dtype: of the parameters.
+        path_or_id, setup: as for :func:`load_model`.
+        dtype: dtype of the parameters.
     """
     from transformers import AutoModelForCausalLM
 
@@ -138,7 +138,7 @@ def empty_model(
             attn_implementation=_implementation(config),
             trust_remote_code=setup.trust_remote_code,
         )
-    # The rotary module computes its frequencies when it is made, and has none on the device meta.
+    # The rotary module computes its frequencies when it is created, so it must not be created on the meta device.
     parent, attribute, stock = rotary_module(model)
     setattr(parent, attribute, type(stock)(config=config.source.get_text_config()))
     attach(model, setup.engine, setup.exact_rope, methods)
@@ -148,10 +148,10 @@ def empty_model(
 def configured(
     path_or_id: str | os.PathLike[str], setup: ModelSetup
 ) -> tuple[ModelConfig, Mapping[str | None, RopeMethod]]:
-    """The config to build a model with, and the RoPE method of each layer type; transformers knows our parts then.
+    """The config to build a model with, and the RoPE method of each layer type; also registers our parts.
 
     Raises:
-        RopewalkError: if the config is missing, has no RoPE, or cannot hold the methods.
+        RopewalkError: if the config is missing, has no RoPE, or cannot express the methods.
     """
     require_engine_name(setup.engine)
     attention_hooks.register()
@@ -171,9 +171,9 @@ def configured(
 
 
 def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str, Any]) -> None:
-    """transformers fills weights that a checkpoint lacks with random numbers; nobody wants those trained on."""
+    """Raise if weights are missing: transformers would silently fill them with random numbers."""
     for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has the wrong shape for")):
-        # A mismatched key comes with its two shapes.
+        # A mismatched key is listed with its two shapes.
         keys = sorted(key[0] if isinstance(key, tuple) else str(key) for key in loading.get(kind) or ())
         if keys:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
@@ -181,19 +181,19 @@ def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str,
 
 
 def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = False) -> ModelConfig:
-    """The config of a folder or hub id as transformers reads it; what its file leaves to the class is said aloud, once.
+    """The config of a folder or hub id as transformers reads it; defaults of its class are logged once.
 
     Returns:
-        What it says; ``source`` is the transformers config.
+        The config; its ``source`` is the transformers config.
 
     Raises:
-        RopewalkError: if there is none, it says nothing of RoPE, or it contradicts itself.
+        RopewalkError: if there is no config, it does not mention RoPE, or it contradicts itself.
     """
     from transformers import AutoConfig
 
     _check_exists(path_or_id)
-    # The file itself comes first: a class takes one of two values that contradict each other, and says nothing, and its
-    # own complaints name no layer.
+    # The file is read first: if two values contradict each other, a class silently takes one of them, and the errors
+    # of classes name no layer.
     checkpoint = None if trust_remote_code else _of_known_class(str(path_or_id))
     try:
         config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=trust_remote_code)
@@ -211,18 +211,18 @@ def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = Fa
 
 
 def _of_known_class(path_or_id: str) -> ModelConfig | None:
-    """What a config file says, if transformers has a class for it."""
+    """The contents of a config file, if transformers has a class for it."""
     raw = read_config_file(path_or_id)
     return None if class_of(raw.get("model_type")) is None else config_from_json(raw, path_or_id)
 
 
 def _say_defaults(path_or_id: str, checkpoint: ModelConfig) -> None:
-    """Llama 2's config.json names no theta, and transformers fills in its class's own: never silently."""
+    """Log values that come from the class: Llama 2's config.json states no theta, and transformers fills one in."""
     if checkpoint.defaults and path_or_id not in _told:
         _told.add(path_or_id)
         for key, value in checkpoint.defaults.items():
             log.warning(
-                "%s/config.json gives no %s; %s's own default of %s is used",
+                "%s/config.json does not state %s; %s's default of %s is used",
                 path_or_id.rstrip("/"),
                 key,
                 checkpoint.config_class,
@@ -231,14 +231,14 @@ def _say_defaults(path_or_id: str, checkpoint: ModelConfig) -> None:
 
 
 _told: set[str] = set()
-"""Checkpoints whose defaults were mentioned: once a process is enough."""
+"""Checkpoints whose defaults were logged; once in each process is enough."""
 
 
 def choose_device(name: str) -> torch.device:
-    """A device by name; ``auto`` is CUDA where there is one, else the CPU.
+    """A device by name; ``auto`` selects CUDA if available, otherwise the CPU.
 
     Raises:
-        RopewalkError: if there is no such device, or no CUDA where it was asked for.
+        RopewalkError: if the device does not exist, or CUDA was requested and is not available.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -259,19 +259,19 @@ def attach(
     exact_rope: bool = True,
     methods: Mapping[str | None, RopeMethod] | None = None,
 ) -> None:
-    """Put our attention, and with ``exact_rope`` our rotary module, into a transformers model in memory.
+    """Install our attention, and with ``exact_rope`` our rotary module, in a transformers model in memory.
 
-    Attached again, a model takes the new engine.
+    A second call replaces the engine.
 
     Args:
         model: a causal decoder from transformers; changed in place.
         engine: attention engine for calls with a layout.
-        exact_rope: swap the rotary module for one with float64 angles.
-        methods: RoPE method of each layer type; read from the model's config if None.
+        exact_rope: replace the rotary module by one with float64 angles.
+        methods: RoPE method of each layer type; None to read them from the model's config.
 
     Raises:
-        EngineError: if the model mixes in layers that packed rows cannot pass through.
-        RopewalkError: if its rotary module does not compute what its config says.
+        EngineError: if the model has layers through which packed rows cannot pass.
+        RopewalkError: if its rotary module does not compute what its config states.
     """
     config = ModelConfig.of(model.config)
     if methods is None:
@@ -284,7 +284,7 @@ def attach(
         swap_rotary(model, methods)
         keep_one_choice(rotary_module(model)[0])
     elif any(getattr(method, "start_tokens", 0) for method in methods.values()):
-        raise RopewalkError("start_tokens > 0 runs only through the exact rotary module; set exact_rope=True")
+        raise RopewalkError("start_tokens > 0 needs the exact rotary module; set exact_rope=True")
     hooks: attention_hooks.LayoutHooks | None = getattr(model, "_ropewalk_hooks", None)
     if hooks is None:
         model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, config.localities)
@@ -300,26 +300,26 @@ def with_rope(
     max_position_embeddings: int | None = None,
     others: Mapping[str, RopeMethod] | None = None,
 ) -> ModelConfig:
-    """A model's config with a transformers config that says this RoPE method for the layers that limit the context.
+    """A model's config, and transformers config, with this RoPE method for the layers that limit the context.
 
     Args:
-        config: with its transformers config as ``source``.
-        method: for all layers; for those with full attention where layer types have methods of their own.
-        max_position_embeddings: the context in tokens from now on; as it is if None.
-        others: for other layer types, as for :meth:`ModelConfig.methods_with`.
+        config: config with its transformers config as ``source``.
+        method: method for all layers, or for those with full attention if layer types have their own methods.
+        max_position_embeddings: the new context in tokens; None to keep it.
+        others: methods for other layer types, as in :meth:`ModelConfig.methods_with`.
 
     Raises:
-        RopewalkError: if the config cannot hold this method.
+        RopewalkError: if the config cannot express this method.
     """
     bases = config.values.get(BASES_OF_LAYERS)
     if bases and config.methods_with(method, others) != config.methods:
         raise RopewalkError(
-            f"{config.source.model_type} states the base of each layer in {BASES_OF_LAYERS}, which ropewalk reads and "
-            f"does not set; write the new base into {BASES_OF_LAYERS} and rope_theta of config.json, and train with "
+            f"{config.source.model_type} states the base of each layer in {BASES_OF_LAYERS}, which ropewalk reads but "
+            f"cannot set; write the new base into {BASES_OF_LAYERS} and rope_theta of config.json, and train with "
             "rope default and exact_rope: false"
         )
     before = config.decoder_values
-    # A class may have another name for the width of a head, or none.
+    # A class may have another name for head_dim, or none.
     values = replace_methods({**before, "head_dim": config.head_dim}, config.methods_with(method, others))
     length = max_position_embeddings or values.get(MAX_LENGTH) or config.max_position_embeddings
     values = for_all_readers({**values, MAX_LENGTH: length or 0})
@@ -329,27 +329,27 @@ def with_rope(
         values["head_dim"] = before["head_dim"]
     values[config.source.get_text_config().attribute_map.get(MAX_LENGTH, MAX_LENGTH)] = length
     if before.get("rope_theta") is not None:
-        # Where a class has a field for it, it stands there once more.
+        # If the class has a field for rope_theta, the base must be there as well.
         values["rope_theta"] = method.as_written().rope_theta
     attention = values.get("attn_config")
     if isinstance(attention, Mapping) and "rope_theta" in attention:
-        # DBRX's, which transformers passes over and other programs read.
+        # DBRX's attn_config, which transformers ignores and other programs read.
         values["attn_config"] = {**attention, "rope_theta": method.as_written().rope_theta}
     try:
         return config.with_decoder_values(values)
     except (ValueError, KeyError, StrictDataclassError) as error:
-        # Phi-3 takes longrope only, and reads yarn as that.
+        # Phi-3 accepts only longrope, and reads yarn as longrope.
         raise RopewalkError(
-            f"the config of {config.source.model_type} cannot hold the RoPE method {method.name}: "
-            f"{' '.join(str(error).split())}; theta always fits"
+            f"the config of {config.source.model_type} cannot express the RoPE method {method.name}: "
+            f"{' '.join(str(error).split())}; theta always works"
         ) from error
 
 
 def left_out(config: ModelConfig) -> str | None:
-    """What a load as a causal decoder leaves of a larger model behind, a sentence; None where it keeps all.
+    """The parts of a larger model that a load as a causal decoder omits, in one sentence; None if it keeps everything.
 
     Args:
-        config: with its transformers config as ``source``.
+        config: config with its transformers config as ``source``.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -360,7 +360,7 @@ def left_out(config: ModelConfig) -> str | None:
     if loaded.config_class is type(config.source):
         return None
     return (
-        f"transformers loads the language model of {config.source.model_type} alone ({loaded.__name__}): the result "
+        f"transformers loads only the language model of {config.source.model_type} ({loaded.__name__}): the result "
         "has no encoders of images or sounds"
     )
 
@@ -372,13 +372,13 @@ def attention_spec(
     backward: bool = True,
     ring: bool = False,
 ) -> AttentionSpec:
-    """What a model's layers ask of an attention engine.
+    """The requirements of a model's layers on an attention engine.
 
     Args:
-        config: of the model.
-        device, dtype: of queries, keys and values.
-        backward: whether gradients are wanted.
-        ring: whether keys travel around a ring of ranks.
+        config: config of the model.
+        device, dtype: those of queries, keys and values.
+        backward: whether gradients are needed.
+        ring: whether rows are split over ranks by context parallelism (ring).
     """
     return AttentionSpec(
         device,
@@ -393,9 +393,9 @@ def attention_spec(
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Keep each layer's input instead of its activations, and compute the layer again in the backward."""
+    """Store each layer's input instead of its activations, and recompute the layer in the backward pass."""
     options = {"use_reentrant": False}
-    # transformers 5.23 has a new name for it and warns of the old one.
+    # transformers 5.23 renamed it and warns about the old name.
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(options)
     else:
@@ -403,9 +403,9 @@ def checkpoint_activations(model: Any) -> None:
 
 
 def cast_parameters(model: Any, dtype: torch.dtype) -> None:
-    """Put a model's parameters into a dtype, in place, and nothing else.
+    """Cast a model's parameters in place, and nothing else.
 
-    ``model.to(dtype)`` would round buffers as well, the frequencies of transformers' own rotary modules among them.
+    ``model.to(dtype)`` would also round buffers, including the frequencies of transformers' own rotary modules.
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -414,11 +414,11 @@ def cast_parameters(model: Any, dtype: torch.dtype) -> None:
 def save_model(
     model: Any, folder: Path, tokenizer: Any = None, state_dict: dict[str, torch.Tensor] | None = None
 ) -> None:
-    """Write a folder that plain transformers loads: our hooks and modules leave no trace in it.
+    """Write a folder that plain transformers can load, without traces of our hooks and modules.
 
-    ``state_dict`` is saved in place of the model's own, if given.
+    If ``state_dict`` is given, it is saved instead of the model's own.
 
-    The caller makes the folder appear under its final name; see ``ropewalk.training.checkpoint.single``.
+    The caller renames the folder to its final name; see ``ropewalk.training.checkpoint.single``.
     """
     model.save_pretrained(folder, state_dict=state_dict)
     if tokenizer is not None:
@@ -432,7 +432,7 @@ def _refuse_architecture(model: Any, config: ModelConfig) -> None:
     homes = {type(module).__module__ for module in model.modules()}
     if not any(hasattr(sys.modules[home], "ALL_ATTENTION_FUNCTIONS") for home in homes):
         raise EngineError(
-            f"{type(model).__name__} takes no attention function from outside, so it cannot run on packed rows"
+            f"{type(model).__name__} does not accept external attention functions, so it cannot run on packed rows"
         )
 
 
@@ -449,7 +449,7 @@ def _check_exists(path_or_id: str | os.PathLike[str]) -> None:
                 f"{path} is a folder without a config.json: not a model in Hugging Face layout"
             )
     elif path.is_file():
-        raise RopewalkError(f"{path} is a file; a model is a folder with config.json and weights")
+        raise RopewalkError(f"{path} is a file, but a model is a folder with config.json and weights")
     else:
         check_model_place(path_or_id)
 

@@ -1,7 +1,7 @@
-"""Attention that mitigates RoPE's precision as a user would run it: over PyTorch's fused attention, nothing emulated.
+"""Attention with mitigations of RoPE's rounding as users would run it: on PyTorch's fused attention, not emulated.
 
-A mitigation is a registered attention function and a rotary module, both in place for as long as a context is open. All
-functions end in transformers' own ``sdpa`` function with transformers' own masks, so grouped heads, sliding windows
+A mitigation is a registered attention function together with a rotary module, both installed within a context manager.
+All functions end in transformers' own ``sdpa`` function with transformers' own masks, so grouped heads, sliding windows
 and the choice of a kernel are those of a stock model.
 """
 
@@ -21,7 +21,7 @@ from ropewalk.models.rotary import rotary_module, swap_rotary
 from ropewalk.rope import RotaryEmbedding
 
 FLASH_HEAD_DIM = 256
-"""The widest head that flash attention takes on CUDA."""
+"""Largest head_dim that flash attention supports on CUDA."""
 
 FUSED_MITIGATIONS = (
     "exact angles",
@@ -30,28 +30,28 @@ FUSED_MITIGATIONS = (
     "split product",
     "float32 attention",
 )
-"""Mitigations that run over fused attention with the exact rotary module."""
+"""Mitigations that run on fused attention with the exact rotary module."""
 
 
 def copy_in_dtype(model: Any, dtype: torch.dtype) -> Any:
-    """A copy of a model to experiment on, as transformers would load it in a dtype: the model itself never changes.
+    """A copy of a model as transformers would load it in a dtype, for experiments that must not change the model.
 
-    Weights that are in ``dtype`` already are shared, not copied. The rotary module keeps the frequencies that it has,
-    which ``model.to(dtype)`` would round.
+    Weights that already have ``dtype`` are shared, not copied. The rotary module keeps its frequencies, which
+    ``model.to(dtype)`` would round.
 
     Args:
         model: a causal decoder from transformers with its own rotary module.
-        dtype: of the copy's parameters and saved buffers.
+        dtype: dtype of the copy's parameters and saved buffers.
 
     Returns:
         The copy, in evaluation mode.
 
     Raises:
-        RopewalkError: if the model has not one rotary module of transformers' own.
+        RopewalkError: if the model does not have exactly one rotary module of transformers' own.
     """
     if isinstance(rotary_module(model)[2], RotaryEmbedding):
         raise RopewalkError(
-            f"{type(model).__name__} runs ropewalk's rotary module already; load it with exact_rope=False"
+            f"{type(model).__name__} already runs ropewalk's rotary module; load it with exact_rope=False"
         )
     with torch.no_grad():
         memo: dict[int, Any] = {id(p): _in_dtype(p, dtype) for p in model.parameters()}
@@ -59,7 +59,7 @@ def copy_in_dtype(model: Any, dtype: torch.dtype) -> Any:
     saved = copied.state_dict().keys()
     for path, module in copied.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
-            # What is not saved, the frequencies among it, the class computes in float32 whatever is loaded.
+            # Buffers that are not saved, such as the frequencies, are float32 in the class whatever is loaded.
             is_saved = (f"{path}.{name}" if path else name) in saved
             if is_saved and buffer.is_floating_point():
                 setattr(module, name, buffer.to(dtype))
@@ -73,23 +73,25 @@ def _in_dtype(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
 
 
 def fused_refusal(model: Any) -> str | None:
-    """Why a model cannot run over PyTorch's fused attention, in a sentence; None if it can."""
+    """Why a model cannot run on PyTorch's fused attention, in one sentence; None if it can."""
     name, cap = type(model).__name__, ModelConfig.of(model.config).softcap
     if cap is not None:
-        return f"{name} caps its attention scores at {cap:g}, which PyTorch's fused attention cannot do"
+        return (
+            f"{name} caps its attention scores at {cap:g}, which PyTorch's fused attention does not support"
+        )
     if any(key.rpartition(".")[2] == "sinks" for key, _ in model.named_parameters()):
-        return f"{name} has learned attention sinks, which PyTorch's fused attention cannot do"
-    # The classes say it themselves, and from_pretrained goes by it; a registered function is not held to it.
+        return f"{name} has learned attention sinks, which PyTorch's fused attention does not support"
+    # from_pretrained checks this attribute of the class, but a registered function bypasses the check.
     if not getattr(model, "_supports_sdpa", True):
-        return f"transformers does not run {name} over PyTorch's fused attention"
+        return f"transformers does not run {name} on PyTorch's fused attention"
     return None
 
 
 def exact_rotary(model: Any) -> RotaryEmbedding:
-    """The rotary module with float64 angles that fits a model, which keeps its own.
+    """A rotary module with float64 angles for a model, which keeps its own.
 
     Raises:
-        RopewalkError: if the model's own does not compute what its config says.
+        RopewalkError: if the model's own does not compute what its config states.
     """
     parent, attribute, own = rotary_module(model)
     try:
@@ -102,9 +104,9 @@ def exact_rotary(model: Any) -> RotaryEmbedding:
 
 
 class RoundedRotaryEmbedding(nn.Module):
-    """Exact angles, but cos and sin in the dtype of the activations, so that the rotation runs in it as well.
+    """Exact angles, with cos and sin in the dtype of the activations, so that the rotation runs in that dtype too.
 
-    There are no complex numbers of 16 bits: a model that rotates with those does it in float32 anyway.
+    There is no 16-bit complex dtype: a model with complex rotation runs it in float32 anyway.
     """
 
     def __init__(self, exact: RotaryEmbedding) -> None:
@@ -114,28 +116,28 @@ class RoundedRotaryEmbedding(nn.Module):
     def forward(
         self, x: Tensor, position_ids: Tensor, *kind: Any, **named: Any
     ) -> tuple[Tensor, Tensor] | Tensor:
-        """What the exact module gives, its cos and sin in ``x.dtype``; arguments as the exact module's."""
+        """cos and sin of the exact module, cast to ``x.dtype``; the arguments are the exact module's."""
         found = self.exact(x, position_ids, *kind, **named)
         return found if isinstance(found, Tensor) else (found[0].to(x.dtype), found[1].to(x.dtype))
 
 
 @contextmanager
 def attending(model: Any, implementation: str) -> Iterator[None]:
-    """Run a model with an attention implementation by name while the context is open.
+    """Run a model with the named attention implementation within the context manager.
 
     Args:
-        model: a causal decoder; its rotary module stays.
+        model: a causal decoder; its rotary module is not changed.
         implementation: ``eager``, ``sdpa``, or a name registered with transformers.
 
     Raises:
-        EngineError: if the model does not take it.
+        EngineError: if the model does not accept it.
     """
     before = model.config._attn_implementation
     try:
         model.set_attn_implementation(implementation)
-        # transformers only warns of a class that computes attention in a way of its own.
+        # transformers only warns if a class computes attention itself, so check the result.
         if model.config._attn_implementation != implementation:
-            raise EngineError(f"{type(model).__name__} takes no attention function from outside")
+            raise EngineError(f"{type(model).__name__} does not accept external attention functions")
         yield
     finally:
         model.set_attn_implementation(before)
@@ -143,19 +145,19 @@ def attending(model: Any, implementation: str) -> Iterator[None]:
 
 @contextmanager
 def mitigated(model: Any, name: str, exact: RotaryEmbedding) -> Iterator[set[torch.dtype]]:
-    """Run a model with one of :data:`FUSED_MITIGATIONS` while the context is open.
+    """Run a model with one of :data:`FUSED_MITIGATIONS` within the context manager.
 
     Args:
         model: a causal decoder whose weights are in the dtype that the mitigation is for.
-        name: of the mitigation.
-        exact: of :func:`exact_rotary`.
+        name: name of the mitigation.
+        exact: result of :func:`exact_rotary`.
 
     Yields:
-        The dtypes in which queries and keys, the narrower of both, arrived at the attention function so far; stays
-        empty for ``exact angles``.
+        The dtypes in which queries and keys (the narrower of the two) have arrived at the attention function so far;
+        always empty for ``exact angles``.
 
     Raises:
-        RopewalkError: if there is no such mitigation.
+        RopewalkError: if the mitigation is unknown.
     """
     if name not in FUSED_MITIGATIONS:
         raise RopewalkError(f"unknown mitigation {name!r}; choose one of {', '.join(FUSED_MITIGATIONS)}")
@@ -179,7 +181,7 @@ def _registered(name: str) -> str:
 
 
 def _register() -> None:
-    """Make the mitigations known to transformers, with the mask function of its fused attention."""
+    """Register the mitigations with transformers, with the mask function of its fused attention."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -196,7 +198,7 @@ def _fused(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> Tensor:
-    """transformers' fused attention: ``[batch, length, heads, value_dim]`` in the dtype of all three."""
+    """transformers' fused attention: ``[batch, length, heads, value_dim]`` in the dtype of all three inputs."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if attention_mask is not None and attention_mask.is_floating_point():
@@ -207,9 +209,11 @@ def _fused(
 
 def _arrives(module: nn.Module, query: Tensor, key: Tensor, options: dict[str, Any]) -> None:
     if options.get("s_aux") is not None or options.get("softcap") is not None:
-        raise EngineError(f"{type(module).__name__} does to its scores what PyTorch's fused attention cannot")
+        raise EngineError(
+            f"{type(module).__name__} changes its scores in a way that PyTorch's fused attention cannot"
+        )
     if _arrived:
-        # Latent attention may round its keys alone.
+        # Latent attention may round only its keys.
         _arrived[-1].add(min(query.dtype, key.dtype, key=lambda dtype: dtype.itemsize))
 
 
@@ -221,15 +225,15 @@ def float32_rotation(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Queries and keys, rotated in float32, are rounded once, to the values' dtype, and attended in it.
+    """Round queries and keys, rotated in float32, once to the values' dtype, and attend in that dtype.
 
     Args:
         module: the attention layer.
         query: ``[batch, heads, length, head_dim]``, float32 from an exact rotation.
-        key: ``[batch, kv_heads, length, head_dim]``, likewise.
+        key: ``[batch, kv_heads, length, head_dim]``, float32 from an exact rotation.
         value: ``[batch, kv_heads, length, value_dim]`` in the model's dtype.
-        attention_mask: as transformers makes it for ``sdpa``, or None for plain causal attention.
-        options: what else transformers hands to attention functions.
+        attention_mask: mask that transformers builds for ``sdpa``, or None for plain causal attention.
+        options: other arguments that transformers passes to attention functions.
 
     Returns:
         ``[batch, length, heads, value_dim]`` in the values' dtype, and no weights.
@@ -247,10 +251,10 @@ def float32_attention(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Queries and keys stay float32, values are widened to it, and only the output is rounded.
+    """Keep queries and keys in float32, widen the values to it, and round only the output.
 
-    Fused attention has one dtype for all three, so a product in float32 with values in the model's dtype does not
-    exist: this is attention in float32 throughout. Arguments and result as :func:`float32_rotation`.
+    Fused attention has one dtype for all three inputs, so a float32 product with values in the model's dtype does not
+    exist: this is float32 attention throughout. Arguments and result are those of :func:`float32_rotation`.
     """
     with _float32_products("ieee"):
         return _in_float32(module, query, key, value, attention_mask, options), None
@@ -266,8 +270,8 @@ def tf32_attention(
 ) -> tuple[Tensor, None]:
     """:func:`float32_attention` with TF32 allowed, for CUDA devices that have it.
 
-    PyTorch's memory-efficient kernel, which serves float32 there, computes each product as three in TF32 with or
-    without leave (CUTLASS's ``OpMultiplyAddFastF32``): allowed TF32 makes a difference where no fused kernel serves.
+    For float32, PyTorch's memory-efficient kernel computes each product as three TF32 products whether TF32 is allowed
+    or not (CUTLASS's ``OpMultiplyAddFastF32``), so allowing TF32 matters only if no fused kernel is used.
     """
     with _float32_products("tf32"):
         return _in_float32(module, query, key, value, attention_mask, options), None
@@ -275,9 +279,9 @@ def tf32_attention(
 
 @contextmanager
 def _float32_products(precision: str) -> Iterator[None]:
-    """Matrix products of float32 on CUDA in ``ieee`` or ``tf32``.
+    """Run float32 matrix products on CUDA in ``ieee`` or ``tf32`` precision.
 
-    Around the attention alone: the projections of a float32 model are not what is mitigated.
+    Applies only to the attention: the projections of a float32 model are not part of the mitigation.
     """
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
@@ -310,10 +314,10 @@ def split_product(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Queries and keys as sums of two numbers of the values' dtype, and of their four products the three largest.
+    """Split queries and keys into sums of two numbers of the values' dtype, and add the three largest products.
 
-    ``[q_high, q_high, q_low] · [k_high, k_low, k_high]`` over three times the head's width is one call of fused
-    attention in the model's dtype, whose kernels sum products in float32. Arguments and result as
+    ``[q_high, q_high, q_low] · [k_high, k_low, k_high]`` with three times the head_dim is a single call of fused
+    attention in the model's dtype, whose kernels accumulate products in float32. Arguments and result are those of
     :func:`float32_rotation`.
     """
     _arrives(module, query, key, options)
@@ -323,8 +327,8 @@ def split_product(
     query = torch.cat((q_high, q_high, q_low), dim=-1)
     key = torch.cat((k_high, k_low, k_high), dim=-1)
     width, wider = value.shape[-1], query.shape[-1]
-    # Flash attention wants values as wide as the keys; beyond its widest head only kernels are left that do not,
-    # while on the CPU the alternative would materialise all scores.
+    # Flash attention needs values as wide as the keys. Beyond its largest head_dim only kernels without that
+    # requirement remain, while on the CPU the alternative would materialise all scores.
     if value.device.type == "cpu" or wider <= FLASH_HEAD_DIM:
         value = nn.functional.pad(value, (0, wider - width))
     output = _fused(module, query, key, value, attention_mask, scaling=scaling, **options)

@@ -1,12 +1,12 @@
-"""Recurrent layers in packed rows: state and convolution restart at each document.
+"""Recurrent layers in packed rows: their state and convolution restart at each document.
 
 Gated DeltaNet, Mamba-2, lightning attention and short convolutions carry a state from token to token, and no mask
-reaches it. Where a model call has a layout, the forward of each such layer's mixer, on the instance, gathers the runs
-of the rows into a batch of their own: every entry starts with a state of zeros, and a causal mixer never lets the
-padding at an entry's end reach the tokens before it. So it computes for each run what it computes for that run alone.
+applies to it. In a model call with a layout, the forward of each such layer's mixer (patched on the instance) gathers
+the runs of the rows into a batch of their own: each entry starts with a zero state, and a causal mixer never lets the
+padding at the end affect earlier tokens. The result for each run therefore equals that of the run alone.
 
-A run is the whole row under ``full`` and a document elsewhere. The anchor is a run of its own: documents see it
-through attention, and no state goes from it into them.
+A run is the whole row under ``full``, otherwise a document. The anchor is a separate run: documents see it through
+attention, but no state passes from it into them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ropewalk.models.config import ModelConfig
 from ropewalk.models.losses import decoder_of
 
 SHORT = 32
-"""Runs of up to so many tokens share a batch. Longer ones share it with runs of less than twice their length, so that
-padding at most doubles their work."""
+"""Runs of up to this many tokens share a batch. Longer runs share one with runs of more than half their length, so
+padding at most doubles the work."""
 CACHES = ("past_key_values", "cache_params")
-"""What mixers call the cache of their state."""
+"""Names of mixers' arguments for the cache of their state."""
 
 
 def install(model: nn.Module, config: ModelConfig) -> None:
-    """Let the recurrent layers of a model restart where the layout of a call says.
+    """Make the recurrent layers of a model restart where the layout of a call requires it.
 
     Args:
-        model: a transformers decoder; its instances of mixers are changed.
-        config: of the model.
+        model: a transformers decoder; its mixer instances are changed.
+        config: config of the model.
 
     Raises:
-        EngineError: if the mixer of a layer is not where its model type has it.
+        EngineError: if the mixer of a layer is not the attribute expected for its model type.
     """
     for mixer in mixers_of(model, config):
         mixer.forward = _RunByRun(type(mixer).__name__, mixer.forward)
@@ -49,7 +49,7 @@ def mixers_of(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
     """The mixers of a model's recurrent layers, first to last.
 
     Raises:
-        EngineError: if transformers has them elsewhere than expected.
+        EngineError: if transformers has them under other attributes than expected.
     """
     if not config.recurrent_layers:
         return []
@@ -59,18 +59,18 @@ def mixers_of(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
         mixer = getattr(layers[number], name or "", None) if number < len(layers) else None
         if not isinstance(mixer, nn.Module):
             raise EngineError(
-                f"layer {number} of {type(model).__name__} should hold its recurrent mixer as {name}, and does not; "
-                "packed rows would leak through it"
+                f"layer {number} of {type(model).__name__} should have its recurrent mixer as attribute {name}, but "
+                "does not; packed rows would leak through it"
             )
         found.append(mixer)
     return found
 
 
 class _RunByRun:
-    """The forward of one mixer: run by run where it is handed a layout, else as it was.
+    """Forward of one mixer: run by run if it receives a layout, otherwise unchanged.
 
-    The layout is taken from its keywords: where activations are checkpointed, the forward runs again in the backward,
-    outside of any call of the model.
+    The layout is taken from the keyword arguments: with activation checkpointing, the forward runs again in the
+    backward pass, outside of any call of the model.
     """
 
     def __init__(self, name: str, forward: Callable[..., Any]) -> None:
@@ -81,18 +81,18 @@ class _RunByRun:
         if call is None:
             if has_layout():
                 raise EngineError(
-                    f"{self.name} is handed no keyword arguments by its layer, so the layout never arrived; this "
-                    "architecture cannot train on packed rows"
+                    f"{self.name} receives no keyword arguments from its layer, so the layout never arrived; this "
+                    "architecture cannot be trained on packed rows"
                 )
             return self.forward(*args, **kwargs)
-        # A group of one rank holds whole rows as they are stored.
+        # A group of one rank has whole rows in storage order.
         if call.sharded is not None and call.sharded.groups.ring * call.sharded.groups.sequence > 1:
             raise EngineError(
-                f"{self.name} is recurrent, and its state does not travel between ranks; use parallel.ring 1 and "
+                f"{self.name} is recurrent, and its state does not pass between ranks; use parallel.ring 1 and "
                 "parallel.sequence 1"
             )
         hidden = args[0] if args else kwargs["hidden_states"]
-        # Kernels take no layout; there is no padding mask, and no cache beside a layout.
+        # Kernels accept no layout, and with a layout there is neither a padding mask nor a cache.
         options = {key: value for key, value in kwargs.items() if key not in ("hidden_states", "layout")}
         options |= {key: None for key in ("attention_mask", *CACHES) if key in options}
         batches = run_batches(call.layouts, hidden.device)
@@ -104,7 +104,7 @@ class _RunByRun:
             padded = padded.index_copy(0, batch.places, flat.index_select(0, batch.tokens))
             output = self.forward(padded.unflatten(0, (batch.runs, batch.longest)), *args[1:], **options)
             if isinstance(output, tuple):
-                # The state at the end of a run, which nobody reads without a cache.
+                # The final state of a run, which is not needed without a cache.
                 rest, output = len(output) - 1, output[0]
             outputs.append(output.flatten(0, 1).index_select(0, batch.places))
         merged = torch.cat(outputs).index_select(0, batches.back).unflatten(0, hidden.shape[:2])
@@ -113,12 +113,12 @@ class _RunByRun:
 
 @dataclass(frozen=True, eq=False)
 class RunBatch:
-    """Runs of similar length, padded at their ends.
+    """Runs of similar length, padded at the end.
 
     Attributes:
-        runs, longest: how many, and the tokens of the longest.
-        tokens: int64 ``[tokens]``, indices into the rows one after another.
-        places: int64 ``[tokens]``, where each lies in ``runs x longest``.
+        runs, longest: number of runs, and tokens of the longest run.
+        tokens: int64 ``[tokens]``, indices into the concatenated rows.
+        places: int64 ``[tokens]``, index of each token in ``runs x longest``.
     """
 
     runs: int
@@ -132,8 +132,8 @@ class RunBatches:
     """All runs of a batch of rows.
 
     Attributes:
-        batches: by length.
-        back: int64 ``[batch * length]``: for each token of the rows its place among those of all batches.
+        batches: the batches, by length.
+        back: int64 ``[batch * length]``: for each token of the rows its index in the concatenated batches.
     """
 
     batches: tuple[RunBatch, ...]
@@ -142,11 +142,11 @@ class RunBatches:
 
 @kept
 def run_batches(layouts: tuple[PackedLayout, ...], device: torch.device) -> RunBatches | None:
-    """How the runs of a batch of rows are gathered for a recurrent layer; None where each row is one run.
+    """How to gather the runs of a batch of rows for a recurrent layer; None if each row is one run.
 
     Args:
-        layouts: one a row, all of one length.
-        device: where the indices are wanted.
+        layouts: one layout for each row, all of the same length.
+        device: device of the index tensors.
     """
     of_rows = [_run_lengths(layout) for layout in layouts]
     if all(len(lengths) == 1 for lengths in of_rows):
@@ -154,7 +154,7 @@ def run_batches(layouts: tuple[PackedLayout, ...], device: torch.device) -> RunB
     lengths, length = torch.cat(of_rows), layouts[0].total_length
     order = torch.cat([layout.storage_in_order + row * length for row, layout in enumerate(layouts)])
     starts = lengths.cumsum(0) - lengths
-    # The least power of two that holds a run.
+    # The smallest power of two that is at least the length of the run.
     size = 2 ** (lengths.clamp(min=SHORT) - 1).double().log2().floor().long().add(1)
     batches = []
     for each in torch.unique(size).tolist():
@@ -169,7 +169,7 @@ def run_batches(layouts: tuple[PackedLayout, ...], device: torch.device) -> RunB
 
 
 def _run_lengths(layout: PackedLayout) -> Tensor:
-    """int64: tokens of each run of a row, in the order of ``storage_in_order``: the anchor's before the documents'."""
+    """int64: tokens of each run of a row in the order of ``storage_in_order``, with the anchor before the documents."""
     if layout.pattern == "full":
         return torch.tensor([layout.total_length])
     anchor = torch.tensor([layout.anchor_length] if layout.anchor_length else [], dtype=torch.int64)

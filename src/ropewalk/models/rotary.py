@@ -1,4 +1,4 @@
-"""The rotary module of a loaded transformers model: found, exchanged for ours, and for another method's."""
+"""Find the rotary module of a loaded transformers model, and replace it by ours or by one with another method."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ropewalk.rope import METHODS, STYLES, Default, RopeMethod, RotaryEmbedding,
 
 PROBE_POSITIONS = 64
 PROBE_TOLERANCE = 1e-5
-"""The stock module rounds angles of up to 63 rad to float32: 63 · 6e-8 = 4e-6, and cos/sin have slope 1."""
+"""Rounding in the stock module: angles of up to 63 rad are float32 (63 · 6e-8 = 4e-6); cos/sin have slope 1."""
 
 
 def teach_transformers() -> None:
-    """Enter the methods that transformers does not know into its table of RoPE types.
+    """Add the methods that transformers lacks to its table of RoPE types.
 
-    It then builds models whose config names them: in this process. Elsewhere such a config needs the same.
+    In this process it can then build models whose config names them. Other processes need the same call.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -36,7 +36,7 @@ def _frequencies_of_config(
     seq_len: int | None = None,
     layer_type: str | None = None,
 ) -> tuple[Tensor, float]:
-    """What a transformers config says, as the functions in transformers' table give it."""
+    """The frequencies of a transformers config, in the form that functions in transformers' table return."""
     methods = ModelConfig.of(config).methods
     method = methods[layer_type if layer_type in methods else None]
     inv_freq, attention_factor = method.frequencies(seq_len)
@@ -44,10 +44,10 @@ def _frequencies_of_config(
 
 
 def rotary_module(model: nn.Module) -> tuple[nn.Module, str, nn.Module]:
-    """The one rotary module of a model: (parent, attribute, module).
+    """The only rotary module of a model: (parent, attribute, module).
 
     Raises:
-        RopewalkError: if there is none, or one a layer.
+        RopewalkError: if there is none, or one in each layer.
     """
     found = [
         (name, module)
@@ -65,16 +65,16 @@ def rotary_module(model: nn.Module) -> tuple[nn.Module, str, nn.Module]:
 
 
 def swap_rotary(model: nn.Module, methods: Mapping[str | None, RopeMethod]) -> None:
-    """Replace the rotary module by ours, after checking that both say the same at the first positions.
+    """Replace the rotary module by ours, after checking that both agree at the first positions.
 
     Raises:
-        RopewalkError: if there is not one rotary module, or it does not compute what ``methods`` say.
+        RopewalkError: if there is not exactly one rotary module, or it does not compute what ``methods`` state.
     """
     parent, attribute, stock = rotary_module(model)
-    # A config may name layer types that none of its layers has, and the stock module has nothing for those.
+    # A config may name layer types that no layer has, and the stock module has no frequencies for those.
     kinds = {None, *(layer.kind for layer in ModelConfig.of(model.config).layers)}
     methods = {kind: method for kind, method in methods.items() if kind in kinds}
-    # A config cannot say start tokens, so the stock module knows nothing of them: compare without.
+    # A config cannot express start tokens, so the stock module ignores them: compare without them.
     without = {kind: method.as_computed_by_transformers() for kind, method in methods.items()}
     for style in STYLES:
         worst = _probe(stock, RotaryEmbedding(without, style=style), methods)
@@ -84,18 +84,18 @@ def swap_rotary(model: nn.Module, methods: Mapping[str | None, RopeMethod]) -> N
             setattr(parent, attribute, ours)
             return
     raise RopewalkError(
-        f"the rotary module {type(stock).__name__} does not compute what the model's config says (cos/sin differ "
+        f"the rotary module {type(stock).__name__} does not compute what the model's config states (cos/sin differ "
         f"by {worst:.1e}); load it with exact_rope=False"
     )
 
 
 @contextmanager
 def rope_of(model: nn.Module, method: RopeMethod) -> Iterator[None]:
-    """Run a loaded model with another RoPE method while the context is open; weights and config stay.
+    """Run a loaded model with another RoPE method within the context manager; weights and config are not changed.
 
     Raises:
         RopewalkError: if the model keeps transformers' own rotary module, has a method for each layer type, or
-            rotates another number of dimensions than ``method`` does.
+            rotates a different number of dimensions than ``method``.
     """
     own = _exchangeable(model, [method])
     other = RotaryEmbedding(_in_its_place(own, method), style=own.style)
@@ -107,12 +107,12 @@ def rope_of(model: nn.Module, method: RopeMethod) -> Iterator[None]:
 
 @contextmanager
 def rope_of_rows(model: nn.Module, methods: Sequence[RopeMethod], total_length: int) -> Iterator[None]:
-    """Run a loaded model on batches each row of which has its own RoPE method while the context is open.
+    """Run a loaded model on batches in which each row has its own RoPE method, within the context manager.
 
     Args:
         model: as for :func:`rope_of`.
-        methods: one a row.
-        total_length: tokens of every row, which decides for methods that depend on it.
+        methods: one method for each row.
+        total_length: tokens of every row; methods that depend on the length use it.
 
     Raises:
         RopewalkError: as for :func:`rope_of`.
@@ -125,30 +125,30 @@ def rope_of_rows(model: nn.Module, methods: Sequence[RopeMethod], total_length: 
 
 
 def _exchangeable(model: nn.Module, methods: Sequence[RopeMethod]) -> RotaryEmbedding:
-    """The model's own rotary module, if other methods may take its place."""
+    """The model's own rotary module, if it can be replaced by other methods."""
     own = rotary_module(model)[2]
     if not isinstance(own, RotaryEmbedding):
         raise RopewalkError(
-            f"{type(model).__name__} runs transformers' own {type(own).__name__}, whose RoPE cannot be exchanged; "
+            f"{type(model).__name__} runs transformers' own {type(own).__name__}, whose RoPE cannot be replaced; "
             "load it with exact_rope=True"
         )
     rotary_dim = own.methods[_limiting_kind(own)].rotary_dim
     for method in methods:
         if method.rotary_dim != rotary_dim:
             raise RopewalkError(
-                f"the method rotates {method.rotary_dim} dimensions and {type(model).__name__} {rotary_dim}; give a "
-                "method with the model's rotary_dim"
+                f"the method rotates {method.rotary_dim} dimensions, but {type(model).__name__} rotates {rotary_dim}; "
+                "give a method with the model's rotary_dim"
             )
     return own
 
 
 def _limiting_kind(own: RotaryEmbedding) -> str | None:
-    """The layer type whose RoPE limits the context: full attention, where layer types have methods of their own."""
+    """The layer type whose RoPE limits the context: full attention, if layer types have their own methods."""
     return None if None in own.methods else FULL
 
 
 def _in_its_place(own: RotaryEmbedding, method: RopeMethod) -> dict[str | None, RopeMethod]:
-    """The methods of a model's layer types with another one for those that limit the context."""
+    """The methods of a model's layer types, with another one for those that limit the context."""
     return {**own.methods, _limiting_kind(own): method}
 
 
@@ -179,7 +179,7 @@ def _probe(stock: nn.Module, ours: RotaryEmbedding, methods: Mapping[str | None,
 
 
 def _parts(rotation: Any) -> tuple[Tensor, ...]:
-    """cos and sin, or the two parts of a complex tensor; shapes tell the two apart."""
+    """cos and sin, or the two parts of a complex tensor; the shapes distinguish the two."""
     if isinstance(rotation, Tensor):
         return (torch.view_as_real(rotation),) if rotation.is_complex() else (rotation,)
     return tuple(rotation)

@@ -1,4 +1,4 @@
-"""Routing of mixtures of experts: how many tokens each expert gets, and the auxiliary loss that balances them."""
+"""Routing in mixtures of experts: the number of tokens of each expert, and the load-balancing loss."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ropewalk.models.config import ModelConfig
 from ropewalk.parallel.mesh import SequenceGroups
 
 RECORDED = "router_logits"
-"""What transformers calls the routers' logits among the outputs that its classes know how to record."""
+"""Name of the routers' logits among the outputs that transformers' classes can record."""
 
 
 def records_routing(config: ModelConfig) -> bool:
-    """Whether the model's code says where its router logits are; code that comes with a checkpoint is not asked."""
+    """Whether the model's class declares its router logits; code that comes with a checkpoint is not considered."""
     from transformers import AutoModelForCausalLM
 
     made = AutoModelForCausalLM._model_mapping.get(type(config.source), None)
@@ -41,10 +41,10 @@ class Router:
     """One router of a model.
 
     Attributes:
-        name: of its module.
-        module: gives its logits, and mostly the experts that it has chosen.
-        index: of the logits, where it gives several things.
-        top_k: experts of a token, where it does not give those that it has chosen.
+        name: name of its module.
+        module: module that returns its logits and usually the chosen experts.
+        index: index of the logits, if the module returns several values.
+        top_k: experts for each token, if the module does not return the chosen ones.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Router:
     top_k: int
 
     def read(self, output: Any) -> tuple[Tensor, Tensor]:
-        """Logits ``[..., experts]`` and the chosen experts ``[..., top_k]`` of what the module has given."""
+        """Logits ``[..., experts]`` and chosen experts ``[..., top_k]`` in the module's output."""
         if not isinstance(output, tuple):
             return output, output.topk(self.top_k, dim=-1).indices
         logits = output[self.index]
@@ -64,7 +64,7 @@ class Router:
 
 
 def routers_of(model: nn.Module) -> list[Router]:
-    """The routers of a transformers model, first to last; none where it has no experts, or its class records none."""
+    """The routers of a transformers model, first to last; none if it has no experts, or its class records none."""
     specs = [spec for module in model.modules() for spec in _specs(type(module))]
     if not specs:
         return []
@@ -84,11 +84,11 @@ def routers_of(model: nn.Module) -> list[Router]:
 
 @dataclass(frozen=True)
 class Routing:
-    """How the tokens of a step went to experts.
+    """How the tokens of a step were distributed over experts.
 
     Attributes:
-        counts: for each router the tokens that each of its experts got; padding is not counted.
-        aux_loss: load-balancing loss, the number of experts of a token where all is even; None where it was not
+        counts: for each router, the number of tokens that each of its experts received, without padding.
+        aux_loss: load-balancing loss; equals the number of experts per token if the load is even. None if it was not
             computed.
     """
 
@@ -97,7 +97,7 @@ class Routing:
 
     @property
     def max_violation(self) -> list[float]:
-        """For each router what the busiest expert gets beyond the mean, over the mean; 0 where all is even.
+        """For each router, the excess of the busiest expert over the mean load, relative to the mean; 0 if even.
 
         Source: MaxVio of Wang et al., arXiv:2408.15664.
         """
@@ -105,12 +105,12 @@ class Routing:
 
     @property
     def entropy(self) -> list[float]:
-        """For each router the entropy of its experts' shares, over that of even shares: 1 where all is even."""
+        """For each router, the entropy of its experts' shares relative to that of even shares; 1 if even."""
         return [_entropy(each) / math.log(len(each)) if len(each) > 1 else 1.0 for each in self.counts]
 
     @property
     def unused(self) -> list[int]:
-        """For each router how many of its experts got no token."""
+        """For each router, the number of its experts that received no token."""
         return [each.count(0) for each in self.counts]
 
 
@@ -121,11 +121,11 @@ def _entropy(counts: Sequence[int]) -> float:
 
 @dataclass(eq=False)
 class Recorder:
-    """Keeps what routers do with the tokens of the forward passes of one step.
+    """Records what routers do with the tokens of the forward passes of one step.
 
     Attributes:
-        routers: of the model.
-        balancing: whether routers' probabilities are kept too, which the auxiliary loss follows from.
+        routers: routers of the model.
+        balancing: whether routers' probabilities are recorded too, as the load-balancing loss needs.
     """
 
     routers: Sequence[Router]
@@ -138,19 +138,19 @@ class Recorder:
     _open: bool = False
 
     def begin(self, is_token: Tensor) -> None:
-        """Before a forward pass: which of its places ``[rows, places]`` hold a token and no padding."""
+        """Start a forward pass; ``is_token`` ``[rows, tokens]`` is False for padding."""
         self._counts, self._sums = [], []
         self._is_token, self._open = is_token, True
 
     def see(self, router: Router, module: nn.Module, given: Any, output: Any) -> None:
-        """The hook of a router's module."""
+        """Forward hook of a router's module."""
         if self._is_token is None or not (self._open or self.balancing):
             return
         rows = self._is_token.shape[0]
         logits, chosen = router.read(output)
         if self.balancing:
-            # Summed here, within a checkpointed layer, so that autograd keeps one number an expert and not one a token;
-            # for the same reason a layer that is computed again must come by here again.
+            # Summed inside the checkpointed layer, so that autograd keeps one number for each expert instead of one
+            # for each token. A recomputed layer must therefore run this code again.
             probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(dim=-1)
             mask = self._is_token[..., None].to(probabilities.dtype)
             sums = (probabilities.reshape(rows, -1, logits.shape[-1]) * mask).sum(dim=1)
@@ -167,25 +167,25 @@ class Recorder:
             self._totals[router.name] = self._totals.get(router.name, 0) + counts.sum(dim=0)
 
     def end(self) -> None:
-        """After a forward pass; layers that the backward computes again are not counted again."""
+        """End a forward pass; layers that the backward pass recomputes are not counted again."""
         self._open = False
 
     def totals(self) -> list[Tensor]:
-        """For each router the tokens of this rank that each expert got in all passes so far, int64 ``[experts]``."""
+        """For each router, this rank's tokens that each expert received in all passes so far, int64 ``[experts]``."""
         return [self._totals[router.name] for router in self.routers]
 
     def balancing_loss(self, groups: SequenceGroups | None) -> Tensor:
-        """This rank's part of the load-balancing loss of the pass's rows, each weighted with its tokens.
+        """This rank's part of the load-balancing loss of the pass's rows, each weighted by its tokens.
 
-        The loss of a row is transformers' ``load_balancing_loss_func`` on its tokens, whoever holds them: the number
-        of experts times the sum over experts of ``f * P``, with the mean over layers and tokens of how often an expert
-        was chosen (``f``, no gradient), and of its probability (``P``).
+        The loss of a row is transformers' ``load_balancing_loss_func`` on all its tokens, on whichever ranks they are:
+        the number of experts times the sum over experts of ``f * P``. ``f`` is the frequency with which an expert was
+        chosen (without gradient) and ``P`` its probability, both averaged over layers and tokens.
 
         Args:
-            groups: the ranks that a row is cut over; None where this rank has all of it. All of them call this.
+            groups: the ranks that share a row, all of which call this; None if this rank has the whole row.
 
         Returns:
-            float64 scalar. Summed over all ranks and passes, and divided by the tokens of all rows, the step's loss.
+            float64 scalar. Its sum over all ranks and passes, divided by the tokens of all rows, is the step's loss.
         """
         counts = torch.stack(self._counts).sum(dim=0)
         for group in () if groups is None else (groups.sequence_group, groups.ring_group):
@@ -193,21 +193,21 @@ class Recorder:
                 dist.all_reduce(counts, group=group)
         sums = torch.stack([each.double() for each in self._sums]).sum(dim=0)
         layers, experts = len(self._counts), counts.shape[-1]
-        # The counts of a row add up to its tokens times layers times top_k.
+        # The counts of a row add up to its tokens times layers times top_k, so this is a weighted mean.
         each = (counts * sums).sum(dim=-1) / counts.sum(dim=-1)
         return each.sum() * (experts * self._top_k / layers)
 
 
 @contextmanager
 def recorded_routing(model: nn.Module, balancing: bool) -> Iterator[Recorder]:
-    """While the context is open, a model's routers are recorded; a model without any is left alone.
+    """Record a model's routers within the context manager; a model without routers is not changed.
 
     Args:
-        model: from transformers.
-        balancing: whether :meth:`Recorder.balancing_loss` will be asked for.
+        model: a model from transformers.
+        balancing: whether :meth:`Recorder.balancing_loss` will be called.
 
     Raises:
-        RopewalkError: if it will be, and there are no routers.
+        RopewalkError: if it will be called, but there are no routers.
     """
     recorder = Recorder(routers_of(model), balancing)
     if balancing and not recorder.routers:

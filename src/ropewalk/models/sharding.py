@@ -1,4 +1,4 @@
-"""A transformers model over many ranks: FSDP2 shards, filled by one rank that reads the checkpoint."""
+"""A transformers model over several ranks: FSDP2 shards, filled by the rank that reads the checkpoint."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ def load_sharded(
     dtype: torch.dtype = torch.float32,
     compute_dtype: torch.dtype | None = None,
 ) -> LossModel:
-    """A checkpoint whose parameters lie in shards over the ranks; every rank calls this.
+    """Load a checkpoint with its parameters sharded over the ranks; every rank calls this.
 
-    Rank 0 alone reads it, into CPU memory and in the checkpoint's own dtype, and sends it out one parameter at a
-    time. No rank but the first ever holds more than its shard and one parameter.
+    Only rank 0 reads it, into CPU memory in the checkpoint's own dtype, and distributes it one parameter at a time. No
+    other rank ever holds more than its shard and one parameter.
 
     Args:
-        path_or_id, setup: as for ``load_model``.
-        mesh, world: of this run; the mesh says on which kind of device.
-        dtype: of the shards.
-        compute_dtype: that parameters are gathered in; gradients are reduced in float32. ``dtype`` if None.
+        path_or_id, setup: as for :func:`load_model`.
+        mesh, world: those of this run; the mesh states the kind of device.
+        dtype: dtype of the shards.
+        compute_dtype: dtype in which parameters are gathered; gradients are reduced in float32. None for ``dtype``.
 
     Returns:
         The model with its output head, sharded, in evaluation mode.
 
     Raises:
-        RopewalkError: as load_model, on every rank.
+        RopewalkError: as for :func:`load_model`, on every rank.
     """
     source: list[Any] = []
 
     def read() -> None:
-        """Kept where only rank 0 finds it: what on_rank_0 returns travels to all ranks."""
+        """Read the model into a list, because on_rank_0 would send a return value to all ranks."""
         whole = load_model(path_or_id, setup)
         OutputHead.of(whole)
         decoder_layers(whole)
@@ -64,16 +64,16 @@ def load_sharded(
 
 
 def shard_model(trained: LossModel, mesh: Mesh, compute_dtype: torch.dtype | None = None) -> None:
-    """Shard a model in place: one unit a decoder layer, and one of all the rest, tied parameters among it.
+    """Shard a model in place: one unit for each decoder layer, and one for the rest, including tied parameters.
 
     Args:
-        trained: on the CPU or the device ``meta``.
-        mesh: parameters are sharded over all its ranks but replicas.
-        compute_dtype: that parameters are gathered in; as they are if None. What is handed from layer to layer is not
-            cast: cos and sin of RoPE stay float32.
+        trained: model on the CPU or on the ``meta`` device.
+        mesh: parameters are sharded over all its ranks except replicas.
+        compute_dtype: dtype in which parameters are gathered; None to keep theirs. Tensors passed between layers are
+            not cast, so that cos and sin of RoPE stay float32.
 
     Raises:
-        EngineError: as :func:`decoder_layers`.
+        EngineError: as for :func:`decoder_layers`.
     """
     layers = decoder_layers(trained.model)
     policy = MixedPrecisionPolicy(
@@ -92,7 +92,7 @@ def shard_model(trained: LossModel, mesh: Mesh, compute_dtype: torch.dtype | Non
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """The layers of a model that are sharded one by one: those that transformers checkpoints one by one.
+    """The layers of a model that are sharded separately: those that transformers checkpoints separately.
 
     Raises:
         EngineError: if it has none.
@@ -102,14 +102,14 @@ def decoder_layers(model: Any) -> list[nn.Module]:
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise EngineError(
-            f"{type(model).__name__} is not built of transformers' decoder layers, so it cannot be sharded; train it "
+            f"{type(model).__name__} is not built from transformers' decoder layers, so it cannot be sharded; train it "
             "with one process"
         )
     return layers
 
 
 def _materialise(module: nn.Module, device: torch.device) -> None:
-    """Memory for shards that have none. Not ``to_empty``, which would untie tied parameters and undo buffers."""
+    """Allocate memory for shards on the meta device. ``to_empty`` would untie tied parameters and reset buffers."""
     made: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
@@ -124,7 +124,7 @@ def _materialise(module: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def _fill(model: Any, source: Any | None) -> None:
-    """Send every parameter and buffer of rank 0's whole model to the shards of all ranks, in one order."""
+    """Send every parameter and buffer of rank 0's whole model to the shards of all ranks, in a fixed order."""
     parameters = {} if source is None else dict(source.named_parameters())
     for name, shard in model.named_parameters():
         full = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
@@ -139,44 +139,44 @@ def _fill(model: Any, source: Any | None) -> None:
 
 
 def _buffer_in(source: Any, name: str, dtype: torch.dtype) -> Tensor:
-    """A buffer of a whole model, as that has it when it is loaded in a dtype.
+    """A buffer of a whole model, with the value that it has after a load in the given dtype.
 
-    What no checkpoint holds, the class computes in the dtype that the model is loaded in. Read in the checkpoint's own,
-    Gemma's factor of embeddings would be that of bfloat16 on ranks and another in one process: 34 for the root of 1152.
+    The class computes buffers that are not in a checkpoint in the dtype of the load. With the checkpoint's own dtype,
+    Gemma's embedding factor would be rounded to bfloat16 on ranks (34 for the root of 1152) but not in one process.
     """
     read: Tensor = source.get_buffer(name)
     parent, _, attribute = name.rpartition(".")
     owner = source.get_submodule(parent)
     if not read.is_floating_point() or read.dtype == dtype or name in source.state_dict():
         return read
-    # In a copy without weights, which the class would draw anew.
+    # In a copy without weights, because the class would draw weights anew.
     bare = copy(owner)
     bare._parameters = {key: p if p is None else p.to("meta") for key, p in owner._parameters.items()}
     bare._buffers = {key: b if b is None else b.to(dtype) for key, b in owner._buffers.items()}
     source._init_weights(bare)
     made = bare._buffers[attribute]
-    # A class that does not say how its buffer is made leaves it as it was read.
+    # If a class does not say how its buffer is computed, the buffer stays as it was read.
     assert made is not None
     return made if torch.equal(made.to(read.dtype), read) else read
 
 
 def local_part(full: Tensor, like: DTensor) -> Tensor:
-    """This rank's shard of a whole tensor that every rank has, cut as ``like`` is."""
+    """This rank's shard of a whole tensor that every rank has, split like ``like``."""
     cut = distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
     return cut.to_local()
 
 
 @torch.no_grad()
 def gathered_state(model: Any, world: World, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """A sharded model's parameters and saved buffers, whole, on rank 0's CPU; nothing on the other ranks.
+    """The parameters and saved buffers of a sharded model, whole, on rank 0's CPU; empty on the other ranks.
 
-    Gathered one by one: beside its shards no rank but the first ever holds more than one parameter. Of tied parameters
-    there is one name. Every rank must call this.
+    They are gathered one by one, so apart from its shards no other rank ever holds more than one parameter. Tied
+    parameters appear under one name. Every rank must call this.
 
     Args:
         model: a transformers model, whole or sharded.
         world: the ranks that hold it.
-        dtype: of the result, but for what transformers keeps in float32; as it is if None.
+        dtype: dtype of the result, except for what transformers keeps in float32; None to keep it.
     """
     state: dict[str, Tensor] = {}
     kept = set() if dtype is None else kept_in_float32(model, dtype)
@@ -187,7 +187,7 @@ def gathered_state(model: Any, world: World, dtype: torch.dtype | None = None) -
             state[name] = full.detach().to("cpu", dtype if other else full.dtype)
 
     for name, parameter in model.named_parameters():
-        # Gathering is the work of all ranks.
+        # Gathering is collective, so all ranks take part.
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         take(name, whole, id(parameter) in kept)
     saved = model.state_dict().keys()

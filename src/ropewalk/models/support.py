@@ -1,6 +1,6 @@
-"""Which of transformers' causal families ropewalk supports, as tried with a tiny random model of each.
+"""The causal families of transformers that ropewalk supports, as tested with a tiny random model of each.
 
-``families.json`` beside this module holds what ``scripts/supported_models.py`` found; no model is built here.
+``families.json`` in this folder contains the results of ``scripts/supported_models.py``; no model is built here.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ COLUMNS = {
     "planning": "planning",
     "export": "export",
 }
-"""What is tried with each family, by its name in JSON and as people read it."""
+"""The features that are tested with each family, by their names in JSON and in text."""
 
 TESTED, REFUSED, NOT_TRIED = "tested", "refused", "not tried"
 
 
 class ModelsSettings(Settings):
-    """Which family is asked about."""
+    """The family to look up."""
 
     family: Annotated[str | None, Option(argument=True)] = Field(
         None, description="One family, as config.json calls it in model_type, with all reasons."
@@ -41,11 +41,11 @@ class ModelsSettings(Settings):
 
 @dataclass(frozen=True)
 class Support:
-    """One thing that was tried with one family.
+    """The result for one feature and one family.
 
     Attributes:
         status: ``tested``, ``refused``, or ``not tried``.
-        reason: why it is refused or was not tried; of ``tested``, what it needs. Empty where there is nothing to say.
+        reason: why it is refused or was not tried; if ``tested``, what it requires. May be empty.
     """
 
     status: str
@@ -54,11 +54,11 @@ class Support:
 
 @dataclass(frozen=True)
 class SupportResult(Result):
-    """What was tried with transformers' causal families.
+    """Results for transformers' causal families.
 
     Attributes:
-        transformers: its version when they were tried.
-        families: by name, then by the keys of :data:`COLUMNS`; one alone if one was asked about.
+        transformers: version of transformers in the test.
+        families: results by name and by the keys of :data:`COLUMNS`; only the requested family if there is one.
         without_rope: names of the families whose decoder has no RoPE.
     """
 
@@ -68,7 +68,7 @@ class SupportResult(Result):
 
 
 def supported(config: ModelsSettings) -> SupportResult:
-    """What was tried with every causal family of transformers, or with one.
+    """Look up the results for every causal family of transformers, or for one.
 
     Raises:
         RopewalkError: if the family is unknown, or its decoder has no RoPE.
@@ -85,7 +85,7 @@ def supported(config: ModelsSettings) -> SupportResult:
         raise RopewalkError(f"{config.family} has no RoPE, so ropewalk has nothing to extend")
     if config.family not in table.families:
         near = difflib.get_close_matches(config.family, table.families, n=1)
-        meant = f"did you mean {near[0]}?" if near else "ropewalk models lists those that are known"
+        meant = f"did you mean {near[0]}?" if near else "ropewalk models lists the known ones"
         raise RopewalkError(
             f"transformers {table.transformers} has no causal family {config.family!r}; {meant}"
         )

@@ -1,6 +1,6 @@
-"""RoPE mathematics: frequencies of each method, their config, theory, and the rotary module.
+"""RoPE mathematics: the frequencies of each method, their form in configs, theory, and the rotary module.
 
-Names are imported on first use, so the theory of bases alone needs numpy and no torch.
+Names are imported on first use: the theory of bases needs numpy but not torch.
 """
 
 from typing import TYPE_CHECKING

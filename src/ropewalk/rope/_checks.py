@@ -1,4 +1,4 @@
-"""Checks of the methods' fields and a config's values; each raises RopewalkError with the field and its value."""
+"""Checks of method fields and config values; each raises RopewalkError with the field and its value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_factor(value: float) -> None:
 
 
 def check_original_length(value: int) -> None:
-    # From 2 on, because LongRoPE divides by its logarithm.
+    # At least 2, because LongRoPE divides by its logarithm.
     if isinstance(value, bool) or not isinstance(value, int) or value < 2:
         raise RopewalkError(
             f"original_max_position_embeddings must be a whole number of tokens, at least 2, got {value!r}"
@@ -65,7 +65,7 @@ def check_factors(field: str, values: Iterable[float], length: int) -> tuple[flo
 
 
 def whole_number(config: Mapping[str, Any], key: str) -> int | None:
-    """A number of tokens, heads or dimensions that a config states; None where it states none."""
+    """A number of tokens, heads or dimensions in a config; None if the config does not state it."""
     value = config.get(key)
     if value is None:
         return None

@@ -1,22 +1,21 @@
-"""RopeMethod from and to the keys of a transformers config, both as plain mappings.
+"""Convert RoPE methods from and to the keys of a transformers config, both as plain mappings.
 
-Two spellings exist. transformers 5 writes ``rope_parameters`` (theta inside; one mapping, or one for each
-layer type). transformers 4 writes ``rope_theta`` beside ``rope_scaling``, and ``rope_local_base_freq`` for
-the sliding layers of Gemma 3. Both are read, with their older names: ``type`` for ``rope_type`` and ``su``
-for ``longrope``.
+There are two spellings. transformers 5 writes ``rope_parameters``, which contains theta: one mapping, or one for each
+layer type. transformers 4 writes ``rope_theta`` beside ``rope_scaling``, and ``rope_local_base_freq`` for the sliding
+layers of Gemma 3. Both are read, including older names: ``type`` for ``rope_type`` and ``su`` for ``longrope``.
 
-What the keys mean, as transformers computes with them:
+Meaning of the keys, as transformers uses them:
 
-- ``factor`` divides frequencies. For linear, ntk and yarn it is target over original length; for llama3 it is
-  a chosen number (8 for 8192 to 131072 tokens); for longrope it only gives the attention factor.
-- The original length of yarn, llama3 and longrope is ``original_max_position_embeddings``, inside or (Phi-3)
-  at the top level, else ``max_position_embeddings``. That of dynamic is always ``max_position_embeddings``.
-- Where yarn or longrope has no ``factor``, it is ``max_position_embeddings`` over the original length.
-- The original length of llama3 and longrope, and of yarn without ``factor``, cannot be more than
-  ``max_position_embeddings``: it is what came before an extension.
-- ``finetuned`` in the YaRN authors' checkpoints is for information; theirs of type yarn are all static.
+- ``factor`` divides frequencies. For linear, ntk and yarn it is target length over original length. For llama3 it is
+  a chosen number (8 for 8192 to 131072 tokens). For longrope it only determines the attention factor.
+- The original length of yarn, llama3 and longrope is ``original_max_position_embeddings``, inside the parameters or
+  (Phi-3) at the top level, otherwise ``max_position_embeddings``. For dynamic it is always ``max_position_embeddings``.
+- If yarn or longrope has no ``factor``, it is ``max_position_embeddings`` over the original length.
+- The original length of llama3 and longrope, and of yarn without ``factor``, cannot exceed
+  ``max_position_embeddings``, because it is the length before the extension.
+- ``finetuned`` in the YaRN authors' checkpoints has no effect; their checkpoints of type yarn are all static.
 
-A key that could change the frequencies and is not understood is refused by name, never skipped.
+A key that could change the frequencies and is not supported raises an error with its name; none is ignored.
 """
 
 from __future__ import annotations
@@ -40,25 +39,25 @@ ROPE_KEYS = (
     "partial_rotary_factor",
     ORIGINAL,
 )
-"""Every top-level config key that says something about RoPE; :func:`replace_methods` clears them."""
+"""Every top-level config key that affects RoPE; :func:`replace_methods` removes them."""
 
 OF_AXES = ("mrope_interleaved", "mrope_section")
-"""Which frequencies follow time, height or width of an image; in text the three are one position."""
+"""Splits frequencies among time, height and width of an image; in text all three are the same position."""
 READS_AXES = ("qwen3_5_moe_text", "qwen3_5_text")
-"""Model types of text whose configs have these keys."""
+"""Types of text models whose configs have these keys."""
 TEMPERATURE = "llama_4_scaling_beta"
-"""``β`` of Ministral 3: its attention multiplies queries by ``1 + β·ln(1 + floor(position / T))``, ``T`` being
-``original_max_position_embeddings`` in the same entry. It is no part of the rotation, and stays as it is."""
+"""``β`` of Ministral 3: its attention multiplies queries by ``1 + β·ln(1 + floor(position / T))``, where ``T`` is
+``original_max_position_embeddings`` of the same entry. It is not part of the rotation and is kept unchanged."""
 READS_TEMPERATURE = ("ministral3",)
 
 
 def head_dim(config: Config) -> int:
-    """Dimensions of one attention head: ``head_dim``, else ``hidden_size // num_attention_heads``.
+    """Dimensions of one attention head: ``head_dim``, otherwise ``hidden_size // num_attention_heads``.
 
-    Multi-head latent attention (DeepSeek-V2 and V3) splits a head: RoPE knows of ``qk_rope_head_dim`` alone.
+    Multi-head latent attention (DeepSeek-V2 and V3) splits each head and rotates only ``qk_rope_head_dim`` dimensions.
 
     Raises:
-        RopewalkError: if the config says neither, or its hidden size is no multiple of its heads.
+        RopewalkError: if the config states neither, or its hidden size is not a multiple of its number of heads.
     """
     latent = whole_number(config, "qk_rope_head_dim")
     if latent:
@@ -74,7 +73,7 @@ def head_dim(config: Config) -> int:
         )
     if hidden % heads:
         raise RopewalkError(
-            f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and the config has no head_dim"
+            f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and the config has no head_dim"
         )
     return hidden // heads
 
@@ -84,10 +83,10 @@ def method_from_config(config: Config, layer_type: str | None = None) -> RopeMet
 
     Args:
         config: a ``config.json`` as a mapping, or ``model.config.to_dict()``.
-        layer_type: for configs with a method for each layer type, which one.
+        layer_type: the layer type, for configs with one method for each layer type.
 
     Raises:
-        RopewalkError: as :func:`methods_from_config`; or if ``layer_type`` is missing or unknown.
+        RopewalkError: as for :func:`methods_from_config`; or if ``layer_type`` is missing or unknown.
     """
     methods = methods_from_config(config)
     if layer_type in methods:
@@ -102,22 +101,22 @@ def method_from_config(config: Config, layer_type: str | None = None) -> RopeMet
 
 
 def methods_from_config(config: Config) -> dict[str | None, RopeMethod]:
-    """The RoPE methods of a config by layer type; the key is None where all layers share one.
+    """The RoPE methods of a config by layer type; the key is None if all layers share one method.
 
-    A layer type whose entry is null has no position embedding and is left out.
+    A layer type whose entry is null has no position embedding and is omitted.
 
     Args:
-        config: a ``config.json`` as a mapping, or ``model.config.to_dict()``. The second also holds what the
-            model's class states by default, which the file may leave out.
+        config: a ``config.json`` as a mapping, or ``model.config.to_dict()``, which also contains the defaults of the
+            model's configuration class.
 
     Raises:
-        RopewalkError: if the config says no ``rope_theta`` (none is ever assumed), contradicts itself, or
-            holds a rope type or key that is not known.
+        RopewalkError: if the config has no ``rope_theta`` (there is no default), contradicts itself, or contains an
+            unknown rope type or key.
     """
     if isinstance(config.get("text_config"), Mapping) and not any(
         config.get(key) for key in ("rope_parameters", "rope_theta")
     ):
-        raise RopewalkError("this config holds the language model's under text_config; pass that one")
+        raise RopewalkError("this config contains the language model's under text_config; pass that one")
     parameters, scaling = config.get("rope_parameters"), config.get("rope_scaling")
     for key, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         if value and not isinstance(value, Mapping):
@@ -129,8 +128,8 @@ def methods_from_config(config: Config) -> dict[str | None, RopeMethod]:
         return {None: _plain_method(config)}
     if parameters:
         raise RopewalkError(
-            f"rope_local_base_freq {local_theta} says that layer types differ, rope_parameters that they do "
-            "not; remove the one that is wrong"
+            f"rope_local_base_freq {local_theta} means that layer types differ, but rope_parameters has one entry for "
+            "all; remove the wrong one"
         )
     return {
         "full_attention": _method(config, _with_theta(config, scaling or {})),
@@ -141,7 +140,7 @@ def methods_from_config(config: Config) -> dict[str | None, RopeMethod]:
 def _nested_methods(config: Config, parameters: Config) -> dict[str | None, RopeMethod]:
     if config.get("rope_scaling"):
         raise RopewalkError(
-            f"rope_scaling {dict(config['rope_scaling'])} stands beside rope_parameters with layer types; "
+            f"the config has both rope_scaling {dict(config['rope_scaling'])} and rope_parameters with layer types; "
             "keep one of them"
         )
     methods: dict[str | None, RopeMethod] = {}
@@ -160,19 +159,19 @@ def _nested_methods(config: Config, parameters: Config) -> dict[str | None, Rope
 
 
 def _plain_method(config: Config) -> RopeMethod:
-    """One method from whichever of the two spellings is there, or from both where they agree."""
+    """One method from either of the two spellings, or from both if they agree."""
     spellings = {key: config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)}
     found = {key: _method(config, _with_theta(config, entry)) for key, entry in spellings.items()}
     if not found:
         return _method(config, _with_theta(config, {}))
     if len(set(found.values())) > 1:
         said = " but ".join(f"{key} says {method}" for key, method in found.items())
-        raise RopewalkError(f"the config contradicts itself: {said}; remove the one that is wrong")
+        raise RopewalkError(f"the config contradicts itself: {said}; remove the wrong one")
     return next(iter(found.values()))
 
 
 def _with_theta(config: Config, entry: Config) -> dict[str, Any]:
-    """The entry with the config's one ``rope_theta``, wherever the config says it."""
+    """The entry with the config's single ``rope_theta``, wherever the config states it."""
     stated = {
         key: value["rope_theta"]
         for key, value in (
@@ -184,19 +183,19 @@ def _with_theta(config: Config, entry: Config) -> dict[str, Any]:
     }
     if not stated:
         raise RopewalkError(
-            "no rope_theta: this checkpoint does not use RoPE or its config does not say; write rope_theta "
-            "into config.json, or load it with transformers and use model.config.to_dict(), which holds what "
-            "the model's class states"
+            "no rope_theta: this checkpoint does not use RoPE, or its config does not state the base; write rope_theta "
+            "into config.json, or load it with transformers and use model.config.to_dict(), which includes the "
+            "defaults of the model's class"
         )
     theta = next(iter(stated.values()))
     if any(value != theta for value in stated.values()):
         said = ", ".join(f"{value} in {key}" for key, value in stated.items())
-        raise RopewalkError(f"rope_theta has two values: {said}; remove the one that is wrong")
+        raise RopewalkError(f"rope_theta has two values: {said}; remove the wrong one")
     return {**entry, "rope_theta": theta}
 
 
 def _method(config: Config, entry: Config) -> RopeMethod:
-    """The method that one flat mapping of RoPE parameters describes; ``rope_theta`` is in it."""
+    """The method that a flat mapping of RoPE parameters, including ``rope_theta``, describes."""
     method = _method_of_type(entry)
     values = {key: value for key, value in entry.items() if value is not None}
     for key in ("rope_type", "type", *_keys_kept(config)):
@@ -246,23 +245,23 @@ def _partial(config: Config, inside: float | None) -> float:
 def config_entries(
     methods: RopeMethod | Mapping[str | None, RopeMethod], head_dim: int, *, spelling: Spelling = "5.x"
 ) -> dict[str, Any]:
-    """The top-level keys that make a config say these methods.
+    """The top-level keys that make a config state these methods.
 
-    The keys of :data:`ROPE_KEYS` that a config already has must go first, or the two may contradict each
-    other; :func:`replace_methods` does both.
+    Remove the keys of :data:`ROPE_KEYS` that a config already has first, because they may contradict these;
+    :func:`replace_methods` does both.
 
     Args:
         methods: one method, or one for each layer type; the key None means all layers.
-        head_dim: dimensions of one head; where ``rotary_dim`` is less, ``partial_rotary_factor`` is written.
+        head_dim: dimensions of one head; if ``rotary_dim`` is smaller, ``partial_rotary_factor`` is written.
         spelling: ``5.x``: ``rope_parameters``; ``4.x``: ``rope_theta`` and ``rope_scaling`` (default: None).
 
     Returns:
-        JSON values. Longrope also gets ``original_max_position_embeddings`` at the top level, which Phi-3's
-        config prefers to the one inside, and dynamic ``max_position_embeddings``, its original length.
+        JSON values. Longrope also gets ``original_max_position_embeddings`` at the top level, which takes precedence in
+            Phi-3's config, and dynamic gets ``max_position_embeddings``, its original length.
 
     Raises:
-        RopewalkError: if a config cannot say it: start tokens, or layer types in the 4.x spelling other than
-            Gemma 3's (``full_attention``, and ``sliding_attention`` of type default).
+        RopewalkError: if a config cannot express the methods: start tokens, or layer types in the 4.x spelling other
+            than Gemma 3's (``full_attention``, and ``sliding_attention`` of type default).
     """
     if spelling not in ("5.x", "4.x"):
         raise RopewalkError(f"unknown spelling {spelling!r}; choose one of 5.x, 4.x")
@@ -279,7 +278,7 @@ def config_entries(
         local = by_layer.get("sliding_attention")
         if set(written) != {"full_attention", "sliding_attention"} or not isinstance(local, Default):
             raise RopewalkError(
-                "the 4.x spelling knows only full_attention, and sliding_attention of type default; got "
+                "the 4.x spelling supports only full_attention, and sliding_attention of type default; got "
                 f"{', '.join(f'{key} {method.name}' for key, method in by_layer.items())}; write 5.x"
             )
         entries["rope_local_base_freq"] = local.rope_theta
@@ -294,17 +293,17 @@ def config_entries(
 def replace_methods(
     config: Config, methods: RopeMethod | Mapping[str | None, RopeMethod], *, spelling: Spelling = "5.x"
 ) -> dict[str, Any]:
-    """A copy of the config that says these methods and nothing else about RoPE.
+    """A copy of the config that states these methods and nothing else about RoPE.
 
-    ``max_position_embeddings`` stays as it is, except for dynamic: how long the model now reads is the
-    caller's to say.
+    ``max_position_embeddings`` is unchanged, except for dynamic: the caller decides how many tokens the model now
+    reads.
     """
     others = {key: value for key, value in config.items() if key not in ROPE_KEYS}
     written = others | config_entries(methods, head_dim(config), spelling=spelling)
     before = config.get("rope_parameters") or {}
     entry = written.get("rope_parameters")
     if entry is not None:
-        # What else the entry says: the model needs it for images, or for the temperature of its attention.
+        # Other keys of the entry are kept: the model needs them for images or for its attention's temperature.
         kept = {key: before[key] for key in _keys_kept(config) if key in before}
         if TEMPERATURE in kept and ORIGINAL in before:
             length = entry.get(ORIGINAL, before[ORIGINAL])
@@ -319,21 +318,21 @@ def replace_methods(
 
 
 def _keys_kept(config: Config) -> tuple[str, ...]:
-    """Keys of the entry that say nothing of frequencies in text."""
+    """Keys of the entry that do not affect frequencies in text."""
     if config.get("model_type") in READS_AXES:
         return OF_AXES
     return (TEMPERATURE,) if config.get("model_type") in READS_TEMPERATURE else ()
 
 
 def _pop_stated_length(config: Config, values: dict[str, Any]) -> None:
-    """Ministral 3 states its length inside the entry once more, where nothing reads it."""
+    """Remove the length that Ministral 3 repeats inside the entry, where nothing reads it."""
     inside, outside = values.pop(MAX_LENGTH, None), config.get(MAX_LENGTH)
     if inside is not None and outside is not None and inside != outside:
         raise RopewalkError(f"{MAX_LENGTH} is {outside} in the config but {inside} in its RoPE parameters")
 
 
 def _parameters(method: RopeMethod, head_dim: int) -> dict[str, Any]:
-    """One flat mapping of the 5.x spelling, without the fields that are None."""
+    """One flat mapping of the 5.x spelling, without fields that are None."""
     written = method.as_written()
     entry = {"rope_type": written.name, **written.to_entry()}
     if written.rotary_dim != head_dim:
@@ -342,7 +341,7 @@ def _parameters(method: RopeMethod, head_dim: int) -> dict[str, Any]:
 
 
 def _beside(by_layer: Mapping[str | None, RopeMethod]) -> dict[str, Any]:
-    """Lengths that stand at the top level of a config, which has room for one of each."""
+    """Lengths at the top level of a config, which can state only one value of each."""
     entries: dict[str, Any] = {}
     for method in by_layer.values():
         for key, length in method.top_level().items():
@@ -356,18 +355,18 @@ def _beside(by_layer: Mapping[str | None, RopeMethod]) -> dict[str, Any]:
 def _partial_rotary_factor(rotary_dim: int, head_dim: int) -> float:
     if rotary_dim > head_dim:
         raise RopewalkError(f"rotary_dim {rotary_dim} is more than head_dim {head_dim}")
-    # int(head_dim * factor) is how readers get the dimension back; half a dimension more survives rounding
-    # where the plain quotient would fall just short.
+    # Readers compute int(head_dim * factor). If rounding would make the plain quotient fall just short, half a
+    # dimension is added, which int() removes again.
     quotient = rotary_dim / head_dim
     return quotient if int(head_dim * quotient) == rotary_dim else (rotary_dim + 0.5) / head_dim
 
 
 def for_all_readers(config: Config) -> dict[str, Any]:
-    """A copy of a config whose RoPE every reader computes alike, as far as that can be said.
+    """A copy of a config whose RoPE all supported programs compute alike, as far as a config can express that.
 
     Args:
-        config: as :func:`replace_methods` gives it in the 5.x spelling, with its final ``max_position_embeddings``. One
-            that has a RoPE for each layer type comes back as it is.
+        config: result of :func:`replace_methods` in the 5.x spelling, with its final ``max_position_embeddings``. A
+            config with a RoPE for each layer type is returned unchanged.
     """
     entry = config.get("rope_parameters") or {}
     method = methods_by_type().get(str(entry.get("rope_type")))
@@ -378,16 +377,16 @@ def for_all_readers(config: Config) -> dict[str, Any]:
 
 
 def notes_on(config: Config) -> list[str]:
-    """Which programs read the RoPE of a config, and which compute something else with it, each sentence once.
+    """Which programs read the RoPE of a config correctly, and which compute something else; each sentence once.
 
     Args:
-        config: of the text model, or of a larger one that holds it as ``text_config``.
+        config: config of the text model, or of a larger model that contains it as ``text_config``.
 
     Returns:
-        A sentence a fact; none for methods of which nothing is known.
+        One sentence for each fact; none for methods about which nothing is known.
 
-    Source: what transformers 5, vLLM, SGLang, llama.cpp and mlx-lm were read or measured to do in autumn 2026; the
-    table in docs/longrope.md says which of the two.
+    Source: the behaviour of transformers 5, vLLM, SGLang, llama.cpp and mlx-lm in autumn 2026, read in their code or
+    measured; the table in docs/longrope.md says which.
     """
     text = config.get("text_config") or config
     context, model_type = text["max_position_embeddings"], text.get("model_type")

@@ -1,8 +1,8 @@
-"""RotaryEmbedding: takes the place of a loaded model's rotary module, with exact angles.
+"""RotaryEmbedding: replaces the rotary module of a loaded model and computes exact angles.
 
-transformers computes the angle ``position · inv_freq`` in float32, which at a million tokens is off by
-0.06 rad, and casts cos and sin to the activation dtype. Here angles, cos and sin are float64, and what comes
-out is their float32 rounding: computed once a step for all layers, at next to no cost.
+transformers computes the angle ``position · inv_freq`` in float32, which is off by 0.06 rad at a million tokens, and
+casts cos and sin to the activation dtype. This module computes angles, cos and sin in float64 and rounds the result to
+float32, once in each step for all layers, at negligible cost.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ STYLES: tuple[Style, ...] = get_args(Style)
 
 
 class RotaryEmbedding(nn.Module):
-    """cos and sin of the RoPE angles, float32, whatever dtype the model has.
+    """cos and sin of the RoPE angles in float32, whatever the dtype of the model.
 
-    The module holds no parameters and no buffers: ``model.to(bfloat16)``, ``to_empty`` and sharding wrappers
-    cannot round or lose its frequencies, and ``state_dict`` has nothing of it. The frequencies are plain
-    float64 attributes, with one copy a device.
+    The module has no parameters and no buffers, so ``model.to(bfloat16)``, ``to_empty`` and sharding wrappers cannot
+    round or lose its frequencies, and ``state_dict`` does not contain them. The frequencies are plain float64
+    attributes, with one copy for each device.
 
     Args:
         methods: one method for all layers, or one for each layer type (the key None means all layers).
         style: ``halves`` pairs dimension ``i`` with ``i + rotary_dim / 2`` (Llama and most others);
-            ``interleaved`` pairs ``2i`` with ``2i + 1`` (Cohere); ``pairs`` gives each pair's cos and sin once, for a
-            model that lays them out itself (gpt-oss); ``complex`` gives cos + i·sin of each (Llama 4, DeepSeek-V2).
+            ``interleaved`` pairs ``2i`` with ``2i + 1`` (Cohere); ``pairs`` returns each pair's cos and sin once, for a
+            model that expands them itself (gpt-oss); ``complex`` returns cos + i·sin (Llama 4, DeepSeek-V2).
 
     Raises:
         RopewalkError: if there is no method, or the style is unknown.
@@ -57,31 +57,31 @@ class RotaryEmbedding(nn.Module):
             raise RopewalkError("a rotary embedding needs at least one RoPE method, got none")
         self.style = style
         self.total_length: int | None = None
-        # (layer type, device) -> (the length it holds for, inv_freq there, attention factor). One entry each:
-        # a length-dependent method replaces it, so the cache cannot grow with every length seen.
+        # (layer type, device) -> (the length it is valid for, inv_freq there, attention factor). There is one entry
+        # each: a length-dependent method replaces it, so the cache does not grow with every new length.
         self._cache: dict[tuple[str | None, torch.device], tuple[int | None, Tensor, float]] = {}
 
     @property
     def layer_types(self) -> list[str]:
-        """Layer types with a method of their own; LFM3 asks its rotary module for them."""
+        """Layer types with their own method; LFM3 reads this attribute of its rotary module."""
         return [kind for kind in self.methods if kind is not None]
 
     def frequencies(self, layer_type: str | None = None, total_length: int | None = None) -> RopeFrequencies:
-        """What :meth:`forward` rotates with, for audits: float64 on the CPU.
+        """The frequencies that :meth:`forward` uses, for audits: float64 on the CPU.
 
         Args:
             layer_type: as in :meth:`forward`.
-            total_length: tokens of the sequence, for length-dependent methods; None means the pinned length,
-                and failing that the original one.
+            total_length: tokens of the sequence, for length-dependent methods; None means the pinned length, or the
+                original length if none is pinned.
         """
         return self._method(layer_type).frequencies(total_length or self.total_length)
 
     @contextmanager
     def pinned(self, total_length: int) -> Iterator[None]:
-        """Fix the sequence's total length for length-dependent methods while the context is open.
+        """Fix the total length of the sequence for length-dependent methods within the context manager.
 
-        Needed where a call sees part of a sequence (a shard, a step of generation): the choice must be the
-        same for all of it, or cached keys carry other frequencies than the queries.
+        Needed if a call sees only part of a sequence (a shard, a step of generation): all parts must use the same
+        frequencies, or cached keys and queries would disagree.
         """
         if total_length < 1:
             raise RopewalkError(f"total_length must be at least 1 token, got {total_length}")
@@ -95,27 +95,27 @@ class RotaryEmbedding(nn.Module):
     def forward(
         self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
     ) -> tuple[Tensor, Tensor] | Tensor:
-        """cos and sin, times the attention factor.
+        """cos and sin, multiplied by the attention factor.
 
         Args:
-            x: any tensor on the device where the result is wanted; its dtype has no effect.
-            position_ids: integer ``[batch, length]``, tokens; or ``[axes, batch, length]``, all axes alike, as Qwen3.5
-                turns the positions of text.
-            layer_type: whose method to use, where layer types differ.
+            x: any tensor on the device of the result; its dtype has no effect.
+            position_ids: integer ``[batch, length]``, tokens; or ``[axes, batch, length]`` with equal axes, as Qwen3.5
+                expands the positions of text.
+            layer_type: layer type whose method to use, if layer types differ.
 
         Returns:
             ``(cos, sin)``, float32 ``[batch, length, rotary_dim]``, on ``x.device``; half as wide in the style
             ``pairs``. In the style ``complex`` one complex64 tensor ``[batch, length, rotary_dim / 2]``.
 
         Raises:
-            RopewalkError: if the layer type is unknown, the axes differ, or the module is being trained with a method
-                that is for inference only.
+            RopewalkError: if the layer type is unknown, the axes differ, or a method for inference only is used in
+                training mode.
         """
         position_ids = _one_axis(position_ids)
         method = self._method(layer_type)
         if self.training and torch.is_grad_enabled() and not method.trainable:
             raise RopewalkError(
-                f"{method.name} is for inference only and must not be trained with; choose a trainable method"
+                f"{method.name} is for inference only and cannot be used in training; choose a trainable method"
             )
         # MPS has no float64.
         device = torch.device("cpu") if x.device.type == "mps" else x.device
@@ -143,7 +143,7 @@ class RotaryEmbedding(nn.Module):
     ) -> tuple[Tensor, float]:
         length = None
         if method.length_dependent:
-            # Only here does the host wait for the device.
+            # Only this line makes the host wait for the device.
             length = self.total_length or int(position_ids.max()) + 1
         cached = self._cache.get((layer_type, device))
         if cached is None or cached[0] != length:
@@ -163,52 +163,52 @@ class RotaryEmbedding(nn.Module):
 
 
 def _one_axis(position_ids: Tensor) -> Tensor:
-    """``[batch, length]`` of positions that may come once an axis: time, height and width, which are one in text.
+    """``[batch, length]`` of positions that may have axes for time, height and width, which are equal in text.
 
     Raises:
-        RopewalkError: if they differ: an image or a video is in the sequence.
+        RopewalkError: if they differ, which means that the sequence contains an image or a video.
     """
     if position_ids.dim() < 3:
         return position_ids
     first = position_ids[0]
-    # An expanded tensor is one axis in memory; elsewhere the host has to wait for the device.
+    # An expanded tensor has stride 0, so its axes are equal; comparing others makes the host wait for the device.
     if position_ids.stride(0) != 0 and not torch.equal(position_ids, first.expand_as(position_ids)):
         raise RopewalkError(
-            "positions differ by axis, as those of images do; the rotary module is for text alone"
+            "positions differ by axis, as those of images do; the rotary module supports only text"
         )
     return first
 
 
 class RotaryRows(nn.Module):
-    """cos and sin of a batch in which each row has a RoPE method of its own: several settings in one forward pass.
+    """cos and sin of a batch in which each row has its own RoPE method: several settings in one forward pass.
 
-    Like :class:`RotaryEmbedding` it holds no parameters and no buffers. It is for measuring, not for training.
+    Like :class:`RotaryEmbedding` it has no parameters and no buffers. It is for measuring, not for training.
 
     Args:
-        methods: for each row of the batch one method for all layers, or one for each layer type; those of one layer
-            type all of one ``rotary_dim``.
-        style: as for :class:`RotaryEmbedding`.
+        methods: for each row of the batch, one method for all layers, or one for each layer type; those of one layer
+            type must have the same ``rotary_dim``.
+        style: as in :class:`RotaryEmbedding`.
 
     Raises:
-        RopewalkError: if there is no row, or rows rotate different numbers of dimensions.
+        RopewalkError: if there are no rows, or rows rotate different numbers of dimensions.
     """
 
     def __init__(
         self, methods: Sequence[RopeMethod | Mapping[str | None, RopeMethod]], style: Style = "halves"
     ) -> None:
         super().__init__()
-        # In a plain tuple: rows are no submodules, a sharding wrapper or model.modules() need not see them.
+        # A plain tuple, not a ModuleList: sharding wrappers and model.modules() must not see the rows as submodules.
         self.rows = tuple(RotaryEmbedding(method, style) for method in methods)
         dims = [{kind: method.rotary_dim for kind, method in row.methods.items()} for row in self.rows]
         if not dims or any(each != dims[0] for each in dims):
             told = sorted({dim for each in dims for dim in each.values()})
             raise RopewalkError(
-                f"rows of one batch must rotate one number of dimensions, got {told or 'no rows'}"
+                f"all rows of a batch must rotate the same number of dimensions, got {told or 'no rows'}"
             )
 
     @property
     def layer_types(self) -> list[str]:
-        """As :attr:`RotaryEmbedding.layer_types`."""
+        """See :attr:`RotaryEmbedding.layer_types`."""
         return self.rows[0].layer_types
 
     @property
@@ -218,7 +218,7 @@ class RotaryRows(nn.Module):
 
     @contextmanager
     def pinned(self, total_length: int) -> Iterator[None]:
-        """As :meth:`RotaryEmbedding.pinned`, for all rows."""
+        """See :meth:`RotaryEmbedding.pinned`; applies to all rows."""
         with ExitStack() as stack:
             for row in self.rows:
                 stack.enter_context(row.pinned(total_length))
@@ -227,26 +227,26 @@ class RotaryRows(nn.Module):
     def forward(
         self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
     ) -> tuple[Tensor, Tensor] | Tensor:
-        """As :meth:`RotaryEmbedding.forward`; the batch has as many rows as there are methods.
+        """See :meth:`RotaryEmbedding.forward`; the batch has one row for each method.
 
         Args:
-            x: any tensor on the device where the result is wanted.
-            position_ids: integer ``[rows, length]``, or ``[1, length]`` for all rows alike.
-            layer_type: whose method to use, where layer types differ.
+            x: any tensor on the device of the result.
+            position_ids: integer ``[rows, length]``, or ``[1, length]`` if all rows are equal.
+            layer_type: layer type whose method to use, if layer types differ.
 
         Returns:
             ``(cos, sin)``, float32 ``[rows, length, rotary_dim]``.
 
         Raises:
-            RopewalkError: if the batch has another number of rows, or as :meth:`RotaryEmbedding.forward`.
+            RopewalkError: if the batch has a different number of rows, or as in :meth:`RotaryEmbedding.forward`.
         """
         position_ids = _one_axis(position_ids)
         if position_ids.shape[0] not in (1, len(self.rows)):
             raise RopewalkError(
-                f"there are {len(self.rows)} methods for a batch of {position_ids.shape[0]} rows; give one a row"
+                f"there are {len(self.rows)} methods for a batch of {position_ids.shape[0]} rows; give one per row"
             )
         for row in self.rows:
-            # They are no submodules, which train() and eval() would reach.
+            # The rows are not submodules, so train() and eval() do not reach them.
             row.training = self.training
         positions = position_ids.expand(len(self.rows), -1)
         each = [row(x, of_row[None], layer_type) for row, of_row in zip(self.rows, positions, strict=True)]

@@ -1,9 +1,8 @@
-"""The method for extending a checkpoint to a target length, by the name a recipe gives.
+"""The RoPE method that extends a checkpoint to a target length, by its name in a recipe.
 
-What happens to a checkpoint that is already scaled: extending by its own method goes on where it stands, and
-the factor is multiplied by target over present length. Replacing its scaling by another method is refused by
-name, because the weights have adapted to the frequencies they were trained with and two methods on top of
-each other have no agreed meaning.
+A checkpoint that is already scaled can be extended further by its own method: the factor is multiplied by target over
+present length. Replacing its scaling by another method is an error, because the weights have adapted to the
+frequencies they were trained with, and combining two methods has no agreed meaning.
 """
 
 from __future__ import annotations
@@ -34,34 +33,34 @@ def method_for_target(
     """The method that extends a checkpoint from its present length to a longer one.
 
     ======== ================================================================================================
-    name     result, with ``s`` = ``factor`` or target over original length
+    name     result, with ``s`` = ``factor``, or target over original length if it is not given
     ======== ================================================================================================
     default  ``current`` unchanged, its scaling included
-    theta    a new base: ``rope_theta``, else by :func:`~ropewalk.rope.theory.recommended_theta`. On a linear,
-             yarn or llama3 checkpoint the scaling stays and ``rope_theta`` must be given, as the rules are
+    theta    a new base: ``rope_theta``, or by :func:`~ropewalk.rope.theory.recommended_theta`. On a linear,
+             yarn or llama3 checkpoint the scaling is kept and ``rope_theta`` is required, because the rules are
              derived for unscaled RoPE
     linear   factor ``s``, times that of a linear checkpoint
     ntk      factor ``s``
-    yarn     factor ``s``, times that of a yarn checkpoint, whose other parameters stay
-    llama3   factor ``s``, times that of a llama3 checkpoint, whose other parameters stay
-    longrope the given factors, relative to ``θ_i``; on a longrope checkpoint its original length stays
+    yarn     factor ``s``, times that of a yarn checkpoint, whose other parameters are kept
+    llama3   factor ``s``, times that of a llama3 checkpoint, whose other parameters are kept
+    longrope the given factors, relative to ``θ_i``; a longrope checkpoint keeps its original length
     ======== ================================================================================================
 
-    A dynamic-NTK checkpoint was trained unscaled and counts as default; "default" itself is then refused,
-    because dynamic NTK cannot be trained with.
+    A dynamic-NTK checkpoint was trained unscaled and counts as default. "default" itself is then an error, because
+    dynamic NTK cannot be used in training.
 
     Args:
         name: a method's name as in :data:`~ropewalk.rope.methods.METHODS`.
         current: the method the checkpoint was trained with.
         original_length: tokens the checkpoint was trained for, scaling included.
         target_length: tokens to extend to, at least ``original_length``.
-        rope_theta: the new base, for "theta" only.
-        parameters: what to set other than by derivation, by the names in the method's ``parameters``; None says
-            nothing.
+        rope_theta: the new base; only for "theta".
+        parameters: parameters to set instead of deriving them, by the names in the method's ``parameters``; None means
+            not given.
 
     Raises:
-        RopewalkError: if the name is unknown, the method is inference only, a parameter does not belong to
-            it, or the checkpoint's scaling makes the request ambiguous; the message says what to do instead.
+        RopewalkError: if the name is unknown, the method is for inference only, a parameter does not belong to
+            it, or the request is ambiguous for a scaled checkpoint; the message says what to do instead.
     """
     if name == DynamicNtk.name:
         raise RopewalkError(
@@ -116,26 +115,26 @@ def _with_theta(
 
 
 def recommended_base(current: RopeMethod, original_length: int, target_length: int) -> Recommendation:
-    """The base that a checkpoint gets for a longer context where nobody names one.
+    """The base that a checkpoint gets for a longer context if the user names none.
 
     Args:
-        current: the method it was trained with; dynamic NTK counts as unscaled.
-        original_length, target_length: tokens, the second not shorter.
+        current: the method that it was trained with; dynamic NTK counts as unscaled.
+        original_length, target_length: tokens; the second is at least the first.
 
     Raises:
-        RopewalkError: if the checkpoint is scaled otherwise than by its base.
+        RopewalkError: if the checkpoint is scaled by anything but its base.
     """
     plain = current.plain
     if not isinstance(plain, Default):
         raise RopewalkError(
-            f"a base by rule is derived for unscaled RoPE, and this checkpoint is {current.name}-scaled: give "
+            f"a base by rule is derived for unscaled RoPE, but this checkpoint is {current.name}-scaled: give "
             f"rope_theta (the scaling stays), or choose {current.name!r}"
         )
     return recommended_theta(plain.rope_theta, original_length, target_length, plain.rotary_dim)
 
 
 def candidates() -> tuple[str, ...]:
-    """Every name that :func:`candidate` knows, besides ``theta=VALUE``."""
+    """Every name that :func:`candidate` accepts, besides ``theta=VALUE``."""
     return (CURRENT, *RULES, *compared_methods())
 
 
@@ -147,18 +146,18 @@ def candidate(
     ceiling: float | None = None,
     progress: Progress | None = None,
 ) -> RopeMethod:
-    """The method that a checkpoint would get for a target length under a rule.
+    """The method that a checkpoint would get for a target length by a rule.
 
     Args:
-        name: ``current`` (nothing changes), one of :data:`~ropewalk.rope.theory.RULES` (a new base), a method of
+        name: ``current`` (no change), one of :data:`~ropewalk.rope.theory.RULES` (a new base), a method of
             :func:`~ropewalk.rope.methods.base.compared_methods` (a factor), or ``theta=5e6`` (that base).
         current: the method the checkpoint was trained with.
         trained_length, target_length: tokens.
-        ceiling, progress: of the rule lower-bound.
+        ceiling, progress: for the rule lower-bound.
 
     Raises:
-        RopewalkError: if the name is unknown, or the rule has no meaning for this checkpoint; the message says
-            what has.
+        RopewalkError: if the name is unknown, or the rule does not apply to this checkpoint; the message says which
+            one does.
     """
     if name == CURRENT:
         return current
@@ -172,7 +171,7 @@ def candidate(
     plain = current.plain
     if not isinstance(plain, Default):
         raise RopewalkError(
-            f"a base by rule is derived for unscaled RoPE, and this checkpoint is {current.name}-scaled; choose "
+            f"a base by rule is derived for unscaled RoPE, but this checkpoint is {current.name}-scaled; choose "
             f"{current.name} to scale further, or theta=VALUE"
         )
     theta = theta_by_rule(
@@ -182,7 +181,7 @@ def candidate(
 
 
 def check_candidate(name: str) -> None:
-    """Raise for a name that :func:`candidate` does not know."""
+    """Raise for a name that :func:`candidate` does not accept."""
     if name.startswith(GIVEN):
         _base(name.removeprefix(GIVEN))
     elif name not in (CURRENT, *compared_methods()):
@@ -198,12 +197,12 @@ def _base(text: str) -> float:
     try:
         base = float(text)
     except ValueError:
-        raise RopewalkError(f"theta={text} gives no number; write theta=5e6") from None
+        raise RopewalkError(f"theta={text} is not a number; write theta=5e6") from None
     check_theta(base)
     return base
 
 
 def bound_at(method: RopeMethod, length: int) -> int:
-    """The context bound of a method's frequencies for sequences of ``length`` tokens, ``SEARCH_LIMIT`` at most."""
+    """The context bound of a method's frequencies for sequences of ``length`` tokens; at most ``SEARCH_LIMIT``."""
     bound = context_bound(method.frequencies(length).inv_freq)
     return SEARCH_LIMIT if bound is None else bound

@@ -124,8 +124,8 @@ def test_plain_transformers_changes_the_factors_in_the_middle(folders: dict[str,
 def test_a_switch_in_the_middle_is_refused_and_says_what_to_do(folders: dict[str, Path]) -> None:
     model, ids = loaded(folders, factors(8)), token_ids(PROMPT + NEW)
     message = (
-        rf"the cache holds {ORIGINAL} keys with LongRoPE's short factors and this call, with a length of "
-        rf"{ORIGINAL + 1} tokens, would take the long ones; .*generating\(model, prompt tokens \+ new tokens\)"
+        rf"the cache holds {ORIGINAL} keys with LongRoPE's short factors, but this call, with a length of "
+        rf"{ORIGINAL + 1} tokens, would use the long ones; .*generating\(model, prompt tokens \+ new tokens\)"
     )
     with pytest.raises(RopewalkError, match=message):
         step_by_step(model, ids, PROMPT, 5)
@@ -138,7 +138,7 @@ def test_a_switch_in_the_middle_is_refused_and_says_what_to_do(folders: dict[str
         with generating(model, len(ids)), torch.no_grad():
             cache = model(prompt, past_key_values=given, use_cache=True).past_key_values
             model(torch.tensor([ids[PROMPT : PROMPT + 1]]), past_key_values=cache)
-        with pytest.raises(RopewalkError, match=r"long factors and this call, .* would take the short ones"):
+        with pytest.raises(RopewalkError, match=r"long factors, but this call, .* would use the short ones"):
             model(torch.tensor([ids[PROMPT + 1 : PROMPT + 2]]), past_key_values=cache)
     # A copy is as careful, and nothing is refused that cannot switch.
     with pytest.raises(RopewalkError, match=message):

@@ -45,12 +45,12 @@ def test_a_length_that_would_be_multiplied_twice_is_named() -> None:
         (
             {"attention_factor": 1.0},
             32768,
-            ["SGLang and mlx-lm pass over", "by 1 here, by 1.20794", "llama.cpp"],
+            ["SGLang and mlx-lm ignore", "by 1 here, by 1.20794", "llama.cpp"],
         ),
         (
             {"mscale": 1.0, "mscale_all_dim": 1.0},
             32768,
-            ["0.25.0 passes over mscale and mscale_all_dim", "by 1 here"],
+            ["0.25.0 ignores mscale and mscale_all_dim", "by 1 here"],
         ),
     ],
 )
@@ -72,14 +72,14 @@ def test_llama3_reaches_llama_cpp_from_three_model_types() -> None:
 
 
 def test_longrope_of_a_llama_is_not_for_llama_cpp() -> None:
-    assert "drops these factors without a word, and the model would run default RoPE" in told(LONG)
+    assert "drops these factors silently, and the model would run default RoPE" in told(LONG)
     assert "drops" not in told(LONG, model_type="qwen3")
-    assert "not llama.cpp: its converter is known to write longrope's factors for phi3 alone" in told(
+    assert "not llama.cpp: its converter is known to write longrope's factors only for phi3" in told(
         LONG, model_type="qwen3"
     )
     phi = told(LONG, model_type="phi3")
     assert "not llama.cpp" not in phi
-    assert "llama.cpp chooses the factors by the context that it allocates; vLLM stops at 4096" in phi
+    assert "llama.cpp selects the factors by the context that it allocates; vLLM stops at 4096" in phi
     odd = LongRope(8, 1e4, (1.0,) * 4, (1.0, 2.0, 3.0, 4.0), 1.0, 4096)
     assert f"with the attention factor {PUBLISHED:.6g} of the formula" in told(odd, model_type="phi3")
 
@@ -87,7 +87,7 @@ def test_longrope_of_a_llama_is_not_for_llama_cpp() -> None:
 def test_factors_that_change_with_the_length_are_named_and_others_are_not() -> None:
     changing, same = told(LONG), told(LongRope(8, 1e4, (2.0,) * 4, (2.0,) * 4, PUBLISHED, 4096))
     for sentence in (
-        "and then runs short sequences under the long factors too",
+        "and then also runs short sequences with the long factors",
         "generate() changes the factors where a sequence passes 4096 tokens",
     ):
         assert sentence in changing

@@ -253,7 +253,7 @@ def test_exposure_agrees_with_the_critical_dimension_and_the_law_leaves_nothing_
 
 
 def test_exposure_refuses_settings_of_another_size() -> None:
-    with pytest.raises(RopewalkError, match="must have as many pairs, got 64 and 32"):
+    with pytest.raises(RopewalkError, match="must have the same number of pairs, got 64 and 32"):
         exposure(inv_freq(128, 1e4), 100, inv_freq(64, 1e4), 100)
 
 
@@ -290,7 +290,7 @@ def test_a_base_rule_on_a_scaled_checkpoint_is_refused_and_its_own_method_goes_o
     ("name", "said"),
     [
         ("yarm", "besides the rules there are current, linear, yarn, llama3 and theta=VALUE"),
-        ("theta=much", "theta=much gives no number"),
+        ("theta=much", "theta=much is not a number"),
     ],
 )
 def test_unknown_candidates_are_refused_before_anything_else(name: str, said: str) -> None:

@@ -38,7 +38,7 @@ def test_set_reaches_into_lists_and_makes_missing_tables():
         ("stages.0.steps=true", r"stages\.0\.steps must be a whole number, got True"),
         ("stages.0.steps=-1", r"stages\.0\.steps must be 0 or more, got -1"),
         ("stages.0.pattern=causal", r"unknown stages\.0\.pattern 'causal'; choose from .*anchor"),
-        ("stages.0.context=8x", r"stages\.0\.context: '8x' is no length"),
+        ("stages.0.context=8x", r"stages\.0\.context: '8x' is not a length"),
         ("stages.1.context=4k", r"stages\.1\.context 4096 is shorter than the stage before it"),
         ("stages.0.rows_per_batch=3", "rows_per_step 8 is not a multiple of rows_per_batch 3"),
         ("stages.0.warmup_steps=11", "warmup_steps 11 is more than steps 10"),

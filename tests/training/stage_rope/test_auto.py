@@ -365,7 +365,7 @@ def test_auto_as_a_string_and_in_full():
     [
         ("{method: auto, candidates: [yarn]}", "yarn is no base"),
         ("{method: auto, candidates: [ntkk]}", "stages.0.rope.candidates: .*'ntkk'"),
-        ("{method: auto, candidates: [theta=x]}", "theta=x gives no number"),
+        ("{method: auto, candidates: [theta=x]}", "theta=x is not a number"),
         ("{method: auto, candidates: []}", "at least 1 item"),
         ("{method: auto, probe_rows: 0}", "probe_rows"),
         ("{method: auto, factor: 2}", "factor has no meaning for 'auto'"),

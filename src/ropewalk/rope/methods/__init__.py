@@ -1,6 +1,6 @@
-"""The RoPE scaling methods, one module each, and :data:`METHODS`, the table in which each enters itself.
+"""The RoPE scaling methods, one module each, and :data:`METHODS`, the table in which each method registers itself.
 
-A new method is a module here and one line below; :class:`~ropewalk.rope.methods.base.RopeMethod` says what it may
+To add a method, write a module here and add one line below; :class:`~ropewalk.rope.methods.base.RopeMethod` lists what
 define.
 """
 # ruff: noqa: I001  (the order of the lines is that of the table, and of every list of methods that people read)

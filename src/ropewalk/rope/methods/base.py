@@ -1,10 +1,10 @@
-"""What a RoPE method is: frequencies, a form in configs, a way to longer contexts; and the table of all methods.
+"""RopeMethod: the frequencies of a method, its form in configs, and how it extends a context; the table of methods.
 
 Notation: ``d`` = ``rotary_dim``, ``b`` = ``rope_theta``, ``θ_i = b^(-2i/d)`` rad/token for the pair
-``i = 0 … d/2 - 1``, ``T`` = ``original_max_position_embeddings`` (tokens the model was first trained for),
-``s`` = ``factor``. Frequencies are computed in float64 on the CPU, whatever the default device or dtype is.
+``i = 0 … d/2 - 1``, ``T`` = ``original_max_position_embeddings`` (tokens of the original training),
+``s`` = ``factor``. Frequencies are computed in float64 on the CPU, whatever the default device or dtype.
 
-torch is imported where frequencies are computed, so the table of methods is there in milliseconds.
+torch is imported only to compute frequencies, so that the table of methods loads in milliseconds.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ ORIGINAL = "original_max_position_embeddings"
 MAX_LENGTH = "max_position_embeddings"
 PARTIAL = "partial_rotary_factor"
 LLAMA_LIKE = ("llama", "mistral", "mixtral")
-"""Model types whose RoPE factors llama.cpp's converter writes for llama3 alone."""
+"""Model types for which llama.cpp's converter writes RoPE factors of llama3, and only of llama3."""
 
 
 class RopeFrequencies(NamedTuple):
-    """What a method comes down to.
+    """Frequencies and attention factor of a method.
 
     Attributes:
         inv_freq: float64 ``[rotary_dim // 2]`` on the CPU, rad/token.
-        attention_factor: factor on cos and sin alike, so on every q·k its square; dimensionless.
+        attention_factor: factor on both cos and sin, so each q·k is multiplied by its square; dimensionless.
     """
 
     inv_freq: Tensor
@@ -40,7 +40,7 @@ class RopeFrequencies(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where the number that a rule sets comes from, and what it leaves out."""
+    """Source of the number that a rule sets, and what the rule does not account for."""
 
     formula: str
     source: str
@@ -54,7 +54,7 @@ def unscaled_inv_freq(rotary_dim: int, rope_theta: float) -> Tensor:
     """
     import torch
 
-    # The device is named because models are built under torch.device("meta"), which would catch this tensor.
+    # The device is explicit because models are built under torch.device("meta"), which would capture this tensor.
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device="cpu") / -rotary_dim
     inv_freq: Tensor = float(rope_theta) ** exponents
     return inv_freq
@@ -62,14 +62,14 @@ def unscaled_inv_freq(rotary_dim: int, rope_theta: float) -> Tensor:
 
 @dataclass(frozen=True)
 class ConfigEntry:
-    """The RoPE parameters of one layer type, with the config that they stand in.
+    """The RoPE parameters of one layer type, with the config that contains them.
 
     Attributes:
-        rope_type: the type that they name.
-        rotary_dim: rotated dimensions of a head, partial rotation counted in.
+        rope_type: type that the parameters name.
+        rotary_dim: rotated dimensions of a head, after partial rotation.
         rope_theta: RoPE base.
-        values: the other parameters, those that are null left out.
-        config: the whole config, which says the lengths that the parameters refer to.
+        values: the other parameters, without those that are null.
+        config: the whole config, which states the lengths that the parameters refer to.
     """
 
     rope_type: str
@@ -79,7 +79,7 @@ class ConfigEntry:
     config: Mapping[str, Any]
 
     def need(self, key: str) -> Any:
-        """A parameter that the type cannot do without."""
+        """A required parameter of the type."""
         if key not in self.values:
             raise RopewalkError(f"rope type {self.rope_type!r} needs {key}, and the config has none")
         return self.values[key]
@@ -94,7 +94,7 @@ class ConfigEntry:
         return length
 
     def original_length(self) -> int:
-        """The original length, inside the parameters or beside them; ``max_position_embeddings`` where neither is."""
+        """The original length, inside the parameters or beside them; otherwise ``max_position_embeddings``."""
         outside, inside = self.config.get(ORIGINAL), self.values.get(ORIGINAL)
         if inside is not None and outside is not None and inside != outside:
             raise RopewalkError(f"{ORIGINAL} is {outside} in the config but {inside} in its RoPE parameters")
@@ -102,7 +102,7 @@ class ConfigEntry:
         return self.max_length() if original is None else original
 
     def length_before_extension(self) -> int:
-        """The same where it is what came before an extension, so that it cannot be more than the present length."""
+        """The original length as the length before an extension, which cannot exceed the present length."""
         original, length = self.original_length(), whole_number(self.config, MAX_LENGTH)
         if length is not None and original > length:
             raise RopewalkError(
@@ -112,18 +112,18 @@ class ConfigEntry:
         return original
 
     def factor(self, original: int) -> float:
-        """The stated factor, else ``max_position_embeddings`` over the original length."""
+        """The stated factor, otherwise ``max_position_embeddings`` over the original length."""
         stated = self.values.get("factor")
         return self.max_length() / original if stated is None else stated
 
 
 @dataclass(frozen=True)
 class TargetContext:
-    """What a method is asked for: from which length to which, and what the user sets other than by derivation.
+    """A request for a longer context: the lengths, and the parameters that the user sets instead of deriving them.
 
     Attributes:
-        original_length, target_length: tokens, the second not shorter.
-        given: values by the method's own field names.
+        original_length, target_length: tokens; the second is at least the first.
+        given: values by the names of the method's fields.
     """
 
     original_length: int
@@ -131,32 +131,32 @@ class TargetContext:
     given: Mapping[str, Any]
 
     def factor(self, before: float = 1.0) -> float:
-        """A given factor is the final one; a derived one goes on from what the checkpoint has."""
+        """The given factor, which is final; otherwise the derived factor times that of the checkpoint."""
         given: float | None = self.given.get("factor")
         return before * self.target_length / self.original_length if given is None else given
 
 
 @dataclass(frozen=True)
 class RopeMethod(ABC):
-    """The base of all methods; subclasses are final and say everything of themselves.
+    """Base class of all methods; its subclasses are final and fully describe themselves.
 
-    A new method is a frozen dataclass in a module of its own, decorated with :func:`register`, and one line in
-    ``ropewalk.rope.methods`` that imports it. Recipes, configs, ``inspect``, ``rope plan`` and ``export`` know it then.
-    What the base class derives from the fields (how a config says the method, how a factor follows from a target
-    length) needs no method of its own.
+    A new method is a frozen dataclass in its own module, decorated with :func:`register`, and one line in
+    ``ropewalk.rope.methods`` that imports it. Recipes, configs, ``inspect``, ``rope plan`` and ``export`` then support
+    it. What the base class derives from the fields (the form in a config, the factor for a target length) needs no
+    further code.
 
     Attributes:
-        rotary_dim: rotated dimensions of a head, even.
+        rotary_dim: number of rotated dimensions of a head, even.
         rope_theta: RoPE base as the checkpoint states it, > 1, dimensionless.
-        name: how recipes, reports and, as its type, configs call the method.
+        name: name of the method in recipes and reports, and its type in configs.
         other_names: further names in recipes.
         rope_type_aliases: older names of the type in configs.
-        parameters: the fields that a user may set in a recipe, each with what the reference says of it; where that is
-            empty, its default is all there is to say.
-        config_keys: parameters that a config of this type may have besides type, base and partial rotation; None where
-            no config says the method by its own name.
-        origin: where the method's setting for a target length comes from; None where it is not among the settings that
-            are compared for one.
+        parameters: the fields that a user may set in a recipe, each with its description in the reference; an empty
+            description means that the default says everything.
+        config_keys: parameters that a config of this type may have besides type, base and partial rotation; None if
+            no config has the method under its own name.
+        origin: source of the method's setting for a target length; None if it is not among the settings that are
+            compared for a length.
         trainable: whether a model may be trained with it.
         length_dependent: whether the frequencies depend on the sequence length.
 
@@ -182,22 +182,22 @@ class RopeMethod(ABC):
 
     @abstractmethod
     def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
-        """The frequencies for a sequence; pure.
+        """The frequencies for a sequence; a pure function.
 
         Args:
-            sequence_length: total tokens of the sequence. Only methods whose ``length_dependent`` is true
-                read it; for them None means the original length.
+            sequence_length: total tokens of the sequence. Only methods with ``length_dependent`` use it; for them None
+                means the original length.
 
         Returns:
             :class:`RopeFrequencies`.
         """
 
     def inv_freq_at(self, positions: Tensor, inv_freq: Tensor) -> Tensor:
-        """The frequencies at single positions, for methods that treat some positions otherwise.
+        """The frequencies at single positions, for methods that treat some positions differently.
 
         Args:
             positions: float64 ``[..., 1]``, tokens.
-            inv_freq: of :meth:`frequencies`, on the positions' device.
+            inv_freq: result of :meth:`frequencies`, on the positions' device.
 
         Returns:
             ``inv_freq``, or ``[..., rotary_dim // 2]``.
@@ -206,19 +206,19 @@ class RopeMethod(ABC):
 
     @property
     def plain(self) -> RopeMethod:
-        """What a checkpoint with this method counts as when it is extended; itself for most."""
+        """The method that a checkpoint with this method counts as when it is extended; itself for most."""
         return self
 
     @property
     def switch_length(self) -> int | None:
-        """Tokens beyond which cached keys would carry other frequencies than queries; None where nothing switches."""
+        """Tokens beyond which cached keys and new queries would have different frequencies; None if nothing changes."""
         return None
 
     # From and to a config.
 
     @classmethod
     def from_entry(cls, entry: ConfigEntry) -> RopeMethod:
-        """Read the method from a config. By default every field stands under its own name.
+        """Read the method from a config. By default every field has the same name in the config.
 
         Raises:
             RopewalkError: if a parameter is missing or wrong; the message names it.
@@ -234,19 +234,19 @@ class RopeMethod(ABC):
         return cls(entry.rotary_dim, entry.rope_theta, **values)
 
     def as_written(self) -> RopeMethod:
-        """The method as a config can say it, with the same frequencies; itself for most.
+        """The method in a form that a config can express, with the same frequencies; itself for most.
 
         Raises:
-            RopewalkError: if a config cannot say it.
+            RopewalkError: if a config cannot express it.
         """
         return self
 
     def as_computed_by_transformers(self) -> RopeMethod:
-        """The method without what only ropewalk's rotary module computes."""
+        """The method without the parts that only ropewalk's rotary module computes."""
         return self
 
     def to_entry(self) -> dict[str, Any]:
-        """The parameters for a config, JSON values; fields that are None are left out."""
+        """The parameters for a config as JSON values, without fields that are None."""
         said = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
         return {
             key: list(value) if isinstance(value, tuple) else value
@@ -255,46 +255,46 @@ class RopeMethod(ABC):
         }
 
     def top_level(self) -> dict[str, int]:
-        """Lengths that belong at the top level of a config that says this method."""
+        """Lengths that a config with this method must state at its top level."""
         return {}
 
     @staticmethod
     def for_all_readers(entry: Mapping[str, Any], max_length: int) -> dict[str, Any]:
-        """A config's parameters with what programs beside transformers need to compute the same.
+        """A config's parameters, extended so that programs other than transformers compute the same.
 
         Args:
-            entry: as :meth:`to_entry` gives them.
-            max_length: the config's ``max_position_embeddings``.
+            entry: the parameters as :meth:`to_entry` returns them.
+            max_length: the config's ``max_position_embeddings``, in tokens.
         """
         return dict(entry)
 
     def reader_notes(self, context: int, model_type: str | None) -> list[str]:
-        """Which programs read the method from a config, and which compute something else with it, a sentence each.
+        """Which programs read the method from a config correctly, and which do not, in one sentence each.
 
         Args:
             context: ``max_position_embeddings`` of the config, tokens.
-            model_type: of the config, such as ``llama``; None where it is unknown.
+            model_type: type of the model, such as ``llama``; None if unknown.
         """
         return []
 
     def config_warnings(
         self, entry: Mapping[str, Any], original: int | None, length: int | None
     ) -> list[str]:
-        """What in a config of this method is suspicious, but no contradiction.
+        """Settings in a config of this method that are suspicious without contradicting each other.
 
         Args:
-            entry: its parameters there.
-            original: ``original_max_position_embeddings`` of the config, wherever it stands.
-            length: ``max_position_embeddings``.
+            entry: parameters of the method in the config.
+            original: ``original_max_position_embeddings``, wherever the config states it, in tokens.
+            length: ``max_position_embeddings``, in tokens.
         """
         return []
 
     def extended_length(self) -> int | None:
-        """Tokens that the parameters alone say the checkpoint is extended to; None where they do not."""
+        """Tokens to which the checkpoint is extended, if its parameters alone determine it; otherwise None."""
         return None
 
     def unscaled_length(self, length: int | None) -> int | None:
-        """Tokens of the model before any scaling, where ``length`` is its ``max_position_embeddings``."""
+        """Tokens of the model before any scaling, if ``length`` is its ``max_position_embeddings``."""
         original: int | None = getattr(self, ORIGINAL, length)
         return original
 
@@ -304,12 +304,12 @@ class RopeMethod(ABC):
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
         """The method that extends a checkpoint.
 
-        By default a factor, if there is one, is derived from the lengths, times that of a checkpoint which is scaled by
-        this method already; its other parameters stay.
+        By default a factor, if the method has one, is derived from the lengths and multiplied by the factor of a
+        checkpoint that this method already scales; its other parameters are kept.
 
         Args:
-            current: unscaled, or of this class.
-            wanted: lengths, and what is given.
+            current: an unscaled method, or one of this class.
+            wanted: lengths and given parameters.
         """
         own = {field.name: field for field in fields(cls)}
         changes = dict(wanted.given)
@@ -325,16 +325,16 @@ class RopeMethod(ABC):
         return cls(current.rotary_dim, current.rope_theta, **changes)
 
     def with_theta(self, rope_theta: float) -> Self:
-        """The same scaling of another base."""
+        """The same scaling with another base."""
         return replace(self, rope_theta=rope_theta)
 
 
 def ratio_warning(
     method: RopeMethod, entry: Mapping[str, Any], original: int | None, length: int | None
 ) -> list[str]:
-    """That factor times original length is not the length that the config states, for methods where it should be."""
+    """A warning if factor times original length differs from the stated length, for methods where they must agree."""
     factor = entry.get("factor")
-    # Rounded, because a ratio of lengths need not be a float.
+    # Rounded, because the ratio of two lengths may not be exact in floating point.
     if factor is None or original is None or length is None or round(factor * original) == length:
         return []
     return [
@@ -344,19 +344,19 @@ def ratio_warning(
 
 
 FACTOR = {"factor": "target over trained length"}
-"""The parameter of methods that scale by one number, with what recipes say of it."""
+"""The parameter of methods that scale by one factor, with its description in recipes."""
 
 METHODS: dict[str, type[RopeMethod]] = {}
-"""Every method by the names that a recipe uses."""
+"""Every method by the names that recipes use."""
 
 Method = TypeVar("Method", bound=type[RopeMethod])
 
 
 def register(method: Method) -> Method:
-    """Class decorator: enter a method in :data:`METHODS`.
+    """Class decorator: register a method in :data:`METHODS`.
 
     Raises:
-        RopewalkError: if another class has one of its names.
+        RopewalkError: if another class already has one of its names.
     """
     for name in (method.name, *method.other_names):
         if METHODS.setdefault(name, method) is not method:
@@ -365,17 +365,17 @@ def register(method: Method) -> Method:
 
 
 def trainable_methods() -> dict[str, type[RopeMethod]]:
-    """The methods that a recipe can name."""
+    """The methods that a recipe may name."""
     return {name: method for name, method in METHODS.items() if method.trainable}
 
 
 def compared_methods() -> tuple[str, ...]:
-    """Names of the methods that are compared for a target length, beside the rules that set a base."""
+    """Names of the methods that are compared for a target length, besides the rules that set a base."""
     return tuple(name for name, method in METHODS.items() if method.origin is not None)
 
 
 def methods_by_type() -> dict[str, type[RopeMethod]]:
-    """The methods by the type that a config names, older names last."""
+    """The methods by the type that a config names, with older names last."""
     methods = {method.name: method for method in METHODS.values() if method.config_keys is not None}
     aliases = {alias: method for method in methods.values() for alias in method.rope_type_aliases}
     return {**methods, **aliases}

@@ -1,4 +1,4 @@
-"""RoPE as it is, and with another base."""
+"""Unscaled RoPE, also with another base."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ONE_NUMBER = ["transformers, vLLM, SGLang, llama.cpp and mlx-lm read it: rope_th
 @final
 @dataclass(frozen=True)
 class Default(RopeMethod):
-    """``θ_i``, nothing scaled.
+    """Unscaled RoPE: ``θ_i``.
 
-    Also the method "theta" (ABF, adjusted base frequency): it changes ``rope_theta`` and nothing else, so a
-    checkpoint extended that way is a plain one with another base, and no config can tell the two apart.
-    :data:`Theta` is therefore this class by its other name.
+    Also the method "theta" (ABF, adjusted base frequency): it only changes ``rope_theta``, so the result is an unscaled
+    checkpoint with another base, and a config cannot distinguish the two. :data:`Theta` is therefore another name of
+    this class.
 
     Source: arXiv:2104.09864; ABF: Xiong et al., arXiv:2309.16039.
     """

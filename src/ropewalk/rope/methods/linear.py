@@ -1,4 +1,4 @@
-"""Position interpolation."""
+"""Linear position interpolation."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Linear(RopeMethod):
 
     name: ClassVar[str] = "linear"
     parameters: ClassVar[Mapping[str, str]] = FACTOR
-    # The original length has no effect here; some checkpoints state it for information.
+    # The original length has no effect here, but some checkpoints state it.
     config_keys: ClassVar[tuple[str, ...] | None] = ("factor", ORIGINAL)
     origin: ClassVar[Origin | None] = Origin(
         "θ' = θ·T/T'",
         "Chen et al., arXiv:2306.15595",
-        "also slows the pairs that tell neighbouring tokens apart",
+        "also slows the pairs that distinguish neighbouring tokens",
     )
 
     def __post_init__(self) -> None:
@@ -56,9 +56,9 @@ class Linear(RopeMethod):
         if original is not None or length is None:
             return ratio_warning(self, entry, original, length)
         return [
-            f"linear factor {self.factor:g}: nothing says whether max_position_embeddings {length} counts it in, "
-            f"as it is taken here, or was left at the length before, so that the model is trained for "
-            f"{length * self.factor:.10g} tokens (--from says so)"
+            f"linear factor {self.factor:g}: the config does not say whether max_position_embeddings {length} includes "
+            f"the factor, as assumed here, or is the length before scaling; in that case the model is trained for "
+            f"{length * self.factor:.10g} tokens (set it with --from)"
         ]
 
     def unscaled_length(self, length: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""The scaling of Llama 3.1."""
+"""The frequency scaling of Llama 3.1."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from ropewalk.rope.methods.base import (
 )
 
 METAS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-"""What Llama 3.1 has, and a checkpoint gets where nobody says otherwise."""
+"""Llama 3.1's values, and the defaults for a new checkpoint."""
 
 
 @register
 @final
 @dataclass(frozen=True)
 class Llama3(RopeMethod):
-    """Llama 3.1: keep short wavelengths, divide long ones by ``s``, blend between by turns over ``T``.
+    """Llama 3.1: keep short wavelengths, divide the frequency of long ones by ``s``, and interpolate between.
 
     Attributes:
-        factor: ``s``; Meta's value is chosen, not T'/T (8 for 8192 to 131072).
-        low_freq_factor: turns over ``T`` below which a pair is divided by ``s``.
-        high_freq_factor: turns over ``T`` above which a pair is kept; at least ``low_freq_factor``.
+        factor: ``s``; Meta chose it independently of T'/T (8 for 8192 to 131072 tokens).
+        low_freq_factor: turns over ``T`` below which the frequency of a pair is divided by ``s``.
+        high_freq_factor: turns over ``T`` above which a pair is unchanged; at least ``low_freq_factor``.
         original_max_position_embeddings: ``T``, tokens.
 
     Source: Llama 3.1's reference code, ``apply_scaling``.
@@ -59,7 +59,7 @@ class Llama3(RopeMethod):
     origin: ClassVar[Origin | None] = Origin(
         "as yarn by wavelength, low and high frequency factors 1 and 4",
         "Llama 3.1's reference code",
-        "the factor is chosen, not derived: Meta took 8 for 8192 to 131072 tokens",
+        "the factor is chosen, not derived: Meta chose 8 for 8192 to 131072 tokens",
     )
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Llama3(RopeMethod):
         inv_freq = unscaled_inv_freq(self.rotary_dim, self.rope_theta)
         turns = self.original_max_position_embeddings * inv_freq / (2 * math.pi)
         span = self.high_freq_factor - self.low_freq_factor
-        # Llama 4 has both at 1: nothing to blend, a pair is kept or divided.
+        # Llama 4 sets both factors to 1: there is no ramp, and each pair is kept or divided.
         kept = (
             ((turns - self.low_freq_factor) / span).clamp(0, 1)
             if span
@@ -97,5 +97,5 @@ class Llama3(RopeMethod):
         if model_type in LLAMA_LIKE:
             return []
         return [
-            f"llama.cpp's converter writes llama3's factors for {', '.join(LLAMA_LIKE)} alone: not llama.cpp"
+            f"llama.cpp's converter writes llama3's factors only for {', '.join(LLAMA_LIKE)}: not llama.cpp"
         ]

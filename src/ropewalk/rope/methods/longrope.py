@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MSCALES = ("short_mscale", "long_mscale")
-"""How vLLM is told the attention factor."""
+"""Keys through which vLLM reads the attention factor."""
 
 
 def longrope_attention_factor(factor: float, original_length: int) -> float:
-    """``√(1 + ln s / ln T)``, 1 where ``s ≤ 1``. Source: Ding et al., arXiv:2402.13753; Phi-3's code."""
+    """``√(1 + ln s / ln T)``, or 1 if ``s ≤ 1``. Source: Ding et al., arXiv:2402.13753; Phi-3's code."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_length))
 
 
 def has_published_attention(attention_factor: float, factor: float, original_length: int) -> bool:
-    """Whether an attention factor is ``√(1 + ln s / ln T)``, to within what float32 cos and sin can tell."""
+    """Whether an attention factor equals ``√(1 + ln s / ln T)`` within the precision of float32 cos and sin."""
     return math.isclose(attention_factor, longrope_attention_factor(factor, original_length), rel_tol=2**-24)
 
 
@@ -42,15 +42,15 @@ def has_published_attention(attention_factor: float, factor: float, original_len
 @final
 @dataclass(frozen=True)
 class LongRope(RopeMethod):
-    """LongRoPE: ``θ_i / λ_i``, with one list of λ up to the original length and another beyond.
+    """LongRoPE: ``θ_i / λ_i``, with one list of λ up to the original length and another one beyond it.
 
     Attributes:
         short_factor: ``[rotary_dim // 2]`` λ for sequences of at most ``T`` tokens, each > 0.
         long_factor: ``[rotary_dim // 2]`` λ for longer sequences, each > 0.
-        attention_factor: factor on cos and sin, at every length (see :func:`longrope_attention_factor`).
+        attention_factor: factor on cos and sin at every length (see :func:`longrope_attention_factor`).
         original_max_position_embeddings: ``T``, tokens.
-        start_tokens: n̂, the positions ``0 … n̂ - 1`` that keep ``θ_i``. :meth:`frequencies` describes the
-            positions after them; the rotary module tells them apart, a config cannot.
+        start_tokens: n̂; the positions ``0 … n̂ - 1`` keep ``θ_i``. :meth:`frequencies` describes the positions
+            after them. The rotary module distinguishes the two; a config cannot.
 
     Source: Ding et al., arXiv:2402.13753, section 3.
     """
@@ -65,9 +65,9 @@ class LongRope(RopeMethod):
     rope_type_aliases: ClassVar[tuple[str, ...]] = ("su",)
     parameters: ClassVar[Mapping[str, str]] = {
         "attention_factor": "",
-        "short_factor": "one a rotary pair; 1s, or those of the checkpoint",
-        "long_factor": "one a rotary pair",
-        "start_tokens": "must be 0, a config cannot hold it",
+        "short_factor": "one for each rotary pair; defaults to the checkpoint's, or to 1s",
+        "long_factor": "one for each rotary pair",
+        "start_tokens": "must be 0, because a config cannot store it",
     }
     config_keys: ClassVar[tuple[str, ...] | None] = (
         "factor", "short_factor", "long_factor", "attention_factor", *MSCALES, ORIGINAL
@@ -79,7 +79,7 @@ class LongRope(RopeMethod):
         check_positive("attention_factor", self.attention_factor)
         check_original_length(self.original_max_position_embeddings)
         for field in ("short_factor", "long_factor"):
-            # Configs hold lists; a tuple keeps the value hashable and truly frozen.
+            # Configs contain lists; a tuple makes the value hashable and immutable.
             factors = check_factors(field, getattr(self, field), self.rotary_dim // 2)
             object.__setattr__(self, field, factors)
         if isinstance(self.start_tokens, bool) or not isinstance(self.start_tokens, int):
@@ -126,7 +126,7 @@ class LongRope(RopeMethod):
     def as_written(self) -> RopeMethod:
         if self.start_tokens:
             raise RopewalkError(
-                f"a config cannot say longrope with start_tokens {self.start_tokens}; set start_tokens to 0, "
+                f"a config cannot express longrope with start_tokens {self.start_tokens}; set start_tokens to 0, "
                 "or run the model through ropewalk's rotary module"
             )
         return self
@@ -138,15 +138,15 @@ class LongRope(RopeMethod):
         return {key: value for key, value in super().to_entry().items() if key != "start_tokens"}
 
     def top_level(self) -> dict[str, int]:
-        # Phi-3's config prefers it to the one inside.
+        # In Phi-3's config the top-level value takes precedence over the one inside.
         return {ORIGINAL: self.original_max_position_embeddings}
 
     @staticmethod
     def for_all_readers(entry: Mapping[str, Any], max_length: int) -> dict[str, Any]:
-        """transformers wants ``factor``, the longest input over the original length, and takes ``attention_factor``.
+        """transformers needs ``factor``, the longest input over the original length, and reads ``attention_factor``.
 
-        vLLM takes ``short_mscale`` and ``long_mscale``, and without them the published ``√(1 + ln s / ln T)``: they are
-        written where the attention factor is another.
+        vLLM reads ``short_mscale`` and ``long_mscale``, and without them uses the published ``√(1 + ln s / ln T)``.
+        They are written if the attention factor differs from that formula.
         """
         factor = max_length / entry[ORIGINAL]
         said = {**entry, "factor": factor}
@@ -161,11 +161,13 @@ class LongRope(RopeMethod):
 
     @classmethod
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
-        """The given factors, relative to ``θ_i``; on a longrope checkpoint its original length stays."""
+        """The given factors, relative to ``θ_i``; a longrope checkpoint keeps its original length."""
         given = wanted.given
         missing = next((key for key in ("short_factor", "long_factor") if key not in given), None)
         if missing is not None:
-            raise RopewalkError(f"longrope needs {missing}, one number a pair; a search finds them")
+            raise RopewalkError(
+                f"longrope needs {missing}, one number for each pair; ropewalk search finds them"
+            )
         start = (
             current.original_max_position_embeddings
             if isinstance(current, LongRope)
@@ -189,29 +191,29 @@ class LongRope(RopeMethod):
         published = has_published_attention(self.attention_factor, factor, original)
         if model_type == "phi3":
             told = [
-                "llama.cpp chooses the factors by the context that it allocates"
+                "llama.cpp selects the factors by the context that it allocates"
                 + ("" if published else f", with the attention factor {formula:.6g} of the formula")
             ]
         else:
             told = [
-                "not llama.cpp: its converter drops these factors without a word, and the model would run default RoPE"
+                "not llama.cpp: its converter drops these factors silently, and the model would run default RoPE"
                 if model_type in LLAMA_LIKE
-                else "not llama.cpp: its converter is known to write longrope's factors for phi3 alone"
+                else "not llama.cpp: its converter is known to write longrope's factors only for phi3"
             ]
         told.append(
-            f"vLLM stops at {original} tokens unless --max-model-len {context} says otherwise"
-            + (", and then runs short sequences under the long factors too" if switches else "")
+            f"vLLM stops at {original} tokens unless --max-model-len {context} is given"
+            + (", and then also runs short sequences with the long factors" if switches else "")
         )
         if switches:
             told.append(
-                f"transformers' generate() changes the factors where a sequence passes {original} tokens, and most "
-                "models keep the keys of the short ones; evaluation in ropewalk fixes them by the total length"
+                f"transformers' generate() changes the factors when a sequence passes {original} tokens, and most "
+                "models keep the keys of the short ones; evaluation in ropewalk selects them by the total length"
             )
         if not published:
             told.append(
-                "short_mscale and long_mscale are in the config, so that vLLM and SGLang take the attention factor "
-                f"{self.attention_factor:.6g} and not the published {formula:.6g}; transformers warns of the two keys "
-                "and passes over them"
+                "the config contains short_mscale and long_mscale, so that vLLM and SGLang use the attention factor "
+                f"{self.attention_factor:.6g} instead of the published {formula:.6g}; transformers warns about the two "
+                "keys and ignores them"
             )
-        told.append("mlx-lm passes over the attention factor")
+        told.append("mlx-lm ignores the attention factor")
         return told

@@ -1,4 +1,4 @@
-"""NTK-aware scaling of the base, fixed or by the current length."""
+"""NTK-aware scaling of the base: fixed, or dynamic by the current length."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ropewalk.rope.theory.scaling import ntk_theta
 class Ntk(RopeMethod):
     """NTK-aware: the base becomes ``b·s^(d/(d-2))``. ``rope_theta`` is the checkpoint's ``b``.
 
-    In a config it is a default method with the new base, which is what :meth:`as_default` gives.
+    A config states it as a default method with the new base, which :meth:`as_default` returns.
     """
 
     factor: float
@@ -63,10 +63,10 @@ class Ntk(RopeMethod):
 @final
 @dataclass(frozen=True)
 class DynamicNtk(RopeMethod):
-    """NTK-aware with ``s' = s·L/T - (s - 1)`` from the current length ``L``, unscaled up to ``T``.
+    """NTK-aware with ``s' = s·L/T - (s - 1)`` from the current length ``L``; unscaled up to ``T``.
 
-    Inference only: each length has another base, so keys already cached, and every training length, would
-    disagree with the others. Source: emozilla, "Dynamically Scaled RoPE" (2023).
+    For inference only: each length has its own base, so cached keys, and every training length, would disagree with
+    the others. Source: emozilla, "Dynamically Scaled RoPE" (2023).
     """
 
     factor: float
@@ -112,4 +112,4 @@ class DynamicNtk(RopeMethod):
     def config_warnings(
         self, entry: Mapping[str, Any], original: int | None, length: int | None
     ) -> list[str]:
-        return ["rope type dynamic is for inference only: every length has another base, so none is trained"]
+        return ["rope type dynamic is for inference only: every length has its own base, so none is trained"]

@@ -1,4 +1,4 @@
-"""RoPE in a share of the pairs whose frequencies are those of the whole head (Gemma 4, LFM3)."""
+"""RoPE that rotates part of the pairs with the frequencies of the whole head (Gemma 4, LFM3)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ropewalk.rope.methods.base import (
 @final
 @dataclass(frozen=True)
 class Proportional(RopeMethod):
-    """``θ_i / s`` for the first pairs of a head, 0 for the others, which stand still.
+    """``θ_i / s`` for the first pairs of a head and 0 for the others, which do not rotate.
 
-    Unlike plain partial rotation the frequencies are those of the whole head: ``rotary_dim`` counts the pairs that
-    stand still too.
+    Unlike plain partial rotation, the frequencies are those of the whole head: ``rotary_dim`` includes the pairs that
+    do not rotate.
 
     Attributes:
-        partial_rotary_factor: share of the pairs that turn, above 0 and at most 1.
+        partial_rotary_factor: share of the pairs that rotate, above 0 and at most 1.
         factor: ``s``; 1 in published checkpoints.
 
     Source: transformers, ``_compute_proportional_rope_parameters``.
@@ -55,7 +55,7 @@ class Proportional(RopeMethod):
 
     @property
     def turning_pairs(self) -> int:
-        """Pairs that turn; the others of ``rotary_dim // 2`` stand still."""
+        """Number of pairs that rotate; the others of ``rotary_dim // 2`` do not."""
         return int(self.partial_rotary_factor * self.rotary_dim // 2)
 
     def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
@@ -66,7 +66,7 @@ class Proportional(RopeMethod):
     def to_entry(self) -> dict[str, Any]:
         entry = super().to_entry()
         if self.factor == 1:
-            # transformers computes with it, and warns of a key that it does not list.
+            # transformers uses the key but warns about it, because it is not in its list for this type.
             del entry["factor"]
         return entry
 
@@ -74,15 +74,15 @@ class Proportional(RopeMethod):
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
         if not isinstance(current, Proportional):
             raise RopewalkError(
-                f"proportional is for a checkpoint that was trained with it, and this one has {current.name} RoPE; "
+                f"proportional is for a checkpoint that was trained with it, but this one has {current.name} RoPE; "
                 "choose theta, linear or yarn"
             )
         if "factor" not in wanted.given:
             raise RopewalkError(
                 "no published checkpoint scales proportional by a factor, so none is derived; give a larger "
-                "rope_theta with method theta, which keeps the share of pairs that turn, or the factor itself"
+                "rope_theta with method theta, which keeps the share of rotating pairs, or give the factor itself"
             )
         return replace(current, factor=wanted.given["factor"])
 
     def reader_notes(self, context: int, model_type: str | None) -> list[str]:
-        return ["llama.cpp does not know the RoPE type proportional: not llama.cpp"]
+        return ["llama.cpp does not support the RoPE type proportional: not llama.cpp"]

@@ -28,27 +28,27 @@ _PARAMETERS = {
     "beta_slow": "",
     "mscale": "DeepSeek's variant",
     "mscale_all_dim": "DeepSeek's variant",
-    "truncate": "whether the ramp's ends are whole dimensions",
+    "truncate": "whether the ends of the ramp are rounded to whole dimensions",
 }
 _ZERO_IS_DEFAULT = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-"""transformers reads a 0 here as "not given"."""
+"""transformers treats 0 as "not given" here."""
 
 
 @register
 @final
 @dataclass(frozen=True)
 class Yarn(RopeMethod):
-    """YaRN: keep the pairs that turn often over ``T``, divide the slow ones by ``s``, ramp between.
+    """YaRN: keep the pairs that turn often over ``T``, divide slow ones by ``s``, and interpolate between.
 
     Attributes:
         factor: ``s = T'/T``, target over original length.
         original_max_position_embeddings: ``T``, tokens.
-        beta_fast: turns over ``T`` from which a pair is kept.
+        beta_fast: turns over ``T`` from which a pair is unchanged.
         beta_slow: turns over ``T`` below which a pair is divided by ``s``.
-        attention_factor: None for ``0.1·ln s + 1``, or its ratio below.
-        mscale, mscale_all_dim: where both are given and not 0, the attention factor is
+        attention_factor: None for ``0.1·ln s + 1``, or for the ratio below.
+        mscale, mscale_all_dim: if both are given and not 0, the attention factor is
             ``(0.1·mscale·ln s + 1) / (0.1·mscale_all_dim·ln s + 1)`` (DeepSeek).
-        truncate: whether the ramp's ends are rounded outward to whole pairs.
+        truncate: whether the ends of the ramp are rounded outward to whole pairs.
 
     Source: Peng et al., arXiv:2309.00071, section 3.2 and equation 22; the clamp of the ramp's upper end at
     ``d - 1`` (not ``d/2 - 1``) is that of the authors' code and of transformers.
@@ -65,13 +65,13 @@ class Yarn(RopeMethod):
 
     name: ClassVar[str] = "yarn"
     parameters: ClassVar[Mapping[str, str]] = {**FACTOR, **_PARAMETERS}
-    # The authors' checkpoints state finetuned for information; theirs of this type are all static.
+    # The authors' checkpoints have the key finetuned, which has no effect: those of this type are all static.
     config_keys: ClassVar[tuple[str, ...] | None] = ("factor", ORIGINAL, "beta_fast", "beta_slow",
         "attention_factor", "mscale", "mscale_all_dim", "truncate", "finetuned")  # fmt: skip
     origin: ClassVar[Origin | None] = Origin(
-        "fast pairs kept, slow ones divided by T'/T, a ramp between; attention factor 0.1·ln(T'/T) + 1",
+        "fast pairs unchanged, slow ones divided by T'/T, a ramp between; attention factor 0.1·ln(T'/T) + 1",
         "Peng et al., arXiv:2309.00071, section 3.2",
-        "every server must support it; generalised well beyond the trained length in arXiv:2411.13476",
+        "supported by every server; generalised well beyond the trained length in arXiv:2411.13476",
     )
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class Yarn(RopeMethod):
             raise RopewalkError(
                 f"beta_fast must be at least beta_slow, got {self.beta_fast} and {self.beta_slow}"
             )
-        # Below this length even the fastest pair turns too seldom, and the published ramp has no upper end.
+        # Below this length even the fastest pair turns too rarely, and the published ramp has no upper end.
         if self.original_max_position_embeddings <= 2 * math.pi * self.beta_slow:
             raise RopewalkError(
                 f"yarn needs original_max_position_embeddings above 2·pi·beta_slow = "
@@ -98,7 +98,7 @@ class Yarn(RopeMethod):
             )
 
     def ramp_range(self) -> tuple[float, float]:
-        """Pairs (as real numbers) where the ramp begins and ends: kept up to the first, scaled from the last.
+        """Pairs (as real numbers) at which the ramp starts and ends: unchanged up to the first, scaled from the last.
 
         A pair ``i`` turns ``T·θ_i/2π`` times over the original length; solved for ``i``.
         """
@@ -116,7 +116,7 @@ class Yarn(RopeMethod):
         import torch
 
         low, high = self.ramp_range()
-        # As transformers does where both ends fall on one pair; it keeps the division finite.
+        # As in transformers if both ends fall on one pair; this keeps the division finite.
         width = high - low if high != low else 0.001
         pairs = torch.arange(self.rotary_dim // 2, dtype=torch.float64, device="cpu")
         scaled = ((pairs - low) / width).clamp(0, 1)
@@ -132,7 +132,7 @@ class Yarn(RopeMethod):
         return 0.1 * log_factor + 1
 
     def _states_the_formula(self) -> bool:
-        """Whether ``attention_factor`` is what the formula gives anyway, as OLMo 3 writes it down."""
+        """Whether the stated ``attention_factor`` equals the formula's, as in OLMo 3."""
         formula = replace(self, attention_factor=None)._attention_factor()
         return self.attention_factor is not None and math.isclose(
             self.attention_factor, formula, rel_tol=2**-24
@@ -140,7 +140,7 @@ class Yarn(RopeMethod):
 
     @classmethod
     def from_entry(cls, entry: ConfigEntry) -> RopeMethod:
-        # A factor says all that yarn needs: a checkpoint cut to a shorter context stays what it was.
+        # Given a factor, yarn needs no lengths: a checkpoint truncated to a shorter context keeps its frequencies.
         stated = "factor" in entry.values
         original = entry.original_length() if stated else entry.length_before_extension()
         finetuned = entry.values.get("finetuned", False)
@@ -161,7 +161,7 @@ class Yarn(RopeMethod):
         if fixed is not None and "attention_factor" not in wanted.given:
             raise RopewalkError(
                 f"this yarn checkpoint fixes attention_factor {fixed}, which belongs to its "
-                "present length; give attention_factor for the target length"
+                "present length; give the attention_factor for the target length"
             )
         return super().for_target(current, wanted)
 
@@ -178,20 +178,20 @@ class Yarn(RopeMethod):
         served = round(self.original_max_position_embeddings * self.factor)
         if served != context:
             told.append(
-                f"vLLM serves {served} tokens, the original length times the factor, and passes over "
+                f"vLLM serves {served} tokens, the original length times the factor, and ignores "
                 f"max_position_embeddings: give --max-model-len {context}"
             )
         formula = 0.1 * math.log(self.factor) + 1
         ours = self.frequencies().attention_factor
         stated = self.attention_factor is not None
         if not math.isclose(ours, formula, rel_tol=2**-24):
-            who = "vLLM up to 0.25.0, SGLang and mlx-lm pass" if stated else "vLLM up to 0.25.0 passes"
+            who = "vLLM up to 0.25.0, SGLang and mlx-lm ignore" if stated else "vLLM up to 0.25.0 ignores"
             what = "attention_factor" if stated else "mscale and mscale_all_dim"
             told.append(
-                f"{who} over {what}: cos and sin are scaled by {ours:.6g} here, by {formula:.6g} without it"
+                f"{who} {what}: cos and sin are scaled by {ours:.6g} here, by {formula:.6g} without it"
             )
         if stated:
             told.append(
-                "llama.cpp adjusts the attention factor once more: whether it counts twice was not measured"
+                "llama.cpp adjusts the attention factor again: whether it is applied twice was not measured"
             )
         return told

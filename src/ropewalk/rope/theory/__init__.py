@@ -1,8 +1,8 @@
-"""The theory of how far a RoPE setting reaches, and what a longer context needs.
+"""Theory of how far a RoPE setting reaches, and what a longer context needs.
 
-``margin`` says at which distances a setting fails, ``bases`` which bases do not, ``scaling`` and ``rules`` what to set
-for a longer context, which of it is recommended and in how many stages, ``published`` what others set, ``exposure``
-what is new to each pair.
+``margin`` finds the distances at which a setting fails, ``bases`` the bases that do not fail. ``scaling`` and ``rules``
+compute settings for a longer context, recommend one, and divide the extension into stages. ``published`` lists settings
+of published models, and ``exposure`` the angles that are new to each pair.
 """
 
 from ropewalk.rope.theory.bases import (

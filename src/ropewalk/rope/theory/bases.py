@@ -1,20 +1,20 @@
-"""Which RoPE bases reach a context length: the feasible intervals, exactly, and the safe base above them.
+"""The RoPE bases that reach a context length: the exact feasible intervals, and the safe base above them.
 
-A base ``b`` reaches ``L`` tokens if ``B(m) = Σ_i cos(m·b^(-2i/d)) ≥ 0`` for all whole ``0 ≤ m ≤ L``. That set
-has holes: as ``b`` grows, single distances dip below zero and come back. Sampling bases misses both narrow
-feasible intervals and narrow holes, so here every hole is found by its own distance ``m``, in ``x = ln b``:
+A base ``b`` reaches ``L`` tokens if ``B(m) = Σ_i cos(m·b^(-2i/d)) ≥ 0`` for all integers ``0 ≤ m ≤ L``. That set
+has gaps: as ``b`` grows, the margin at single distances drops below zero and recovers. Sampling bases misses both
+narrow feasible intervals and narrow gaps, so each gap is located by its own distance ``m``, in ``x = ln b``:
 
-1. Distances are taken in doublings, and bases that a shorter distance has ruled out are not looked at again.
-2. What remains is cut into cells. At the points between cells ``B(m)`` of all ``m`` is one float32 matrix product.
-   Between two points ``B`` lies within ``h²/2·max|d²B/dx²|`` of its chord (``h`` the half width), so few distances
-   can cross zero inside a cell, and a cell in which one stays below zero throughout is ruled out.
-3. For the distances in doubt a Taylor bound in float64 decides, or the cell is halved, or (where ``B`` is monotone)
-   Newton's method gives the end of the hole.
+1. Distances are processed in doublings, and bases that a shorter distance has ruled out are not examined again.
+2. The remaining bases are divided into cells. At the points between cells, ``B(m)`` for all ``m`` is one float32 matrix
+   product. Between two points ``B`` lies within ``h²/2·max|d²B/dx²|`` of its chord (``h`` is half the width), so few
+   distances can cross zero inside a cell, and a cell in which one stays below zero throughout is ruled out.
+3. For the remaining distances a Taylor bound in float64 decides, or the cell is halved, or (if ``B`` is monotone)
+   Newton's method finds the end of the gap.
 
-Cost: cells are as narrow as ``1/L``, each a product of ``L·d`` terms: ``O(L²·d·ln(ceiling))`` operations at most;
-in practice the ruled-out bases save most of it.
+Cost: cells are as narrow as ``1/L``, and each is a product of ``L·d`` terms, so at most ``O(L²·d·ln(ceiling))``
+operations; in practice the ruled-out bases save most of them.
 
-Source of the theory: Men et al., "Base of RoPE Bounds Context Length", arXiv:2405.14591; the holes are ours.
+Source of the theory: Men et al., "Base of RoPE Bounds Context Length", arXiv:2405.14591. The search for gaps is ours.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]
 
 CEILING = 1e9
-"""Largest base that is looked at unless the caller says otherwise."""
+"""Largest base that is examined by default."""
 SAFE_CEILING = 1e12
-"""Where the search for a safe base begins."""
+"""Largest base in the search for a safe base, where the search starts."""
 HIGHEST_CEILING = 1e15
 RESOLUTION = 1e-6
-"""Relative width from which an interval is reported: a base written with seven digits can lie in it."""
+"""Smallest relative width of a reported interval: a base written with seven digits can lie in it."""
 DIGITS = 9
 """Significant digits of reported bases."""
 
 _FIRST_BLOCK, _LARGEST_BLOCK = 64, 131072
 _FIRST_DOUBLING = 1024
 _FIRST_STEP, _LARGEST_STEP = math.log(1.05), math.log(1.5)
-"""Bases that a search for the smallest one looks at together, in ``ln b``: few at first, since it often lies close to
-where the search begins, then twice as many each time."""
+"""Widths of the ranges of bases, in ``ln b``, that a search for the smallest base examines at a time: small at first,
+because it is often close to the start, and then doubled each time."""
 _BATCH = 2**20
 _TOGETHER = 4096
 _MOST_NEWTON_STEPS = 60
 _WIDEST_CELL = 0.02
 _FINEST = 1e-12
-"""Relative width in ``b`` down to which holes are resolved."""
+"""Relative width in ``b`` to which gaps are resolved."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class FeasibleBases:
     Attributes:
         length: tokens.
         rotary_dim: rotated dimensions of a head.
-        ceiling: largest base that was looked at.
-        infimum: low end of the first interval; None where no base up to the ceiling is feasible.
-        feasible: intervals ``(low, high)`` of bases in rising order, each at least ``RESOLUTION`` wide
-            (relative), ends rounded inward to nine digits; every base inside is feasible. The last one may
+        ceiling: largest base that was examined.
+        infimum: low end of the first interval; None if no base up to the ceiling is feasible.
+        feasible: intervals ``(low, high)`` of bases in increasing order, each at least ``RESOLUTION`` wide
+            (relative), with ends rounded inward to nine digits; every base inside is feasible. The last one may
             end at the ceiling.
-        safe_base: from here to the ceiling every base is feasible; None where the ceiling itself is not.
+        safe_base: from this base to the ceiling every base is feasible; None if the ceiling itself is not.
     """
 
     length: int
@@ -89,24 +89,24 @@ def feasible_bases(
     ceiling: float = CEILING,
     progress: Progress | None = None,
 ) -> FeasibleBases:
-    """All bases from 1 to ``ceiling`` whose similarity margin stays at 0 or above up to ``length``.
+    """All bases from 1 to ``ceiling`` whose similarity margin is at least 0 up to ``length``.
 
     Args:
         length: tokens, at least 1.
         rotary_dim: even number of rotated dimensions of a head.
-        ceiling: largest base to look at, above 1.
-        progress: called with the distances done and their number.
+        ceiling: largest base to examine, above 1.
+        progress: called with the number of distances done and their total.
 
     Raises:
         RopewalkError: if an argument is out of range; the message gives its value.
 
-    Source: arXiv:2405.14591, equation 7 and table 2. Published lower bounds are single feasible bases; this
-    gives the whole set.
+    Source: arXiv:2405.14591, equation 7 and table 2. Published lower bounds are single feasible bases; this function
+    returns the whole set.
     """
     _check(length, rotary_dim, ceiling)
     remaining = _feasible(length, rotary_dim, 0.0, math.log(ceiling), progress)
     kept = remaining[remaining[:, 1] - remaining[:, 0] >= RESOLUTION]
-    # Rounded into the interval: an end itself is where some margin is zero, and rounding decides its sign.
+    # Rounded inward: at an end itself some margin is zero, and rounding would decide its sign.
     intervals = tuple(
         (
             rounded_up(math.exp(low)) if low else 1.0,
@@ -128,16 +128,16 @@ def feasible_bases(
 def safe_base(
     length: int, rotary_dim: int, ceiling: float = SAFE_CEILING, progress: Progress | None = None
 ) -> float | None:
-    """The base from which every larger one up to ``ceiling`` reaches ``length``, without the map below it.
+    """The base above which every base up to ``ceiling`` reaches ``length``, without the map below it.
 
-    Looks from the ceiling down and stops at the first hole, so a ceiling far above costs little.
+    Searches down from the ceiling and stops at the first gap, so a much larger ceiling costs little.
 
     Args:
         length, rotary_dim, ceiling: as in :func:`feasible_bases`.
-        progress: called with the distances done, once a decade of bases, and their number at most.
+        progress: called for each decade of bases with the number of distances done and their maximum.
 
     Returns:
-        The base, or None where the ceiling itself is not feasible.
+        The base, or None if the ceiling itself is not feasible.
     """
     _check(length, rotary_dim, ceiling)
     high = math.log(ceiling)
@@ -164,16 +164,16 @@ def smallest_base(
 ) -> float | None:
     """The infimum of the feasible bases, without the map above it.
 
-    What does not reach half the length does not reach the length: each doubling begins where the one before ended,
-    and stops at the first feasible base.
+    A base that does not reach half the length does not reach the length, so each doubling starts where the previous one
+    ended and stops at the first feasible base.
 
     Args:
         length, rotary_dim, ceiling: as in :func:`feasible_bases`.
-        at_least: a base that the infimum is known not to lie below; the search begins there.
-        progress: called with the distances done and their number.
+        at_least: a known lower bound of the infimum, where the search starts.
+        progress: called with the number of distances done and their total.
 
     Returns:
-        ``feasible_bases(length, rotary_dim, ceiling).infimum``, or None where no base up to the ceiling is feasible.
+        ``feasible_bases(length, rotary_dim, ceiling).infimum``, or None if no base up to the ceiling is feasible.
     """
     _check(length, rotary_dim, ceiling)
     lengths = [length]
@@ -181,7 +181,7 @@ def smallest_base(
         lengths.insert(0, lengths[0] // 2)
     found: float | None = at_least
     for each in lengths:
-        # The answer for half the length was rounded up by less than this.
+        # The result for half the length was rounded up by less than this, so start slightly below it.
         low = max(math.log(found or 1.0) - 10.0 ** (1 - DIGITS), 0.0)
         found, step = None, _FIRST_STEP
         while found is None and low < math.log(ceiling):
@@ -190,7 +190,7 @@ def smallest_base(
             kept = remaining[remaining[:, 1] - remaining[:, 0] >= RESOLUTION]
             if len(kept):
                 found = rounded_up(math.exp(kept[0, 0])) if kept[0, 0] else 1.0
-            # An interval that the end of the step cuts is looked at whole in the next one.
+            # The end of the step may cut an interval; the next step overlaps to examine it as a whole.
             low = high - 2 * RESOLUTION if high < math.log(ceiling) else high
             step = min(2 * step, _LARGEST_STEP)
         if found is None:
@@ -205,7 +205,7 @@ def _shifted(progress: Progress | None, before: int, total: int) -> Progress | N
 
 
 def rounded_up(base: float, digits: int = DIGITS) -> float:
-    """The base with this many significant digits, not below it."""
+    """The smallest number with this many significant digits that is not below the base."""
     return _rounded(base, ROUND_CEILING, digits)
 
 
@@ -225,7 +225,7 @@ def _check(length: int, rotary_dim: int, ceiling: float) -> None:
 
 
 def _feasible(length: int, rotary_dim: int, low: float, high: float, progress: Progress | None) -> Floats:
-    """What no distance rules out of the bases ``e^low`` to ``e^high``: intervals ``[k, 2]`` of ``ln b``, rising."""
+    """Bases from ``e^low`` to ``e^high`` that no distance rules out: increasing intervals ``[k, 2]`` of ``ln b``."""
     exponents = 2 * np.arange(rotary_dim // 2) / rotary_dim
     remaining = np.array([[low, high]])
     for first, count in _blocks(length):
@@ -238,7 +238,7 @@ def _feasible(length: int, rotary_dim: int, low: float, high: float, progress: P
 
 
 def _blocks(length: int) -> Iterator[tuple[int, int]]:
-    """``(first distance, how many)``: doublings, since a hole's width goes with one over the distance."""
+    """``(first distance, count)`` in doublings, because a gap's width is inversely proportional to the distance."""
     first = 1
     while first <= length:
         count = min(max(first, _FIRST_BLOCK), _LARGEST_BLOCK, length + 1 - first)
@@ -247,7 +247,7 @@ def _blocks(length: int) -> Iterator[tuple[int, int]]:
 
 
 def _holes(remaining: Floats, first: int, count: int, exponents: Floats) -> Floats:
-    """Intervals ``[holes, 2]`` in the remaining ones where some distance of the block has a negative margin."""
+    """Intervals ``[gaps, 2]`` within the remaining ones where some distance of the block has a negative margin."""
     points, starts = _grid(remaining, first + count, exponents)
     whole, doubtful = [np.empty((0, 2))], [np.empty((3, 0))]
     size = max(2, _BATCH // count)
@@ -260,7 +260,7 @@ def _holes(remaining: Floats, first: int, count: int, exponents: Floats) -> Floa
 
     workers = min(torch.get_num_threads(), len(parts))
     if workers > 1:
-        # Large array operations run without Python's lock, so threads share the work.
+        # Large array operations release the GIL, so threads share the work.
         with ThreadPoolExecutor(workers) as threads:
             looked = list(threads.map(look, parts))
     else:
@@ -274,12 +274,12 @@ def _holes(remaining: Floats, first: int, count: int, exponents: Floats) -> Floa
 
 
 def _grid(remaining: Floats, longest: int, exponents: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """Points ``[points]`` whose cells cover the remaining intervals, and which of them begin a new stretch."""
+    """Points ``[points]`` whose cells cover the remaining intervals, and flags for points that start a new interval."""
     points: list[float] = []
     starts: list[bool] = []
     squares, doubled = exponents**2, -2 * exponents
     for low, high in remaining:
-        # A hole no wider than a cell is looked at again with its neighbours: that takes one point less.
+        # A gap narrower than a cell is examined together with its neighbours, which saves one point.
         joined = bool(points) and low - points[-1] < _cell_width(points[-1], longest, squares, doubled)
         if not joined:
             points.append(low)
@@ -292,43 +292,43 @@ def _grid(remaining: Floats, longest: int, exponents: Floats) -> tuple[Floats, N
 
 
 def _cell_width(x: float, longest: int, squares: Floats, doubled: Floats) -> float:
-    """A width at which few distances are in doubt: a matter of speed alone. Of exponents their squares and doubles.
+    """A cell width at which few distances remain undecided; it affects only speed.
 
-    B is about ``n·(1 - ln m/ln b)`` with the spread of the fast pairs' random phases; between two points it may
-    bend by so much that it reaches some spreads below that.
+    B is about ``n·(1 - ln m/ln b)`` plus a spread from the random phases of the fast pairs. Between two points it may
+    deviate from its chord until it reaches a few spreads below that.
     """
     pairs = len(squares)
     share = min((math.log(longest) + 0.577) / max(x, 1e-9), 1.0)
     reach = pairs * (1 - share) - 2.7 * math.sqrt(pairs * share / 2)
     bend = min(max(reach, pairs / 64), pairs / 3)
     square = float(np.add.reduce(squares * np.exp(doubled * x)))
-    # With one pair the base changes nothing, and a cell may be as wide as any.
+    # With one pair the base has no effect, so a cell may have any width.
     return min(2 * math.sqrt(2 * bend / square) / longest, _WIDEST_CELL) if square else _WIDEST_CELL
 
 
 def _look(
     points: Floats, real: NDArray[np.bool_], first: int, count: int, exponents: Floats
 ) -> tuple[Floats, Floats]:
-    """What B(m) at some points tells of the cells between them.
+    """Classify the cells between some points by B(m) at the points.
 
     Args:
-        points: ``[cells + 1]``, rising.
-        real: ``[cells]``, false where a cell lies between two stretches.
+        points: ``[cells + 1]``, increasing.
+        real: ``[cells]``, False if a cell lies between two separate intervals.
 
     Returns:
-        The cells ``[k, 2]`` that a single distance rules out as a whole, and in the others what is open:
-        ``[3, candidates]``, distance, centre and half width.
+        The cells ``[k, 2]`` that a single distance rules out as a whole, and the undecided candidates in the others:
+        ``[3, candidates]`` with distance, centre and half width.
     """
     values = screen(np.exp(-points[:, None] * exponents), first, count)
     low, half = points[:-1], np.diff(points) / 2
-    # Between two points a function lies within bend of its chord; the pairs turn fastest at the low end.
+    # Between two points a function lies within bend of its chord; all pairs rotate fastest at the low end.
     rates = exponents * np.exp(-exponents * low[:, None])
     square, linear = (rates**2).sum(1), (exponents * rates).sum(1)
 
     def bend(cell: Any, m: Any) -> Any:
         return 0.5 * half[cell] ** 2 * (m * m * square[cell] + m * linear[cell])
 
-    # Twice the error of a value: once in the middle of two, once in their difference.
+    # Twice the error of one value: once in the mean of the two values and once in their difference.
     slack = 2 * screen_error(len(exponents))
     limit = np.where(real, bend(slice(None), float(first + count)) + slack, -np.inf).astype(np.float32)
     lower = np.minimum(values[:-1], values[1:])
@@ -336,19 +336,19 @@ def _look(
     m = (first + place).astype(np.float64)
     at_low, at_high = (values[cell + end, place].astype(np.float64) for end in (0, 1))
     middle, rise, off = (at_low + at_high) / 2, np.abs(at_high - at_low) / 2, bend(cell, m)
-    # The chord plus or minus a parabola of height off has its extreme inside where it is steeper than the chord.
+    # The chord plus or minus a parabola of height off has an interior extremum where it is steeper than the chord.
     beyond = np.where(rise < 2 * off, off + rise**2 / (4 * np.maximum(off, 1e-300)), rise)
     dead = np.zeros(len(half), dtype=bool)
     dead[cell[middle + beyond < -slack]] = True
     open_ = ~dead[cell] & (middle - beyond < slack)
     cell = cell[open_]
-    # Cells meet at rounded ends; a ruled-out cell must leave no sliver.
+    # Cells meet at rounded ends; overlap them slightly so that no sliver remains between two ruled-out cells.
     whole = np.stack([low - _FINEST, low + 2 * half + _FINEST], 1)[dead]
     return whole, np.stack([m[open_], low[cell] + half[cell], half[cell]])
 
 
 def _negative(m: Floats, centre: Floats, half: Floats, exponents: Floats) -> Floats:
-    """Intervals ``[k, 2]`` of ``centre ± half`` where ``B(m) < 0``, one distance and one cell each.
+    """Intervals ``[k, 2]`` of ``centre ± half`` in which ``B(m) < 0``, for one distance and one cell each.
 
     Args:
         m, centre, half: float64 ``[candidates]``.
@@ -359,7 +359,7 @@ def _negative(m: Floats, centre: Floats, half: Floats, exponents: Floats) -> Flo
         change, rest = np.abs(slope) * half, 0.5 * bend * half**2
         below = value + change + rest < 0
         found.append(np.stack([centre - half, centre + half], 1)[below])
-        # A cell that one distance rules out needs no other; in a dense stretch there are hundreds.
+        # If one distance rules out a cell, the others need not be checked; in a dense region there are hundreds.
         _, cell = np.unique(centre, return_inverse=True)
         ruled_out = np.zeros(len(m), dtype=bool)
         ruled_out[cell[below]] = True
@@ -367,7 +367,7 @@ def _negative(m: Floats, centre: Floats, half: Floats, exponents: Floats) -> Flo
         monotone = unsure & (np.abs(slope) > bend * half)
         found.append(_side_below(m[monotone], centre[monotone], half[monotone], slope[monotone], exponents))
         unsure &= ~monotone
-        # Closer than the resolution, the sign at the centre stands for the cell.
+        # Below the resolution, the sign at the centre decides for the whole cell.
         finest = unsure & (half < _FINEST / 2)
         tiny = finest & (value < 0)
         found.append(np.stack([centre - half, centre + half], 1)[tiny])
@@ -388,7 +388,7 @@ def _taylor(m: Floats, x: Floats, half: Floats, exponents: Floats) -> tuple[Floa
 
 
 def _side_below(m: Floats, centre: Floats, half: Floats, slope: Floats, exponents: Floats) -> Floats:
-    """Of cells in which B is monotone, the part below zero: Newton's method, kept inside a bracket."""
+    """The part of each cell below zero, for cells in which B is monotone: Newton's method within a bracket."""
     low, high = centre - half, centre + half
     at_low, at_high = (_taylor(m, x, half, exponents)[0] for x in (low, high))
     whole = (at_low < 0) & (at_high < 0)
@@ -400,7 +400,7 @@ def _side_below(m: Floats, centre: Floats, half: Floats, slope: Floats, exponent
 
 
 def _roots(m: Floats, left: Floats, right: Floats, rising: NDArray[np.bool_], exponents: Floats) -> Floats:
-    """Where B crosses zero between ``left`` and ``right``, on which it is monotone: bracketed Newton."""
+    """Zeros of B between ``left`` and ``right``, where it is monotone: Newton's method within a bracket."""
     x = (left + right) / 2
     going = np.arange(len(x))
     for _ in range(_MOST_NEWTON_STEPS):
@@ -421,12 +421,12 @@ def _roots(m: Floats, left: Floats, right: Floats, rising: NDArray[np.bool_], ex
 
 
 def _without(intervals: Floats, holes: Floats) -> Floats:
-    """Sorted disjoint intervals ``[k, 2]`` minus holes in any order."""
+    """Sorted disjoint intervals ``[k, 2]`` minus gaps in any order."""
     if not len(holes):
         return intervals
     holes = holes[np.argsort(holes[:, 0])]
     reach = np.maximum.accumulate(holes[:, 1])
-    # Holes closer than the resolution are one.
+    # Gaps closer than the resolution are merged.
     begins = np.flatnonzero(np.r_[True, holes[1:, 0] > reach[:-1] + _FINEST])
     start, end = holes[begins, 0], reach[np.r_[begins[1:] - 1, len(reach) - 1]]
     pieces = [np.empty((0, 2))]

@@ -1,4 +1,4 @@
-"""What each rotary pair has seen in training, and what of the target length is new to it."""
+"""The angles that each rotary pair has seen in training, and those of the target length that are new to it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PairExposure:
-    """One rotary pair, trained at one setting and used at another.
+    """One rotary pair that was trained with one setting and is used with another.
 
     Attributes:
-        pair: index from 0, the fastest.
+        pair: index from 0, the fastest pair.
         period: ``2π/θ`` of the new setting, tokens.
-        trained_period: of the setting that was trained.
-        trained_turns: turns over the trained length; 1 or more means that every angle was seen.
+        trained_period: period of the trained setting, tokens.
+        trained_turns: turns over the trained length; at least 1 means that every angle was seen.
         target_turns: turns of the new setting over the target length.
-        complete: whether a full period was seen in training.
-        new_angles: share of the target's angles that lie beyond all that were seen, 0 to 1.
+        complete: whether training covered a full period.
+        new_angles: share of the target's angles that training did not cover, 0 to 1.
     """
 
     pair: int
@@ -45,23 +45,25 @@ def exposure(
     inv_freq: torch.Tensor | ArrayLike,
     target_length: int,
 ) -> list[PairExposure]:
-    """For each pair, which angles of the target length training has not shown: the out-of-distribution report.
+    """The angles of the target length that training has not covered, for each pair: an out-of-distribution report.
 
-    A pair that turned once has shown every angle. One that did not has shown those from 0 to ``T·θ``; of the angles
-    0 to ``T'·θ'`` at the new frequency, those count as new that lie beyond, modulo ``2π``. (A relative distance of
-    ``m`` turns a pair as a position of ``m`` does, so the same holds for distances.)
+    A pair that completed a turn in training has seen every angle. Otherwise it has seen the angles from 0 to ``T·θ``;
+    of the angles 0 to ``T'·θ'`` at the new frequency, those beyond ``T·θ`` modulo ``2π`` are new. (A relative distance
+    of ``m`` rotates a pair as a position of ``m`` does, so this applies to distances too.)
 
     Args:
-        trained_inv_freq: ``[pairs]``, rad/token, with which the model was trained.
+        trained_inv_freq: ``[pairs]``, rad/token, frequencies of the training.
         trained_length: ``T``, tokens.
-        inv_freq: ``[pairs]``, rad/token, to be used from now on.
+        inv_freq: ``[pairs]``, rad/token, the new frequencies.
         target_length: ``T'``, tokens.
 
     Source: Liu et al., arXiv:2310.05209, section 3; arXiv:2405.14591, figure 2.
     """
     before, after = frequencies_of(trained_inv_freq), frequencies_of(inv_freq)
     if before.shape != after.shape:
-        raise RopewalkError(f"the two settings must have as many pairs, got {len(before)} and {len(after)}")
+        raise RopewalkError(
+            f"the two settings must have the same number of pairs, got {len(before)} and {len(after)}"
+        )
     for name, length in (("trained_length", trained_length), ("target_length", target_length)):
         if length < 1:
             raise RopewalkError(f"{name} must be at least 1 token, got {length}")
@@ -87,8 +89,8 @@ def _pair(number: int, old: float, trained_length: int, new: float, target_lengt
 
 
 def _share_beyond(seen: float, reach: float) -> float:
-    """Share of angles spread evenly over ``0 … reach`` that lie beyond ``seen`` modulo a turn; ``seen`` < 2π."""
-    # Interpolation makes the two equal but for rounding.
+    """Share of angles uniform over ``0 … reach`` that lie beyond ``seen`` modulo a turn; ``seen`` < 2π."""
+    # Interpolation makes the two equal up to rounding.
     if reach <= seen * (1 + 1e-12):
         return 0.0
     turns, rest = divmod(reach, 2 * math.pi)
@@ -96,6 +98,6 @@ def _share_beyond(seen: float, reach: float) -> float:
 
 
 def slowest_angles(inv_freq: torch.Tensor | ArrayLike, positions: ArrayLike) -> np.ndarray:
-    """Angle of the slowest pair at some positions, rad, not reduced: the paper's figure 2."""
+    """Angle of the slowest pair at some positions in rad, without reduction modulo 2π: the paper's figure 2."""
     slowest: np.ndarray = float(frequencies_of(inv_freq).min()) * np.asarray(positions, dtype=np.float64)
     return slowest

@@ -1,6 +1,6 @@
-"""What RoPE does to similarity at a distance: the margin B(m), where it fails, and the decay bound.
+"""The effect of RoPE on similarity at a distance: the margin B(m), where it becomes negative, and the decay bound.
 
-All functions take the frequencies themselves, so every method, partial rotary included, goes through them.
+All functions take the frequencies themselves, so they apply to every method, including partial rotation.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 SEARCH_LIMIT = 2**30
-"""Tokens up to which a context bound is searched: two seconds on two cores."""
+"""Largest distance in tokens for which a context bound is searched; the search takes two seconds on two cores."""
 _BLOCK = 2**20
 _FIRST_BLOCK = 2**12
 
 
 def inv_freq_of_base(rotary_dim: int, rope_theta: float) -> Floats:
-    """``θ_i = rope_theta^(-2i/rotary_dim)``, float64 ``[rotary_dim // 2]``, rad/token: unscaled RoPE without torch.
+    """``θ_i = rope_theta^(-2i/rotary_dim)``, float64 ``[rotary_dim // 2]``, rad/token: unscaled RoPE, without torch.
 
     Raises:
         RopewalkError: if an argument is out of range; the message gives its value.
@@ -45,9 +45,9 @@ def similarity_margin(inv_freq: torch.Tensor | ArrayLike, positions: ArrayLike) 
         positions: distances ``m`` in tokens, any shape.
 
     Returns:
-        float64, the shape of ``positions``; between ``-pairs`` and ``pairs``. Times the variance of a key's
-        components it is half the expected gap between the two attention logits. Dimensions that are not rotated add
-        a constant above 0, which is left out.
+        float64 in the shape of ``positions``; between ``-pairs`` and ``pairs``. Multiplied by the variance of a key's
+        components, it is half the expected gap between the two attention logits. Dimensions that are not rotated add
+        a positive constant, which is left out.
 
     Source: Men et al., arXiv:2405.14591, theorem 1.
     """
@@ -62,17 +62,17 @@ def similarity_margin(inv_freq: torch.Tensor | ArrayLike, positions: ArrayLike) 
 
 
 def context_bound(inv_freq: torch.Tensor | ArrayLike, limit: int = SEARCH_LIMIT) -> int | None:
-    """The largest ``L`` with ``B(m) ≥ 0`` for all whole ``0 ≤ m ≤ L``.
+    """The largest ``L`` with ``B(m) ≥ 0`` for all integers ``0 ≤ m ≤ L``.
 
-    The search stops at the first violation. It costs ``O(L·pairs)`` operations, as matrix products: a million
-    tokens take a fraction of a second.
+    The search stops at the first violation. It costs ``O(L·pairs)`` operations in matrix products: a million tokens
+    take a fraction of a second.
 
     Args:
         inv_freq: ``[pairs]``, rad/token.
-        limit: tokens to look at.
+        limit: largest distance to examine, in tokens.
 
     Returns:
-        Tokens, or None where there is no violation up to ``limit``.
+        Tokens, or None if there is no violation up to ``limit``.
 
     Source: arXiv:2405.14591, section 4.3. For rotary_dim 128: base 10000 gives 1706, 500000 gives 18437.
     """
@@ -81,7 +81,7 @@ def context_bound(inv_freq: torch.Tensor | ArrayLike, limit: int = SEARCH_LIMIT)
 
 
 def violations(inv_freq: torch.Tensor | ArrayLike, length: int) -> NDArray[np.int64]:
-    """All distances ``0 ≤ m ≤ length`` with ``B(m) < 0``, rising.
+    """All distances ``0 ≤ m ≤ length`` with ``B(m) < 0``, in increasing order.
 
     Source: arXiv:2405.14591, table 4, which counts them.
     """
@@ -90,14 +90,14 @@ def violations(inv_freq: torch.Tensor | ArrayLike, length: int) -> NDArray[np.in
 
 
 def attention_upper_bound(inv_freq: torch.Tensor | ArrayLike, positions: ArrayLike) -> Floats:
-    """``Σ_{n=1}^{pairs} |Σ_{l<n} e^{i·m·θ_l}|``: the long-term decay of RoPE's attention.
+    """``Σ_{n=1}^{pairs} |Σ_{l<n} e^{i·m·θ_l}|``: the long-term decay of attention with RoPE.
 
     Args:
         inv_freq: ``[pairs]``, rad/token.
         positions: distances ``m`` in tokens, ``[distances]``.
 
     Returns:
-        float64 ``[distances]``; times ``max |h_{l+1} - h_l|`` of the q·k products it bounds an attention logit.
+        float64 ``[distances]``; multiplied by ``max |h_{l+1} - h_l|`` of the q·k products it bounds an attention logit.
 
     Source: Su et al., RoFormer, arXiv:2104.09864, section 3.4.3; arXiv:2405.14591, figure 4.
     """
@@ -111,10 +111,10 @@ def attention_upper_bound(inv_freq: torch.Tensor | ArrayLike, positions: ArrayLi
 
 
 def _violations(theta: Floats, limit: int) -> Iterator[NDArray[np.int64]]:
-    """Distances with a negative margin, rising, a block at a time; float32 finds them, float64 decides."""
+    """Distances with a negative margin in increasing order, block by block; float32 finds them, float64 decides."""
     if limit < 0:
-        raise RopewalkError(f"the length to look at must be 0 tokens or more, got {limit}")
-    # B(0) is the number of pairs, never negative.
+        raise RopewalkError(f"the length to examine must be 0 tokens or more, got {limit}")
+    # B(0) is the number of pairs, which is never negative, so the search starts at 1.
     first, size = 1, _FIRST_BLOCK
     while first <= limit:
         count = min(size, limit + 1 - first)
@@ -127,8 +127,8 @@ def _violations(theta: Floats, limit: int) -> Iterator[NDArray[np.int64]]:
 
 
 def frequencies_of(inv_freq: torch.Tensor | ArrayLike) -> Floats:
-    """``inv_freq`` as float64 ``[pairs]``, checked."""
-    # A tensor may lie on a GPU or carry a gradient; torch itself is not imported for a plain base.
+    """``inv_freq`` as float64 ``[pairs]``, validated."""
+    # A tensor may be on a GPU or require a gradient; torch itself is not imported for a plain base.
     values = inv_freq.detach().cpu() if hasattr(inv_freq, "detach") else inv_freq
     theta = np.asarray(values, dtype=np.float64)
     if theta.ndim != 1 or not len(theta) or not np.isfinite(theta).all() or (theta < 0).any():
@@ -145,18 +145,18 @@ def frequencies_of(inv_freq: torch.Tensor | ArrayLike) -> Floats:
 Floats = NDArray[np.float64]
 
 SLOW_TURN = 0.1
-"""Radians from a row's middle to its end up to which a pair is slow."""
+"""Largest angle in radians from the middle of a table row to its end for which a pair counts as slow."""
 CUBIC = 4
 MOST_PAIRS = 1024
-"""More than any model's head has; the error bound grows with their number."""
+"""More pairs than any model's head has; the error bound grows with their number."""
 
 
 def screen_error(pairs: int) -> float:
     """Bound on the error of a screened B(m).
 
-    A table entry is a product of two rounded ones (3 roundings of 6e-8), a term the product of two entries; the sum
-    of ``2·pairs`` terms, each at most 1, rounds by at most ``2·pairs·6e-8`` a term; the cubic of a slow pair errs by
-    ``SLOW_TURN⁴/24`` = 4.2e-6.
+    A table entry is a product of two rounded ones (3 roundings of 6e-8), and a term is the product of two entries. The
+    sum of ``2·pairs`` terms, each at most 1, rounds by at most ``2·pairs·6e-8`` for each term. The cubic of a slow pair
+    is off by ``SLOW_TURN⁴/24`` = 4.2e-6.
     """
     return pairs * (5e-6 + 1.2e-7 * pairs)
 
@@ -165,18 +165,18 @@ def screen(theta: Floats, first: int, count: int) -> NDArray[np.float32]:
     """B(m) for ``first ≤ m < first + count`` to within :func:`screen_error`, in float32, as one matrix product.
 
     With ``m = M + r``, ``cos(m·θ) = cos(Mθ)·cos(rθ) - sin(Mθ)·sin(rθ)``: a table of rows ``M`` times a table of
-    columns ``r``. A million distances take some thousand complex exponentials a pair in place of a million cosines,
-    and the sum over pairs is what matrix products are fast at. Pairs that hardly turn within a row are taken
-    together as one cubic in ``r``.
+    columns ``r``. A million distances take a few thousand complex exponentials for each pair instead of a million
+    cosines, and matrix products are fast at the sum over pairs. Pairs that hardly rotate within a row are combined
+    into one cubic in ``r``.
 
     Args:
         theta: float64 ``[settings, pairs]``, rad/token, 0 or more.
-        first, count: tokens, whole numbers.
+        first, count: integers, in tokens.
 
     Returns:
         float32 ``[settings, count]``.
     """
-    # About as many rows as columns makes the tables smallest.
+    # The tables are smallest if there are about as many rows as columns.
     width = 2 ** math.ceil(math.log2(count) / 2)
     half = width / 2
     fast = theta.max(0) * half > SLOW_TURN
@@ -193,12 +193,12 @@ def screen(theta: Floats, first: int, count: int) -> NDArray[np.float32]:
 
 
 def _product(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``left @ right^T`` of each setting."""
+    """``left @ right^T`` for each setting."""
     if len(left) == 1:
-        # One context bound: loading torch would take ten times as long as the product.
+        # For a single context bound, loading torch would take ten times as long as the product.
         single: NDArray[np.float32] = np.matmul(left, right.swapaxes(1, 2))
         return single
-    # Of many settings torch's product is the faster one, and works well from several threads at once.
+    # For many settings torch's product is faster, and it scales when called from several threads.
     import torch
 
     with torch.autocast("cpu", enabled=False):
@@ -207,7 +207,7 @@ def _product(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[n
 
 
 def _check(value: np.float32, theta: Floats, m: int) -> None:
-    """torch can be told to multiply float32 in bfloat16: then nothing here would hold."""
+    """Raise if torch multiplies float32 in lower precision (TF32 or bfloat16), which would break the error bound."""
     error = abs(float(value) - float(np.cos(m * theta).sum()))
     if error > screen_error(len(theta)):
         raise RopewalkError(
@@ -220,7 +220,7 @@ def _cubics(theta: Floats, start: float, width: int, rows: int) -> NDArray[np.fl
     """Coefficients of ``Σ cos((M + r)·θ)`` in ``2r/width`` about each row's middle ``M``, ``[settings, rows, 4]``."""
     middle = _table(theta, start, width, rows, spare=0).view(np.float32)
     turn = theta * width / 2
-    # What cos (first row) and sin (second) of a middle add to each power: cos - turn·sin - turn²/2·cos + …
+    # Contributions of cos (first row) and sin (second row) of a middle to each power: cos - turn·sin - turn²/2·cos + …
     weights = np.zeros((*theta.shape, 2, CUBIC), dtype=np.float32)
     weights[..., 0, 0], weights[..., 1, 1] = 1, -turn
     weights[..., 0, 2], weights[..., 1, 3] = -(turn**2) / 2, turn**3 / 6

@@ -31,14 +31,14 @@ LOWER_BOUNDS: Mapping[int, float] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Extension:
-    """One step of a published model to a longer context by a new base, with training.
+    """One step in which a published model was trained for a longer context with a new base.
 
     Attributes:
-        model: name.
+        model: name of the model.
         rotary_dim: rotated dimensions of a head.
-        trained_length, rope_theta: tokens and base that the step began with.
-        target_length, new_theta: tokens and base that it trained with.
-        source: where the numbers stand.
+        trained_length, rope_theta: tokens and base before the step.
+        target_length, new_theta: tokens and base of the step's training.
+        source: source of the numbers.
     """
 
     model: str
@@ -94,14 +94,14 @@ EXTENSIONS: tuple[Extension, ...] = (
     Extension("Granite 3.1 2B", 64, 4096, 1e4, 131072, 5e6, _GRANITE),
     Extension("Granite 3B Code", 80, 2048, 1e4, 128_000, 1e7, "arXiv:2407.13739 and config.json"),
 )
-"""Published extensions by a new base, each as its own step. Models with part of a head rotated are left out."""
+"""Published extensions by a new base, one entry for each step. Models with partial rotation are left out."""
 
 NEAR = 2**0.5
-"""Lengths that differ by no more than this factor count as about the same."""
+"""Largest ratio of two lengths that count as about the same."""
 
 
 def published_near(length: int) -> tuple[Extension, ...]:
-    """The extensions to about a length, by base."""
+    """The extensions to about this length, sorted by base."""
     near = [each for each in EXTENSIONS if length / NEAR < each.target_length <= length * NEAR]
     return tuple(sorted(near, key=lambda each: each.new_theta))
 
@@ -111,10 +111,10 @@ class Schedule:
     """One published curriculum.
 
     Attributes:
-        name: how rules and reports call it.
-        bases: rope_theta by context length in tokens, rising.
-        start: which model it began from: its base and its trained length. The bases were chosen for that one.
-        source: where the numbers stand.
+        name: name in rules and reports.
+        bases: rope_theta by context length in tokens, increasing.
+        start: the model that it started from, for which the bases were chosen: its base and its trained length.
+        source: source of the numbers.
     """
 
     name: str
@@ -123,10 +123,10 @@ class Schedule:
     source: str
 
     def theta(self, target_length: int) -> float:
-        """The base of the shortest published context that holds ``target_length`` tokens.
+        """The base of the shortest published context of at least ``target_length`` tokens.
 
         Raises:
-            RopewalkError: if the schedule does not go that far.
+            RopewalkError: if the schedule does not reach that length.
         """
         for length, base in self.bases.items():
             if length >= target_length:
@@ -165,10 +165,10 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
         )
     }
 )
-"""The published schedules by name. All began from models with rotary_dim 128."""
+"""The published schedules by name. All started from models with rotary_dim 128."""
 
 LARGEST_PUBLISHED = max(
     *(each.new_theta for each in EXTENSIONS),
     *(base for schedule in SCHEDULES.values() for base in schedule.bases.values()),
 )
-"""The largest base that anyone has published for a longer context: Gradient's for 4M tokens."""
+"""The largest base published for a longer context: Gradient's for 4M tokens."""

@@ -1,15 +1,15 @@
-"""A base for a longer context, by the name of the rule that gives it; which rule is recommended; in how many stages.
+"""Rules that set a base for a longer context, the recommended rule, and the number of stages.
 
-The recommended base is the larger of two:
+The recommended base is the larger of two bases:
 
-- the critical-dimension law keeps as many pairs turning a whole period as the checkpoint's training did, so it follows
-  from the checkpoint;
-- the length floor is the smallest base with ``B(m) ≥ 0`` up to the target length for 128 rotated dimensions, so it
-  follows from the length alone. It is the paper's lower bound, and it is taken for every rotary dimension, because
-  published models of other widths took the bases of their siblings with 128.
+- The critical-dimension law keeps as many pairs completing a whole period as in the checkpoint's training, so it
+  follows from the checkpoint.
+- The length floor is the smallest base with ``B(m) ≥ 0`` up to the target length for 128 rotated dimensions, so it
+  follows from the length alone. It is the paper's lower bound. It applies to every rotary dimension, because published
+  models with another head dimension took the bases of their siblings with 128.
 
-Where the law asks for more than anyone has published and the present base covers the target already, the present base
-stays: checkpoints that were pretrained with 1e9 or 1e11 (Mistral Small, Falcon-H1) need no larger one.
+If the law asks for more than anyone has published and the present base already covers the target, the present base is
+kept: checkpoints that were pretrained with 1e9 or 1e11 (Mistral Small, Falcon-H1) need no larger one.
 
 ``docs/theory.md`` compares this choice and others with what published models took (``scripts/published_bases.py``).
 """
@@ -39,7 +39,7 @@ from ropewalk.rope.theory.scaling import ntk_theta, scaled_theta
 
 CRITICAL_DIMENSION, LENGTH_FLOOR = "critical-dimension", "length-floor"
 CURRENT = "current"
-"""Not a rule for a base: nothing changes."""
+"""The name for no change, which is not a rule for a base."""
 RECOMMENDED, NTK, LOWER_BOUND, SCHEDULE = "recommended", "ntk", "lower-bound", "schedule:"
 RULES = (
     RECOMMENDED,
@@ -68,11 +68,11 @@ def theta_by_rule(
     ================== ======================================================================================
     recommended        the larger of the next two: :func:`~ropewalk.rope.theory.recommended_theta`
     critical-dimension ``b^(ln(T'/2π) / ln(T/2π))``: as many dimensions complete a period as before
-    length-floor       the smallest base with a similarity margin of 0 or more up to ``T'`` for 128 rotated dimensions;
-                       ``b`` itself where that is larger
+    length-floor       the smallest base with a similarity margin of at least 0 up to ``T'`` for 128 rotated dimensions;
+                       ``b`` itself if that is larger
     ntk                ``b·(T'/T)^(d/(d-2))``: the slowest pair turns as far over ``T'`` as it did over ``T``
-    lower-bound        the safe base of ``T'``: from there to the ceiling every base has a similarity margin of
-                       0 or more up to ``T'``; rounded up to four digits; ``b`` itself where that is larger
+    lower-bound        the safe base of ``T'``: from there to the ceiling every base has a similarity margin of at
+                       least 0 up to ``T'``; rounded up to four digits; ``b`` itself if that is larger
     schedule:NAME      the base that a published model used for the shortest context of at least ``T'``
     ================== ======================================================================================
 
@@ -82,11 +82,11 @@ def theta_by_rule(
         rope_theta: ``b``, the checkpoint's base.
         trained_length: ``T``, tokens.
         target_length: ``T'``, tokens, at least ``trained_length``.
-        ceiling: for lower-bound, the largest base to look at; None for 1e12, or 1e15 where that is too near.
+        ceiling: for lower-bound, the largest base to examine; None for 1e12, or 1e15 if that is too close.
         progress: for lower-bound, which takes seconds.
 
     Raises:
-        RopewalkError: if the rule is unknown or has no answer; the message says which other has.
+        RopewalkError: if the rule is unknown or gives no base; the message says which other rule does.
     """
     check_rule(rule)
     check_rotary_dim(rotary_dim)
@@ -105,13 +105,13 @@ def theta_by_rule(
         check_ntk_dim(rotary_dim)
         return ntk_theta(rotary_dim, rope_theta, target_length / trained_length)
     if rule == LOWER_BOUND:
-        # Every larger base is as good: a number that people can copy.
+        # Every larger base is equally good, so round up to a number that people can copy.
         return max(rope_theta, rounded_up(_safe(target_length, rotary_dim, ceiling, progress), 4))
     return SCHEDULES[rule.removeprefix(SCHEDULE)].theta(target_length)
 
 
 def check_rule(rule: str) -> None:
-    """Raise for a rule that there is not; the message names the nearest that there is."""
+    """Raise for an unknown rule; the message names the closest known one."""
     if rule not in RULES:
         near = difflib.get_close_matches(rule, RULES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}" if near else f"choose one of {', '.join(RULES)}"
@@ -119,7 +119,7 @@ def check_rule(rule: str) -> None:
 
 
 def _safe(length: int, rotary_dim: int, ceiling: float | None, progress: Progress | None) -> float:
-    """A safe base with a decade of feasible ones above it, unless the caller sets the ceiling."""
+    """A safe base with a decade of feasible bases above it, unless the caller sets the ceiling."""
     for highest in (SAFE_CEILING, HIGHEST_CEILING) if ceiling is None else (ceiling,):
         safe = safe_base(length, rotary_dim, highest, progress)
         if safe is not None and (ceiling is not None or safe <= highest / 10):
@@ -133,7 +133,7 @@ def _safe(length: int, rotary_dim: int, ceiling: float | None, progress: Progres
 FLOOR_DIM = 128
 """rotary_dim of the published lower bounds, and of nearly all models whose long-context bases are published."""
 FLOOR_LIMIT = 2**20
-"""Tokens up to which the floor is searched; beyond, the floor of this length is taken, which is no larger."""
+"""Largest length in tokens for which the floor is searched; longer targets use this length's floor, a lower bound."""
 
 KNOWN_FLOORS: Mapping[int, float] = MappingProxyType(
     {
@@ -150,7 +150,7 @@ KNOWN_FLOORS: Mapping[int, float] = MappingProxyType(
         1048576: 65374955.2,
     }
 )
-"""The infima of ``docs/bases.json``, so that the usual lengths need no search; a test holds them equal."""
+"""The infima of ``docs/bases.json``, so that common lengths need no search; a test checks that they agree."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,10 @@ class Recommendation:
 
     Attributes:
         rope_theta: the base.
-        rule: ``critical-dimension`` or ``length-floor``, whichever asks for more; ``current`` where the base stays.
-        reason: why, one sentence.
+        rule: ``critical-dimension`` or ``length-floor``, whichever gives more; ``current`` if the base is kept.
+        reason: the reason, in one sentence.
         law: the base of the critical-dimension law.
-        floor: the length floor, or that of the next known length where the law covers even that.
+        floor: the length floor, or that of the next known length if the law exceeds even that.
     """
 
     rope_theta: float
@@ -175,9 +175,9 @@ class Recommendation:
 def recommended_theta(
     rope_theta: float, trained_length: int, target_length: int, rotary_dim: int = FLOOR_DIM
 ) -> Recommendation:
-    """The larger of the critical-dimension law's base and the length floor; the present base in one case.
+    """The larger of the critical-dimension law's base and the length floor, with one exception.
 
-    That is where the present base covers the target by its own context bound, and the law asks for more than
+    The present base is kept if its own context bound covers the target and the law asks for more than
     :data:`~ropewalk.rope.theory.published.LARGEST_PUBLISHED`.
 
     Args:
@@ -197,10 +197,10 @@ def recommended_theta(
     """
     law = scaled_theta(rope_theta, trained_length, target_length)
     known = min((length for length in KNOWN_FLOORS if length >= target_length), default=FLOOR_LIMIT)
-    # A base that covers the next known length covers this one: no search.
+    # A base above the floor of the next known length is above this length's floor too, so no search is needed.
     length = known if law >= KNOWN_FLOORS[known] else min(target_length, FLOOR_LIMIT)
     floor = length_floor(length)
-    beyond = ", the longest that is looked at," if length < target_length else ""
+    beyond = ", the longest length examined," if length < target_length else ""
     if law > max(floor, LARGEST_PUBLISHED) and covers(rotary_dim, rope_theta, target_length):
         reason = (
             f"the present base covers {target_length:,} tokens; the critical-dimension law gives {law:,.0f}, and no "
@@ -210,7 +210,7 @@ def recommended_theta(
     if law >= floor:
         need = "even " if length > target_length else ""
         reason = (
-            "the critical-dimension law, which keeps as many pairs turning a whole period as in training, gives "
+            "the critical-dimension law, which keeps as many pairs completing a period as in training, gives "
             f"{law:,.0f}, and {need}{length:,} tokens{beyond} need at least {floor:,.0f}"
         )
         return Recommendation(law, CRITICAL_DIMENSION, reason, law, floor)
@@ -248,17 +248,17 @@ def length_floor(length: int) -> float:
 
 
 LEAST_FACTOR, MOST_FACTOR = 4, 8
-"""How many times longer a stage is than the one before, as published curricula go."""
+"""Smallest and largest ratio between the lengths of two consecutive stages, as in published curricula."""
 
 
 def stage_contexts(trained_length: int, target_length: int) -> list[int]:
-    """Context lengths of the stages from ``trained_length`` to ``target_length``, the last one being that.
+    """Context lengths of the stages from ``trained_length`` to ``target_length``, ending with the latter.
 
-    As few stages as factors of at most 8 allow, the larger factors first, each of at least 4 where that many stages
-    allow it (12 times is 4 and then 3). Intermediate contexts are the trained length times a power of two.
+    Uses as few stages as factors of at most 8 allow, larger factors first, and each at least 4 if that number of
+    stages allows it (12 times is 4 and then 3). Intermediate contexts are the trained length times a power of two.
 
     Args:
-        trained_length, target_length: tokens, the second larger.
+        trained_length, target_length: tokens; the second is larger.
 
     Example:
         >>> stage_contexts(8192, 1048576)
@@ -279,7 +279,7 @@ def stage_contexts(trained_length: int, target_length: int) -> list[int]:
             for factor in (MOST_FACTOR, LEAST_FACTOR)
             if LEAST_FACTOR**left * factor * length <= target_length <= MOST_FACTOR**left * factor * length
         ]
-        # Between 8 and 16 times, one of two stages must be short: not shorter than need be.
+        # Between 8 and 16 times, one of two stages must be short, but no shorter than necessary.
         length *= fitting[0] if fitting else LEAST_FACTOR
         contexts.append(length)
     return [*contexts, target_length]

@@ -1,4 +1,4 @@
-"""Where a RoPE base stands to a context length: the critical dimension and the scaling law of theta."""
+"""The relation of a RoPE base to a context length: the critical dimension and the scaling law of theta."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_rotary_dim, check_theta
 
 SHORTEST_LENGTH = 7
-"""Tokens: the first whole length in which the fastest pair, 1 rad/token, turns once (2*pi tokens)."""
+"""Tokens: the first integer length in which the fastest pair, at 1 rad/token, completes a turn (2*pi tokens)."""
 
 
 def critical_dimension(rotary_dim: int, rope_theta: float, trained_length: int) -> int:
     """Number of rotary dimensions that complete a full period within the trained length.
 
-    ``2·ceil(d/2 · log_b(T/2π))``, at most ``d``. The slower dimensions have never shown the model a whole
-    turn, so positions beyond ``T`` take them to angles that training did not cover.
+    ``2·ceil(d/2 · log_b(T/2π))``, at most ``d``. The slower dimensions never completed a turn in training, so
+    positions beyond ``T`` rotate them to angles that training did not cover.
 
     Args:
         rotary_dim: even number of rotated dimensions of a head.
@@ -72,7 +72,7 @@ def scaled_theta(rope_theta: float, trained_length: int, target_length: int) -> 
 
 
 def ntk_theta(rotary_dim: int, rope_theta: float, factor: float) -> float:
-    """Base ``b·s^(d/(d-2))`` that divides the slowest pair by ``s`` and leaves the fastest as it is.
+    """Base ``b·s^(d/(d-2))`` that divides the frequency of the slowest pair by ``s`` and keeps that of the fastest.
 
     Source: bloc97, "NTK-Aware Scaled RoPE" (2023); Peng et al., arXiv:2309.00071, equation 16.
     """
