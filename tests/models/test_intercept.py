@@ -406,9 +406,7 @@ def test_the_answer_may_round_to_float32_where_the_rest_may_not():
 
 
 def test_sinks_that_are_rounded_elsewhere_are_refused_by_name():
-    with pytest.raises(
-        EngineError, match="GraniteSWAForCausalLM has learned attention sinks with its own"
-    ):
+    with pytest.raises(EngineError, match="GraniteSWAForCausalLM has learned attention sinks with its own"):
         AuditedModel.of(tiny_model("granite_swa", sharp=True))
 
 
@@ -550,9 +548,7 @@ def test_a_model_without_rope_is_refused():
 
 
 def test_llama_4_is_refused_for_its_norm_after_the_rotation():
-    with pytest.raises(
-        EngineError, match=r"Llama4ForCausalLM normalises .* after rotating.*use_qk_norm"
-    ):
+    with pytest.raises(EngineError, match=r"Llama4ForCausalLM normalises .* after rotating.*use_qk_norm"):
         AuditedModel.of(tiny_model("llama4", sharp=True))
 
 

@@ -50,7 +50,11 @@ def test_one_family_alone():
 
 @pytest.mark.parametrize(
     ("family", "message"),
-    [("qwen33", "did you mean qwen3"), ("gpt2", "gpt2 has no RoPE"), ("?", "ropewalk models lists the known")],
+    [
+        ("qwen33", "did you mean qwen3"),
+        ("gpt2", "gpt2 has no RoPE"),
+        ("?", "ropewalk models lists the known"),
+    ],
 )
 def test_an_unknown_family_is_refused(family, message):
     with pytest.raises(RopewalkError, match=message):

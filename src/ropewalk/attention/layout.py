@@ -177,6 +177,7 @@ class PackedLayout:
     @cached_property
     def document_order(self) -> Tensor:
         """int64 ``[total_length]``: storage indices sorted by (document, order), with the anchor first."""
+        # Stable, so that tokens of a document keep their order; the anchor's -1 comes first.
         return torch.argsort(self.document_ids, stable=True)
 
     @property
@@ -209,6 +210,7 @@ class PackedLayout:
         inside = torch.arange(self.total_length) - starts
         if self.pattern == "anchor":
             inside[self.anchor_length :] += self.anchor_length
+        # Back from document order to storage order.
         index = torch.empty_like(inside)
         index[self.document_order] = inside
         return index
@@ -276,6 +278,7 @@ def next_token_labels(input_ids: Tensor, layout: PackedLayout, trained: Tensor |
     order = layout.document_order
     documents = layout.document_ids[order]
     here, following = order[:-1], order[1:]
+    # In document order, a token has a target if the next one belongs to the same document and it is no anchor.
     has_target = (documents[:-1] == documents[1:]) & (documents[:-1] >= 0)
     if trained is not None:
         has_target &= trained[following]
@@ -294,6 +297,7 @@ def kept(make: Callable[..., Made]) -> Callable[..., Made]:
     are not kept alive. The indices of one batch of long rows take 100 MB on a device. A cache that outlives its rows
     would hold gigabytes, and an LRU cache would drop the plans of a step's first rows while preparing its last ones.
     """
+    # Weak keys: the entry disappears with the layout that owns it.
     found: WeakKeyDictionary[Any, dict[Any, Made]] = WeakKeyDictionary()
 
     @wraps(make)

@@ -141,6 +141,7 @@ def mitigation_costs(
         start = time.perf_counter()
         if len(times) >= FEWEST_ROUNDS and start - began + longest > limit.seconds:
             break
+        # All take a turn in each round, so that ratios compare passes under the same load.
         times.append({name: bench.seconds(name) for name in memory})
         longest = max(longest, time.perf_counter() - start)
     costs: dict[str, Cost | str] = dict(reasons)
@@ -188,6 +189,7 @@ class _Bench:
             return min(self._timed(run) for _ in range(self._passes[name]))
 
     def _timed(self, run: Callable[[], None]) -> float:
+        # CUDA kernels run asynchronously; without this the time would be that of launching them.
         self._synchronize()
         began = time.perf_counter()
         run()
@@ -218,6 +220,7 @@ class _Bench:
 
     def _ready(self, name: str) -> AbstractContextManager[set[torch.dtype] | None]:
         if name in LAYOUT_MITIGATIONS:
+            # A second model, because attaching changes it for good; the weights are shared.
             if self._attached is None:
                 self._attached = copy_in_dtype(self.model, self.dtype)
                 attach(self._attached, exact_rope=False)
@@ -272,6 +275,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
         run()
+    # Replay allocations in order of time: each event reports only its own change of memory.
     changes = sorted((event.time_range.end, event.self_cpu_memory_usage) for event in found.events() or ())
     held = peak = 0
     for _, change in changes:

@@ -85,9 +85,11 @@ def main(arguments: list[str] | None = None) -> int:
     logging.getLogger("ropewalk").addHandler(_REMARKS)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
+    # Removed here so that it works at any place of the command line.
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         if _lacks_command(arguments):
+            # Help that nobody asked for goes to stderr, with the status of wrong usage.
             program()(arguments, console=notes)
             return 2
         program()(arguments, console=results())
@@ -108,6 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail_once("interrupted", INTERRUPTED)
     except BrokenPipeError:
+        # The reader, such as head, has gone; closing stderr silences the interpreter's own complaint.
         sys.stderr.close()
         return 1
     except Exception as error:

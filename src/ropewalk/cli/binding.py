@@ -201,6 +201,7 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
             setting = by_name[name]
             if isinstance(value, list) and not setting.option.repeated:
                 value = value[-1] if value else None
+            # A flag at its default counts as not given: checks between options look at what was typed.
             if value is not None and not (setting.is_flag and value == setting.field.default):
                 _put(values, setting.path, value)
         arguments = dict(_validated(own, values, settings))
@@ -212,6 +213,7 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
         for place, name in enumerate(headings)
     }
     parameters = [_parameter(setting, groups.get(setting.group)) for setting in settings]
+    # cyclopts reads options from the signature.
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__doc__ = function.__doc__
     call.__name__ = function.__name__

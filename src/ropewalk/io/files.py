@@ -59,8 +59,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
         for path in temporary.rglob("*"):
             if path.is_file():
                 path.chmod(mode)
+                # On the disk before the rename: after a power cut the final name must not hold empty files.
                 _sync(path)
         if folder.exists():
+            # A folder cannot replace a full one in one step, so the old one moves away first.
             retired = unique_name(folder, REPLACED)
             folder.rename(retired)
             temporary.rename(folder)
@@ -72,6 +74,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         reason = getattr(error, "strerror", None) or str(error)
         raise RopewalkError(f"cannot write {folder}: {reason}") from error
     finally:
+        # After a successful rename there is nothing left under the temporary name.
         shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -154,6 +157,7 @@ def plain_name(name: Any, place: Path) -> str:
         isinstance(name, str)
         and name not in ("", ".", "..")
         and "\0" not in name
+        # Both kinds of path: a manifest may have been written on another operating system.
         and PurePosixPath(name).name == PureWindowsPath(name).name == name
     )
     if not plain:
@@ -198,6 +202,7 @@ def check_writable(path: Path) -> None:
         RopewalkError: naming the path and the reason.
     """
     folder = next(parent for parent in path.absolute().parents if parent.exists())
+    # A real file: permissions alone do not show a read-only mount or a full disk.
     with writing(path), tempfile.TemporaryFile(dir=folder):
         pass
 
@@ -217,6 +222,7 @@ def parse_json(text: str | bytes, strict: bool = False) -> Any:
     try:
         return json.loads(text if isinstance(text, str) else text.decode("utf-8"), **options)
     except json.JSONDecodeError:
+        # A subclass of ValueError, which the next clause would otherwise catch.
         raise
     except (ValueError, RecursionError) as error:
         reason = "its brackets are nested too deeply" if isinstance(error, RecursionError) else str(error)

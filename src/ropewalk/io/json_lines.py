@@ -39,6 +39,7 @@ def append_line(path: Path, values: Mapping[str, Any]) -> None:
         with path.open("a+b", buffering=0) as file:
             end = _cut_unfinished(file)
             try:
+                # An unbuffered write may accept only part of the line.
                 while line:
                     line = line[file.write(line) :]
                 os.fsync(file.fileno())
@@ -71,6 +72,7 @@ def read_lines(path: Path, parse: Callable[[int, dict[str, Any]], T], advice: st
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
+                # Only the last line can lack its end, so this also ends the loop.
                 if not line.endswith(b"\n"):
                     return
                 try:

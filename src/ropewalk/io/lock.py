@@ -39,6 +39,7 @@ def locked(folder: Path, advice: str = "give another folder", *, file: str | Non
     """
     path = folder / (".lock" if file is None else f".{file}.lock")
     shown = folder if file is None else folder / file
+    # No soft lock: it would outlive a killed process.
     lock = FileLock(path, timeout=0, fallback_to_soft=False)
     with ExitStack() as stack:
         try:

@@ -117,11 +117,12 @@ class RotaryEmbedding(nn.Module):
             raise RopewalkError(
                 f"{method.name} is for inference only and cannot be used in training; choose a trainable method"
             )
-        # MPS has no float64.
+        # MPS has no float64, so the CPU computes the angles for it.
         device = torch.device("cpu") if x.device.type == "mps" else x.device
         with torch.no_grad():
             positions = position_ids.to(device=device, dtype=torch.float64)[..., None]
             inv_freq, attention_factor = self._on_device(method, layer_type, position_ids, device)
+            # In float64: at a million tokens a float32 angle would be off by 0.06 rad.
             angles = positions * method.inv_freq_at(positions, inv_freq)
             cos = (angles.cos() * attention_factor).to(torch.float32)
             sin = (angles.sin() * attention_factor).to(torch.float32)

@@ -85,6 +85,7 @@ def _mask_mod(
     window, chunk = locality.window, locality.chunk
     if window is None and chunk is None:
         return visible
+    # Windows and chunks count tokens of a run, not of the row.
     places = torch.stack([layout.run_index[layout.storage_in_order] for layout in layouts]).to(device)
 
     def visible_nearby(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

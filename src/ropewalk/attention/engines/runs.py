@@ -113,6 +113,7 @@ def gather_by(index: Tensor, device: torch.device) -> Gather | None:
     Returns:
         A gather in which the first slot of a token owns it; None if the tokens are already in this order.
     """
+    # No copy is needed if the tokens are already in this order.
     if torch.equal(index, torch.arange(len(index))):
         return None
     slots, copies = index.argsort(stable=True), index.bincount()
@@ -183,6 +184,7 @@ class _OutOfRuns(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         gather: Gather = ctx.gather
         (grad,) = grads
+        # Copies of a token did not contribute to the output, so their gradient is zero.
         return grad.index_select(0, gather.index).index_fill_(0, gather.dropped, 0.0), None
 
 

@@ -181,6 +181,7 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, options: AttentionOp
     pieces += [block.shape[2] for block in q.split(size, dim=2)]
     ks, vs = (_wide(x).split([unseen, *pieces], dim=2)[1:] for x in (k, v))
     behind = -(-(window - 1) // size)
+    # Blocks of the same shape share a mask: it depends only on the distance between query and key.
     masks: dict[tuple[int, int], Tensor] = {}
     outputs = []
     for number, block in enumerate(q.split(size, dim=2), leading):

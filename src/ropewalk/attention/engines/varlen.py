@@ -94,6 +94,7 @@ def _kernel(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, options: At
     if _takes_fewer_kv_heads(varlen_attn):
         attention = partial(varlen_attn, enable_gqa=groups > 1)
     elif groups > 1:
+        # Older kernels need as many key/value heads as query heads.
         k_SKD, v_SKD = (x.repeat_interleave(groups, dim=1) for x in (k_SKD, v_SKD))
     window = options.window
     output = attention(

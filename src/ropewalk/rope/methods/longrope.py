@@ -114,6 +114,7 @@ class LongRope(RopeMethod):
         attention_factor = entry.values.get("attention_factor")
         if attention_factor is None:
             attention_factor = longrope_attention_factor(entry.factor(original), original)
+        # vLLM and transformers read different keys; with different values they would compute different models.
         for key in MSCALES:
             if entry.values.get(key, attention_factor) != attention_factor:
                 raise RopewalkError(
@@ -168,6 +169,7 @@ class LongRope(RopeMethod):
             raise RopewalkError(
                 f"longrope needs {missing}, one number for each pair; ropewalk search finds them"
             )
+        # The factors are relative to the length of the first training, not to the latest extension.
         start = (
             current.original_max_position_embeddings
             if isinstance(current, LongRope)

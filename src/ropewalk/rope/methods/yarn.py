@@ -109,6 +109,7 @@ class Yarn(RopeMethod):
 
         low, high = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
         if self.truncate:
+            # Outward, so that no pair inside the ramp is treated as unchanged or fully scaled.
             low, high = math.floor(low), math.ceil(high)
         return max(low, 0), min(high, self.rotary_dim - 1)
 
@@ -119,6 +120,7 @@ class Yarn(RopeMethod):
         # As in transformers if both ends fall on one pair; this keeps the division finite.
         width = high - low if high != low else 0.001
         pairs = torch.arange(self.rotary_dim // 2, dtype=torch.float64, device="cpu")
+        # 0 keeps a pair, 1 divides its frequency by the factor.
         scaled = ((pairs - low) / width).clamp(0, 1)
         kept = unscaled_inv_freq(self.rotary_dim, self.rope_theta)
         return RopeFrequencies(kept * (1 - scaled) + kept / self.factor * scaled, self._attention_factor())
@@ -127,6 +129,7 @@ class Yarn(RopeMethod):
         if self.attention_factor is not None:
             return float(self.attention_factor)
         log_factor = math.log(self.factor)
+        # As in transformers, the ratio applies only if both values are given and not 0.
         if self.mscale and self.mscale_all_dim:
             return (0.1 * self.mscale * log_factor + 1) / (0.1 * self.mscale_all_dim * log_factor + 1)
         return 0.1 * log_factor + 1
@@ -155,6 +158,7 @@ class Yarn(RopeMethod):
 
     @classmethod
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
+        # A stated factor that equals the formula would be wrong for the new length; derive it again.
         if isinstance(current, Yarn) and current._states_the_formula():
             current = replace(current, attention_factor=None)
         fixed = current.attention_factor if isinstance(current, Yarn) else None
