@@ -24,7 +24,7 @@ from tests.planning.published_cases import (
 FLOORS = {each["length"]: each["infimum"] for each in json.loads((ROOT / "docs" / "bases.json").read_text())}
 REFUSED = {
     "deepseek-v4-flash": "none of this model's layer types has full attention",
-    "nemotron-3-nano-30b-a3b": "has no RoPE that a config can say",
+    "nemotron-3-nano-30b-a3b": "has no RoPE that a config can describe",
 }
 LIMITING = {
     "command-r7b": [],

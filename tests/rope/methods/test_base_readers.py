@@ -88,7 +88,7 @@ def test_factors_that_change_with_the_length_are_named_and_others_are_not() -> N
     changing, same = told(LONG), told(LongRope(8, 1e4, (2.0,) * 4, (2.0,) * 4, PUBLISHED, 4096))
     for sentence in (
         "and then also runs short sequences with the long factors",
-        "generate() changes the factors where a sequence passes 4096 tokens",
+        "generate() changes the factors when a sequence passes 4096 tokens",
     ):
         assert sentence in changing
         assert sentence not in same
