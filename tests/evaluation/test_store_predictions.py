@@ -105,7 +105,7 @@ def test_disk_that_is_full_in_the_middle_of_a_line_costs_that_line_alone(tmp_pat
     path = tmp_path / "p.jsonl"
     first = len(written(path, WILD[:1]))
     log = PredictionLog(path)
-    said = r"cannot write .*p\.jsonl: File too large; the lines before it are kept"
+    said = r"cannot write .*p\.jsonl: File too large; earlier lines are kept"
     with files_no_larger_than(first + 40), pytest.raises(RunFailure, match=said):
         log.add(WILD[1])
     assert log.get(SAMPLES[1]) is None

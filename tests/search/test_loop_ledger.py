@@ -152,7 +152,7 @@ def test_a_log_has_one_writer(tmp_path):
 
 def test_a_full_disk_is_one_sentence_and_the_search_can_go_on(tmp_path):
     path = tmp_path / "search.jsonl"
-    said = r"^cannot write .*search\.jsonl: File too large; the lines before it are kept"
+    said = r"^cannot write .*search\.jsonl: File too large; earlier lines are kept"
     long = {**HEADER, "text": "x" * 500}
     # The lock's own file is small.
     with files_no_larger_than(300), pytest.raises(RunFailure, match=said), search_log(path, long, False):

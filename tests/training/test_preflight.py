@@ -33,7 +33,7 @@ def test_what_does_not_divide_is_refused_before_anything_loads(recipe_values):
         recipe_values, parallel={"sequence": 4}
     )
     assert "rows_per_step 2 is not a multiple of 4" in refused(recipe_values, parallel={"shard": 4})
-    assert "makes 2 ranks, and 4 were started" in refused(recipe_values, parallel={"ring": 2})
+    assert "needs 2 ranks, but 4 were started" in refused(recipe_values, parallel={"ring": 2})
 
 
 def test_engines_that_need_whole_rows_are_refused_under_a_ring(recipe_values):

@@ -142,7 +142,7 @@ def test_what_is_refused_is_said_once_and_nothing_is_written(values, tmp_path):
     assert all(result.returncode != 0 for result in results)
     said = [line for each in results for line in each.stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 1
-    assert "4 ranks, and 2 were started" in said[0]
+    assert "4 ranks, but 2 were started" in said[0]
     assert not Path(tmp_path / "run").exists()
 
 
