@@ -101,7 +101,9 @@ def test_console_blocks_run_in_one_folder_and_print_lines_of_the_same_form(page,
     for (command, shown), output in zip(commands, outputs, strict=True):
         if command.startswith("ropewalk"):
             printed = {shape(line) for line in output.splitlines()}
-            assert [line for line in shown if line != "..." and shape(line) not in printed] == [], command
+            assert [line for line in shown if line != "..." and shape(line) not in printed] == [], (
+                f"{command} prints other lines; copy them to {page.name}:\n{output}"
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
