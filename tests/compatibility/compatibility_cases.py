@@ -39,7 +39,7 @@ OF_OTHER_SUITES = re.compile(
 OF_THE_INSTALLED_TRANSFORMERS = re.compile(r"config\.json\.transformers_version$")
 """The version that wrote a config."""
 
-SENTENCES = re.compile(r"\.(action|caveats?|formula|notes|reasons?|source)(\[\d+\])?$")
+SENTENCES = re.compile(r"\.(action|caveats?|compared|formula|notes?|readers|reasons?|source)(\[\d+\])?$")
 """Keys of sentences for readers, whose words may improve while their numbers stay."""
 
 TOKENIZERS = "0.23.3"
