@@ -14,7 +14,7 @@ settings.register_profile(
     "untimed",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    # CI draws Hypothesis's own 100; each run draws others.
+    # CI draws 50; each run draws others.
     max_examples=int(os.environ.get("EXAMPLES", "25")),
 )
 settings.load_profile("untimed")
