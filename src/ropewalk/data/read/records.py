@@ -257,7 +257,9 @@ def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
     """The columns of a Parquet file that its documents are made of."""
     text = _column(spec.text_field, names)
     if text is None and INPUT_IDS not in names:
-        raise RopewalkError(f"{path}: no text field {spec.text_field!r}; the fields are {', '.join(names)}")
+        # A damaged schema may hold line breaks, and a refusal is one line.
+        fields = " ".join(", ".join(names).split())
+        raise RopewalkError(f"{path}: no text field {spec.text_field!r}; the fields are {fields}")
     wanted = {text or INPUT_IDS}
     if spec.source_field and not (spec.name and text):
         wanted.add(_column(spec.source_field, names) or "")
