@@ -224,7 +224,7 @@ def test_a_picture_is_drawn(rows: Path, corpus: Path, tokenizer: Path, tmp_path:
 def test_before_and_after_are_drawn_of_whole_documents(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr("ropewalk.reporting.data.length_figure", lambda *given: drawn.append(given))
-    monkeypatch.setattr("ropewalk.reporting.drawing.draw", lambda figure, path: None)
+    monkeypatch.setattr("ropewalk.reporting.figures.drawing.draw", lambda figure, path: None)
     call("stats", rows, "--plot", "a.png")
     ((states, title, caption),) = drawn
     assert list(states) == ["before", "after"]

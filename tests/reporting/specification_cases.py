@@ -3,7 +3,17 @@
 import math
 from typing import Any
 
-from ropewalk.reporting.primitives import Boxes, Figure, Line, Note, Panel, Rule, Span, Steps, Whiskers
+from ropewalk.reporting.figures.primitives import (
+    Boxes,
+    Figure,
+    Line,
+    Note,
+    Panel,
+    Rule,
+    Span,
+    Steps,
+    Whiskers,
+)
 
 NAN = math.nan
 

@@ -5,57 +5,23 @@ import random
 import shutil
 
 import pytest
-import torch
-import transformers
 
 from tests.training.resume_cases import recipe_of
 from tests.training.run_cases import extend
-from tests.training.tiny import WORDS, save_tokenizer
+from tests.training.tiny import WORDS, save_tiny
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory):
     """A random Llama of 32 tokens' context with a vocabulary of 16 words."""
-    folder = tmp_path_factory.mktemp("tiny") / "llama"
-    config = transformers.LlamaConfig(
-        vocab_size=16,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=32,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("tiny") / "llama", tie_word_embeddings=True)
 
 
 @pytest.fixture(scope="session")
 def tiny_experts(tmp_path_factory):
     """A random Mixtral like the Llama, with four experts, two a token."""
     folder = tmp_path_factory.mktemp("tiny") / "mixtral"
-    config = transformers.MixtralConfig(
-        vocab_size=16,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=32,
-        num_local_experts=4,
-        router_aux_loss_coef=0.02,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    torch.manual_seed(0)
-    transformers.MixtralForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
+    return save_tiny(folder, "Mixtral", num_local_experts=4, router_aux_loss_coef=0.02)
 
 
 @pytest.fixture(scope="session")

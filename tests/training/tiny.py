@@ -1,5 +1,6 @@
-"""A word-level tokenizer for the tiny checkpoint."""
+"""Tiny random checkpoints whose tokenizer knows a few words."""
 
+import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -16,3 +17,29 @@ def save_tokenizer(folder, bos="<s>", eos="</s>"):
         tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, unk_token="<unk>"
     )
     wrapped.save_pretrained(folder)
+
+
+def save_tiny(folder, kind="Llama", **own):
+    """A random decoder of 32 tokens' context with a vocabulary of 16 words.
+
+    Args:
+        folder: to write to.
+        kind: the name of its config's class in transformers, without ``Config``.
+        own: keys of its config in place of these, or beside them.
+    """
+    shape = {
+        "vocab_size": 16,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 32,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    config = getattr(transformers, f"{kind}Config")(**{**shape, **own})
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder

@@ -2,7 +2,7 @@
 
 Each module named after a package (``audit``, ``search``, ...) shows that package's results: its ``describe_...``
 functions yield the terminal output, and its ``..._figure`` functions build figures. The functions in ``figures`` build
-a :class:`~ropewalk.reporting.primitives.Figure` from plain values, and ``draw`` writes it to a file.
+a :class:`~ropewalk.reporting.figures.primitives.Figure` from plain values, and ``draw`` writes it to a file.
 matplotlib takes a second to import, so names are imported on first use.
 """
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.reporting.drawing import draw
     from ropewalk.reporting.evaluation import evaluation_figures, evaluation_tables, write_evaluation_report
     from ropewalk.reporting.figures.data import length_figure
+    from ropewalk.reporting.figures.drawing import draw
     from ropewalk.reporting.figures.evaluation import (
         difference_figure,
         needle_figure,
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
         score_figure,
         tasks_figure,
     )
+    from ropewalk.reporting.figures.primitives import Figure
     from ropewalk.reporting.figures.search import search_figure
     from ropewalk.reporting.figures.training import training_figure
     from ropewalk.reporting.page import Examples, Page, Picture, write_page
-    from ropewalk.reporting.primitives import Figure
     from ropewalk.reporting.score_tables import comparison_table, result_tables
     from ropewalk.reporting.shown_text import shown
     from ropewalk.reporting.tables import ResultTable
 
 _HOMES = {
     "Examples": "page",
-    "Figure": "primitives",
+    "Figure": "figures.primitives",
     "Page": "page",
     "Picture": "page",
     "ResultTable": "tables",
     "comparison_table": "score_tables",
     "difference_figure": "figures.evaluation",
-    "draw": "drawing",
+    "draw": "figures.drawing",
     "evaluation_figures": "evaluation",
     "evaluation_tables": "evaluation",
     "length_figure": "figures.data",

@@ -19,7 +19,7 @@ from ropewalk.reporting.figures.audit import (
     samples_figure,
     tokens_figure,
 )
-from ropewalk.reporting.primitives import Figure
+from ropewalk.reporting.figures.primitives import Figure
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import Part, ResultTable
 
@@ -208,7 +208,7 @@ def draw_audit(found: Audit, folder: Path, name: str) -> tuple[list[Path], list[
         dtype overflowed.
     """
     # Imported here because matplotlib takes a second to import.
-    from ropewalk.reporting.drawing import draw
+    from ropewalk.reporting.figures.drawing import draw
 
     folder.mkdir(parents=True, exist_ok=True)
     drawn, left_out = [], []

@@ -26,8 +26,8 @@ from ropewalk.reporting.figures.evaluation import (
     score_figure,
     tasks_figure,
 )
+from ropewalk.reporting.figures.primitives import Figure
 from ropewalk.reporting.page import Examples, Page, Picture, write_page
-from ropewalk.reporting.primitives import Figure
 from ropewalk.reporting.score_tables import (
     OVERALL,
     Series,
@@ -484,7 +484,7 @@ def report_evaluation(out: Path, result: EvaluationResult) -> None:
 def pictures_of(out: Path, name: str, found: Sequence[TaskResult], threshold: float) -> list[Picture]:
     """Draw the figures of a result, in the order of the page."""
     # Imported here because matplotlib takes a second to import.
-    from ropewalk.reporting.drawing import draw
+    from ropewalk.reporting.figures.drawing import draw
 
     # Task names come from results.json, which may be untrusted, so they must not escape the folder.
     return [

@@ -15,8 +15,8 @@ from ropewalk.planning.rules import WIDE
 from ropewalk.planning.run import PlanResult
 from ropewalk.planning.settings import InspectSettings, PlanSettings
 from ropewalk.planning.stages import recipe_stages
+from ropewalk.reporting.figures.primitives import Figure
 from ropewalk.reporting.figures.rope import periods_figure
-from ropewalk.reporting.primitives import Figure
 from ropewalk.reporting.tables import Part
 from ropewalk.rope import RopeMethod
 

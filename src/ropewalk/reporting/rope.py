@@ -13,6 +13,7 @@ from rich.text import Text
 from ropewalk.evaluation.probe import ProbedSetting, ProbeResult
 from ropewalk.planning.bases import BasesResult, BoundResult, FrequenciesResult, ThetaResult
 from ropewalk.planning.rules import tokens_text
+from ropewalk.reporting.figures.primitives import Figure
 from ropewalk.reporting.figures.rope import (
     decay_figure,
     feasible_bases_figure,
@@ -21,7 +22,6 @@ from ropewalk.reporting.figures.rope import (
     probe_figure,
     slowest_pair_figure,
 )
-from ropewalk.reporting.primitives import Figure
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import Part, ResultTable, interval
 from ropewalk.rope.theory import (

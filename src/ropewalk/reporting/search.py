@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ropewalk.reporting.figures.primitives import Figure
 from ropewalk.reporting.figures.search import FactorLines, SearchCurve, search_figure
-from ropewalk.reporting.primitives import Figure
 from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.search.factor_table import Factors, perplexity_text
 from ropewalk.search.goal import TITLES

@@ -108,7 +108,7 @@ def write_run_report(output: Path) -> list[Path]:
         RopewalkError: if the run is not finished, or the folder cannot be written.
     """
     # Imported here because matplotlib takes a second to import.
-    from ropewalk.reporting.drawing import draw
+    from ropewalk.reporting.figures.drawing import draw
 
     try:
         summary = parse_json((output / SUMMARY).read_text(encoding="utf-8"), strict=True)

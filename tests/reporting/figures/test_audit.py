@@ -8,7 +8,7 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting.figures import audit
-from ropewalk.reporting.primitives import Figure, HeatMap, Line, Note, Rule
+from ropewalk.reporting.figures.primitives import Figure, HeatMap, Line, Note, Rule
 from ropewalk.reporting.style import LONG_DASHED, number_text, shift_text
 from tests.reporting.specification_cases import (
     NAN,

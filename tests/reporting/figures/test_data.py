@@ -7,7 +7,7 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting.figures.data import SourceLengths, length_figure, source_lengths
-from ropewalk.reporting.primitives import Boxes, Figure
+from ropewalk.reporting.figures.primitives import Boxes, Figure
 from tests.reporting.data_reports import AFTER, BEFORE, report
 from tests.reporting.specification_cases import boxes, names, of_kind, only
 

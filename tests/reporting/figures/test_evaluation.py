@@ -10,7 +10,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import default_bins
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.reporting.figures import evaluation
-from ropewalk.reporting.primitives import Area, Boxes, Figure, HeatMap, Line, Note
+from ropewalk.reporting.figures.primitives import Area, Boxes, Figure, HeatMap, Line, Note
 from tests.reporting.evaluation_results import (
     DIFFERENCES,
     LENGTHS,

@@ -9,7 +9,7 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting.figures import rope
-from ropewalk.reporting.primitives import Area, Boxes, Figure
+from ropewalk.reporting.figures.primitives import Area, Boxes, Figure
 from ropewalk.reporting.style import base_text
 from tests.reporting.specification_cases import (
     boxes,

@@ -7,7 +7,7 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import training_figure
-from ropewalk.reporting.primitives import Line
+from ropewalk.reporting.figures.primitives import Line
 from tests.reporting.specification_cases import lines, names, of_kind, only, rules
 
 METRICS: list[dict[str, Any]] = [

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-import yaml
 
 from ropewalk import RopewalkError
 from ropewalk.models.config_file import read_model_config
@@ -15,8 +14,9 @@ from ropewalk.rope import Default, Yarn
 from ropewalk.training.preflight import announcement, resolve
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
 from ropewalk.training.stage_rope.other_layers import ropes_of_other_layers
+from tests.training.resume_cases import recipe_of
 from tests.training.run_cases import extend
-from tests.training.tiny import save_tokenizer
+from tests.training.tiny import save_tiny
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 DIM, TRAINED, CONTEXT, LOCAL = 8, 32, 128, 2e4
@@ -24,34 +24,19 @@ BY_LAYER = {FULL: {"method": "yarn"}, SLIDING: {"method": "theta", "rope_theta":
 GIVEN = {FULL: Yarn(DIM, 1e6, CONTEXT / TRAINED, TRAINED), SLIDING: Default(DIM, LOCAL)}
 
 
-def recipe_of(values):
-    return parse_recipe(yaml.safe_dump(values), "test")
-
-
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory):
     """A tiny random Gemma 3: a RoPE for layers with a window, another for those of full attention."""
-    folder = tmp_path_factory.mktemp("gemma") / "gemma3"
-    config = transformers.Gemma3TextConfig(
-        vocab_size=16,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+    return save_tiny(
+        tmp_path_factory.mktemp("gemma") / "gemma3",
+        "Gemma3Text",
         head_dim=DIM,
         query_pre_attn_scalar=DIM,
         max_position_embeddings=TRAINED,
         sliding_window=16,
         layer_types=[SLIDING, FULL],
         pad_token_id=None,
-        bos_token_id=0,
-        eos_token_id=1,
     )
-    torch.manual_seed(0)
-    transformers.Gemma3ForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
 
 
 @pytest.fixture

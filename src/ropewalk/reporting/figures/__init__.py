@@ -1,1 +1,1 @@
-"""Build figures by subject from plain results. ``reporting.drawing`` draws them."""
+"""Build figures from plain results, as the specifications in ``primitives``; ``drawing`` writes them to files."""

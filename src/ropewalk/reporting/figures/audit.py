@@ -18,7 +18,7 @@ import numpy as np
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import style
-from ropewalk.reporting.primitives import (
+from ropewalk.reporting.figures.primitives import (
     Axis,
     Boxes,
     Figure,

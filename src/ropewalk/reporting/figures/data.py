@@ -10,7 +10,16 @@ import numpy as np
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting.data_tables import source_name
-from ropewalk.reporting.primitives import Axis, Boxes, Figure, Mark, Panel, length_ticks, named, series_fill
+from ropewalk.reporting.figures.primitives import (
+    Axis,
+    Boxes,
+    Figure,
+    Mark,
+    Panel,
+    length_ticks,
+    named,
+    series_fill,
+)
 from ropewalk.reporting.style import percent_text, share_text
 
 MOST_PANELS = 8

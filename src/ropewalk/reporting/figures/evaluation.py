@@ -19,7 +19,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting import style
-from ropewalk.reporting.primitives import (
+from ropewalk.reporting.figures.primitives import (
     Axis,
     Boxes,
     Figure,

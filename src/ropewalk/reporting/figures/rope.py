@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import style
-from ropewalk.reporting.primitives import (
+from ropewalk.reporting.figures.primitives import (
     Area,
     Axis,
     Boxes,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ropewalk.errors import RopewalkError
-from ropewalk.reporting.primitives import Axis, Figure, Floats, Line, Look, Mark, Panel, Rule
+from ropewalk.reporting.figures.primitives import Axis, Figure, Floats, Line, Look, Mark, Panel, Rule
 from ropewalk.reporting.style import BLUE, GREY
 
 SMOOTHED_POINTS = 50

@@ -20,13 +20,11 @@ from matplotlib.colors import to_rgba
 from matplotlib.text import Text
 
 from ropewalk.errors import RopewalkError
-from ropewalk.reporting import drawing, primitives
-from ropewalk.reporting.drawing import draw, luminance, render, spread
+from ropewalk.reporting.figures import drawing, primitives
 from ropewalk.reporting.figures.data import SourceLengths, length_figure
+from ropewalk.reporting.figures.drawing import draw, luminance, render, spread
 from ropewalk.reporting.figures.evaluation import needle_figure, perplexity_figure
-from ropewalk.reporting.figures.search import search_figure
-from ropewalk.reporting.figures.training import training_figure
-from ropewalk.reporting.primitives import (
+from ropewalk.reporting.figures.primitives import (
     Area,
     Axis,
     Boxes,
@@ -42,6 +40,8 @@ from ropewalk.reporting.primitives import (
     Steps,
     Whiskers,
 )
+from ropewalk.reporting.figures.search import search_figure
+from ropewalk.reporting.figures.training import training_figure
 from tests.places import ROOT
 from tests.reporting.evaluation_results import needle
 from tests.reporting.figures import test_audit, test_evaluation, test_rope, test_search

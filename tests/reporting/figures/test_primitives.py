@@ -7,7 +7,7 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import style
-from ropewalk.reporting.primitives import (
+from ropewalk.reporting.figures.primitives import (
     Area,
     Axis,
     Boxes,

@@ -1,7 +1,8 @@
 """Describe figures as values: panels, axes and marks. Imports no plotting library.
 
-The functions in ``figures`` build a :class:`Figure` from plain results, tests compare it, and only
-:func:`ropewalk.reporting.drawing.draw` turns it into a file. Numbers are in the units of the axes; NaN is a gap.
+The modules beside this one build a :class:`Figure` from plain results, tests compare it, and only
+:func:`ropewalk.reporting.figures.drawing.draw` turns it into a file. Numbers are in the units of the axes; NaN is a
+gap.
 """
 
 from __future__ import annotations

@@ -35,8 +35,7 @@ from matplotlib.ticker import (
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import replacing
 from ropewalk.reporting import style
-from ropewalk.reporting.page import Picture
-from ropewalk.reporting.primitives import (
+from ropewalk.reporting.figures.primitives import (
     Area,
     Axis,
     Boxes,
@@ -53,6 +52,7 @@ from ropewalk.reporting.primitives import (
     Steps,
     Whiskers,
 )
+from ropewalk.reporting.page import Picture
 from ropewalk.reporting.shown_text import harmless
 
 FORMATS = (".png", ".svg")
