@@ -390,5 +390,16 @@ def notes_on(config: Config) -> list[str]:
     """
     text = config.get("text_config") or config
     context, model_type = text["max_position_embeddings"], text.get("model_type")
-    methods = dict.fromkeys(methods_from_config(text).values())
-    return [*dict.fromkeys(note for method in methods for note in method.reader_notes(context, model_type))]
+    by_type = methods_from_config(text)
+    methods = [*dict.fromkeys(by_type.values())]
+    told = []
+    if len(methods) > 1:
+        # A base by itself is safe everywhere; two of them are only as safe as the reader's handling of layer types.
+        methods = [method for method in methods if not isinstance(method, Default)]
+        told.append(
+            f"the layer types {' and '.join(map(str, by_type))} have different RoPE: transformers reads "
+            f"each, and what other "
+            "programs make of them is not known"
+        )
+    notes = (note for method in methods for note in method.reader_notes(context, model_type))
+    return [*told, *dict.fromkeys(notes)]

@@ -110,4 +110,9 @@ def test_notes_on_a_config_are_those_on_its_methods() -> None:
         "max_position_embeddings": 32768,
         **config_entries(layers, 8),
     }
-    assert notes_on(both) == Default(8, 1e6).reader_notes(32768, "llama")
+    (note,) = notes_on(both)
+    assert note.startswith("the layer types full_attention and sliding_attention have different RoPE")
+    same = {**both, **config_entries(dict.fromkeys(layers, Default(8, 1e6)), 8)}
+    assert notes_on(same) == Default(8, 1e6).reader_notes(32768, "llama")
+    scaled = {**both, **config_entries({**layers, "full_attention": LONG}, 8)}
+    assert notes_on(scaled) == [note, *LONG.reader_notes(32768, "llama")]

@@ -254,7 +254,7 @@ def refuse_no_rows(packed: Packed, counts: PackingCounts, held_out: int) -> None
     """
     if packed.num_rows:
         return
-    aside = f" ({held_out} more are held out for validation: hold out fewer)" if held_out else ""
+    aside = f" ({held_out} more are held out for validation: lower validation_documents)" if held_out else ""
     raise RopewalkError(
         f"the documents do not fill one row: {counts.remainder_tokens} training tokens in {counts.documents} documents"
         f"{aside}, and a row takes {packed.settings.context}; choose shorter rows, or remainder pad"
