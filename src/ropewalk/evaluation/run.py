@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from ropewalk.parallel.context import RunContext
     from ropewalk.rope import RopeMethod
 
-GO_ON = "run the same command again to resume"
-"""Advice to the user after a process was lost."""
-
 
 class RopeOverride(Protocol):
     """RoPE that replaces a checkpoint's own, such as a table of rescale factors.

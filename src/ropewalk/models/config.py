@@ -56,12 +56,20 @@ WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "ope
 CHANGES_ITS_MASK = ("doge",)
 """Model types whose attention adds its own scores to the mask, which no engine receives."""
 MASK_EVERY_KIND = {
-    **dict.fromkeys(
-        ("afmoe", "cohere2", "cohere2_moe", "gemma2", "gemma3_text", "gpt_oss"), "sliding_window"
-    ),
-    **dict.fromkeys(("granite_swa", "granitemoe_swa", "kolibri1", "ministral", "olmo3"), "sliding_window"),
-    **dict.fromkeys(("modernbert-decoder", "vaultgemma"), "sliding_window"),
+    "afmoe": "sliding_window",
+    "cohere2": "sliding_window",
+    "cohere2_moe": "sliding_window",
+    "gemma2": "sliding_window",
+    "gemma3_text": "sliding_window",
+    "gpt_oss": "sliding_window",
+    "granite_swa": "sliding_window",
+    "granitemoe_swa": "sliding_window",
+    "kolibri1": "sliding_window",
     "llama4_text": "attention_chunk_size",
+    "ministral": "sliding_window",
+    "modernbert-decoder": "sliding_window",
+    "olmo3": "sliding_window",
+    "vaultgemma": "sliding_window",
 }
 """Model types for which transformers builds the mask of windows or chunks even if no layer has one, and fails if the
 config has no width for it; with the key of that width."""

@@ -216,10 +216,8 @@ class Rope(_Parameters):
 
     def _check_of_windows(self) -> None:
         """Raise for settings that layers with a window cannot have: no distance in them grows with the context."""
-        here, none_derived = (
-            LAYER_TYPES[1],
-            "no distance in these layers grows with the context, so none is derived",
-        )
+        here = LAYER_TYPES[1]
+        none_derived = "no distance in these layers grows with the context, so none is derived"
         taken = METHODS.get(self.method)
         if self.method == "auto" or taken is None or taken.length_dependent:
             raise ValueError(
