@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -72,6 +73,7 @@ TRACKERS_AND_HARNESS = {
 LIBRARIES_OF_PURE_ROOMS = {"torch", "numpy"}
 
 
+@cache
 def imports_of(path: Path) -> set[str]:
     """Dotted names of everything a module imports, function bodies included."""
     names = set()

@@ -12,6 +12,7 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.attention_hooks import LayoutCall, asked_of
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import attach
+from tests.marks import slow_after
 from tests.models.families import ATTENTIONS, LOCAL, WINDOW, tiny_model
 
 LENGTHS = (23, 5, 17)
@@ -39,7 +40,7 @@ def documents_alone(model, ids, layout):
         yield tokens[anchor_length:], logits[anchor_length:]
 
 
-@pytest.mark.parametrize("pattern", ["full", "intra_document", "anchor"])
+@pytest.mark.parametrize("pattern", slow_after(1, ["anchor", "full", "intra_document"]))
 @pytest.mark.parametrize("family", ATTENTIONS)
 def test_a_packed_row_equals_each_document_alone(family, pattern):
     """Outputs and gradients in float64, of layers with windows and without, against the model's own attention."""

@@ -25,6 +25,7 @@ from ropewalk.models.intercept import (
 from ropewalk.models.load import attach, load_model
 from ropewalk.models.rotary import rotary_module, swap_rotary
 from tests.audit.audit_cases import dense_attention
+from tests.marks import slow_after
 from tests.models.families import ATTENTIONS, COMMON, FAMILIES, WINDOW, tiny_model
 
 LENGTH = 40
@@ -127,8 +128,8 @@ def test_float32_logits_are_those_of_eager_attention(audited_model, shift):
     assert (found - expected).abs().max() <= units(model, torch.float32) * largest
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shift", SHIFTS)
+@pytest.mark.parametrize("dtype", slow_after(1, [torch.bfloat16, torch.float16]))
+@pytest.mark.parametrize("shift", slow_after(1, SHIFTS))
 def test_half_precision_errs_as_eager_attention_does(audited_model, exact_logits, dtype, shift):
     """No more than twice the deviation of the model itself from float64, and no less than half of it."""
     ids = row()

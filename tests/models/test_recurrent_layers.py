@@ -17,6 +17,7 @@ from ropewalk.models.recurrent_layers import mixers_of, run_batches
 from ropewalk.parallel import MeshShape, SequenceGroups, ShardedLayouts
 from ropewalk.rope import Default, RotaryEmbedding, methods_from_config, replace_methods
 from ropewalk.training.preflight import refuse_on_mesh
+from tests.marks import slow_after
 from tests.models.families import HYBRIDS, tiny_model
 
 LENGTHS = (23, 5, 40, 17)
@@ -93,7 +94,7 @@ def compare(plain, layout, seed=1):
     return worst, max(float((p - q).abs().max()) for p, q in pairs) / scale
 
 
-@pytest.mark.parametrize("pattern", ["full", "intra_document", "anchor"])
+@pytest.mark.parametrize("pattern", slow_after(1, ["anchor", "full", "intra_document"]))
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_packed_row_equals_each_document_alone(family, pattern):
     """Outputs and gradients in float64. Under anchor, attention sees [anchor; document], a recurrence the document."""

@@ -21,6 +21,7 @@ from ropewalk.search import (
     minimise,
     mutate,
 )
+from tests.marks import slow_after
 from tests.search.test_space import is_member, placed
 from tests.search.toy_objective import ToyEvaluator
 
@@ -109,7 +110,7 @@ OPTIMUM = Candidate((1.0, 1.03, 1.4, 1.4, 2.25, 3.1))
 SEEDS = {"pi": Candidate((4.0,) * 6), "ntk": Candidate((1.0, 1.32, 1.74, 2.3, 3.03, 4.0))}
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", slow_after(1, [0, 1, 2]))
 @pytest.mark.parametrize("racing", [True, False])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_finds_a_known_optimum(name, racing, seed):

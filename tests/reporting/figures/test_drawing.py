@@ -42,6 +42,7 @@ from ropewalk.reporting.figures.primitives import (
 )
 from ropewalk.reporting.figures.search import search_figure
 from ropewalk.reporting.figures.training import training_figure
+from tests.marks import slow_after
 from tests.places import ROOT
 from tests.reporting.evaluation_results import needle
 from tests.reporting.figures import test_audit, test_evaluation, test_rope, test_search
@@ -117,7 +118,7 @@ def is_readable(page: Any) -> None:
 
 
 @pytest.mark.parametrize("make", CASES)
-@pytest.mark.parametrize("changes", [{}, {"title": WIDE}])
+@pytest.mark.parametrize("changes", slow_after(1, [{"title": WIDE}, {}]))
 def test_every_figure_is_readable(make: Any, changes: dict[str, Any]) -> None:
     figure = make(**changes)
     is_readable(render(replace(figure, caption=CAPTION) if changes else figure))
@@ -336,8 +337,8 @@ def state(names: list[str], longest: int, seed: int) -> dict[str, SourceLengths]
 @pytest.mark.parametrize(
     ("count", "longest", "many"),
     [
-        (count, longest, 1 + (m + n) % 2)
-        for m, count in enumerate((1, 2, 3, 7, 12), 1)
+        pytest.param(count, longest, 1 + (m + n) % 2, marks=[] if (n - m) % 5 < 2 else [pytest.mark.slow])
+        for m, count in enumerate((1, 2, 3, 7, 12))
         for n, longest in enumerate((3, 8, 13, 20, 24))
     ],
 )
