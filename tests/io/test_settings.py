@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from ropewalk.io.settings import (
     Count,
     ExistingPath,
     FileOrName,
     Folder,
+    Length,
     Lengths,
     Numbers,
     Option,
@@ -33,6 +34,14 @@ class Outer(Settings):
     lines: Numbers = ()
     name: Text = "x"
     either: float | None = None
+    small: Length = 1
+
+    @field_validator("small")
+    @classmethod
+    def _is_small(cls, value: int) -> int:
+        if value > 1000:
+            raise ValueError(f"must not exceed 1000 tokens, got {value}")
+        return value
 
 
 @pytest.mark.parametrize(
@@ -49,6 +58,7 @@ class Outer(Settings):
         ({"lengths": ","}, "lengths: ',' contains no name"),
         ({"lines": "20,x"}, "lines.1 must be a whole number, got 'x'"),
         ({"either": "x"}, "either must be a number, got 'x'"),
+        ({"small": "1k"}, "small must not exceed 1000 tokens, got 1024"),
         ({"rate": -1, "either": "x"}, "rate must be 0 or more, got -1; either must be a number, got 'x'"),
     ],
 )

@@ -7,6 +7,7 @@ these models, and command-line options and the reference in the documentation ar
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from ropewalk.io.lengths import format_length, parse_length
+
+_GOT = re.compile(r"[,;] got ")
 
 MOST_PROBLEMS = 3
 """Most mistakes that one message lists."""
@@ -349,7 +352,8 @@ def _problem(
     if first["type"] == "literal_error" and field is not None and (inner := model_in(field.annotation)):
         needs.append(f"must be a mapping of {', '.join(inner.model_fields)}")
     shown = f", got {value if _is_bound(first['type']) else repr(value)}"
-    if isinstance(value, dict | list | BaseModel):
+    # A validator's own message may already give the value, in the form that it takes after conversion.
+    if isinstance(value, dict | list | BaseModel) or any(_GOT.search(need) for need in needs):
         shown = ""
     if all(need.startswith("must be ") for need in needs):
         wanted = " or ".join(need.removeprefix("must be ") for need in needs)
