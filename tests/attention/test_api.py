@@ -117,7 +117,7 @@ def test_plans_are_made_once_a_row_not_once_a_layer(monkeypatch):
 def test_auto_says_once_what_it_took(caplog):
     from ropewalk.attention import api
 
-    api._say_once.cache_clear()
+    api._log_choice_once.cache_clear()
     layout = PackedLayout.from_lengths([5, 4])
     with caplog.at_level("INFO", logger="ropewalk"):
         for _ in range(3):

@@ -10,7 +10,12 @@ from ropewalk.cli.app import main
 from ropewalk.data import load_tokenizer
 from ropewalk.errors import Echo, RunFailure
 from ropewalk.evaluation import ModelUnderTest, evaluate_model
-from ropewalk.evaluation.backends.sharded import forced_row, row_losses_of, sharded_likeliest, sharded_losses
+from ropewalk.evaluation.backends.sharded import (
+    row_losses_of,
+    sharded_likeliest,
+    sharded_losses,
+    teacher_forced_row,
+)
 from ropewalk.evaluation.probe import probe_model
 from ropewalk.models.load import ModelSetup
 from ropewalk.models.sharding import load_sharded
@@ -69,7 +74,7 @@ def likeliest(shape, folder, prompts):
     """The likeliest token before each token of the answers of (ids, start) pairs."""
 
     def run(model, mesh, world):
-        rows = [forced_row(torch.tensor(ids), start) for ids, start in prompts]
+        rows = [teacher_forced_row(torch.tensor(ids), start) for ids, start in prompts]
         found = sharded_likeliest(model, rows, mesh)
         return [tokens[start - 1 : -1].tolist() for tokens, (_, start) in zip(found, prompts, strict=True)]
 
@@ -102,7 +107,7 @@ def damaged(shape, folder, ids):
         if mesh.rank == 1:
             model.model.base_model.norm.weight.to_local().data.fill_(float("nan"))
         try:
-            list(sharded_likeliest(model, [forced_row(torch.tensor(ids), 3)], mesh))
+            list(sharded_likeliest(model, [teacher_forced_row(torch.tensor(ids), 3)], mesh))
         except (RunFailure, Echo) as error:
             return type(error).__name__, str(error)
 
@@ -118,7 +123,7 @@ def without_memory(shape, folder, ids):
     def run(model, mesh, world):
         handle = model.model.base_model.register_forward_pre_hook(full)
         try:
-            list(sharded_losses(model, [forced_row(torch.tensor(ids), 3)], mesh))
+            list(sharded_losses(model, [teacher_forced_row(torch.tensor(ids), 3)], mesh))
         except RunFailure as error:
             return str(error)
         finally:

@@ -9,7 +9,7 @@ import torch
 from ropewalk import PackedLayout
 from ropewalk.attention.options import EVERYTHING, Locality
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.attention_hooks import LayoutCall, asked_of
+from ropewalk.models.attention_hooks import LayoutCall, attention_options_of
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import attach
 from tests.marks import slow_after
@@ -100,13 +100,13 @@ def call_with(*localities):
 
 def test_a_layer_asks_for_what_its_config_and_its_module_say():
     sinks = torch.zeros(2)
-    asked = asked_of(
+    asked = attention_options_of(
         Layer(),
         call_with(EVERYTHING, Locality(7)),
         {"scaling": 0.5, "softcap": 9.0, "s_aux": sinks, "sliding_window": 7},
     )
     assert (asked.scale, asked.softcap, asked.window, asked.chunk, asked.sinks) == (0.5, 9.0, 7, None, sinks)
-    assert asked_of(Layer(), call_with(EVERYTHING, Locality(chunk=5)), {}).chunk == 5
+    assert attention_options_of(Layer(), call_with(EVERYTHING, Locality(chunk=5)), {}).chunk == 5
 
 
 @pytest.mark.parametrize(
@@ -124,14 +124,16 @@ def test_a_layer_asks_for_what_its_config_and_its_module_say():
 )
 def test_what_no_engine_does_is_refused_by_name(options, message):
     with pytest.raises(EngineError, match=message):
-        asked_of(Layer(), call_with(EVERYTHING, Locality(7)), options)
+        attention_options_of(Layer(), call_with(EVERYTHING, Locality(7)), options)
 
 
 def test_a_layer_that_does_not_say_its_number_is_refused_where_layers_differ():
     nameless = torch.nn.Module()
-    assert asked_of(nameless, call_with(Locality(7), Locality(7)), {"sliding_window": 7}).window == 7
+    assert (
+        attention_options_of(nameless, call_with(Locality(7), Locality(7)), {"sliding_window": 7}).window == 7
+    )
     with pytest.raises(EngineError, match="its window is unknown"):
-        asked_of(nameless, call_with(Locality(7), EVERYTHING), {})
+        attention_options_of(nameless, call_with(Locality(7), EVERYTHING), {})
 
 
 @pytest.mark.parametrize("family", LOCAL)

@@ -79,13 +79,13 @@ def test_the_table_is_what_the_models_do(family, two_ranks: Ranks):
 def test_a_wrong_row_would_be_noticed(monkeypatch):
     """With a window of one token more in our attention alone, the comparison says WRONG."""
     hooks = importlib.import_module("ropewalk.models.attention_hooks")
-    asked = hooks.asked_of
+    asked = hooks.attention_options_of
 
     def one_more(module, layout, options):
         found = asked(module, layout, options)
         return hooks.AttentionOptions(found.scale, found.softcap, found.window and found.window + 1)
 
-    monkeypatch.setattr(hooks, "asked_of", one_more)
+    monkeypatch.setattr(hooks, "attention_options_of", one_more)
     plain = every_family.tiny_model("mistral", every_family.torch.float64)
     found = every_family.packed_training("mistral", plain)
     assert (found["status"], "off by" in found["reason"]) == ("WRONG", True)

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
 from ropewalk.parallel import MeshShape, make_mesh
-from ropewalk.parallel.collectives import Parcels, all_to_all, send_entries
+from ropewalk.parallel.collectives import EntryExchange, all_to_all, send_entries
 from ropewalk.parallel.mesh import forget_groups
 from ropewalk.parallel.traffic import counted_traffic
 
@@ -25,7 +25,7 @@ def sent_entries(dtype):
     index, counts = [([0, 1, 1], [2, 1]), ([2], [1, 0])][rank]
     received = [[2, 1], [1, 0]][rank]
     x = (10.0 * rank + torch.arange(3)).to(dtype).requires_grad_()
-    got = send_entries(x, Parcels(torch.tensor(index), counts, received, dist.group.WORLD))
+    got = send_entries(x, EntryExchange(torch.tensor(index), counts, received, dist.group.WORLD))
     weights = torch.arange(1, len(got) + 1).to(dtype)
     (gradient,) = torch.autograd.grad((got * weights).sum(), x)
     return got.tolist(), gradient.tolist(), str(gradient.dtype)

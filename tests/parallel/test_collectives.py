@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ropewalk.parallel.collectives import Parcels, send_entries
+from ropewalk.parallel.collectives import EntryExchange, send_entries
 from tests.parallel.exchange_cases import exchanged_parts, sent_entries
 
 
@@ -25,7 +25,7 @@ def test_entries_go_where_they_are_asked_for_and_their_gradients_add_up_at_home(
 
 def test_a_rank_alone_sends_to_itself_without_a_group():
     x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-    got = send_entries(x, Parcels(torch.tensor([2, 0]), [2], [2], None))
+    got = send_entries(x, EntryExchange(torch.tensor([2, 0]), [2], [2], None))
     assert got.tolist() == [3.0, 1.0]
     (gradient,) = torch.autograd.grad((got * torch.tensor([5.0, 7.0])).sum(), x)
     assert gradient.tolist() == [7.0, 0.0, 5.0]

@@ -11,8 +11,8 @@ class Recorder(Silent):
 
 def test_only_the_process_that_leads_reports():
     recorder = Recorder()
-    assert RunContext(reporter=recorder).told is recorder
-    assert type(RunContext(world=World(rank=1, size=2), reporter=recorder).told) is Silent
+    assert RunContext(reporter=recorder).rank_0_reporter is recorder
+    assert type(RunContext(world=World(rank=1, size=2), reporter=recorder).rank_0_reporter) is Silent
 
 
 def test_a_mesh_changes_nothing_else():

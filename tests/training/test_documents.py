@@ -8,22 +8,22 @@ from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_lab
 from ropewalk.errors import RopewalkError
 from ropewalk.training.documents import (
     ROWS,
-    Began,
+    RunInputs,
     mixture_sentences,
     model_at_start,
-    read_began,
+    read_run_inputs,
     training_rows,
-    write_began,
+    write_run_inputs,
 )
 
-BEGAN = Began(
+BEGAN = RunInputs(
     rows=["data/a", None], digests=["a" * 64, None], validation_sources=None, model="m", precision="float32"
 )
 
 
 def test_what_a_run_began_with_is_read_back_as_it_was_written(tmp_path):
-    write_began(tmp_path, BEGAN)
-    assert read_began(tmp_path) == BEGAN
+    write_run_inputs(tmp_path, BEGAN)
+    assert read_run_inputs(tmp_path) == BEGAN
     assert model_at_start(tmp_path) == "m"
 
 
@@ -33,7 +33,7 @@ def test_a_stage_has_its_own_rows_and_a_new_one_has_none():
 
 def test_rows_without_a_digest_each_are_no_record():
     with pytest.raises(ValidationError, match="2 folders of rows but 1 digests"):
-        Began(rows=["a", "b"], digests=["c"], validation_sources=None)
+        RunInputs(rows=["a", "b"], digests=["c"], validation_sources=None)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_rows_without_a_digest_each_are_no_record():
 def test_a_damaged_record_is_refused_by_its_name(tmp_path, text):
     (tmp_path / ROWS).write_text(text)
     with pytest.raises(RopewalkError, match=ROWS):
-        read_began(tmp_path)
+        read_run_inputs(tmp_path)
 
 
 def test_a_row_is_measured_as_one_run_of_text_and_a_target_of_another_chunk_is_none():

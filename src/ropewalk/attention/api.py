@@ -66,7 +66,7 @@ def attend(
     )
     chosen = check_engine(engine, spec)
     if engine == "auto":
-        _say_once(chosen, query.device)
+        _log_choice_once(chosen, query.device)
     plan = _plan(layouts, chosen, query.device, options.locality)
     output: Tensor = _module(chosen).run(query, key, value, plan, options)
     return output
@@ -129,7 +129,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, layouts: tuple[Pac
 
 
 @cache
-def _say_once(engine: str, device: torch.device) -> None:
+def _log_choice_once(engine: str, device: torch.device) -> None:
     log.info("attention engine %s on %s (auto)", engine, device)
 
 

@@ -58,9 +58,9 @@ def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResu
     path = resolve_model(config.model)
     trained = read_config(path).trained_length
     device = choose_device(context.device)
-    rows = _rows(config, load_tokenizer(path), trained, context.told)
+    rows = _rows(config, load_tokenizer(path), trained, context.rank_0_reporter)
     model = load_model(path, ModelSetup(exact_rope=False), device=device)
-    with context.told.bar("audit", forward_passes(config, len(rows))) as advance:
+    with context.rank_0_reporter.bar("audit", forward_passes(config, len(rows))) as advance:
         found = audit_model(
             model,
             [row.input_ids for row in rows],

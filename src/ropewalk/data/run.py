@@ -59,44 +59,44 @@ class PackResult(Result):
         return open_rows(self.folder)
 
     def to_json(self) -> dict[str, Any]:
-        """Folder, counts, where every token went, and the manifest."""
-        told: dict[str, Any] = {"folder": str(self.folder), "complete": self.complete}
+        """Folder, counts, the account of all tokens, and the manifest, as JSON values."""
+        values: dict[str, Any] = {"folder": str(self.folder), "complete": self.complete}
         if self.manifest is None:
-            return {**told, "rows": self.total, "rows_there": self.rows, "missing": list(self.missing)}
-        told |= {"reused": self.reused, **summary(self.manifest)}
-        told |= {key: value for key, value in self.manifest.items() if key not in told}
-        plain: dict[str, Any] = plain_json(told)
+            return {**values, "rows": self.total, "rows_there": self.rows, "missing": list(self.missing)}
+        values |= {"reused": self.reused, **summary(self.manifest)}
+        values |= {key: value for key, value in self.manifest.items() if key not in values}
+        plain: dict[str, Any] = plain_json(values)
         return plain
 
 
 @dataclass(frozen=True)
 class DataStats(Result):
-    """What documents or packed rows consist of, and how much attention they leave out.
+    """Statistics of documents or packed rows, including the share of attention that each pattern skips.
 
     Attributes:
-        report: as :func:`ropewalk.data.statistics.rows_report`, or ``statistics_report`` of documents, and the name of
-            the tokenizer.
+        report: result of :func:`ropewalk.data.statistics.rows_report`, or of ``statistics_report`` for documents, and
+            the name of the tokenizer.
     """
 
     report: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """The report; a share of nothing is None."""
+        """The report as JSON values; the share of an empty whole is None."""
         plain: dict[str, Any] = plain_json(self.report)
         return plain
 
 
 @dataclass(frozen=True)
 class DataPreview(Result):
-    """The first packed rows, taken apart.
+    """Preview of the first packed rows of a folder.
 
     Attributes:
-        folder: of the rows.
-        tokenizer: whose texts these are.
+        folder: folder of the rows.
+        tokenizer: name of the tokenizer that decoded the texts.
         context: tokens of a row.
-        pattern: of the rows.
-        total: rows in the folder.
-        rows: those that are shown.
+        pattern: attention pattern of the rows.
+        total: number of rows in the folder.
+        rows: previews of the first rows.
     """
 
     folder: Path
@@ -119,14 +119,14 @@ class DataPreview(Result):
 
 
 def pack(config: PackConfig, context: RunContext) -> PackResult:
-    """Pack documents into rows on disk; the same call goes on where one was interrupted.
+    """Pack documents into rows on disk; call it again with the same arguments to resume after an interruption.
 
     Args:
-        config: which documents, which rows, and this machine's part of the work.
-        context: its output is the folder of the rows: new, empty, or of the same rows.
+        config: the documents, the settings of the rows, and this machine's shard of the work.
+        context: its output is the folder of the rows, which must be new, empty, or contain the same rows.
 
     Raises:
-        RopewalkError: as :func:`ropewalk.data.rows.store.pack_rows`.
+        RopewalkError: as in :func:`ropewalk.data.rows.store.pack_rows`.
 
     Example:
         >>> from pathlib import Path
@@ -152,7 +152,7 @@ def merge(parts: Sequence[Path], context: RunContext) -> PackResult:
     """Merge the shards that several machines packed into separate folders into the context's output folder.
 
     Raises:
-        RopewalkError: as :func:`ropewalk.data.rows.stored.merge_parts`.
+        RopewalkError: as in :func:`ropewalk.data.rows.stored.merge_parts`.
     """
     if context.output is None:
         raise RopewalkError("merging needs an output folder; set the run context's output")
@@ -167,9 +167,9 @@ def _result(made: PackedRows | Part, reused: bool) -> PackResult:
 
 @contextmanager
 def _progress(context: RunContext) -> Iterator[tuple[Progress, Writing]]:
-    """Documents, tokens and speed while sources are read, then rows."""
+    """Progress callbacks: documents, tokens and speed while sources are read, then rows written."""
     began = time.monotonic()
-    with context.told.bar("packing", None) as advance:
+    with context.rank_0_reporter.bar("packing", None) as advance:
 
         def read(documents: int, tokens: int) -> None:
             speed = tokens / max(time.monotonic() - began, 1e-9)
@@ -179,15 +179,15 @@ def _progress(context: RunContext) -> Iterator[tuple[Progress, Writing]]:
 
 
 def stats(config: StatsConfig, context: RunContext) -> DataStats:
-    """Count documents and tokens by source, with lengths, repeats, and the attention that each pattern skips.
+    """Count documents and tokens by source, with lengths, repeats, and the share of attention that each pattern skips.
 
     Args:
-        config: one folder of packed rows, whose digests are verified, or documents and a tokenizer.
-        context: receives the progress.
+        config: a folder of packed rows, whose digests are verified; or documents and a tokenizer.
+        context: run context whose reporter shows progress.
 
     Raises:
-        RopewalkError: if packed rows are combined with documents, or with a tokenizer or length, which rows state
-            themselves; and for every error of opening rows or reading documents.
+        RopewalkError: if packed rows are combined with documents, a tokenizer or a length, and for errors in opening
+            rows or reading documents.
 
     Example:
         >>> from ropewalk.data import StatsConfig, stats
@@ -199,11 +199,11 @@ def stats(config: StatsConfig, context: RunContext) -> DataStats:
     folder = folder_of_rows(config)
     if folder is not None:
         rows = open_rows(folder, verify=True)
-        with context.told.bar("rows", None) as advance:
+        with context.rank_0_reporter.bar("rows", None) as advance:
             report = rows_report(rows, lambda done: advance(done, f"{done:,} of {len(rows):,}"))
         return DataStats({**report, "tokenizer": rows.manifest["tokenizer"]["name_or_path"]})
     name = EMBEDDED if config.tokenizer is None else config.tokenizer
-    with context.told.bar("documents", None) as advance:
+    with context.rank_0_reporter.bar("documents", None) as advance:
         documents = tokenise(
             read_texts_and_tokens(config.sources),
             name,
@@ -217,7 +217,7 @@ def stats(config: StatsConfig, context: RunContext) -> DataStats:
 
 
 def folder_of_rows(config: StatsConfig) -> Path | None:
-    """The folder of packed rows, if that is what is meant."""
+    """The folder of packed rows that the sources name; None if they name documents."""
     folders = [Path(source.path).expanduser() for source in config.sources]
     packed = [folder for folder in folders if holds_rows(folder)]
     if not packed:

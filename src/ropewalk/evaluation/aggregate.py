@@ -203,16 +203,16 @@ def _mean(by_name: Mapping[str, TaskResult]) -> TaskResult:
     failed = {name: result.reason for name, result in by_name.items() if result.status != "ok"}
     if failed:
         name, reason = next(iter(failed.items()))
-        told = reason if len(failed) == len(by_name) else f"checkpoint {name}: {reason}"
-        return TaskResult.not_run(first.suite, first.task, first.length, told or "", first.unit)
+        why = reason if len(failed) == len(by_name) else f"checkpoint {name}: {reason}"
+        return TaskResult.not_run(first.suite, first.task, first.length, why or "", first.unit)
     if len(by_name) > 1 and first.details.get("evaluator") == ITSELF:
-        told = "each checkpoint chose its own key tokens; give --evaluator, so that all use the same ones"
-        return TaskResult.not_run(first.suite, first.task, first.length, told, first.unit)
+        reason = "each checkpoint chose its own key tokens; give --evaluator, so that all use the same ones"
+        return TaskResult.not_run(first.suite, first.task, first.length, reason, first.unit)
     others = [name for name, r in by_name.items() if r.details.get("tasks") != first.details.get("tasks")]
     if others:
         # Overall scores over different tasks are different quantities and have no meaningful mean.
-        told = f"the score of checkpoint {others[0]} is over other tasks than that of the first checkpoint"
-        return TaskResult.not_run(first.suite, first.task, first.length, told, first.unit)
+        reason = f"the score of checkpoint {others[0]} is over other tasks than that of the first checkpoint"
+        return TaskResult.not_run(first.suite, first.task, first.length, reason, first.unit)
     _refuse_other_samples(by_name)
     scores = np.array([result.score for result in by_name.values()])
     mean, finite = float(scores.mean()), bool(np.isfinite(scores).all())

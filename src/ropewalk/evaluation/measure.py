@@ -26,14 +26,14 @@ from ropewalk.evaluation.tasks.lm_eval.suites import (
 )
 from ropewalk.evaluation.tasks.registry import check_names, chosen_suites, chosen_tasks
 from ropewalk.evaluation.tasks.suite import (
-    FORCED,
+    TEACHER_FORCED,
     GeneratedSuite,
     HarnessSuite,
     LikelihoodInput,
     LikelihoodSuite,
     Suite,
 )
-from ropewalk.evaluation.tasks.teacher_forced import forced_result
+from ropewalk.evaluation.tasks.teacher_forced import teacher_forced_result
 
 SuiteProgress = Callable[[str, int, int], None]
 """Called with the name of the current measurement, the number of completed items, and the total."""
@@ -127,7 +127,7 @@ def check_evaluation(
         for suite in suites
         if isinstance(suite, GeneratedSuite)
         for name, task in generated_tasks(suite, chosen[suite.name], settings).items()
-        if task.unavailable() is None and (name != FORCED or _gives_likelihoods(under_test))
+        if task.unavailable() is None and (name != TEACHER_FORCED or _gives_likelihoods(under_test))
     ]
     asked = [
         length for suite in suites if suite.needs_lengths(settings) for length in suite.lengths_of(settings)
@@ -175,7 +175,7 @@ def _check_stated(under_test: ModelUnderTest, longest: int, settings: Settings) 
 def generated_tasks(suite: GeneratedSuite, names: Sequence[str], settings: Settings) -> dict[str, Task]:
     """Return the task that generates samples for each name; the teacher-forced task uses those of the first task."""
     tasks = suite.tasks(settings)
-    return {name: next(iter(tasks.values())) if name == FORCED else tasks[name] for name in names}
+    return {name: next(iter(tasks.values())) if name == TEACHER_FORCED else tasks[name] for name in names}
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +199,7 @@ class _Measurement:
         encoder = PromptEncoder(self.under_test.tokenizer, self.settings.chat)
         results = []
         for name, task in generated_tasks(suite, names, self.settings).items():
-            measure = self._forced if name == FORCED else self._generation
+            measure = self._forced if name == TEACHER_FORCED else self._generation
             lengths = suite.lengths_at(task, self.settings, encoder)
             results += [measure(suite, task, length, encoder) for length in lengths]
         return results if suite.mean is None else [*results, *suite.mean(results, names)]
@@ -226,19 +226,19 @@ class _Measurement:
         if self.under_test.likelihoods is None:
             reason = "a server does not return the most likely tokens of a given text; measure the checkpoint itself"
         if reason is not None:
-            return TaskResult.not_run(suite.name, FORCED, length, reason)
+            return TaskResult.not_run(suite.name, TEACHER_FORCED, length, reason)
         count, seed = self.settings.samples, self.settings.seed
         samples = stored_samples(task, encoder, length, count, seed, self.stores.samples)
         # If the suite's own tasks generate answers, the results must say that this one did not.
-        told = {} if suite.forced_too else {"scored": "teacher-forced"}
+        scoring = {} if suite.teacher_forced else {"scored": "teacher-forced"}
         return self._kept(
-            (suite.name, FORCED, length),
-            lambda: forced_result(
+            (suite.name, TEACHER_FORCED, length),
+            lambda: teacher_forced_result(
                 self.under_test,
                 encoder,
                 samples,
-                self._named(suite.name, FORCED, length),
-                {**task.settings(), **told},
+                self._named(suite.name, TEACHER_FORCED, length),
+                {**task.settings(), **scoring},
                 suite.figure == "by depth",
             ),
         )
@@ -268,8 +268,8 @@ class _Measurement:
             harness_settings(self.settings, suite, (task,), self.under_test.batch_size),
             None if progress is None else lambda name, done, total: progress(f"{suite} {name}", done, total),
         )
-        told = {"asked": task, "parts": len(found)}
-        found = [replace(result, details={**result.details, **told}) for result in found]
+        group = {"asked": task, "parts": len(found)}
+        found = [replace(result, details={**result.details, **group}) for result in found]
         # Cache all parts or none: a partial group is not the whole task, and a part that did not run may run next time.
         if all(result.status == "ok" for result in found):
             for result in found:

@@ -302,7 +302,9 @@ def probe(config: ProbeSettings, context: RunContext | None = None) -> ProbeResu
     device = choose_device(config.device)
     rows = rows_of(config.text, load_tokenizer(path), target, config.rows)
     model = load_model(path, dtype=config.dtype, device=device)
-    with counted((context or RunContext()).told, "probe", len(methods) * len(rows), "rows") as progress:
+    with counted(
+        (context or RunContext()).rank_0_reporter, "probe", len(methods) * len(rows), "rows"
+    ) as progress:
         found = probe_model(model, methods, rows, length, progress)
     return ProbeResult(
         model=config.model,

@@ -212,17 +212,19 @@ def _check_effect(settings: Settings) -> None:
     values = dict(settings)
     for name, field, readers in unread(values, settings.suites):
         value = getattr(values[name], field)
-        said = ",".join(map(str, value)) if isinstance(value, tuple | dict) else value
+        value_text = ",".join(map(str, value)) if isinstance(value, tuple | dict) else value
         raise RopewalkError(
-            f"{option_name(OWN[name], field)} {said} has no effect without the suite {' or '.join(readers)}; add the "
-            "suite to --suite, or remove the option"
+            f"{option_name(OWN[name], field)} {value_text} has no effect without the suite {' or '.join(readers)}; add "
+            "the suite to --suite, or remove the option"
         )
 
 
 def option_name(kind: type[BaseModel], field: str) -> str:
     """Return the command-line option of a setting, such as ``--short-context``."""
-    said = [each.name for each in kind.model_fields[field].metadata if isinstance(each, Option) and each.name]
-    return said[0] if said else f"--{field.replace('_', '-')}"
+    names = [
+        each.name for each in kind.model_fields[field].metadata if isinstance(each, Option) and each.name
+    ]
+    return names[0] if names else f"--{field.replace('_', '-')}"
 
 
 def torchrun_line(processes: int, parallel: str) -> str:
@@ -301,7 +303,7 @@ def _last_checkpoints(folder: Path, last: int, context: RunContext) -> list[Path
     # Numbers compare as numbers: step-900 comes before step-1000.
     ordered = sorted(found, key=lambda each: ([int(n) for n in re.findall(r"\d+", each.name)], each.name))
     if len(ordered) < last:
-        context.told.note(
+        context.rank_0_reporter.note(
             f"{folder} has {len(ordered)} checkpoints, fewer than --last {last}; all are measured"
         )
     return ordered[-last:]
@@ -373,7 +375,9 @@ class _Run:
             world.on_rank_0(partial(check_evaluation, under_test, ready.settings, ready.documents))
             with ExitStack() as stack:
                 stores, identity = self._stores(ready, tokenizer, facts, stack)
-                advance = stack.enter_context(self.context.told.bar(f"{self.label}evaluation", None))
+                advance = stack.enter_context(
+                    self.context.rank_0_reporter.bar(f"{self.label}evaluation", None)
+                )
                 results = measured(
                     under_test,
                     ready.settings,
@@ -504,10 +508,10 @@ class _Run:
         backend = ServerBackend(serving, tokenizer)
         backend.check()
         for note in [*backend.notes, *_notes_on_factors(self.path)]:
-            self.context.told.note(note)
-        told = {"notes": backend.notes} if backend.notes else {}
+            self.context.rank_0_reporter.note(note)
+        notes = {"notes": backend.notes} if backend.notes else {}
         under_test = ModelUnderTest(tokenizer, backend, None, _stated(self.path))
-        return under_test, {"backend": backend.description, **told}
+        return under_test, {"backend": backend.description, **notes}
 
     def _stores(
         self, ready: _Ready, tokenizer: Any, facts: dict[str, Any], stack: ExitStack
@@ -543,10 +547,10 @@ class _Run:
             "model_sha256": None if self.config.serving is not None else model_digest(self.path),
             "tokenizer_sha256": tokenizer_identity(tokenizer)["sha256"],
         }
-        told = ready.rope.notes(identity["model_sha256"]) if ready.rope else []
-        for note in told:
-            self.context.told.note(note)
-        noted = {**identity, "notes": told} if told else identity
+        notes = ready.rope.notes(identity["model_sha256"]) if ready.rope else []
+        for note in notes:
+            self.context.rank_0_reporter.note(note)
+        noted = {**identity, "notes": notes} if notes else identity
         samples = self.config.samples_dir or default_samples_folder()
         if out is None:
             return Stores(PredictionLog(), ResultCache(), samples), noted
@@ -586,9 +590,9 @@ def sources_identity(settings: Settings) -> dict[str, Any]:
     """Return digests of the user's files, and of other inputs that affect results without being settings."""
     from importlib.metadata import version
 
-    asked = {name for suite in chosen_suites(settings) for name in suite.settings}
+    read_settings = {name for suite in chosen_suites(settings) for name in suite.settings}
     paths: dict[str, Any] = {}
-    for own in (value for name, value in settings if name in asked):
+    for own in (value for name, value in settings if name in read_settings):
         for name, field in type(own).model_fields.items():
             if names_files(field):
                 paths |= _by_name(name, getattr(own, name))

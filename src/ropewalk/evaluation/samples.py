@@ -353,14 +353,14 @@ def clean_prediction(text: str) -> str:
 
 def share_of_references(prediction: str, references: Sequence[str]) -> float:
     """Return the share of references that the answer contains, ignoring case (RULER's ``all``)."""
-    said = clean_prediction(prediction).lower()
-    return sum(reference.lower() in said for reference in references) / len(references)
+    answer = clean_prediction(prediction).lower()
+    return sum(reference.lower() in answer for reference in references) / len(references)
 
 
 def any_reference(prediction: str, references: Sequence[str]) -> float:
     """Return 1 if the answer contains any reference, ignoring case, else 0 (RULER's ``part``)."""
-    said = clean_prediction(prediction).lower()
-    return float(any(reference.lower() in said for reference in references))
+    answer = clean_prediction(prediction).lower()
+    return float(any(reference.lower() in answer for reference in references))
 
 
 def first_integer(prediction: str, references: Sequence[str]) -> float:
@@ -375,9 +375,9 @@ def last_integer(prediction: str, references: Sequence[str]) -> float:
     return float(bool(found) and _same_integer(found[-1], references[0]))
 
 
-def _same_integer(said: str, meant: str) -> bool:
+def _same_integer(answer: str, reference: str) -> bool:
     # Compare as text: Python refuses to convert thousands of digits to int, and a model may write that many.
-    return said.lstrip("0") == meant.lstrip("0")
+    return answer.lstrip("0") == reference.lstrip("0")
 
 
 def prompt_digest(sample: Sample) -> str:

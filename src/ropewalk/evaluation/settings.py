@@ -106,8 +106,8 @@ class _Checked(BenchmarkSettings):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that affect the results, without the threshold and settings of suites that do not run."""
-        asked = {name for suite in chosen_suites(self) for name in suite.settings}
-        return {k: v for k, v in self._flat(asked).items() if k != "threshold"}
+        read_settings = {name for suite in chosen_suites(self) for name in suite.settings}
+        return {k: v for k, v in self._flat(read_settings).items() if k != "threshold"}
 
     def _flat(self, own: Any) -> dict[str, Any]:
         values = self.model_dump(mode="python")

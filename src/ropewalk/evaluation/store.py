@@ -324,8 +324,8 @@ def begin(out: Path, identity: Mapping[str, Any]) -> None:
         raise RopewalkError(f"--out must be a folder, but {out} is a file")
     wanted = json.loads(json.dumps({"format": RECORD_FORMAT, **identity}))
     if saved.is_file():
-        begun = _read_json(saved)
-        changed = _differences(begun, wanted)
+        existing = _read_json(saved)
+        changed = _differences(existing, wanted)
         if changed:
             raise RopewalkError(
                 f"{out} contains a different evaluation: it differs in {', '.join(changed[:5])}; give another --out, "
@@ -337,27 +337,30 @@ def begin(out: Path, identity: Mapping[str, Any]) -> None:
         write_json(saved, wanted)
 
 
-def _differences(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+def _differences(existing: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """List the keys in which two identities differ; different settings are listed one by one with both values.
 
     Folders of version 0.1.0 also list settings of suites that they do not run, and use another key for their sources.
     """
-    begun = {KEYS_BEFORE.get(key, key): value for key, value in begun.items()}
-    there, asked = begun.get("settings") or {}, wanted.get("settings") or {}
-    if isinstance(there, Mapping):
-        begun = {**begun, "settings": {key: there[key] for key in asked if key in there}}
-    changed = [key for key in sorted({*begun, *wanted}) if begun.get(key) != wanted.get(key)]
+    existing = {KEYS_BEFORE.get(key, key): value for key, value in existing.items()}
+    old_settings, new_settings = existing.get("settings") or {}, wanted.get("settings") or {}
+    if isinstance(old_settings, Mapping):
+        existing = {
+            **existing,
+            "settings": {key: old_settings[key] for key in new_settings if key in old_settings},
+        }
+    changed = [key for key in sorted({*existing, *wanted}) if existing.get(key) != wanted.get(key)]
     if "settings" not in changed:
         return changed
-    there, asked = begun.get("settings") or {}, wanted.get("settings") or {}
-    if not isinstance(there, Mapping):
+    old_settings, new_settings = existing.get("settings") or {}, wanted.get("settings") or {}
+    if not isinstance(old_settings, Mapping):
         return changed
-    told = [
-        f"{key} ({there.get(key)} in the folder, {asked.get(key)} given)"
-        for key in sorted({*there, *asked})
-        if there.get(key) != asked.get(key)
+    differences = [
+        f"{key} ({old_settings.get(key)} in the folder, {new_settings.get(key)} given)"
+        for key in sorted({*old_settings, *new_settings})
+        if old_settings.get(key) != new_settings.get(key)
     ]
-    return told + [key for key in changed if key != "settings"]
+    return differences + [key for key in changed if key != "settings"]
 
 
 def read_record(folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:

@@ -120,7 +120,7 @@ def _attention_over(stock: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     ) -> tuple[Tensor, Tensor | None]:
         if layout is None:
             return _stock_attention(stock, module, query, key, value, attention_mask, **options)
-        asked = asked_of(module, layout, options)
+        asked = attention_options_of(module, layout, options)
         query = _tuned_by_position(module, query, layout.position_ids)
         # The rotation ran in float32; queries and keys are rounded once, here, to the values' dtype.
         query, key = query.to(value.dtype), key.to(value.dtype)
@@ -133,7 +133,7 @@ def _attention_over(stock: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     return attention
 
 
-def asked_of(module: nn.Module, layout: LayoutCall, options: dict[str, Any]) -> AttentionOptions:
+def attention_options_of(module: nn.Module, layout: LayoutCall, options: dict[str, Any]) -> AttentionOptions:
     """The attention parameters of a layer, from its config and from what its module passes.
 
     Raises:

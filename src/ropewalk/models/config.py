@@ -160,11 +160,11 @@ class ModelConfig:
     def of(cls, config: Any) -> ModelConfig:
         """Read a transformers config, of the whole model or of its language model."""
         text = config.get_text_config()
-        said = text.to_dict()
+        values = text.to_dict()
         # A class may use other names for them: n_embd, kv_channels.
-        shape = {key: value for key, value in shape_values(text).items() if said.get(key) is None}
-        dtype = {} if said.get("dtype") or config.dtype is None else {"dtype": str(config.dtype)}
-        values = {**said, **shape, **dtype, **layer_values(text)}
+        shape = {key: value for key, value in shape_values(text).items() if values.get(key) is None}
+        dtype = {} if values.get("dtype") or config.dtype is None else {"dtype": str(config.dtype)}
+        values = {**values, **shape, **dtype, **layer_values(text)}
         return cls(values, text.model_type, {}, type(text).__name__, source=config)
 
     # The transformers config behind it.
@@ -369,8 +369,8 @@ class ModelConfig:
     @property
     def dtype(self) -> str | None:
         """Dtype of the checkpoint's weights; None if the config does not state it."""
-        said = self.values.get("dtype") or self.values.get("torch_dtype")
-        return None if said is None else str(said).removeprefix("torch.")
+        dtype = self.values.get("dtype") or self.values.get("torch_dtype")
+        return None if dtype is None else str(dtype).removeprefix("torch.")
 
     @property
     def max_position_embeddings(self) -> int | None:
@@ -469,40 +469,40 @@ class ModelConfig:
     def config_warnings(self) -> list[str]:
         """Suspicious but not contradictory settings: sentences for a report, never an error."""
         length = self.max_position_embeddings
-        said: list[str] = []
+        warnings: list[str] = []
         for layer_type, method in self.methods.items():
             entry = _rope_entry(self.values, layer_type)
             stated = entry.get(ORIGINAL)
             original = self.values.get(ORIGINAL) if stated is None else stated
             about = "" if layer_type is None else f"{layer_type}: "
-            said += [about + sentence for sentence in method.config_warnings(entry, original, length)]
-        said += [
+            warnings += [about + sentence for sentence in method.config_warnings(entry, original, length)]
+        warnings += [
             f"{key} is {self.values[key]}, but max_position_embeddings is {length}, which is used here"
             for key in OTHER_LENGTHS
             if isinstance(self.values.get(key), int) and self.values[key] != length
         ]
         widest = self.widest_window
         if widest is not None and length is not None and widest < length:
-            said.append(
+            warnings.append(
                 f"every layer sees only the last {widest} tokens (sliding_window), fewer than "
                 f"max_position_embeddings {length}"
             )
         bases = sorted({base for base in self.values.get(BASES_OF_LAYERS) or () if base})
         if bases and bases != sorted({method.rope_theta for method in self.methods.values()}):
             stated = ", ".join(f"{base:g}" for base in bases)
-            said.append(
+            warnings.append(
                 f"{BASES_OF_LAYERS} states the bases {stated}, which the layers use; "
                 "statements here about rope_theta do not apply to them"
             )
         trained = self._dual_chunk_length
         if trained is not None and trained != length:
-            said.append(
+            warnings.append(
                 f"dual_chunk_attention_config states an original length of {trained} tokens, and "
                 f"max_position_embeddings is {length}: the model is taken as trained for {trained}, because longer "
                 "contexts need dual chunk attention, which neither transformers nor ropewalk runs; "
                 "a recipe drops it with lift: [dual_chunk_attention]"
             )
-        return said
+        return warnings
 
     @property
     def layer_notes(self) -> list[str]:
@@ -817,11 +817,11 @@ def _derived_kinds(config: Mapping[str, Any]) -> Sequence[str]:
 
 def _layers_that_rotate(config: Mapping[str, Any], kinds: Sequence[str]) -> Iterable[bool]:
     # Granite 4 states in words whether it has RoPE.
-    said = (
+    rope_stated = (
         config.get("position_embedding_type", "rope") == "rope"
         or config.get("model_type") != "granitemoehybrid"
     )
-    if config.get("model_type") in WITHOUT_ROPE or not said:
+    if config.get("model_type") in WITHOUT_ROPE or not rope_stated:
         return [False] * len(kinds)
     return [
         turned and kind in (*SERVED, HYBRID)

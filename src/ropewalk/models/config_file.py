@@ -269,7 +269,7 @@ def _check_rotary_dim(values: Mapping[str, Any], methods: Mapping[str | None, Ro
             )
 
 
-def _refuse_disagreement(model: str, said: Mapping[str | None, RopeMethod], text: Any) -> None:
+def _refuse_disagreement(model: str, stated: Mapping[str | None, RopeMethod], text: Any) -> None:
     # transformers uses only rope_parameters; other RoPE keys of a file are kept but ignored.
     kept = {
         k: v for k, v in text.to_dict().items() if k not in ROPE_KEYS or k in ("rope_parameters", ORIGINAL)
@@ -279,9 +279,9 @@ def _refuse_disagreement(model: str, said: Mapping[str | None, RopeMethod], text
     # DBRX has other names for the other dimensions too.
     kept |= {key: value for key, value in shape_values(text).items() if kept.get(key) is None}
     computed = methods_from_config(kept if head_dim is None else {**kept, "head_dim": head_dim})
-    if dict(said) != computed:
+    if dict(stated) != computed:
         raise RopewalkError(
-            f"the config of {model} says {_difference(said, computed)} to transformers' {type(text).__name__}; "
+            f"the config of {model} says {_difference(stated, computed)} to transformers' {type(text).__name__}; "
             "correct the file, or a load computes something else than it says"
         )
 
@@ -298,12 +298,12 @@ def _refuse_base_of_attention(decoder: Mapping[str, Any], methods: Mapping[str |
         )
 
 
-def _difference(said: Mapping[str | None, RopeMethod], computed: Mapping[str | None, RopeMethod]) -> str:
+def _difference(stated: Mapping[str | None, RopeMethod], computed: Mapping[str | None, RopeMethod]) -> str:
     """``rotary_dim 32, which is 128``: the first field in which two readings differ."""
-    if set(said) != set(computed):
-        return f"one RoPE for {_kinds(said)}, which is one for {_kinds(computed)}"
-    kind = next(kind for kind in said if said[kind] != computed[kind])
-    ours, theirs = said[kind], computed[kind]
+    if set(stated) != set(computed):
+        return f"one RoPE for {_kinds(stated)}, which is one for {_kinds(computed)}"
+    kind = next(kind for kind in stated if stated[kind] != computed[kind])
+    ours, theirs = stated[kind], computed[kind]
     if type(ours) is not type(theirs):
         return f"RoPE method {ours.name}, which is {theirs.name}"
     name = next(f.name for f in fields(ours) if getattr(ours, f.name) != getattr(theirs, f.name))
@@ -428,13 +428,13 @@ def under_known_names(decoder: Mapping[str, Any]) -> dict[str, Any]:
     """A copy in which values under old names also appear under the names that are read."""
     values: dict[str, Any] = deepcopy(dict(decoder))
     for alias, key in ALIASES.items():
-        said = values.get(alias)
-        if said is None:
+        old = values.get(alias)
+        if old is None:
             continue
-        if values.get(key) is not None and values[key] != said:
-            raise RopewalkError(f"{alias} is {said!r} but {key} is {values[key]!r}; remove the wrong one")
+        if values.get(key) is not None and values[key] != old:
+            raise RopewalkError(f"{alias} is {old!r} but {key} is {values[key]!r}; remove the wrong one")
         if not states(values, key):
-            values[key] = said
+            values[key] = old
     return values
 
 

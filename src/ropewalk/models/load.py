@@ -206,7 +206,7 @@ def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = Fa
     read = ModelConfig.of(config)
     _ = (read.methods, read.layers)
     if type(config).__module__.startswith("transformers."):
-        _say_defaults(str(path_or_id), checkpoint or read_model_config(str(path_or_id)))
+        _log_defaults(str(path_or_id), checkpoint or read_model_config(str(path_or_id)))
     return read
 
 
@@ -216,10 +216,10 @@ def _of_known_class(path_or_id: str) -> ModelConfig | None:
     return None if class_of(raw.get("model_type")) is None else config_from_json(raw, path_or_id)
 
 
-def _say_defaults(path_or_id: str, checkpoint: ModelConfig) -> None:
+def _log_defaults(path_or_id: str, checkpoint: ModelConfig) -> None:
     """Log values that come from the class: Llama 2's config.json states no theta, and transformers fills one in."""
-    if checkpoint.defaults and path_or_id not in _told:
-        _told.add(path_or_id)
+    if checkpoint.defaults and path_or_id not in _defaults_logged:
+        _defaults_logged.add(path_or_id)
         for key, value in checkpoint.defaults.items():
             log.warning(
                 "%s/config.json does not state %s; %s's default of %s is used",
@@ -230,7 +230,7 @@ def _say_defaults(path_or_id: str, checkpoint: ModelConfig) -> None:
             )
 
 
-_told: set[str] = set()
+_defaults_logged: set[str] = set()
 """Checkpoints whose defaults were logged; once in each process is enough."""
 
 

@@ -38,7 +38,7 @@ def all_to_all(x: Tensor, group: Any) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Parcels:
+class EntryExchange:
     """Which entries of a tensor go to which ranks.
 
     Attributes:
@@ -53,32 +53,32 @@ class Parcels:
     group: Any
 
 
-def send_entries(x: Tensor, parcels: Parcels) -> Tensor:
+def send_entries(x: Tensor, exchange: EntryExchange) -> Tensor:
     """Exchange entries: ``[entries, ...]`` in, ``[received, ...]`` out, in rank order of the senders; collective.
 
     The backward returns the gradients of received entries to their owners, which sum them in float32 or wider and in
     rank order, so the result is deterministic.
     """
-    received: Tensor = _SendEntries.apply(x, parcels)
+    received: Tensor = _SendEntries.apply(x, exchange)
     return received
 
 
 class _SendEntries(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, parcels: Parcels) -> Tensor:
-        ctx.parcels, ctx.shape = parcels, x.shape
-        sent = x.index_select(0, parcels.index)
-        return _sent(sent, parcels.send_counts, parcels.receive_counts, parcels.group)
+    def forward(ctx: Any, x: Tensor, exchange: EntryExchange) -> Tensor:
+        ctx.exchange, ctx.shape = exchange, x.shape
+        sent = x.index_select(0, exchange.index)
+        return _sent(sent, exchange.send_counts, exchange.receive_counts, exchange.group)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (grad,), parcels = grads, ctx.parcels
-        returned = _sent(grad.contiguous(), parcels.receive_counts, parcels.send_counts, parcels.group)
+        (grad,), exchange = grads, ctx.exchange
+        returned = _sent(grad.contiguous(), exchange.receive_counts, exchange.send_counts, exchange.group)
         total = grad.new_zeros(ctx.shape, dtype=torch.promote_types(grad.dtype, torch.float32))
-        counts = list(parcels.send_counts)
+        counts = list(exchange.send_counts)
         # One index_add_ per rank: an index occurs once in each, so no atomic additions race on CUDA.
-        for index, part in zip(parcels.index.split(counts), returned.split(counts), strict=True):
+        for index, part in zip(exchange.index.split(counts), returned.split(counts), strict=True):
             total.index_add_(0, index, part.to(total.dtype))
         return total.to(grad.dtype), None
 

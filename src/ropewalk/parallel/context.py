@@ -36,7 +36,7 @@ class RunContext:
         return self.world.is_rank_0
 
     @property
-    def told(self) -> Reporter:
+    def rank_0_reporter(self) -> Reporter:
         """The reporter on rank 0, and a silent one on other ranks, so each message appears once."""
         return self.reporter if self.is_rank_0 else Silent()
 

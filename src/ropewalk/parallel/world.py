@@ -140,9 +140,9 @@ def world_from_environment() -> World:
     try:
         rank, size, local_rank, local_size = (int(given[name]) for name in VARIABLES)
     except ValueError:
-        told = ", ".join(f"{name}={value}" for name, value in given.items())
+        variables = ", ".join(f"{name}={value}" for name, value in given.items())
         raise RopewalkError(
-            f"the environment sets {told}, which are not all whole numbers; start the processes with torchrun"
+            f"the environment sets {variables}, which are not all whole numbers; start the processes with torchrun"
         ) from None
     return World(
         rank, size, local_rank, local_size, None, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
@@ -186,7 +186,7 @@ def joined(device_type: str = "auto", go_on: str = "start it again") -> Iterator
     try:
         with _ending_on_sigterm():
             yield world
-    except _Ended:
+    except _Terminated:
         raise RunFailure(
             f"rank {world.rank} was terminated because another process failed or the job was cancelled; {go_on}"
         ) from None
@@ -275,7 +275,7 @@ def _is_lost_contact(error: RuntimeError) -> bool:
     return "gloo" in text or "connection closed by peer" in text or "connection reset" in text
 
 
-class _Ended(BaseException):
+class _Terminated(BaseException):
     """SIGTERM arrived. Not an Exception, so no ``except Exception`` on the way up swallows it."""
 
 
@@ -284,7 +284,7 @@ def _ending_on_sigterm() -> Iterator[None]:
     """Raise on SIGTERM, which torchrun sends when another process fails, so that files are closed and the user told."""
 
     def end(*_: Any) -> None:
-        raise _Ended
+        raise _Terminated
 
     try:
         before = signal.signal(signal.SIGTERM, end)

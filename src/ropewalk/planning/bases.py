@@ -137,7 +137,7 @@ def bases_for(config: BasesSettings, context: RunContext | None = None) -> Bases
         RopewalkError: if an argument is out of range.
     """
     length = config.length
-    with counted(_told(context), f"bases for {length:,} tokens", length, DISTANCES) as progress:
+    with counted(_reporter(context), f"bases for {length:,} tokens", length, DISTANCES) as progress:
         found = feasible_bases(length, config.rotary_dim, config.ceiling, progress)
     return BasesResult(found, config.ceiling)
 
@@ -155,7 +155,7 @@ def bases_for_halves(result: BasesResult, context: RunContext | None = None) -> 
     while lengths[0] >= 2 * SHORTEST_HALF:
         lengths.insert(0, lengths[0] // 2)
     maps = []
-    with counted(_told(context), "figure", len(lengths), "lengths") as progress:
+    with counted(_reporter(context), "figure", len(lengths), "lengths") as progress:
         for done, length in enumerate(lengths[:-1]):
             progress(done, len(lengths))
             maps.append(feasible_bases(length, whole.rotary_dim, result.ceiling))
@@ -231,7 +231,7 @@ def theta_for(config: ThetaSettings, context: RunContext | None = None) -> Theta
     check_rule(rule)
     check_target(target_length)
     dim, base = current.rotary_dim, current.rope_theta
-    with counted(_told(context), f"safe base for {target_length:,} tokens", None, DISTANCES) as progress:
+    with counted(_reporter(context), f"safe base for {target_length:,} tokens", None, DISTANCES) as progress:
         theta = theta_by_rule(rule, dim, base, trained_length, target_length, config.ceiling, progress)
     # The result names the rule that the recommendation picked, so that its formula and source can be shown.
     reason = None
@@ -322,5 +322,5 @@ def factor_lists(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(values[keys[0]]), tuple(values[keys[1]])
 
 
-def _told(context: RunContext | None) -> Reporter:
-    return Silent() if context is None else context.told
+def _reporter(context: RunContext | None) -> Reporter:
+    return Silent() if context is None else context.rank_0_reporter

@@ -121,7 +121,7 @@ def inspect(config: InspectSettings, context: RunContext | None = None) -> Inspe
 
 
 def _advice(checkpoint: ModelConfig, target: int, explain: bool, context: RunContext) -> Advice:
-    with counted(context.told, f"bases for {target:,} tokens", None, "distances") as progress:
+    with counted(context.rank_0_reporter, f"bases for {target:,} tokens", None, "distances") as progress:
         return advise_on(checkpoint, target, explain, progress)
 
 

@@ -112,11 +112,11 @@ def plan(config: PlanSettings, context: RunContext | None = None) -> PlanResult:
     # A misspelt rule fails here, before the config is read or downloaded.
     if config.rule is not None:
         check_candidate(config.rule)
-    target, told = config.target, (context or RunContext()).told
+    target, reporter = config.target, (context or RunContext()).rank_0_reporter
     checkpoint = read_checkpoint(config.model, config.from_length)
     method = checkpoint.full_attention_rope
     notes = (*checkpoint.config_warnings, *checkpoint.planning_notes)
-    with counted(told, f"bases for {target:,} tokens", None, "distances") as progress:
+    with counted(reporter, f"bases for {target:,} tokens", None, "distances") as progress:
         advice = advise_on(checkpoint, target, config.explain, progress)
         if advice.refusals:
             raise RopewalkError(advice.action.rstrip("."))

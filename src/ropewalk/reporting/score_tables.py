@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ropewalk.evaluation.results import PositionBin, TaskResult
 from ropewalk.evaluation.statistics import Interval
-from ropewalk.evaluation.tasks.suite import FORCED
+from ropewalk.evaluation.tasks.suite import TEACHER_FORCED
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING
@@ -66,7 +66,7 @@ def result_tables(series: Series) -> list[ResultTable]:
     """
     names = list(series)
     tables = perplexity_tables(series)
-    for task, how in (("passkey", ""), (FORCED, ", teacher-forced")):
+    for task, how in (("passkey", ""), (TEACHER_FORCED, ", teacher-forced")):
         by_length = side_by_side(series, "passkey", task)
         if not by_length:
             continue

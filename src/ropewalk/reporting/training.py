@@ -11,7 +11,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.evaluation.tasks.suite import FORCED
+from ropewalk.evaluation.tasks.suite import TEACHER_FORCED
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
 from ropewalk.models.config_file import read_model_config
@@ -33,7 +33,7 @@ from ropewalk.training.run_folder import METRICS, RECIPE, SUMMARY
 from ropewalk.training.stage_rope.auto import describe_choice
 from ropewalk.training.stage_rope.search import describe_search
 
-SHOWN_FIRST = {("perplexity", "perplexity"), ("passkey", "passkey"), ("passkey", FORCED)}
+SHOWN_FIRST = {("perplexity", "perplexity"), ("passkey", "passkey"), ("passkey", TEACHER_FORCED)}
 """Suites and tasks with their own tables and figures in a run's report."""
 
 
@@ -133,7 +133,7 @@ def write_run_report(output: Path) -> list[Path]:
         pictures.append(draw(figure, output / "perplexity.png"))
     passkey = {when: [r for r in found if r.suite == "passkey"] for when, found in results.items()}
     if any(passkey.values()):
-        forced = any(result.task == FORCED for found in passkey.values() for result in found)
+        forced = any(result.task == TEACHER_FORCED for found in passkey.values() for result in found)
         figure = passkey_figure(passkey, "Passkey retrieval" + (", teacher-forced" if forced else ""))
         pictures.append(draw(figure, output / "passkey.png"))
     if steps := MetricsLog(output / METRICS).read():

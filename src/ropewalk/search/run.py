@@ -107,8 +107,8 @@ def search(config: SearchConfig, context: RunContext | None = None) -> SearchRes
     ) as ledger:
         if context.is_rank_0:
             if ledger.known:
-                context.told.note(f"resuming after {len(ledger.known):,} forward passes")
-            context.told.note(
+                context.rank_0_reporter.note(f"resuming after {len(ledger.known):,} forward passes")
+            context.rank_0_reporter.note(
                 f"{besides:,} forward passes in addition to the budget, for baselines and held-out rows"
             )
         outcome = find(loaded, SearchProblem(ready.goal, ready.data, config.settings), context, ledger)
@@ -186,7 +186,7 @@ def find(
     baselines = {name: evaluator.baseline(method) for name, method in goal.baselines().items()}
     algorithm = algorithm_named(settings.algorithm)
     strategy = Strategy(algorithm, settings.budget, settings.seed, settings.racing)
-    with progress_bar(context.told, problem.label, settings.budget) as progress:
+    with progress_bar(context.rank_0_reporter, problem.label, settings.budget) as progress:
         minimum = minimise(space, evaluator, strategy, goal.seeds(space), ledger, progress)
     judged = None
     if data.held_out:
@@ -366,11 +366,11 @@ def _prepared(config: SearchConfig, context: RunContext) -> _Ready:
     check_budget(settings.budget, len(set(goal.seeds(space).values())), settings.rows)
     data = search_data(config.text, load_tokenizer(path), goal, settings)
     if data.joined:
-        context.told.note(
+        context.rank_0_reporter.note(
             f"rows join several documents, because too few documents have {goal.target_length:,} tokens"
         )
     if len(data.held_out) < settings.held_out:
-        context.told.note(
+        context.rank_0_reporter.note(
             f"only {len(data.held_out)} of {settings.held_out} held-out rows: the text is used up"
         )
     return _Ready(path, goal, data)

@@ -37,7 +37,7 @@ ROWS = "rows.json"
 DATA = "data"
 
 
-class Began(BaseModel):
+class RunInputs(BaseModel):
     """Inputs of a run when it started, stored in ``rows.json``; a resumed run must find the same inputs.
 
     Attributes:
@@ -60,7 +60,7 @@ class Began(BaseModel):
     precision: str | None = None
 
     @model_validator(mode="after")
-    def _fit(self) -> Began:
+    def _fit(self) -> RunInputs:
         if len(self.rows) != len(self.digests):
             raise ValueError(f"{len(self.rows)} folders of rows but {len(self.digests)} digests")
         return self
@@ -71,7 +71,7 @@ class Began(BaseModel):
         return None if folder is None else (folder, self.digests[number])
 
 
-def read_began(output: Path) -> Began:
+def read_run_inputs(output: Path) -> RunInputs:
     """Read the record of a run's inputs from its folder.
 
     Raises:
@@ -80,7 +80,7 @@ def read_began(output: Path) -> Began:
     path = output / ROWS
     advice = "restore the file, or start a new run in another output folder"
     try:
-        return Began.model_validate(parse_json(path.read_text(encoding="utf-8")))
+        return RunInputs.model_validate(parse_json(path.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         raise RopewalkError(
             f"{path}, the record of the run's training data, is missing, and a resumed run must train on the same "
@@ -97,7 +97,7 @@ def read_began(output: Path) -> Began:
 
 
 def all_rows(
-    resolved: ResolvedRecipe, context: RunContext, began: Began | None, others: Collection[int] = ()
+    resolved: ResolvedRecipe, context: RunContext, began: RunInputs | None, others: Collection[int] = ()
 ) -> list[PackedRows | None]:
     """Packed rows of every stage; None for a stage without training.
 
@@ -179,8 +179,8 @@ def began_with(
     resolved: ResolvedRecipe,
     rows: Sequence[PackedRows | None],
     output: Path,
-    before: Began | None = None,
-) -> Began:
+    before: RunInputs | None = None,
+) -> RunInputs:
     """Record of the inputs that a resumed run must find again: rows, model, and documents that are not packed.
 
     Args:
@@ -191,7 +191,7 @@ def began_with(
     """
     recipe, home = resolved.recipe, output.resolve()
     places = [None if each is None else each.folder.resolve() for each in rows]
-    return Began(
+    return RunInputs(
         rows=[
             None if p is None else str(p.relative_to(home) if p.is_relative_to(home) else p) for p in places
         ],
@@ -204,8 +204,8 @@ def began_with(
     )
 
 
-def write_began(output: Path, began: Began) -> None:
-    """Write the record that :func:`read_began` reads."""
+def write_run_inputs(output: Path, began: RunInputs) -> None:
+    """Write the record that :func:`read_run_inputs` reads."""
     write_json(output / ROWS, began.model_dump())
 
 
@@ -228,10 +228,10 @@ def check_sources(resolved: ResolvedRecipe) -> None:
 
 def model_at_start(output: Path) -> str | None:
     """Digest of the recipe's model when the run started; None if its files were not available, or are not recorded."""
-    return read_began(output).model if (output / ROWS).is_file() else None
+    return read_run_inputs(output).model if (output / ROWS).is_file() else None
 
 
-def _refuse_changed(resolved: ResolvedRecipe, began: Began, output: Path) -> None:
+def _refuse_changed(resolved: ResolvedRecipe, began: RunInputs, output: Path) -> None:
     """Raise if the model, the precision, or documents that are not packed differ from those the run started with."""
     recipe, since = resolved.recipe, f"since the run in {output} started"
     if began.validation_sources != _sources_digest(recipe.data.validation_sources):
@@ -278,7 +278,7 @@ def _rows_digest(rows: PackedRows | None) -> str | None:
 
 
 def _packed_before(
-    resolved: ResolvedRecipe, began: Began | None, others: Collection[int]
+    resolved: ResolvedRecipe, began: RunInputs | None, others: Collection[int]
 ) -> list[PackedRows | None]:
     """Select the folder of rows for each stage from those that the recipe names."""
     recipe, identity = resolved.recipe, tokenizer_identity(resolved.tokenizer)
@@ -315,7 +315,7 @@ def _packed_before(
 
 
 def _rows(resolved: ResolvedRecipe, context: RunContext, number: int) -> PackedRows:
-    recipe, reporter = resolved.recipe, context.told
+    recipe, reporter = resolved.recipe, context.rank_0_reporter
     data = recipe.data
     made = False
 

@@ -163,7 +163,7 @@ def measure(
     settings = recipe.evaluation.settings(tuple(asked), asked, recipe.seed, resolved.trained_length)
     assert model is not None
     with (
-        context.told.bar(f"evaluation {when}", None) as advance,
+        context.rank_0_reporter.bar(f"evaluation {when}", None) as advance,
         autocast(resolved.device, resolved.precision, context.mesh is not None),
     ):
 

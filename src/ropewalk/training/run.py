@@ -30,7 +30,7 @@ from ropewalk.training.documents import (
     check_sources,
     rows_with_validation,
     validation_documents,
-    write_began,
+    write_run_inputs,
 )
 from ropewalk.training.measurement import (
     Measurement,
@@ -244,7 +244,7 @@ class _Run:
 
 def _prepared(start: Start, resolved: ResolvedRecipe, context: RunContext) -> _Run:
     """Make all checks that can refuse the run, then move outdated results away and write the run's records."""
-    world, output, reporter = context.world, folder_of(context), context.told
+    world, output, reporter = context.world, folder_of(context), context.rank_0_reporter
     if start.resumed and world.restarts:
         reporter.note(f"restart {world.restarts} after a failure: the run resumes from its last checkpoint")
     for line in (*start.told, *world.on_rank_0(lambda: announcement(resolved))):
@@ -308,7 +308,7 @@ def _check_stages(run: _Run) -> None:
 
 def _write_start(start: Start, run: _Run) -> None:
     output, resolved = run.output, run.resolved
-    write_began(output, began_with(resolved, run.rows, output, start.began))
+    write_run_inputs(output, began_with(resolved, run.rows, output, start.began))
     write_json(output / VERSIONS, versions(resolved))
     write_text(output / LAUNCH, launch())
     write_text(output / RECIPE, dump_recipe(resolved.recipe))
@@ -374,7 +374,7 @@ def _trained(run: _Run) -> _Trained:
 
 
 def _train(run: _Run, metrics: MetricsLog) -> _Trained:
-    resolved, reporter, at = run.resolved, run.context.told, run.reached
+    resolved, reporter, at = run.resolved, run.context.rank_0_reporter, run.reached
     if again := run.context.world.on_rank_0(lambda: metrics.rewind(at.done, run.output / EARLIER / METRICS)):
         reporter.note(again)
     latest, done = at.checkpoint, at.position

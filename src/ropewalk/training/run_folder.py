@@ -23,7 +23,7 @@ from ropewalk.training.checkpoint.files import (
     read_export_record,
     read_position,
 )
-from ropewalk.training.documents import DATA, ROWS, Began, read_began
+from ropewalk.training.documents import DATA, ROWS, RunInputs, read_run_inputs
 from ropewalk.training.measurement import evaluation_file, evaluation_record
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe.changes import Changes, Progress, changes
@@ -64,7 +64,7 @@ class Start:
 
     recipe: Recipe
     resumed: bool = False
-    began: Began | None = None
+    began: RunInputs | None = None
     others: tuple[int, ...] = ()
     told: tuple[str, ...] = ()
 
@@ -148,7 +148,7 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
             "folder"
         ) from error
     found = changes(old, recipe, progress_in(output, old))
-    began = read_began(output)
+    began = read_run_inputs(output)
     _refuse_unproven(found, old, recipe, began)
     for folder in (output, output / CHECKPOINTS):
         remove_left_overs(folder)
@@ -303,7 +303,7 @@ def _exported_position(model: Path) -> Position | None:
         return None
 
 
-def _refuse_unproven(found: Changes, old: Recipe, new: Recipe, began: Began) -> None:
+def _refuse_unproven(found: Changes, old: Recipe, new: Recipe, began: RunInputs) -> None:
     """Raise if a new value must be equivalent to the old one, but the run's record cannot prove it."""
     if "model" in found.same and (began.model is None or model_digest(resolve_model(new.model)) is None):
         raise RopewalkError(

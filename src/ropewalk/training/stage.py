@@ -78,7 +78,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
     skipped, last = 0, run.at.weights
     label = f"stage {run.number + 1}/{len(recipe.stages)} training"
     with (
-        (context.told if stage.steps else Silent()).bar(label, stage.steps) as advance,
+        (context.rank_0_reporter if stage.steps else Silent()).bar(label, stage.steps) as advance,
         checkpointing(
             run.at.output / CHECKPOINTS, model, optimizer, resolved.tokenizer, recipe.checkpoints, context
         ) as checkpoints,

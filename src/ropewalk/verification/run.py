@@ -92,7 +92,7 @@ def _on_own_ranks(recipe: Recipe, config: VerifySettings, context: RunContext) -
     own = MeshShape(**recipe.parallel.model_dump()) if isinstance(recipe.parallel, Parallel) else None
     here = own if own is not None and own.world_size == ranks else None
     if own is not None and own.world_size > 1 and here is None:
-        context.told.note(
+        context.rank_0_reporter.note(
             f"the recipe's mesh ({own}) is not verified, because it needs {own.world_size} processes; pass --ranks "
             f"{own.world_size} to verify it"
         )
@@ -101,11 +101,11 @@ def _on_own_ranks(recipe: Recipe, config: VerifySettings, context: RunContext) -
     with _scratch(Path(recipe.output), shared=False) as folder, Ranks(ranks) as pool:
         case, remarks, _ = prepare(alone, folder, _rows(config.rows, ranks), config.length, config.layers)
         for remark in remarks:
-            context.told.note(remark)
+            context.rank_0_reporter.note(remark)
         checks = run_checks(
             planned_checks(case, ranks, here),
             lambda planned: pool.run(run_planned, planned, case)[0],
-            context.told,
+            context.rank_0_reporter,
         )
     return _Verified(case, f"{ranks} gloo processes on this machine", here, checks)
 
@@ -120,10 +120,12 @@ def _on_given_ranks(recipe: Recipe, config: VerifySettings, context: RunContext)
             lambda: prepare(recipe, folder, rows, config.length, config.layers, world)
         )
         for remark in remarks:
-            context.told.note(remark)
+            context.rank_0_reporter.note(remark)
         kind = case.device.partition(":")[0]
         checks = run_checks(
-            planned_checks(case, world.size, mesh), lambda each: run_in(each, case, world, kind), context.told
+            planned_checks(case, world.size, mesh),
+            lambda each: run_in(each, case, world, kind),
+            context.rank_0_reporter,
         )
         world.barrier()
     return _Verified(case, f"{world.size} processes of torchrun, {kind}", mesh, checks)

@@ -603,7 +603,7 @@ def test_an_error_that_nobody_thought_of_is_no_answer_either(monkeypatch: pytest
     with CompletionServer(echo) as server:
         asked = backend(server, concurrency=2)
         asked.check()
-        monkeypatch.setattr(asked, "_asked", lambda client, request: 1 // 0)
+        monkeypatch.setattr(asked, "_request", lambda client, request: 1 // 0)
         with pytest.raises(RunFailure, match=r"\(an unexpected error, shown above\) after 0 of 3 answers"):
             list(asked.answers(requests_of(3)))
 

@@ -24,7 +24,7 @@ from ropewalk.evaluation.run import check_together, degrees_in, shape_for
 from ropewalk.evaluation.settings import EvaluationSettings
 from ropewalk.evaluation.tasks.passkey import PasskeyTask
 from ropewalk.evaluation.tasks.registry import chosen_tasks
-from ropewalk.evaluation.tasks.teacher_forced import forced_ids
+from ropewalk.evaluation.tasks.teacher_forced import prompt_and_target_ids
 from ropewalk.models.load import ModelSetup, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import MeshShape
@@ -135,7 +135,7 @@ def test_passkey_is_right_where_generation_says_it(
     encoder = PromptEncoder(tokenizer)
     said, shares = [], []
     for sample in PasskeyTask().samples(encoder, 321, 4, 0):
-        ids, start = forced_ids(encoder, sample)
+        ids, start = prompt_and_target_ids(encoder, sample)
         matches = argmax_matches(model, ids, start, 321)
         shares.append(sum(matches) / len(matches))
         new = greedy_ids(model, [ids[:start]], len(ids) - start, 321, frozenset())[0]
@@ -245,7 +245,7 @@ def test_a_rope_that_depends_on_the_length_is_that_of_the_whole_length(
     for length in (260, 256):
         matches = []
         for sample in PasskeyTask().samples(encoder, 260, 3, 0):
-            ids, start = forced_ids(encoder, sample)
+            ids, start = prompt_and_target_ids(encoder, sample)
             assert len(ids) <= 256
             right = argmax_matches(model, ids, start, length)
             matches.append(sum(right) / len(right))

@@ -17,7 +17,7 @@ from ropewalk.evaluation.tasks import haystack_sources as material
 from ropewalk.evaluation.tasks.haystack_sources import haystack_words
 from ropewalk.evaluation.tasks.needle import NeedleGridTask, nearest_end, nearest_line, scores_by_depth
 from ropewalk.evaluation.tasks.registry import METRICS
-from ropewalk.evaluation.tasks.teacher_forced import forced_target
+from ropewalk.evaluation.tasks.teacher_forced import target_text
 from tests.evaluation.ruler_cases import TOKENIZERS, demo_tokenizer, prose
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -197,7 +197,7 @@ def _only_words(find_spec: Any) -> Any:
 def test_answers_score() -> None:
     for sample in made(NeedleGridTask((0.5,)), 1024, 3):
         judge = METRICS[sample.metric]
-        assert judge(forced_target(sample), sample.references) == 1
+        assert judge(target_text(sample), sample.references) == 1
         assert judge("", sample.references) == 0
 
 
@@ -213,7 +213,7 @@ def test_scores_by_depth_by_hand() -> None:
 def test_depth_details_of_predictions() -> None:
     samples = made(NeedleGridTask((0.0, 1.0)), 1024, 3)
     # Right at the end alone.
-    said = [forced_target(each) if each.details["depth"] == 1 else "7" for each in samples]
+    said = [target_text(each) if each.details["depth"] == 1 else "7" for each in samples]
     predictions = [predicted(each, Answer(0, text)) for each, text in zip(samples, said, strict=True)]
     (start, end) = task_result(predictions, {}).details["depths"]
     assert (start["depth"], start["n"], start["score"]) == (0.0, 3, 0.0)

@@ -15,7 +15,7 @@ from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import Sample, Task
 from ropewalk.evaluation.tasks.registry import chosen_suites, chosen_tasks
 from ropewalk.evaluation.tasks.ruler.tasks import PUBLISHED
-from ropewalk.evaluation.tasks.suite import FORCED, GeneratedSuite
+from ropewalk.evaluation.tasks.suite import TEACHER_FORCED, GeneratedSuite
 from tests.evaluation.evaluation_cases import word_tokenizer
 
 LENGTH = 4000
@@ -41,7 +41,7 @@ def generated_tasks(settings: Settings) -> list[Task]:
     """The tasks in which the model writes an answer."""
     chosen = chosen_tasks(settings)
     suites = [suite for suite in chosen_suites(settings) if isinstance(suite, GeneratedSuite)]
-    return [suite.tasks(settings)[n] for suite in suites for n in chosen[suite.name] if n != FORCED]
+    return [suite.tasks(settings)[n] for suite in suites for n in chosen[suite.name] if n != TEACHER_FORCED]
 
 
 def everything(sample: Sample) -> str:

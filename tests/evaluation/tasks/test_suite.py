@@ -7,7 +7,7 @@ import pytest
 from ropewalk.evaluation.settings import Settings
 from ropewalk.evaluation.tasks.registry import METRICS, SUITES, chosen_tasks
 from ropewalk.evaluation.tasks.suite import (
-    FORCED,
+    TEACHER_FORCED,
     Figure,
     GeneratedSuite,
     HarnessSuite,
@@ -39,7 +39,7 @@ def test_a_suite_runs_what_it_knows(suite: Suite) -> None:
     assert len(known) == len(set(known)) > 0
     assert chosen_tasks(settings)[suite.name] == list(suite.default or known)
     assert set(suite.default) <= set(known)
-    assert suite.sharded in (None, FORCED, *known)
+    assert suite.sharded in (None, TEACHER_FORCED, *known)
     assert suite.figure in (None, *get_args(Figure))
     # A teacher-forced task has the samples of the first one.
     if isinstance(suite, GeneratedSuite):

@@ -14,7 +14,7 @@ from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.samples import Sample
 from ropewalk.evaluation.tasks.needle import NeedleGridTask
-from ropewalk.evaluation.tasks.teacher_forced import forced_ids, forced_result, forced_target
+from ropewalk.evaluation.tasks.teacher_forced import prompt_and_target_ids, target_text, teacher_forced_result
 from tests.evaluation.evaluation_cases import tiny_llama
 from tests.evaluation.ruler_cases import TOKENIZERS, byte_tokenizer, demo_tokenizer
 
@@ -29,7 +29,7 @@ def made(
 def test_forced_ids_are_the_prompt_and_the_number(tokenizer: str) -> None:
     encoder = PromptEncoder(TOKENIZERS[tokenizer]())
     for sample in made(NeedleGridTask((0.5,)), 1500, 3, 0, encoder.tokenizer):
-        ids, start = forced_ids(encoder, sample)
+        ids, start = prompt_and_target_ids(encoder, sample)
         assert list(ids[:start]) == list(encoder.encode(sample.text, sample.answer_prefix).input_ids)
         assert encoder.tokenizer.decode(ids[start:]).strip() == sample.references[0]
         assert len(ids) <= sample.length
@@ -46,7 +46,7 @@ def test_forced_target_begins_with_a_token_that_the_two_share() -> None:
             return {"input_ids": [1000 if piece == "is " else ord(piece) for piece in pieces]}
 
     (sample,) = made(NeedleGridTask((0.5,)), 1024)
-    ids, start = forced_ids(PromptEncoder(Joining()), sample)
+    ids, start = prompt_and_target_ids(PromptEncoder(Joining()), sample)
     assert ids[start] == 1000
     assert "".join(map(chr, ids[start + 1 :])) == sample.references[0]
 
@@ -67,7 +67,7 @@ def forced(samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch, right: An
 
     monkeypatch.setattr(likelihoods, "argmax_matches", matches)
     monkeypatch.setattr(likelihoods, "check_ids", lambda model, ids: None)
-    return forced_result(
+    return teacher_forced_result(
         under_test_of(object()), PromptEncoder(byte_tokenizer()), iter(samples), by_depth=True
     )
 
@@ -90,14 +90,14 @@ def test_forced_score_is_that_of_a_model() -> None:
     model, encoder = tiny_llama(vocab_size=300), PromptEncoder(byte_tokenizer())
     samples = made(NeedleGridTask((0.0, 1.0)), 700, 1, 0, byte_tokenizer())
     calls: list[tuple[int, int]] = []
-    result = forced_result(under_test_of(model), encoder, samples, lambda *call: calls.append(call))
+    result = teacher_forced_result(under_test_of(model), encoder, samples, lambda *call: calls.append(call))
     shares = []
     for sample in samples:
-        whole = encoder.encode(sample.text + sample.answer_prefix + forced_target(sample)).input_ids
+        whole = encoder.encode(sample.text + sample.answer_prefix + target_text(sample)).input_ids
         matches = argmax_matches(model, whole, sample.prompt_tokens, sample.length)
         assert len(matches) == 8
         shares.append(sum(matches) / 8)
     assert result.details["tokens_right"] == pytest.approx(100 * sum(shares) / 2)
     assert calls == [(1, 2), (2, 2)]
     with pytest.raises(RopewalkError, match="at least one sample"):
-        forced_result(under_test_of(model), encoder, [])
+        teacher_forced_result(under_test_of(model), encoder, [])

@@ -252,8 +252,8 @@ def unless_out_of_memory(attempt: Callable[[], Result]) -> Result | None:
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether an error means that memory ran out; only accelerators raise a class of its own for this."""
-    said = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or any(each in said for each in _MEMORY_MESSAGES)
+    message = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or any(each in message for each in _MEMORY_MESSAGES)
 
 
 def smaller_chunk(chunk: int, tokens: int) -> int | None:
@@ -375,8 +375,8 @@ class InMemoryBackend:
     def _answer(self, index: int, new_ids: list[int]) -> Answer:
         finished = new_ids[-1] in self.endings
         # Remove the ending token here, because not every tokenizer lists it among its special tokens.
-        said = new_ids[:-1] if finished else new_ids
-        text = self.tokenizer.decode(said, skip_special_tokens=True)
+        text_ids = new_ids[:-1] if finished else new_ids
+        text = self.tokenizer.decode(text_ids, skip_special_tokens=True)
         return Answer(index, text, len(new_ids), finished)
 
 

@@ -225,7 +225,7 @@ class ServerBackend:
         while True:
             ids = self._trial()
             try:
-                read = self._said(
+                read = self._completion_with_retries(
                     client, GenerationRequest(ids, 1, len(ids) + 1), threading.Event()
                 ).prompt_tokens
             except FaultError as fault:
@@ -280,23 +280,23 @@ class ServerBackend:
 
     def _refused(self, refusal: RefusalError, listed: list[str] | None) -> str:
         """Return the error message for a rejected trial request."""
-        said = f"the server at {self.address} rejects a request for one token ({refusal})"
+        reason = f"the server at {self.address} rejects a request for one token ({refusal})"
         given = [name for name in refusal.named if name in self.extra]
         needed = [name for name in refusal.named if name in RESERVED]
         if refusal.status is None:
             return f"the server at {self.address} cannot be used: {refusal}"
         if refusal.status == 404:
             if listed is None:
-                return f"{said}; an OpenAI-compatible address usually ends in /v1"
+                return f"{reason}; an OpenAI-compatible address usually ends in /v1"
             return f"the server at {self.address} does not serve {self.model}; it serves {_names(listed)} ({refusal})"
         if given:
-            return f"{said}; remove {' and '.join(given)} from --server-extra"
+            return f"{reason}; remove {' and '.join(given)} from --server-extra"
         if not self._text_sent and set(needed) <= {"prompt"} and "prompt" in str(refusal):
             needs = "" if self.tokenizer is not None else ", which needs the tokenizer"
-            return f"{said}; if it rejects token ids, give --send text{needs}"
+            return f"{reason}; if it rejects token ids, give --send text{needs}"
         if needed:
-            return f"{said}; answers depend on {' and '.join(needed)}, so the model cannot be measured on this server"
-        return said
+            return f"{reason}; answers depend on {' and '.join(needed)}, so the model cannot be measured on this server"
+        return reason
 
     def _trial(self) -> tuple[int, ...]:
         """Return the trial prompt as token ids; without a tokenizer, the id 0, which every vocabulary has."""
@@ -371,8 +371,8 @@ class ServerBackend:
         try:
             while not stop.is_set():
                 index = todo.get_nowait()
-                said = self._completion(client, requests[index], stop)
-                outcomes.put(Answer(index, said.text, said.new_tokens, said.finished))
+                completion = self._completion(client, requests[index], stop)
+                outcomes.put(Answer(index, completion.text, completion.new_tokens, completion.finished))
         except Empty:
             pass
         except (FaultError, RefusalError) as error:
@@ -383,13 +383,15 @@ class ServerBackend:
             outcomes.put(None)
 
     def _completion(self, client: Any, request: GenerationRequest, stop: threading.Event) -> Completion:
-        return self._complete(request, self._said(client, request, stop))
+        return self._complete(request, self._completion_with_retries(client, request, stop))
 
-    def _said(self, client: Any, request: GenerationRequest, stop: threading.Event) -> Completion:
+    def _completion_with_retries(
+        self, client: Any, request: GenerationRequest, stop: threading.Event
+    ) -> Completion:
         """Return the server's completion of a prompt, with retries after temporary faults."""
         for attempt in range(self.retries + 1):
             try:
-                return read_completion(self._asked(client, request))
+                return read_completion(self._request(client, request))
             except FaultError as error:
                 fault = error
             wait = min(self.backoff * 2**attempt, LONGEST_BACKOFF) if fault.wait is None else fault.wait
@@ -397,30 +399,30 @@ class ServerBackend:
                 break
         raise fault
 
-    def _complete(self, request: GenerationRequest, said: Completion) -> Completion:
+    def _complete(self, request: GenerationRequest, completion: Completion) -> Completion:
         """Check that the server neither truncated the prompt nor ran out of context for the answer.
 
         Raises:
             RefusalError: if the token counts that the server reports show either.
         """
-        asked, read = len(request.input_ids), said.prompt_tokens
+        sent, read = len(request.input_ids), completion.prompt_tokens
         # Some servers report 0 for unknown. A different tokenizer would have failed the trial in :meth:`_agree`.
-        if read and read < asked:
+        if read and read < sent:
             raise RefusalError(
-                f"it read only {read} of the {asked} tokens of a prompt; serve the model with a longer context"
+                f"it read only {read} of the {sent} tokens of a prompt; serve the model with a longer context"
             )
         if (
-            said.finished is False
-            and said.new_tokens is not None
-            and said.new_tokens < request.max_new_tokens
+            completion.finished is False
+            and completion.new_tokens is not None
+            and completion.new_tokens < request.max_new_tokens
         ):
             raise RefusalError(
-                f"it ran out of context after {said.new_tokens} of {request.max_new_tokens} tokens of an answer; serve "
-                "the model with a longer context"
+                f"it ran out of context after {completion.new_tokens} of {request.max_new_tokens} tokens of an answer; "
+                "serve the model with a longer context"
             )
-        return said
+        return completion
 
-    def _asked(self, client: Any, request: GenerationRequest) -> bytes:
+    def _request(self, client: Any, request: GenerationRequest) -> bytes:
         prompt = self._text(request.input_ids) if self._text_sent else list(request.input_ids)
         return self._content(
             client.completions.with_raw_response.create,
@@ -450,8 +452,8 @@ class ServerBackend:
             raise RefusalError(message, status, named) from error
         return content
 
-    def _hidden(self, said: str) -> str:
-        return said.replace(self._api_key, "***") if self._api_key != NO_KEY else said
+    def _hidden(self, text: str) -> str:
+        return text.replace(self._api_key, "***") if self._api_key != NO_KEY else text
 
     def _text(self, input_ids: Sequence[int]) -> str:
         """Return a text that the local tokenizer encodes as these ids; the server's should do the same.
@@ -638,12 +640,12 @@ def server_message(body: object, status: int) -> str:
         status: HTTP status, used if there is no message.
     """
     if isinstance(body, Mapping):
-        said = body.get("message") or body.get("detail") or body.get("error") or dict(body)
+        message = body.get("message") or body.get("detail") or body.get("error") or dict(body)
     else:
-        said = body
-    return one_line(said if isinstance(said, str) else json.dumps(said, default=str) if said else "") or (
-        f"status {status} without a message"
-    )
+        message = body
+    return one_line(
+        message if isinstance(message, str) else json.dumps(message, default=str) if message else ""
+    ) or (f"status {status} without a message")
 
 
 def named_fields(body: object, fields: Collection[str]) -> tuple[str, ...]:
@@ -666,13 +668,13 @@ def named_fields(body: object, fields: Collection[str]) -> tuple[str, ...]:
         ('best_of',)
     """
     value = body if isinstance(body, Mapping) else {}
-    said = [value.get(key) for key in ("message", "detail", "error")] if value else [body]
+    messages = [value.get(key) for key in ("message", "detail", "error")] if value else [body]
     words = "\n".join(
-        each if isinstance(each, str) else json.dumps(each, default=str) for each in said if each
+        each if isinstance(each, str) else json.dumps(each, default=str) for each in messages if each
     )
     words = words[:_MOST_WORDS]
     places = set(_PLACE.findall(words))
-    for errors in said:
+    for errors in messages:
         for error in errors if isinstance(errors, list) else ():
             place = error.get("loc") if isinstance(error, Mapping) else None
             places |= {each for each in place if isinstance(each, str)} if isinstance(place, list) else set()
@@ -692,10 +694,10 @@ def _word(name: str) -> str:
     return quoted if name in ("model", "prompt") else rf"(?<![\w-]){re.escape(name)}(?![\w-])"
 
 
-def one_line(said: str | bytes) -> str:
+def one_line(message: str | bytes) -> str:
     """Make foreign text fit for an error message: one line, without control characters, and short."""
     # A character has at most four bytes, so the rest of a megabyte of HTML need not be decoded.
-    text = said[: 4 * LONGEST_REMARK].decode("utf-8", "replace") if isinstance(said, bytes) else said
+    text = message[: 4 * LONGEST_REMARK].decode("utf-8", "replace") if isinstance(message, bytes) else message
     text = text[: 4 * LONGEST_REMARK]
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     return line if len(line) <= LONGEST_REMARK else line[: LONGEST_REMARK - 1] + "…"

@@ -79,7 +79,7 @@ class ShardedLikelihoods:
     def matches(self, prompts: Sequence[tuple[Sequence[int], int]], length: int) -> Iterator[list[bool]]:
         """See :class:`~ropewalk.evaluation.backends.Likelihoods`."""
         targets = [(torch.tensor(ids), start) for ids, start in prompts]
-        rows = [forced_row(ids, start) for ids, start in targets]
+        rows = [teacher_forced_row(ids, start) for ids, start in targets]
         # Fix a length-dependent RoPE at the whole length, as generation does, so that both give the same result.
         with pinned(self.model.model, length):
             found = sharded_likeliest(self.model, rows, self.mesh)
@@ -132,7 +132,7 @@ def sharded_likeliest(model: LossModel, rows: Sequence[Row], mesh: Mesh) -> Iter
         yield tokens
 
 
-def forced_row(input_ids: Tensor, start: int) -> Row:
+def teacher_forced_row(input_ids: Tensor, start: int) -> Row:
     """Build a causal row from int64 ``[tokens]`` in which the tokens from ``start`` (at least 1) on are targets."""
     labels = torch.full_like(input_ids, IGNORED)
     labels[start - 1 : -1] = input_ids[start:]

@@ -11,7 +11,7 @@ from ropewalk.evaluation.backends.protocol import Progress
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import LengthTooShort, Sample, Task
 from ropewalk.evaluation.store import Prediction, PredictionLog, predicted
-from ropewalk.evaluation.tasks.suite import FORCED
+from ropewalk.evaluation.tasks.suite import TEACHER_FORCED
 
 
 def check_lengths(
@@ -35,14 +35,14 @@ def check_lengths(
     if short:
         length, needs = next(iter(short.items()))
         # Name the suite too for teacher-forced tasks: several suites have one.
-        told = ", ".join(
-            f"{suite} {name} needs {tokens}" if name == FORCED else f"{name} needs {tokens}"
+        shortages = ", ".join(
+            f"{suite} {name} needs {tokens}" if name == TEACHER_FORCED else f"{name} needs {tokens}"
             for (suite, name), tokens in needs.items()
         )
         names = sorted({name for group in short.values() for _, name in group})
         raise RopewalkError(
-            f"prompts do not fit in {length} tokens with this tokenizer: {told}; give longer lengths, or skip these "
-            f"tasks with --exclude {','.join(names)}"
+            f"prompts do not fit in {length} tokens with this tokenizer: {shortages}; give longer lengths, or skip "
+            f"these tasks with --exclude {','.join(names)}"
         )
 
 

@@ -6,7 +6,8 @@ noise line, as in ``niah_single_1``; ``essay`` is gkamradt's haystack, Paul Grah
 haystack.
 
 The model generates the answer, or the test is teacher-forced: the number is given, and each of its tokens must be the
-most likely one (:func:`forced_result`). That takes one forward pass per prompt, which is much cheaper at long lengths.
+most likely one (:func:`teacher_forced_result`). That takes one forward pass per prompt, which is much cheaper at long
+lengths.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ropewalk.evaluation.tasks.haystack_sources import (
 from ropewalk.evaluation.tasks.ruler.niah import Kind, draw_word, hide_in_lines
 from ropewalk.evaluation.tasks.ruler.templates import NOISE_LINE, needle_line, niah_prompt
 from ropewalk.evaluation.tasks.suite import (
-    FORCED,
+    TEACHER_FORCED,
     TEXTS,
     WHAT,
     BenchmarkSettings,
@@ -93,8 +94,8 @@ class NeedleGridTask:
         # `not 0 <= each <= 1` also catches NaN.
         outside = [each for each in self.depths if not 0 <= each <= 1]
         if outside or not self.depths or list(self.depths) != sorted(set(self.depths)):
-            told = ", ".join(f"{each:g}" for each in self.depths)
-            raise RopewalkError(f"depths must be shares from 0 to 1, ascending, got {told or 'none'}")
+            depths = ", ".join(f"{each:g}" for each in self.depths)
+            raise RopewalkError(f"depths must be shares from 0 to 1, ascending, got {depths or 'none'}")
         if self.haystack not in get_args(Haystack):
             raise RopewalkError(
                 f"unknown haystack {self.haystack!r}; choose from {', '.join(get_args(Haystack))}"
@@ -226,11 +227,14 @@ def _tasks(settings: BenchmarkSettings) -> dict[str, NeedleGridTask]:
 
 SUITE = GeneratedSuite(
     name="needle",
-    titles={GENERATED: "Needle{haystack}, generated answers", FORCED: "Needle{haystack}, teacher-forced"},
+    titles={
+        GENERATED: "Needle{haystack}, generated answers",
+        TEACHER_FORCED: "Needle{haystack}, teacher-forced",
+    },
     figure="by depth",
-    sharded=FORCED,
+    sharded=TEACHER_FORCED,
     settings={"needle": NeedleSettings, "prose": EssaySettings},
     tasks=_tasks,
     metrics={"all": share_of_references},
-    forced_too=True,
+    teacher_forced=True,
 )

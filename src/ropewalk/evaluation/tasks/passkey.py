@@ -22,7 +22,7 @@ from ropewalk.evaluation.samples import (
     fitted_samples,
     sample_random,
 )
-from ropewalk.evaluation.tasks.suite import FORCED, GeneratedSuite
+from ropewalk.evaluation.tasks.suite import TEACHER_FORCED, GeneratedSuite
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -122,10 +122,10 @@ def _noise(units: Sequence[str], count: int) -> str:
 
 SUITE = GeneratedSuite(
     name="passkey",
-    titles={"passkey": "Passkey retrieval", FORCED: "Passkey retrieval, teacher-forced"},
+    titles={"passkey": "Passkey retrieval", TEACHER_FORCED: "Passkey retrieval, teacher-forced"},
     main="passkey",
     figure="by length",
-    sharded=FORCED,
+    sharded=TEACHER_FORCED,
     tasks=lambda settings: {"passkey": PasskeyTask()},
     metrics={"first integer": first_integer},
 )

@@ -83,8 +83,8 @@ def chosen_tasks(settings: BenchmarkSettings, sharded: bool = False) -> dict[str
         if sharded:
             _check_sharded(suite, named)
             named = [str(suite.sharded)]
-        asked = named or suite.default or known[suite.name]
-        chosen[suite.name] = [name for name in asked if name not in settings.exclude]
+        requested = named or suite.default or known[suite.name]
+        chosen[suite.name] = [name for name in requested if name not in settings.exclude]
     if not any(chosen.values()):
         raise RopewalkError(f"--exclude {','.join(settings.exclude)} leaves no task to run")
     return chosen

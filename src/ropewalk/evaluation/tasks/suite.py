@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ropewalk.evaluation.rows import Ids
     from ropewalk.evaluation.samples import Metric, Task
 
-FORCED = "teacher_forced"
+TEACHER_FORCED = "teacher_forced"
 """Name of teacher-forced tasks, which score given answers instead of generated ones (see ``teacher_forced``)."""
 
 Figure: TypeAlias = Literal["by length", "by depth", "tasks", "by position", "bars"]
@@ -152,7 +152,8 @@ class GeneratedSuite(Suite):
     Attributes:
         tasks: returns the tasks by name, in order.
         metrics: functions that score an answer, by the name in samples and predictions.
-        forced_too: whether the suite also has a teacher-forced task in a single process, with the first task's samples.
+        teacher_forced: whether the suite also has a teacher-forced task in a single process, with the samples of its
+            first task.
         task_lengths: returns the lengths of a task with lengths of its own, or None; if not set, all tasks use the
             requested lengths.
         mean: returns summary results, given the results and the names of the requested tasks.
@@ -161,13 +162,13 @@ class GeneratedSuite(Suite):
 
     tasks: Callable[[BenchmarkSettings], Mapping[str, Task]]
     metrics: Mapping[str, Metric]
-    forced_too: bool = False
+    teacher_forced: bool = False
     task_lengths: Callable[[Task, BenchmarkSettings, PromptEncoder], list[int] | None] | None = None
     mean: Callable[[Sequence[TaskResult], Sequence[str]], list[TaskResult]] | None = None
     without_lengths: Callable[[BenchmarkSettings], bool] | None = None
 
     def known(self, settings: BenchmarkSettings) -> list[str]:
-        return [*self.tasks(settings), *([FORCED] if self.forced_too else [])]
+        return [*self.tasks(settings), *([TEACHER_FORCED] if self.teacher_forced else [])]
 
     def needs_lengths(self, settings: BenchmarkSettings) -> bool:
         return self.without_lengths is None or not self.without_lengths(settings)

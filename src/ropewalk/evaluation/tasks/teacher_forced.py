@@ -19,7 +19,7 @@ from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.evaluation.samples import Sample, prompt_digest
 from ropewalk.evaluation.statistics import score_interval
 from ropewalk.evaluation.tasks.needle import scores_by_depth
-from ropewalk.evaluation.tasks.suite import FORCED
+from ropewalk.evaluation.tasks.suite import TEACHER_FORCED
 from ropewalk.io.digests import digest
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ READ_TOKENS = 1 << 23
 """Maximum number of prompt tokens in memory: 64 prompts of 128K."""
 
 
-def forced_target(sample: Sample) -> str:
+def target_text(sample: Sample) -> str:
     """Return the expected continuation of the answer prefix: a space and the number."""
     return f" {sample.references[0]}"
 
 
-def forced_ids(encoder: PromptEncoder, sample: Sample) -> tuple[tuple[int, ...], int]:
+def prompt_and_target_ids(encoder: PromptEncoder, sample: Sample) -> tuple[tuple[int, ...], int]:
     """Encode prompt and target together, and find the beginning of the target.
 
     Both are encoded as one text, as in training data, so the tokenizer merges the space before the target as usual. If
@@ -50,13 +50,13 @@ def forced_ids(encoder: PromptEncoder, sample: Sample) -> tuple[tuple[int, ...],
         All token ids, and the index of the first target token.
     """
     prompt = encoder.encode(sample.text, sample.answer_prefix).input_ids
-    whole = encoder.encode(sample.text, sample.answer_prefix + forced_target(sample)).input_ids
+    whole = encoder.encode(sample.text, sample.answer_prefix + target_text(sample)).input_ids
     same = (index for index, (one, other) in enumerate(zip(prompt, whole, strict=False)) if one != other)
     return whole, next(same, min(len(prompt), len(whole) - 1))
 
 
 @dataclass(frozen=True)
-class ForcedPrompt:
+class TeacherForcedPrompt:
     """A sample without its text, the digest of its prompt, the ids of prompt and target, and the target's start."""
 
     sample: Sample
@@ -65,7 +65,7 @@ class ForcedPrompt:
     start: int
 
 
-def forced_result(
+def teacher_forced_result(
     under_test: ModelUnderTest,
     encoder: PromptEncoder,
     samples: Iterable[Sample],
@@ -93,7 +93,7 @@ def forced_result(
     """
     likelihoods = under_test.likelihoods
     assert likelihoods is not None
-    asked: list[ForcedPrompt] = []
+    prompts: list[TeacherForcedPrompt] = []
     shares: list[float] = []
     stream = iter(samples)
     while group := under_test.on_rank_0(lambda: _prompts(encoder, likelihoods, stream)):
@@ -101,31 +101,35 @@ def forced_result(
         for matches in likelihoods.matches(pairs, group[0].sample.length):
             shares.append(sum(matches) / len(matches))
             if progress is not None:
-                progress(len(shares), len(asked) + len(group))
+                progress(len(shares), len(prompts) + len(group))
         # Drop the token ids of completed prompts to free memory.
-        asked += [replace(prompt, input_ids=()) for prompt in group]
-    return forced_task(
-        [prompt.sample for prompt in asked], [prompt.digest for prompt in asked], shares, details, by_depth
+        prompts += [replace(prompt, input_ids=()) for prompt in group]
+    return teacher_forced_task_result(
+        [prompt.sample for prompt in prompts],
+        [prompt.digest for prompt in prompts],
+        shares,
+        details,
+        by_depth,
     )
 
 
 def _prompts(
     encoder: PromptEncoder, likelihoods: Likelihoods, stream: Iterator[Sample]
-) -> list[ForcedPrompt]:
+) -> list[TeacherForcedPrompt]:
     """Return the next group of prompts of one length; empty at the end of the stream."""
     first = next(stream, None)
     if first is None:
         return []
     found = []
     for sample in (first, *islice(stream, max(1, READ_TOKENS // first.length) - 1)):
-        ids, start = forced_ids(encoder, sample)
+        ids, start = prompt_and_target_ids(encoder, sample)
         likelihoods.check_ids(ids)
-        found.append(ForcedPrompt(replace(sample, text=""), prompt_digest(sample), ids, start))
+        found.append(TeacherForcedPrompt(replace(sample, text=""), prompt_digest(sample), ids, start))
     return found
 
 
-def forced_task(
-    asked: Sequence[Sample],
+def teacher_forced_task_result(
+    samples: Sequence[Sample],
     prompts: Sequence[str],
     shares: Sequence[float],
     details: Mapping[str, Any] | None = None,
@@ -134,7 +138,7 @@ def forced_task(
     """Aggregate teacher-forced samples into a result.
 
     Args:
-        asked: samples of one length, at least one.
+        samples: samples of one length, at least one.
         prompts: digest of each sample's prompt.
         shares: share of correct tokens in each target; only 1 counts as a correct answer.
         details: facts to add to the result.
@@ -143,29 +147,29 @@ def forced_task(
     Raises:
         RopewalkError: if there are no samples.
     """
-    if not asked:
+    if not samples:
         raise RopewalkError("a result needs at least one sample, got none")
     scores = [float(share == 1) for share in shares]
     low, high = score_interval(scores)
-    tokens = [each.prompt_tokens for each in asked]
-    depths = [float(each.details["depth"]) for each in asked] if by_depth else []
+    tokens = [each.prompt_tokens for each in samples]
+    depths = [float(each.details["depth"]) for each in samples] if by_depth else []
     return TaskResult(
-        suite=asked[0].suite,
-        task=FORCED,
-        length=asked[0].length,
-        n=len(asked),
+        suite=samples[0].suite,
+        task=TEACHER_FORCED,
+        length=samples[0].length,
+        n=len(samples),
         score=100 * sum(scores) / len(scores),
         ci95=(100 * low, 100 * high),
         details={
             "prompt_tokens": [min(tokens), max(tokens)],
-            "least_fill": min(each.fill for each in asked),
-            "bos_count": sorted({each.bos_count for each in asked}),
+            "least_fill": min(each.fill for each in samples),
+            "bos_count": sorted({each.bos_count for each in samples}),
             SAMPLES: digest(list(prompts)),
             "tokens_right": 100 * sum(shares) / len(shares),
             **(details or {}),
             **({"depths": scores_by_depth(depths, scores)} if by_depth else {}),
         },
         samples=tuple(
-            {"index": each.index, "score": 100 * score} for each, score in zip(asked, scores, strict=True)
+            {"index": each.index, "score": 100 * score} for each, score in zip(samples, scores, strict=True)
         ),
     )

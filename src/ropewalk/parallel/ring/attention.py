@@ -25,7 +25,7 @@ from ropewalk.attention.engines.segments import causal_runs
 from ropewalk.attention.engines.varlen import causal_varlen
 from ropewalk.attention.options import EVERYTHING, PLAIN, AttentionOptions, Locality
 from ropewalk.errors import RopewalkError
-from ropewalk.parallel.collectives import Parcels, send_entries
+from ropewalk.parallel.collectives import EntryExchange, send_entries
 from ropewalk.parallel.ring.plan import RingPlan, calls_on, gather_on, ring_plan, sent_on
 from ropewalk.parallel.ring.traffic import heads_of_an_exchange
 from ropewalk.parallel.shards import ShardedLayouts
@@ -70,7 +70,7 @@ def ring_attend(
     chosen = check_engine(engine, spec)
     plan = ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank, options.locality)
     group = sharded.groups.ring_group
-    parcels = Parcels(sent_on(plan, query.device), plan.send_counts, plan.receive_counts, group)
+    exchange = EntryExchange(sent_on(plan, query.device), plan.send_counts, plan.receive_counts, group)
     # Heads are exchanged in groups, which bounds the memory of the exchange buffers.
     heads = heads_of_an_exchange(
         len(query) * sharded.total_length, key.shape[1], (head_dim + value_dim) * key.itemsize
@@ -87,7 +87,7 @@ def ring_attend(
         for number, (q, k, v) in enumerate(parts):
             kv = torch.cat([_places(k), _places(v)], dim=2)
             own = options.of_heads(slice(number * heads * per_key, (number + 1) * heads * per_key))
-            outputs.append(attend_received(q, send_entries(kv, parcels), plan, chosen, own))
+            outputs.append(attend_received(q, send_entries(kv, exchange), plan, chosen, own))
     return torch.cat(outputs, dim=1)
 
 

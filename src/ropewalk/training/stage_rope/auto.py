@@ -144,7 +144,7 @@ class AutoRope(StageRope):
         if context.is_rank_0:
             choices = [*choices_in(at.output).values(), choice]
             write_json(at.output / CHOICES, [each.to_json() for each in choices])
-        context.told.note(f"stage {self.number + 1}: {describe_choice(choice.to_json())}")
+        context.rank_0_reporter.note(f"stage {self.number + 1}: {describe_choice(choice.to_json())}")
         return Decision(choice.method, {"choice": choice.to_json()})
 
     def _probe(
@@ -162,7 +162,7 @@ class AutoRope(StageRope):
             load_weights(at.weights, model, context.world, context.mesh)
         label = f"stage {self.number + 1} choosing its base"
         with (
-            context.told.bar(label, len(candidates) * len(rows)) as advance,
+            context.rank_0_reporter.bar(label, len(candidates) * len(rows)) as advance,
             autocast(resolved.device, resolved.precision, context.mesh is not None),
         ):
 

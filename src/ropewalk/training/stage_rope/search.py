@@ -254,7 +254,7 @@ def search_factors(search: FactorSearch, at: AtStage) -> Factors:
     Raises:
         RopewalkError: if there are too few documents to measure on, or the log belongs to another search.
     """
-    world, reporter = at.context.world, at.context.told
+    world, reporter = at.context.world, at.context.rank_0_reporter
     path = at.output / factors_file(search.name)
     data = world.on_rank_0(lambda: rows_for_search(search.wanted, at))
     log = path.with_suffix(".jsonl")

@@ -14,7 +14,7 @@ from ropewalk.attention.options import AttentionOptions
 from ropewalk.attention.oracle import Attention, ExactAttention, Values, cotangent_of, values_of
 from ropewalk.data.mixture.report import counted
 from ropewalk.errors import EngineError
-from ropewalk.models.attention_hooks import asked_of
+from ropewalk.models.attention_hooks import attention_options_of
 from ropewalk.models.losses import decoder_of
 from ropewalk.training.step import autocast
 from ropewalk.verification.case import Case
@@ -121,7 +121,7 @@ def _recorded(case: Case) -> list[list[AttentionInputs]]:
         layout: Any = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        asked = asked_of(module, layout, options)
+        asked = attention_options_of(module, layout, options)
         if asked.sinks is not None:
             asked = replace(asked, sinks=asked.sinks.detach())
         # Copies, because views would keep the whole projections in memory.

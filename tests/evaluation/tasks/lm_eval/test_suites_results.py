@@ -31,7 +31,7 @@ def outcome(values, aggregation="mean", value=None, name="t"):
         num_fewshot=0,
         version="1.0",
         higher_is_better=True,
-        asked=tuple(map(str, range(len(values)))),
+        prompt_digests=tuple(map(str, range(len(values)))),
     )
 
 

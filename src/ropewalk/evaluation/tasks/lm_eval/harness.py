@@ -38,7 +38,7 @@ class TaskOutcome:
         num_fewshot: number of examples before the question.
         version: version of the task.
         higher_is_better: whether higher values are better; None if the task does not say.
-        asked: digest of document and prompt, for each document.
+        prompt_digests: digest of document and prompt, for each document.
     """
 
     name: str
@@ -53,7 +53,7 @@ class TaskOutcome:
     num_fewshot: int
     version: str
     higher_is_better: bool | None
-    asked: tuple[str, ...]
+    prompt_digests: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Manner:
+class PromptFormat:
     """Format of a task's prompts: whether they use the chat template, and whether they are truncated in the middle."""
 
     chat: bool = False
@@ -88,7 +88,7 @@ def run(
     model: HarnessModel,
     loaded: Loaded,
     limit: int | None,
-    manner: Callable[[str], Manner],
+    prompt_format: Callable[[str], PromptFormat],
     metric: Callable[[str], str | None],
     seed: int,
 ) -> Outcome:
@@ -98,16 +98,16 @@ def run(
         model: the model to measure.
         loaded: the task or group from :func:`load`.
         limit: use only the first ``limit`` documents of each task; None for all.
-        manner: returns the format of a task's prompts, given its name.
+        prompt_format: returns the format of a task's prompts, given its name.
         metric: returns the name of a task's main metric, given its name; None for the first one that the task lists.
         seed: random seed of everything that a task draws.
 
     Raises:
         RunFailure: if memory runs out, or an answer cannot be scored.
     """
-    parts: dict[Manner, dict[str, Any]] = defaultdict(dict)
+    parts: dict[PromptFormat, dict[str, Any]] = defaultdict(dict)
     for name, task in loaded.tasks.items():
-        parts[manner(name)][name] = task
+        parts[prompt_format(name)][name] = task
     results: dict[str, Any] = {}
     outcomes: dict[str, TaskOutcome] = {}
     common = loaded.group.aggregate_metric_list[0] if loaded.group is not None else None
@@ -174,15 +174,15 @@ def _outcome(
         values=tuple(sample[metric] for sample in samples),
         indices=tuple(int(sample["doc_id"]) for sample in samples),
         answers=tuple(str(sample["resps"][0][0]) for sample in samples) if generated else (),
-        truncated=sum(any(_asked(each) in truncated for each in s["arguments"]) for s in samples),
+        truncated=sum(any(_request_key(each) in truncated for each in s["arguments"]) for s in samples),
         num_fewshot=int(found["n-shot"].get(name) or 0),
         version=str(found["versions"].get(name)),
         higher_is_better=None if better is None else bool(better),
-        asked=tuple(f"{sample['doc_hash']} {sample['prompt_hash']}" for sample in samples),
+        prompt_digests=tuple(f"{sample['doc_hash']} {sample['prompt_hash']}" for sample in samples),
     )
 
 
-def _asked(arguments: Sequence[Any]) -> Any:
+def _request_key(arguments: Sequence[Any]) -> Any:
     """Return the key under which :class:`HarnessModel` records a truncated request: its texts."""
     texts = tuple(each for each in arguments if isinstance(each, str))
     return texts if len(texts) > 1 else texts[0]

@@ -36,7 +36,7 @@ from ropewalk.io.settings import CommaList, ExistingPath, FilePath, Option, Sett
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.tasks.lm_eval.catalogue import Catalogue, Loaded
-    from ropewalk.evaluation.tasks.lm_eval.harness import Manner, Outcome, TaskOutcome
+    from ropewalk.evaluation.tasks.lm_eval.harness import Outcome, PromptFormat, TaskOutcome
     from ropewalk.evaluation.tasks.lm_eval.model import HarnessModel
 
 
@@ -108,10 +108,10 @@ class RetentionSettings:
     def fewshot_of(self, name: str) -> int | None:
         """Return the number of few-shot examples of a task; None for the task's default."""
         given = self.num_fewshot
-        asked = given.get(name) if isinstance(given, Mapping) else given
-        if asked is None and self.suite == "short" and name in SHORT:
+        requested = given.get(name) if isinstance(given, Mapping) else given
+        if requested is None and self.suite == "short" and name in SHORT:
             return SHORT[name][0]
-        return asked
+        return requested
 
 
 def check_retention(settings: RetentionSettings) -> None:
@@ -189,8 +189,8 @@ def retention(
         raise RopewalkError("the model's config states no max_position_embeddings; set max_length in tokens")
     with evaluating(model):
         jobs = _jobs(settings, max_length)
-        asked = HarnessModel(model, tokenizer, max_length, settings.batch_size)
-        return [result for job in jobs for result in _run(asked, job, settings, progress)]
+        harness_model = HarnessModel(model, tokenizer, max_length, settings.batch_size)
+        return [result for job in jobs for result in _run(harness_model, job, settings, progress)]
 
 
 @dataclass(frozen=True)
@@ -259,26 +259,26 @@ def _job(
 
 
 def _run(
-    asked: HarnessModel, job: _Job, settings: RetentionSettings, progress: Progress | None
+    harness_model: HarnessModel, job: _Job, settings: RetentionSettings, progress: Progress | None
 ) -> list[TaskResult]:
     from ropewalk.evaluation.tasks.lm_eval.harness import Outcome, installed_version, run
 
     if job.loaded is None:
         return [TaskResult.not_run(settings.suite, job.name, None, job.reason)]
     name = job.name
-    asked.progress = None if progress is None else lambda done, total: progress(name, done, total)
+    harness_model.progress = None if progress is None else lambda done, total: progress(name, done, total)
     outcome = run(
-        asked,
+        harness_model,
         job.loaded,
         settings.limit,
-        lambda task: _manner(task, settings),
+        lambda task: _prompt_format(task, settings),
         lambda task: SHORT[task][1] if task in SHORT else None,
         settings.seed,
     )
     details = {
         "dataset": job.sources[0] if len(job.sources) == 1 else list(job.sources),
         "lm_eval": installed_version(),
-        "max_length": asked.max_length,
+        "max_length": harness_model.max_length,
         "limit": settings.limit,
         "seed": settings.seed,
         "left_out": list(job.left_out),
@@ -314,12 +314,12 @@ def _named(job: _Job, limit: int | None) -> str:
     return f"{job.name} ({', '.join(parts)})" if parts else job.name
 
 
-def _manner(task: str, settings: RetentionSettings) -> Manner:
-    from ropewalk.evaluation.tasks.lm_eval.harness import Manner
+def _prompt_format(task: str, settings: RetentionSettings) -> PromptFormat:
+    from ropewalk.evaluation.tasks.lm_eval.harness import PromptFormat
 
     longbench = task.startswith("longbench_")
     without = longbench and task.removeprefix("longbench_").removesuffix("_e") in WITHOUT_TEMPLATE
-    return Manner(chat=settings.chat and settings.suite != "short" and not without, middle=longbench)
+    return PromptFormat(chat=settings.chat and settings.suite != "short" and not without, middle=longbench)
 
 
 def _fewshot(loaded: Loaded, outcome: Any) -> str:
@@ -332,7 +332,7 @@ def _remarks(job: _Job, outcome: Any, settings: RetentionSettings) -> list[str]:
     remarks = []
     cut = sum(task.truncated for task in outcome.tasks)
     if cut:
-        lost = "middle" if _manner(outcome.tasks[0].name, settings).middle else "beginning"
+        lost = "middle" if _prompt_format(outcome.tasks[0].name, settings).middle else "beginning"
         total = sum(len(task.values) for task in outcome.tasks)
         remarks.append(f"{cut} of {total} prompts were too long, and their {lost} was removed")
     examples = _fewshot(job.loaded, outcome)
@@ -396,7 +396,7 @@ def task_result(
         "num_fewshot": _common([task.num_fewshot for task in outcome.tasks]),
         "task_version": _common([task.version for task in outcome.tasks]),
         "truncated": sum(task.truncated for task in outcome.tasks),
-        SAMPLES: digest([[task.name, *task.asked] for task in outcome.tasks]),
+        SAMPLES: digest([[task.name, *task.prompt_digests] for task in outcome.tasks]),
     }
     if not alone:
         facts["subtasks"] = {
@@ -404,9 +404,9 @@ def task_result(
         }
     if not alone and not whole.samples:
         facts["tasks"] = [task.name for task in outcome.tasks]
-    said = [*remarks, *([whole.remark] if whole.remark else [])]
+    all_remarks = [*remarks, *([whole.remark] if whole.remark else [])]
     if math.isnan(whole.score):
-        empty = TaskResult.not_run(suite, name, None, "; ".join(said))
+        empty = TaskResult.not_run(suite, name, None, "; ".join(all_remarks))
         return TaskResult(**{**empty.__dict__, "details": {**facts, **details}})
     return TaskResult(
         suite=suite,
@@ -415,7 +415,7 @@ def task_result(
         n=sum(len(task.values) for task in outcome.tasks),
         score=whole.score,
         ci95=whole.ci95,
-        reason="; ".join(said) or None,
+        reason="; ".join(all_remarks) or None,
         details={**facts, **details},
         unit=whole.unit,
         samples=whole.samples,
