@@ -39,17 +39,17 @@ def visible_pairs(lengths: ArrayLike, pattern: Pattern, anchor_length: int = 0) 
 
 
 def share_of_documents(lengths: ArrayLike, row_length: int) -> dict[str, float]:
-    """The share of full attention by pattern, if documents were packed one after the other into rows.
+    """Share of full attention by pattern, if the documents are concatenated and cut into rows.
 
-    Documents are cut where a row ends. Under ``anchor`` index 0 of each row is the anchor, which leaves the
-    documents one token less. The last row counts only if it is full or the only one. No BOS or EOS is added.
+    Under ``anchor``, index 0 of each row is the anchor, which leaves one token less to the documents. The last row
+    counts only if it is full or the only one. No BOS or EOS is added.
 
     Args:
         lengths: int ``[documents]``, tokens of each document in order.
         row_length: tokens of a row, the anchor included; at least 2.
 
     Returns:
-        A share from 0 to 1 by pattern; NaN where there is no token.
+        A share from 0 to 1 by pattern; NaN if there are no tokens.
 
     Raises:
         RopewalkError: if ``row_length`` is less than 2.
@@ -69,10 +69,10 @@ def share_of_documents(lengths: ArrayLike, row_length: int) -> dict[str, float]:
 
 
 def cut(lengths: NDArray[np.int64], room: int) -> tuple[NDArray[np.int64], int]:
-    """Lay documents one after the other into rows that take ``room`` tokens of them.
+    """Concatenate documents and cut them into rows of ``room`` tokens.
 
     Returns:
-        int64, the lengths of the pieces in complete rows, or in the only row; and how many rows that are.
+        int64, lengths of the pieces in complete rows, or in the only row; and the number of these rows.
     """
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
@@ -85,18 +85,18 @@ def cut(lengths: NDArray[np.int64], room: int) -> tuple[NDArray[np.int64], int]:
 
 
 def share_of_rows(rows: Iterable[tuple[NDArray[np.int64], int]], anchor_length: int) -> dict[str, float]:
-    """The share of full attention by pattern on packed rows as they are.
+    """Share of full attention by pattern on existing packed rows.
 
-    Where the rows have no anchor, ``anchor`` takes their first token for one: it sees what it saw, and all
-    later documents see it as well.
+    If the rows have no anchor, ``anchor`` uses their first token as one: it sees the same tokens as before, and all
+    later documents see it too.
 
     Args:
-        rows: of each row the tokens of each document (int64, padding included: it is computed like a
-            document), and the index of the document that stands first.
+        rows: for each row, the tokens of each document (int64; padding counts as a document, because attention is
+            computed for it), and the index of the first document.
         anchor_length: leading tokens of each row before its first document.
 
     Returns:
-        A share from 0 to 1 by pattern; NaN where there is no row.
+        A share from 0 to 1 by pattern; NaN if there are no rows.
     """
     pairs: dict[str, int] = dict.fromkeys(PATTERNS, 0)
     for lengths, first in rows:
@@ -113,17 +113,17 @@ def skipped(shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def ideal_speedup(shares: Mapping[str, float]) -> dict[str, float]:
-    """How many times faster attention alone would be if its time went by pairs; NaN where there is none."""
+    """Speedup of attention alone if its time is proportional to the number of pairs; NaN if there are none."""
     return {pattern: 1 / share if share else math.nan for pattern, share in shares.items()}
 
 
 def triangle(tokens: int) -> int:
-    """The pairs of full attention on so many tokens."""
+    """Number of (query, key) pairs of full attention on this many tokens."""
     return tokens * (tokens + 1) // 2
 
 
 def _sum_of_triangles(lengths: NDArray[np.int64]) -> int:
-    """Exact where the sum would not fit in 64 bits: high and low halves are added up apart."""
+    """Sum exactly even beyond 64 bits, by adding the high and low halves separately."""
     each = lengths.astype(np.uint64)
     pairs = each * (each + np.uint64(1)) // np.uint64(2)
     high, low = pairs >> np.uint64(32), pairs & np.uint64(0xFFFFFFFF)

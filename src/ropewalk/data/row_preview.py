@@ -18,14 +18,14 @@ Kind = Literal["anchor", "text", "special", "left_out", "padding"]
 
 @dataclass(frozen=True)
 class Span:
-    """A run of tokens of one kind.
+    """Consecutive tokens of one kind.
 
     Attributes:
-        kind: ``anchor``; ``special`` (BOS, EOS and the like); ``left_out`` (the middle of something long);
+        kind: ``anchor``; ``special`` (BOS, EOS and so on); ``left_out`` (the middle of a long chunk, not shown);
             ``padding``; or ``text``.
-        start, stop: tokens of the row.
-        masked: whether these tokens are never targets; where they are text, they are a tag.
-        text: of these tokens; None where they are left out or padding, and before :func:`with_texts`.
+        start, stop: range of tokens in the row.
+        masked: whether these tokens are never targets; masked text is a tag.
+        text: decoded tokens; None for padding, for tokens that are not shown, and before :func:`with_texts`.
         each: text of each token of an anchor or of special tokens.
     """
 
@@ -47,12 +47,12 @@ class Chunk:
 
     Attributes:
         document: number of the document in the row, from 0.
-        number: its number in the corpus; -1 for padding.
-        source: its source; empty for padding.
-        start, stop: tokens of the row.
-        part, parts: which chunk of the document in this row it is, from 1, and of how many.
-        continues: whether it goes on with the document that the row before was cut in.
-        spans: its tokens from ``start`` to ``stop``.
+        number: number of the document in the corpus; -1 for padding.
+        source: source of the document; empty for padding.
+        start, stop: range of tokens in the row.
+        part, parts: number of the chunk among the document's chunks in this row, from 1, and their total.
+        continues: whether it continues a document from the previous row.
+        spans: the tokens from ``start`` to ``stop``, by kind.
     """
 
     document: int
@@ -80,7 +80,7 @@ class RowPreview:
     """One row.
 
     Attributes:
-        anchor: the anchor tokens before the first chunk, None where there are none.
+        anchor: the anchor tokens before the first chunk; None if there are none.
         chunks: the segments in the order of the row.
     """
 
@@ -89,7 +89,7 @@ class RowPreview:
 
     @property
     def documents(self) -> int:
-        """Documents in the row; chunks of one count once, padding not at all."""
+        """Number of documents in the row, without padding; the chunks of a document count once."""
         return len({chunk.document for chunk in self.chunks if not chunk.is_padding})
 
     def to_json(self) -> dict[str, Any]:
@@ -101,12 +101,12 @@ class RowPreview:
 def with_texts(
     preview: RowPreview, input_ids: NDArray[np.int32], decode: Callable[[list[int]], str]
 ) -> RowPreview:
-    """The same with the text of every span that is shown.
+    """Add the decoded text to every span that is shown.
 
     Args:
-        preview: of a row.
-        input_ids: int32, the row's.
-        decode: token ids to text.
+        preview: preview of a row.
+        input_ids: int32 ``[context]``, token ids of the row.
+        decode: converts token ids to text.
     """
 
     def read(span: Span) -> Span:
@@ -128,18 +128,18 @@ def preview_row(
     before: PackedRow | None = None,
     eos: int | None = None,
 ) -> RowPreview:
-    """Take a row apart; its chunks and spans are in order and hold each token once.
+    """Divide a row into chunks and spans, which are in order and contain each token once.
 
     Args:
         row: a packed row.
         anchor_length: leading tokens before its first segment.
         special_ids: ids of the tokenizer's special tokens.
-        ends: tokens to keep at the beginning and at the end of each chunk; None keeps all. Nothing is left
-            out where it would be a single token.
-        before: the row before it under sequential packing, to tell a document that goes on from one that
-            begins; None tells none.
-        eos: the id that ends every document; None where nothing does, and a document of the same number is
-            taken for the same reading of it.
+        ends: number of tokens to show at the beginning and at the end of each chunk; None for all. A single token is
+            never left out.
+        before: the previous row under sequential packing, which shows whether the first document is a continuation;
+            None if that cannot be known.
+        eos: id that ends every document. None if documents have no EOS; an equal document number then counts as a
+            continuation.
 
     Raises:
         RopewalkError: if ``ends`` is less than 1, or the row contradicts itself.
@@ -183,14 +183,14 @@ def preview_row(
 
 
 def _goes_on(before: PackedRow, row: PackedRow, anchor_length: int, eos: int | None) -> bool:
-    """Whether the first document of a row is the last one of the row before, and did not end there.
+    """Whether the first document of a row is the last one of the previous row and did not end there.
 
-    Documents of a row are numbered in the order in which they are read, however their chunks are shuffled.
+    Documents of a row are numbered in reading order, also if their chunks are shuffled.
     """
-    there = [number for number in before.numbers if number != PADDING]
-    if not there or row.numbers[0] != there[-1]:
+    documents = [number for number in before.numbers if number != PADDING]
+    if not documents or row.numbers[0] != documents[-1]:
         return False
-    last = len(there) - 1
+    last = len(documents) - 1
     stops = anchor_length + np.cumsum(before.segment_lengths)
     end = max(int(stop) for stop, each in zip(stops, before.segment_documents, strict=True) if each == last)
     # The same document may be read again right after its end.
@@ -209,7 +209,7 @@ def _mask(spans: Sequence[int], total: int) -> np.ndarray:
 def _spans(
     start: int, stop: int, masked: np.ndarray, special: np.ndarray, ends: int | None
 ) -> tuple[Span, ...]:
-    """Runs of equal kind; a tag in what is left out is lost from sight, and counted with the rest."""
+    """Spans of equal kind; a tag within tokens that are not shown counts as part of them."""
     # More than one token: "1 token left out" would be no shorter than the token.
     if ends is None or stop - start <= 2 * ends + 1:
         return tuple(_runs(start, stop, masked, special))

@@ -19,12 +19,12 @@ from ropewalk.errors import RopewalkError
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 LONG_LENGTHS = (4096, 16384, 65536, 131072)
-"""Tokens above which documents count as long in ``long_shares``."""
+"""Lengths in tokens above which documents count as long in ``long_shares``."""
 
 
 @dataclass(frozen=True)
 class LengthBin:
-    """Documents whose length is from ``start`` to less than ``end`` tokens, and the tokens they hold."""
+    """Numbers of documents with lengths ``start <= length < end``, and of their tokens."""
 
     start: int
     end: int
@@ -34,18 +34,18 @@ class LengthBin:
 
 @dataclass(frozen=True)
 class SourceStatistics:
-    """One source, or all together.
+    """Statistics of one source, or of all sources together.
 
     Attributes:
-        documents: documents; in packed rows the pieces of a cut document count each, as they do in training,
-            and a document that is read twice counts twice.
-        tokens: their tokens; a packed document's BOS, tag and EOS included, a row's anchor and padding not.
-        mixture_ratio: share of the documents (the sequences), from 0 to 1.
-        token_ratio: share of the tokens, from 0 to 1.
-        mean_length: tokens a document.
+        documents: number of documents. In packed rows, each piece of a cut document counts, as in training, and a
+            document that is read twice counts twice.
+        tokens: number of tokens. In packed rows, they include BOS, tags and EOS, but not anchors and padding.
+        mixture_ratio: share of all documents, from 0 to 1.
+        token_ratio: share of all tokens, from 0 to 1.
+        mean_length: mean tokens per document.
         length_quantiles: length in tokens at each of QUANTILES, by name ("0.5" is the median).
-        long_shares: share of these tokens that lie in documents longer than each of LONG_LENGTHS, by name.
-        histogram: bins from a power of two to the next, from the shortest to the longest document.
+        long_shares: share of the tokens in documents longer than each of LONG_LENGTHS, by name.
+        histogram: bins between powers of two, from the shortest to the longest document.
     """
 
     documents: int
@@ -60,12 +60,12 @@ class SourceStatistics:
 
 @dataclass(frozen=True)
 class Repeats:
-    """Documents that are there more than once: by their text, or in packed rows by their number in the corpus.
+    """Repeated documents, identified by their text, or in packed rows by their number in the corpus.
 
     Attributes:
-        documents: different documents that are there twice or more.
-        tokens: tokens of their further copies, the first of each not counted; own tokens in packed rows.
-        most: how many times the most frequent document is there.
+        documents: number of different documents that occur more than once.
+        tokens: tokens of all copies but the first of each; in packed rows, own tokens.
+        most: number of copies of the most frequent document.
     """
 
     documents: int
@@ -78,16 +78,16 @@ class DataStatistics:
     """Statistics of tokenised documents or packed rows; plain values, ready for JSON.
 
     Attributes:
-        packed: whether the documents are those of packed rows.
+        packed: whether these are the documents of packed rows.
         total: all sources together.
-        sources: each source by name, the one with most tokens first.
-        rows: packed rows, None for documents that are not packed.
-        documents_per_row: mean number of documents a row, None likewise.
-        documents_per_row_quantiles: number of documents a row at each of QUANTILES, None likewise.
-        row_length: tokens of a row; None for documents where none was given.
-        attention_share: (query, key) pairs that each pattern computes over those of full attention on rows of
-            ``row_length``; empty without one. See ``ropewalk.data.attention_share``.
-        repeats: None where it is not known.
+        sources: each source by name, by descending number of tokens.
+        rows: number of packed rows; None for documents that are not packed.
+        documents_per_row: mean number of documents per row; None for documents that are not packed.
+        documents_per_row_quantiles: number of documents per row at each of QUANTILES; None likewise.
+        row_length: tokens of a row; None if no length is given.
+        attention_share: share of full attention's (query, key) pairs that each pattern computes on rows of
+            ``row_length``; empty without a length. See ``ropewalk.data.attention_share``.
+        repeats: repeated documents; None if unknown.
     """
 
     packed: bool
@@ -102,7 +102,7 @@ class DataStatistics:
 
 
 class Rows(Protocol):
-    """What statistics need of packed rows; ``ropewalk.data.PackedRows`` has it."""
+    """The part of ``ropewalk.data.PackedRows`` that statistics need."""
 
     manifest: dict[str, Any]
     settings: PackingSettings
@@ -126,10 +126,10 @@ def length_statistics(
 
     Args:
         lengths: int64 ``[documents]``, tokens of each document in reading order.
-        source_ids: int32 ``[documents]``, the source of each.
-        sources: the sources' names by id; those without a document are left out.
-        row_length: tokens of the rows to count attention on, the anchor included; None counts none.
-        hashes: uint64 ``[documents]``, equal where the texts are; None finds no repeats.
+        source_ids: int32 ``[documents]``, source of each document.
+        sources: the sources' names by id; sources without documents are left out.
+        row_length: tokens of the rows for the shares of attention, including the anchor; None computes no shares.
+        hashes: uint64 ``[documents]``, equal for equal texts; None if repeats need not be found.
 
     Raises:
         RopewalkError: if the arrays do not match, a length is negative, a source has no name, or
@@ -160,10 +160,10 @@ def length_statistics(
 def tokenised_statistics(
     documents: Iterable[TokenisedDocument], row_length: int | None = None
 ) -> DataStatistics:
-    """Statistics of a stream of tokenised documents; twenty bytes a document are kept.
+    """Statistics of a stream of tokenised documents, of which 20 bytes per document are kept in memory.
 
     Args:
-        documents: in reading order; documents of equal tokens are repeats.
+        documents: documents in reading order; documents with equal tokens are repeats.
         row_length: as in :func:`length_statistics`.
 
     Raises:
@@ -185,15 +185,15 @@ def tokenised_statistics(
 
 
 def packed_statistics(rows: Rows, progress: Callable[[int], None] | None = None) -> DataStatistics:
-    """Statistics of packed rows, as training sees them; twelve bytes a document are kept.
+    """Statistics of packed rows as training reads them; 12 bytes per document are kept in memory.
 
-    Padding is no document and none of the tokens; attention alone counts it, since it is computed. Repeats
-    are those of the manifest, counted before an incomplete row is left out: a piece in a row does not tell a
-    second reading from a continuation.
+    Padding counts neither as a document nor as tokens, but it counts in the shares of attention, because attention is
+    computed for it. Repeats are taken from the manifest, where they were counted before an incomplete row was left out:
+    the pieces in rows do not distinguish a second reading from a continuation.
 
     Args:
         rows: packed rows.
-        progress: called with the rows that are counted so far.
+        progress: called with the number of rows counted so far.
     """
     lengths, source_ids, per_row = array("q"), array("i"), array("q")
     numbers: dict[str, int] = {}
@@ -229,7 +229,7 @@ def packed_statistics(rows: Rows, progress: Callable[[int], None] | None = None)
 
 
 def document_lengths(row: PackedRow) -> NDArray[np.int64]:
-    """int64 ``[documents]``: tokens of each document of a row, its chunks together, padding included."""
+    """int64 ``[documents]``: tokens of each document of a row over all its chunks; includes padding as a document."""
     sums = np.zeros(len(row.sources), np.int64)
     np.add.at(sums, row.segment_documents, row.segment_lengths)
     return sums
@@ -253,26 +253,26 @@ def statistics_report(statistics: DataStatistics | Mapping[str, Any]) -> dict[st
 
 
 def rows_report(rows: Rows, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
-    """Packed rows as ``ropewalk data stats --json`` prints them.
+    """Statistics of packed rows as ``ropewalk data stats --json`` prints them.
 
-    The documents are whole, those that were packed, repeated ones each time, with their own tokens: lengths
-    and ratios before and after a mixture can be compared. What the rows hold of them is beside it: pieces,
-    since rows cut documents, with BOS, tags and EOS.
+    The main statistics are those of the packed documents before they were cut, each reading counted, with their own
+    tokens. Lengths and ratios before and after a mixture are therefore comparable. The pieces of documents in rows,
+    with BOS, tags and EOS, have statistics of their own.
 
     Args:
         rows: packed rows.
-        progress: called with the rows that are counted so far.
+        progress: called with the number of rows counted so far.
 
     Returns:
-        As :func:`statistics_report` of the packed documents, but rows, documents a row, attention and repeats
-        are of the rows; and besides ``pieces``, how many there are in rows; ``in_rows``, lengths and shares
-        of these, in all and by source; ``mixture`` and ``corpus``, the manifest's report of the mixture and
-        statistics of the documents before it.
+        :func:`statistics_report` of the packed documents, with numbers of rows, documents per row, shares of attention
+        and repeats from the rows. In addition: ``pieces``, the number of pieces in rows; ``in_rows``, their lengths and
+        shares in total and by source; ``mixture``, the manifest's report of the mixture; and ``corpus``, statistics of
+        the documents before mixing.
 
     Raises:
-        RopewalkError: if the manifest lacks statistics of the documents, or they are of other documents.
+        RopewalkError: if the manifest lacks statistics of the documents, or has those of other documents.
     """
-    manifest, there = rows.manifest, packed_statistics(rows, progress)
+    manifest, in_rows = rows.manifest, packed_statistics(rows, progress)
     before, packed = manifest.get("corpus"), manifest["counts"]["packing"]["documents"]
     whole = before if manifest["mixture"] is None else manifest.get("mixed")
     if before is None or whole is None:
@@ -283,15 +283,15 @@ def rows_report(rows: Rows, progress: Callable[[int], None] | None = None) -> di
             "packed; pack again"
         )
     of_rows = ("packed", "rows", "row_length", "documents_per_row", "documents_per_row_quantiles")
-    pieces = statistics_report(there)
+    pieces = statistics_report(in_rows)
     return {
         **statistics_report(whole),
         **{key: each for key, each in pieces.items() if key in of_rows or key.startswith("attention_")},
         "repeats": pieces["repeats"],
-        "pieces": there.total.documents,
+        "pieces": in_rows.total.documents,
         "in_rows": {
-            **_pieces(there.total),
-            "sources": {name: _pieces(each) for name, each in there.sources.items()},
+            **_pieces(in_rows.total),
+            "sources": {name: _pieces(each) for name, each in in_rows.sources.items()},
         },
         "mixture": manifest["mixture"],
         "corpus": statistics_report(before),

@@ -257,8 +257,8 @@ def _budgets_of_shares(
         )
     shares = np.array([named[source] for source in sources])
     shares /= shares.sum()
-    for source, share, there in zip(sources, shares, tokens, strict=True):
-        if share > 0 and there == 0:
+    for source, share, available in zip(sources, shares, tokens, strict=True):
+        if share > 0 and available == 0:
             raise RopewalkError(
                 f"source {source!r} has no tokens for its share of {share:.4g}; set its share to 0"
             )
@@ -308,23 +308,23 @@ def _draw(
     for group in range(groups):
         carried = 0
         for b in reversed(range(bins)):
-            unit, tokens, there = group * bins + b, int(wanted[group, b]), int(pool[group, b])
+            unit, tokens, available = group * bins + b, int(wanted[group, b]), int(pool[group, b])
             if tokens == 0:
                 continue
-            most = -(-tokens // there)
-            goal = min(max(tokens + carried, 0), most * there)
+            most = -(-tokens // available)
+            goal = min(max(tokens + carried, 0), most * available)
             members = order[starts[unit] : ends[unit]]
-            picked = _draw_cell(members, lengths, goal, there, seed, unit)
+            picked = _draw_cell(members, lengths, goal, available, seed, unit)
             carried += tokens - int(lengths[picked].sum())
             drawn.append(picked)
     return np.concatenate(drawn)
 
 
 def _draw_cell(
-    members: NDArray[np.int64], lengths: NDArray[np.int64], goal: int, there: int, seed: int, unit: int
+    members: NDArray[np.int64], lengths: NDArray[np.int64], goal: int, available: int, seed: int, unit: int
 ) -> NDArray[np.int64]:
-    """Whole copies of ``members`` (``there`` tokens) plus a random subset, as close to ``goal`` tokens as possible."""
-    copies, rest = divmod(goal, there)
+    """Whole copies of ``members`` (``available`` tokens) and a random subset, as near ``goal`` tokens as possible."""
+    copies, rest = divmod(goal, available)
     whole = np.tile(members, copies)
     if rest == 0:
         return whole
@@ -442,11 +442,11 @@ def _nothing(demand: Demand, settings: MixtureSettings, group: int, b: int) -> s
 
 
 def _excess(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
-    wanted, there = float(demand.wanted[group, b]), int(demand.pool[group, b])
+    wanted, available = float(demand.wanted[group, b]), int(demand.pool[group, b])
     return (
         f"{demand.name(group)} has {counted(int(demand.documents[group, b]), 'document')}"
-        f"{_bin_in_words(settings, b)} with {counted(there, 'token')}, but the mixture requests {round(wanted):,}: "
-        f"each would be read {_rounded_up(wanted / there)} times on average, and max_epochs is "
+        f"{_bin_in_words(settings, b)} with {counted(available, 'token')}, but the mixture requests {round(wanted):,}: "
+        f"each would be read {_rounded_up(wanted / available)} times on average, and max_epochs is "
         f"{settings.max_epochs:g}"
     )
 

@@ -16,17 +16,17 @@ _MOST_CELLS_IN_WORDS = 6
 
 @dataclass(frozen=True)
 class Cell:
-    """The documents of one source whose length is from ``first`` to less than ``end`` tokens.
+    """The documents of one source with lengths ``first <= length < end`` in tokens.
 
     Attributes:
-        source: its name.
-        first, end: the lengths; an end of None is open.
-        documents: documents there are, of one token or more.
-        available: tokens they hold.
+        source: name of the source.
+        first, end: range of lengths; an end of None means no upper limit.
+        documents: number of available documents, without empty ones.
+        available: number of their tokens.
         asked: tokens requested before any cap, rounded to a whole number.
-        drawn: tokens drawn.
-        epochs_asked: ``asked / available``, how often each is read on average; 0 where there is no token.
-        most_read: how many times the most repeated document is read.
+        drawn: tokens in the mixture.
+        epochs_asked: ``asked / available``, the requested average number of readings; 0 if there are no tokens.
+        most_read: number of readings of the most repeated document.
     """
 
     source: str
@@ -42,16 +42,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Proportions:
-    """One source, or all together: its share of the tokens, and the share of its tokens in long documents.
+    """Share of a source, or of all sources, in the tokens, and of long documents in its own tokens.
 
-    Shares are from 0 to 1. Long documents are those of the longest bin.
+    Shares are from 0 to 1. Long documents are those in the longest length bin.
 
     Attributes:
-        source: its name; None is all sources together.
-        share_before, share_asked, share_achieved: of all tokens. Asked is None where no share follows from
-            what was asked: nothing was, or lengths are upsampled over the corpus.
-        long_before, long_asked, long_achieved: of this source's tokens. None where no length was asked for,
-            or where there are no tokens to take a share of.
+        source: name of the source; None for all sources together.
+        share_before, share_asked, share_achieved: share of all tokens in the corpus, as requested, and in the mixture.
+            The requested share is None if the settings determine none: if they request no shares, or upsample lengths
+            over the whole corpus.
+        long_before, long_asked, long_achieved: share of long documents in this source's tokens, likewise. None if the
+            settings have no lengths, or there are no tokens.
     """
 
     source: str | None
@@ -65,25 +66,25 @@ class Proportions:
 
 @dataclass(frozen=True)
 class MixtureReport:
-    """A mixture in figures; ``dataclasses.asdict`` gives plain values, ready for JSON.
+    """Numbers that describe a mixture; ``dataclasses.asdict`` converts it to plain values for JSON.
 
     Attributes:
         tokens_available: own tokens of all candidate documents.
         tokens_asked: own tokens requested before any cap, either directly or as a result of the other settings.
         tokens_achieved: own tokens of the mixture.
-        documents: documents in reading order, a repeated one as often as it is read.
-        distinct_documents: different documents among them.
-        repeated_documents: documents read twice or more.
-        most_read: how many times the most repeated document is read.
-        empty_documents: candidates without a token; left out unless ``as_is``.
-        as_is: whether the documents come once each, in the order of the corpus.
-        long_from: tokens from which a document counts as long; None where no length was asked for.
-        total: all sources together.
-        sources: each source, in the order given.
-        cells: each source's length bins, shortest first.
-        shortages: one sentence for each cell that was capped at the setting ``max_epochs``, or is empty.
-        total_from: what ``tokens_asked`` follows from: the setting ``tokens``, or where that was not given
-            ``weights`` or ``shares``, or else what the ``corpus`` has.
+        documents: number of readings; a repeated document counts each time.
+        distinct_documents: number of different documents in the mixture.
+        repeated_documents: number of documents that are read more than once.
+        most_read: number of readings of the most repeated document.
+        empty_documents: candidates without tokens; left out unless ``as_is``.
+        as_is: whether each document is read once, in the order of the corpus.
+        long_from: smallest length in tokens of a long document; None if the settings have no lengths.
+        total: proportions of all sources together.
+        sources: proportions of each source, in the given order.
+        cells: length bins of each source, shortest first.
+        shortages: one sentence for each cell that is empty or was capped at ``max_epochs``.
+        total_from: origin of ``tokens_asked``: the setting ``tokens``; if it is not given, ``weights`` or ``shares``;
+            otherwise the size of the ``corpus``.
     """
 
     tokens_available: int
@@ -104,7 +105,7 @@ class MixtureReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MixtureReport:
-        """The report that ``dataclasses.asdict`` made ``values`` of, after a way through JSON too."""
+        """Rebuild a report from the output of ``dataclasses.asdict``, or from its JSON."""
         nested = {
             "total": Proportions(**values["total"]),
             "sources": tuple(Proportions(**each) for each in values["sources"]),
@@ -116,20 +117,20 @@ class MixtureReport:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What was asked for, in the shape [sources, bins].
+    """The requested mixture, as tokens of each source and length bin.
 
     Attributes:
-        sources: the names.
-        starts: the first length of each bin, ascending.
-        asked: int64 ``[sources, bins]``, tokens, before any cap.
-        by_length: int64 ``[bins]``, tokens of all sources; more than those of ``asked`` where lengths are asked
-            of the corpus and no source has any.
-        total: tokens of all.
+        sources: names of the sources.
+        starts: first length of each bin, ascending.
+        asked: int64 ``[sources, bins]``, tokens before any cap.
+        by_length: int64 ``[bins]``, tokens over all sources. Larger than the sum of ``asked`` if a length is requested
+            of the whole corpus and no source has documents of it.
+        total: tokens of the whole mixture.
         total_from: as in MixtureReport.
-        by_source: whether the sources' shares were asked for.
-        lengths_by_source: whether the lengths were asked for inside each source.
+        by_source: whether the settings request shares of sources.
+        lengths_by_source: whether the settings request lengths within each source.
         shortages: as in MixtureReport.
-        as_is: whether the documents are handed on as they are.
+        as_is: whether the corpus is read unchanged.
     """
 
     sources: tuple[str, ...]
@@ -150,13 +151,13 @@ def report_on(
     cells: NDArray[np.integer],
     request: Request,
 ) -> MixtureReport:
-    """Count what was drawn.
+    """Compare the drawn documents with the request.
 
     Args:
-        drawn: int64, the documents in reading order.
+        drawn: int64, indices of the candidates in reading order.
         lengths: int64 ``[n]``, own tokens of each candidate.
-        cells: ``[n]``, ``source * bins + bin`` of each, and ``sources * bins`` for one without a token.
-        request: what was asked for.
+        cells: ``[n]``, ``source * bins + bin`` of each candidate; ``sources * bins`` for one without tokens.
+        request: the requested mixture.
     """
     sources, starts = request.sources, request.starts
     shape = (len(sources), len(starts))
@@ -240,14 +241,14 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def lengths_in_words(first: int, end: int | None) -> str:
-    """The lengths of a bin, to follow the word "documents"; empty where they are all lengths."""
+    """Describe a bin's lengths as a phrase that follows "documents"; empty for the bin of all lengths."""
     if end is None:
         return f" of {first:,} tokens or more" if first else ""
     return f" of {first:,} to {end - 1:,} tokens" if first else f" of fewer than {end:,} tokens"
 
 
 def counted(number: int, thing: str) -> str:
-    """A number and its noun ("1 document", "2,000 tokens")."""
+    """Format a number with its noun ("1 document", "2,000 tokens")."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 

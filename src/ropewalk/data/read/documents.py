@@ -1,4 +1,4 @@
-"""What reading gives: documents, as text or as token ids, and records, which hold them."""
+"""Documents, as text or token ids, and the records that contain them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Document:
-    """One text as it was read.
+    """One text.
 
     Attributes:
-        text: the document; it may be blank in a Record, and is not in what ``read_documents`` hands on.
-        source: the name that mixtures and statistics group by ("arxiv", "python-docs").
+        text: the text. It may be blank in a Record; ``read_documents`` skips blank documents.
+        source: name by which mixtures and statistics group documents ("arxiv", "python-docs").
         origin: file and line or row, for error messages ("corpus/a.jsonl:17").
     """
 
@@ -26,10 +26,10 @@ class Document:
 
 @dataclass(frozen=True, eq=False)
 class TokenisedDocument:
-    """A document's own tokens.
+    """A document as token ids.
 
     Attributes:
-        input_ids: int32 ``[num_tokens]``, no special token added; it may be empty.
+        input_ids: int32 ``[num_tokens]``, without added special tokens; may be empty.
         source: as in Document.
     """
 
@@ -39,12 +39,12 @@ class TokenisedDocument:
 
 @dataclass(frozen=True)
 class Record:
-    """One record of an input: a line, a table's row, a file.
+    """One record of an input: a line, a row of a table, or a file.
 
     Attributes:
-        documents: one for a text; one a stretch for a record that is tokenised already and names the
-            boundaries of several; none for a blank line or a binary file.
-        binary: whether it was a file of a folder that is not text, and was passed over.
+        documents: one document for a text, one per span for a tokenised record with boundaries, and none for a blank
+            line or a binary file.
+        binary: whether the record is a file in a folder that was skipped because it is not text.
     """
 
     documents: tuple[Document | TokenisedDocument, ...]
@@ -52,12 +52,12 @@ class Record:
 
 
 def text_hash(text: str) -> int:
-    """A number from 0 to 2**64 - 1 that depends on the text alone, the same on every machine."""
+    """Hash a text to a number from 0 to 2**64 - 1, equal on every machine."""
     return _hash(text.encode("utf-8"))
 
 
 def token_hash(input_ids: NDArray[np.int32]) -> int:
-    """The same of a document that came as token ids, of their little-endian bytes."""
+    """Hash token ids, as little-endian bytes, to a number from 0 to 2**64 - 1."""
     return _hash(np.ascontiguousarray(input_ids, "<i4").data)
 
 

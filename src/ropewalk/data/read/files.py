@@ -21,8 +21,8 @@ HUGGING_FACE = "hf:"
 EMBEDDED = "embedded"
 
 Kind = Literal["lines", "json", "parquet", "text", "maybe_text", "closed"]
-"""What a file holds by its name: JSON lines; a .json file of a folder, which is lines or a text; a Parquet
-table; a text; a text if it decodes; a compressed file of unknown content, which is not opened."""
+"""Contents of a file according to its name: JSON lines; a .json file in a folder, which is JSON lines or a text; a
+Parquet table; a text; a text if it decodes; a compressed file of unknown content, which is not opened."""
 
 JSON_LINES = frozenset({".jsonl", ".jsonlines", ".json-lines", ".ndjson"})
 PARQUET = frozenset({".parquet"})
@@ -52,14 +52,14 @@ _MAX_ZSTD_WINDOW = 1 << 31
 
 @dataclass(frozen=True)
 class FolderListing:
-    """The regular files of a folder in reading order, and how many hidden entries were passed over."""
+    """The regular files of a folder in reading order, and the number of hidden entries that were skipped."""
 
     files: tuple[Path, ...]
     hidden: int
 
 
 def split_suffix(path: Path) -> tuple[str, str]:
-    """The suffix of the format and of the compression, in lower case: ``a.JSONL.gz`` is (.jsonl, .gz)."""
+    """Suffixes of format and compression in lower case: ``a.JSONL.gz`` gives (.jsonl, .gz)."""
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         return (suffixes[0] if len(suffixes) == 2 else ""), suffixes[-1]
@@ -67,7 +67,7 @@ def split_suffix(path: Path) -> tuple[str, str]:
 
 
 def plain_stem(path: Path) -> str:
-    """The file's name without the suffixes of its format and compression, a folder's name whole.
+    """Name of a file without the suffixes of format and compression; the full name of a folder.
 
     Raises:
         RopewalkError: if the name is not UTF-8, and so cannot name a source.
@@ -88,14 +88,14 @@ def plain_stem(path: Path) -> str:
 
 
 def file_kind(path: Path, in_folder: bool) -> Kind:
-    """What a file holds, by its name.
+    """Kind of a file's contents, according to its name.
 
     Args:
         path: the file.
-        in_folder: whether it was found in a folder that is read, rather than named itself.
+        in_folder: whether the user named a folder that contains the file, rather than the file itself.
 
     Raises:
-        RopewalkError: if a file that was named itself has a suffix that is not read.
+        RopewalkError: if the user named a file whose suffix is not supported.
     """
     suffix, compression = split_suffix(path)
     if suffix in JSON_LINES:
@@ -119,23 +119,23 @@ def file_kind(path: Path, in_folder: bool) -> Kind:
 
 
 def is_named(path: str) -> bool:
-    """Whether a source's path names a dataset of the hub or the embedded corpus, and no file."""
+    """Whether a source's path names a dataset on the Hub or the embedded corpus instead of a file."""
     return path.startswith(HUGGING_FACE) or path == EMBEDDED or path.startswith(EMBEDDED + ":")
 
 
 def existing_path(name: str) -> Path:
-    """The path of a file or folder of the user's.
+    """Path of a file or folder that the user named.
 
     Raises:
-        RopewalkError: if there is none, or it is neither a file nor a folder.
+        RopewalkError: if it does not exist, or is neither a file nor a folder.
     """
     try:
         path = Path(name).expanduser()
-        there = bool(name) and path.exists()
+        exists = bool(name) and path.exists()
     except (OSError, ValueError, RuntimeError) as error:
         # A name that is too long, one with a NUL, or ~someone where there is no such user.
         raise RopewalkError(f"there is no file or folder {name!r}: {error}") from error
-    if not there:
+    if not exists:
         raise RopewalkError(f"there is no file or folder {name!r}")
     if not path.is_dir() and not path.is_file():
         raise RopewalkError(f"{name} is neither a file nor a folder")
@@ -143,7 +143,7 @@ def existing_path(name: str) -> Path:
 
 
 def source_files(spec: SourceSpec) -> tuple[Path, ...]:
-    """The files that reading a source opens, in order; none for a dataset or the embedded corpus.
+    """Files of a source in reading order; empty for a dataset on the Hub or the embedded corpus.
 
     Raises:
         RopewalkError: if the file or folder does not exist.
@@ -155,10 +155,10 @@ def source_files(spec: SourceSpec) -> tuple[Path, ...]:
 
 
 def list_folder(folder: Path) -> FolderListing:
-    """Every regular file below a folder, each folder's files by name before its subfolders by name.
+    """List all regular files below a folder: first a folder's files by name, then its subfolders by name.
 
-    Hidden files and folders (``.git``) are counted and passed over; links to folders are not followed, so
-    there is no endless loop.
+    Hidden files and folders (``.git``) are counted and skipped. Links to folders are not followed, because they could
+    form a cycle.
 
     Raises:
         RopewalkError: if a folder cannot be read.
@@ -180,17 +180,17 @@ def list_folder(folder: Path) -> FolderListing:
 
 
 def hidden_entries(specs: Sequence[SourceSpec]) -> int:
-    """How many files and folders of the specs' folders are passed over because their name begins with a dot."""
+    """Number of files and folders that are skipped in the specs' folders because their names begin with a dot."""
     folders = [Path(spec.path).expanduser() for spec in specs if not is_named(spec.path)]
     return sum(list_folder(folder).hidden for folder in folders if folder.is_dir())
 
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[BinaryIO]:
-    """A file's bytes, decompressed when its name ends in ``.gz`` or ``.zst``.
+    """Open a file for reading; decompress it if its name ends in ``.gz`` or ``.zst``.
 
     Raises:
-        RopewalkError: while reading, if the file is missing, unreadable, damaged or cut off.
+        RopewalkError: while reading, if the file is missing, unreadable, damaged or truncated.
     """
     compression = split_suffix(path)[1]
     try:
@@ -213,7 +213,7 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
 
 
 class _ZstdFrames(io.RawIOBase):
-    """All frames of a zstd file. zstandard's own stream reader takes a cut-off file for a complete one."""
+    """Reads all frames of a zstd file; zstandard's own stream reader does not detect a truncated file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -244,15 +244,15 @@ class _ZstdFrames(io.RawIOBase):
 
 
 def decode(content: bytes, path: Path, offset: int = 0) -> str:
-    """UTF-8 bytes as text, a byte order mark at the file's beginning removed.
+    """Decode UTF-8, and remove a byte order mark at the beginning of the file.
 
     Args:
         content: bytes of the (decompressed) file.
         path: the file, for the message.
-        offset: where in the file ``content`` begins, in bytes.
+        offset: offset of ``content`` in the file, in bytes.
 
     Raises:
-        RopewalkError: if they are not UTF-8; the message gives the file and the byte offset.
+        RopewalkError: if the bytes are not UTF-8; the message gives the file and the byte offset.
     """
     try:
         text = content.decode("utf-8")
@@ -265,10 +265,11 @@ def decode(content: bytes, path: Path, offset: int = 0) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A whole file as text, line ends as they are.
+    """Read a whole file as text, without converting line ends.
 
     Raises:
-        RopewalkError: as open_bytes and decode, and if it holds a NUL, as UTF-16 and binary files do.
+        RopewalkError: as in :func:`open_bytes` and :func:`decode`, and if the file contains a NUL, as UTF-16 and binary
+            files do.
     """
     with open_bytes(path) as stream:
         content = stream.read()
@@ -280,7 +281,7 @@ def read_text(path: Path) -> str:
 
 
 def read_text_if_text(path: Path) -> str | None:
-    """A whole file as text, or None where it holds a NUL or is not UTF-8 (a binary file)."""
+    """Read a whole file as text; None if it contains a NUL or is not UTF-8 (a binary file)."""
     with open_bytes(path) as stream:
         head = stream.read(SNIFFED_BYTES)
         if b"\0" in head:

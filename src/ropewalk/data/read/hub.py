@@ -22,7 +22,7 @@ from ropewalk.errors import RopewalkError
 
 
 def parse_hugging_face(path: str) -> tuple[str, str | None, str]:
-    """``hf:owner/name[:config][@split]`` as (repository, config, split).
+    """Parse ``hf:owner/name[:config][@split]`` into (repository, config, split).
 
     Raises:
         RopewalkError: if the repository, the configuration or the split is empty.
@@ -35,26 +35,26 @@ def parse_hugging_face(path: str) -> tuple[str, str | None, str]:
 
 
 def hugging_face_stem(path: str) -> str:
-    """The source name of a dataset's documents where neither the user nor a record gives one."""
+    """Source name of a dataset's documents if neither the user nor a record gives one."""
     return parse_hugging_face(path)[0].rstrip("/").rsplit("/", 1)[-1]
 
 
 def read_hugging_face(
     spec: SourceSpec, shard: tuple[int, int] | None = None, skip: int = 0
 ) -> Iterator[Record]:
-    """Records of a dataset, streamed; no code of the dataset's repository is run.
+    """Stream the records of a dataset, without running code of its repository.
 
-    ``datasets`` decompresses the files, and takes a zstd file that is cut off between two blocks, at the end
-    of a line, for a complete one; the readers of files do not.
+    ``datasets`` decompresses the files. Unlike our file readers, it does not detect a zstd file that is truncated
+    between two blocks at the end of a line.
 
     Args:
         spec: the dataset (``hf:owner/name``, or a local folder that ``datasets`` can load) and its fields.
-        shard: (number, of how many) reads one shard alone; all of them one after the other are the dataset.
-        skip: records at the beginning that are passed over.
+        shard: (index, number of shards) to read one shard; None for the whole dataset, which is all shards in order.
+        skip: number of records to skip at the beginning.
 
     Raises:
-        RopewalkError: if the dataset, configuration or split is not there, the hub cannot be reached, or
-            the dataset no longer has that many shards.
+        RopewalkError: if the dataset, configuration or split does not exist, the Hub cannot be reached, or the
+            dataset has another number of shards.
     """
     stem = hugging_face_stem(spec.path)
     # Streaming stores no data, but datasets leaves lock files where its cache would be.
@@ -82,20 +82,20 @@ def read_hugging_face(
 
 
 def count_shards(spec: SourceSpec) -> int:
-    """How many shards (files, as a rule) a dataset's split is kept in.
+    """Number of shards (usually files) of a dataset's split.
 
     Raises:
-        RopewalkError: as read_hugging_face.
+        RopewalkError: as in :func:`read_hugging_face`.
     """
     with TemporaryDirectory(prefix="ropewalk-") as cache:
         return int(_stream(spec, cache).num_shards)
 
 
 def hugging_face_identity(repository: str, config: str | None) -> str:
-    """A digest of a dataset's files and configuration, as ``datasets`` keys its own cache.
+    """Digest of a dataset's files and configuration, by which ``datasets`` keys its own cache.
 
     Raises:
-        RopewalkError: as read_hugging_face.
+        RopewalkError: as in :func:`read_hugging_face`.
     """
     import datasets
 
@@ -119,13 +119,13 @@ def _failures(what: str) -> Iterator[None]:
     import datasets
     import pyarrow
 
-    # The hub's client of version 1 and later lets the errors of httpx through; they are no OSError.
+    # From version 1 on, the Hub's client raises errors of httpx, which are not subclasses of OSError.
     httpx = sys.modules.get("httpx")
     failures: tuple[type[BaseException], ...] = (
         datasets.exceptions.DatasetsError,
         OSError,
         EOFError,
-        StopIteration,  # datasets lets one out where a compressed file ends before its first record
+        StopIteration,  # datasets raises it if a compressed file ends before its first record
         zlib.error,
         zstandard.ZstdError,
         ValueError,
@@ -141,14 +141,14 @@ def _failures(what: str) -> Iterator[None]:
 
 
 SECONDS = 5.0
-"""How long the hub may take to say anything at all."""
+"""Seconds to wait for any response of the Hub."""
 
 
 def hub_reachable(seconds: float = SECONDS) -> bool:
-    """Whether the hub answers, whatever it says; False too where the user asked for offline mode.
+    """Whether the Hub responds, with any status; False in the user's offline mode.
 
     Args:
-        seconds: how long to wait.
+        seconds: timeout.
     """
     from huggingface_hub import constants
 
@@ -170,7 +170,7 @@ def hub_reachable(seconds: float = SECONDS) -> bool:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """While open, the hub's libraries use what they have kept on disk, and fail at once where it is not there."""
+    """Within the context, the Hub's libraries use only their local caches, and fail at once for anything missing."""
     import datasets
     from huggingface_hub import constants
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ropewalk.data.read.embedded import Split
 
 HASHED_BYTES = 1 << 20
-"""A file up to this size is known by its content; a larger one by its name, size and time of change."""
+"""Files up to this size are identified by their content, larger ones by name, size and modification time."""
 
 EMBEDDED_SPLITS: tuple[Split, ...] = ("train", "validation", "all")
 
@@ -30,17 +30,17 @@ _THREADS = 8
 _Result = TypeVar("_Result")
 
 FileIdentity = list[str | int]
-"""[name, SHA-256 of the content], or [name, size, time of change in ns]."""
+"""[name, SHA-256 of the content], or [name, size, modification time in ns]."""
 
 
 def inputs_identity(specs: Sequence[SourceSpec]) -> dict[str, Any]:
-    """The identity of everything that the specs read, as it is now.
+    """Current identity of everything that the specs read.
 
-    Files are named as the specs name them, so machines that see a folder under one name agree.
+    Files are named as in the specs, so machines agree if they access a folder by the same name.
 
     Returns:
-        ``files``, how many there are, and ``sha256`` over their identities; for a dataset of the hub its
-        own cache key, for the embedded corpus its texts.
+        ``files``, their number, and ``sha256`` over their identities. A dataset on the Hub is identified by its cache
+        key, the embedded corpus by its texts.
 
     Raises:
         RopewalkError: if a file is missing or unreadable or a dataset cannot be reached.
@@ -55,7 +55,7 @@ def inputs_identity(specs: Sequence[SourceSpec]) -> dict[str, Any]:
 
 
 def named_identity(spec: SourceSpec) -> list[str]:
-    """The identity of a dataset of the hub or the embedded corpus; empty for files.
+    """Identity of a dataset on the Hub or of the embedded corpus; empty for files.
 
     Raises:
         RopewalkError: if the dataset cannot be reached or the name is incomplete.
@@ -72,7 +72,7 @@ def named_identity(spec: SourceSpec) -> list[str]:
 
 
 def embedded_corpus(path: str) -> list[Document]:
-    """The documents of ``embedded[:train|validation|all]``; ten megabytes at most.
+    """Documents of ``embedded[:train|validation|all]``, at most ten megabytes.
 
     Raises:
         RopewalkError: if the split is none of the three or the library's sources cannot be read.
@@ -90,7 +90,7 @@ def embedded_corpus(path: str) -> list[Document]:
 
 
 def file_identities(spec: SourceSpec, paths: Sequence[Path]) -> list[FileIdentity]:
-    """The identity of each of a source's files, in order, by the name under which the spec reaches it.
+    """Identity of each of a source's files, in order, named as in the spec.
 
     Raises:
         RopewalkError: if a file is missing or unreadable.
@@ -99,11 +99,11 @@ def file_identities(spec: SourceSpec, paths: Sequence[Path]) -> list[FileIdentit
 
 
 def file_digests(specs: Sequence[SourceSpec]) -> list[dict[str, str | int]]:
-    """Digests of the content of every file that the specs read; every byte is read.
+    """Digests of the whole content of every file that the specs read.
 
     Returns:
-        ``path`` as the spec names it, ``bytes``, ``sha256``; in reading order, each file once. None for a
-        dataset of the hub or the embedded corpus.
+        ``path`` as named in the spec, ``bytes`` and ``sha256``, in reading order, each file once. Datasets on the Hub
+        and the embedded corpus have no entry.
 
     Raises:
         RopewalkError: if a file is missing or unreadable.

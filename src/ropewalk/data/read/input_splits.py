@@ -29,21 +29,21 @@ from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
 SPLIT_BYTES = 1 << 26
-"""A split of files has about this many bytes where they can be cut or put together."""
+"""Intended size of a split in bytes; files are cut or combined where possible."""
 
 
 @dataclass(frozen=True)
 class InputSplit:
-    """A stretch of one source; all splits one after the other are the sources in reading order.
+    """A contiguous part of one source; all splits in order make up the sources in reading order.
 
     Attributes:
         spec: the source.
-        files: the files that reading it opens, none for a dataset of the hub or the embedded corpus.
-        start, stop: what of them: bytes of a JSON lines file that is not compressed, row groups of a Parquet
-            file, shards of a dataset; None is the end.
-        identity: what its records depend on, as plain JSON values: the files' identities, the stretch, and
-            the spec's fields; never a machine's own paths beyond those that the spec gives.
-        size: bytes, by file size; to share work by, 0 where it is unknown.
+        files: files to read; empty for a dataset on the Hub or the embedded corpus.
+        start, stop: range within them: bytes of an uncompressed JSON lines file, row groups of a Parquet file, or
+            shards of a dataset; a stop of None is the end.
+        identity: everything that the records depend on, as JSON values: the files' identities, the range, and the
+            fields of the spec. It contains no paths of this machine beyond those in the spec.
+        size: file size in bytes; 0 if unknown.
     """
 
     spec: SourceSpec
@@ -55,31 +55,30 @@ class InputSplit:
 
 
 def plan_input_splits(specs: Sequence[SourceSpec]) -> tuple[InputSplit, ...]:
-    """Cut the sources into splits of about SPLIT_BYTES.
+    """Divide the sources into splits of about ``SPLIT_BYTES``.
 
-    Names, sizes, the footers of large Parquet files and the first lines of ``.json`` files in folders decide;
-    small files are read once for their identity. A JSON lines file that is not compressed is cut into byte
-    ranges, a Parquet file into runs of row groups, a dataset of the hub into its shards; texts of a folder
-    that follow each other are put together. A source with ``max_documents`` is one split.
+    The splits depend on names, sizes, footers of large Parquet files, and first lines of ``.json`` files in folders;
+    small files are read once for their identity. An uncompressed JSON lines file is cut into byte ranges, a Parquet
+    file into ranges of row groups, and a dataset on the Hub into its shards; consecutive texts of a folder are
+    combined. A source with ``max_documents`` is one split.
 
     Raises:
-        RopewalkError: if there are no specs, a source is missing, unreadable, empty or given twice, a file's
-            suffix is not read, or ``max_documents`` is less than 1.
+        RopewalkError: if there are no specs, a source is missing, unreadable, empty or given twice, a file's suffix is
+            not supported, or ``max_documents`` is less than 1.
     """
     check_specs(specs)
     return tuple(split for spec in specs for split in _identified(spec))
 
 
 def read_input_split(split: InputSplit, skip: int = 0) -> Iterator[Record]:
-    """The records of a split in order, without the first ``skip``.
+    """Yield the records of a split in order, without the first ``skip``.
 
-    What is passed over is not parsed, and files and row groups of it are not read; only in a split whose
-    source has ``max_documents`` it is, for the split ends after that many records with a document that is
-    not blank.
+    Skipped records are not parsed, and skipped files and row groups are not read. A source with ``max_documents`` is an
+    exception: its split ends after that many records with a document that is not blank, so all must be parsed.
 
     Raises:
-        RopewalkError: while reading, in one sentence with the file and the place: a missing or damaged file,
-            text that is not UTF-8, a broken JSON line, a missing or ill-typed field.
+        RopewalkError: while reading, with the file and the position, for a missing or damaged file, text that is not
+            UTF-8, an invalid JSON line, or a field that is missing or has a wrong type.
     """
     if skip < 0:
         raise RopewalkError(f"skip must be 0 or more records, got {skip}")
@@ -90,14 +89,14 @@ def read_input_split(split: InputSplit, skip: int = 0) -> Iterator[Record]:
 
 
 def source_splits(spec: SourceSpec, whole: bool = False) -> tuple[InputSplit, ...]:
-    """The splits of one source in order, without identities.
+    """Splits of one source in order, without identities.
 
     Args:
         spec: the source.
-        whole: leave each file and dataset in one piece.
+        whole: do not divide files and datasets.
 
     Raises:
-        RopewalkError: as plan_input_splits.
+        RopewalkError: as in :func:`plan_input_splits`.
     """
     limit = spec.max_documents
     if is_named(spec.path):
@@ -115,20 +114,20 @@ NO_DOCUMENTS = "no documents: give at least one file, folder or dataset"
 
 
 def check_specs(specs: Sequence[SourceSpec]) -> None:
-    """Refuse no source at all, and as :func:`refuse_duplicates`."""
+    """Raise if there are no sources, or a source is given twice (:func:`refuse_duplicates`)."""
     if not specs:
         raise RopewalkError(NO_DOCUMENTS)
     refuse_duplicates(specs)
 
 
 def refuse_duplicates(specs: Sequence[SourceSpec]) -> None:
-    """Refuse a file, dataset or part of the embedded corpus that is read twice with the same text field.
+    """Raise if a file, dataset or part of the embedded corpus would be read twice with the same text field.
 
-    A file is known by its place on the disk, so links to it count. Files of folders that hold no document
-    do not, and a source that cannot be read is left to be refused when it is.
+    Files are identified by device and inode, so links to one file count as the file. Files without documents do not
+    count. A source that cannot be read is ignored here; reading it raises the error.
 
     Raises:
-        RopewalkError: naming the first that is given twice.
+        RopewalkError: with the first one that is given twice.
     """
     seen: dict[tuple[object, ...], Path | None] = {}
     for spec in specs:
@@ -147,14 +146,14 @@ def refuse_duplicates(specs: Sequence[SourceSpec]) -> None:
 
 
 def is_blank(document: Document | TokenisedDocument) -> bool:
-    """Whether a document has nothing in it: no text but white space, or no token."""
+    """Whether a document has no tokens, or only white space as text."""
     if isinstance(document, TokenisedDocument):
         return len(document.input_ids) == 0
     return not document.text or document.text.isspace()
 
 
 def changed(split: InputSplit) -> bool:
-    """Whether a file of a split is no longer what it was when the split was planned."""
+    """Whether a file of a split has changed since the split was planned."""
     planned = split.identity.get("inputs")
     return bool(split.files) and planned is not None and file_identities(split.spec, split.files) != planned
 
@@ -210,7 +209,7 @@ def _file_splits(spec: SourceSpec, files: Sequence[Path], whole: bool) -> Iterat
 
 
 def _stretches(spec: SourceSpec, path: Path, whole: bool) -> Iterator[InputSplit]:
-    """A file of many records, cut where it is large and can be."""
+    """Split a file of many records if it is large; a compressed file stays whole, because it has no random access."""
     size = _size(path)
     if whole or size <= SPLIT_BYTES or split_suffix(path)[1]:
         yield InputSplit(spec, (path,), 0, None, {}, size)
@@ -273,7 +272,7 @@ def _until(records: Iterator[Record], limit: int) -> Iterator[Record]:
 
 
 def _kind(path: Path, spec: SourceSpec) -> str:
-    """file_kind, with the first line of a folder's ``.json`` file looked at."""
+    """Kind of a file as in :func:`file_kind`, where the first line decides for a ``.json`` file in a folder."""
     kind = file_kind(path, _in_folder(path, spec))
     if kind == "json":
         return "lines" if first_line_is_record(path, spec) else "maybe_text"
@@ -302,7 +301,7 @@ def _status(path: Path) -> os.stat_result:
 
 
 def _places(spec: SourceSpec) -> Iterator[tuple[tuple[object, ...], Path | None]]:
-    """What a source reads, as keys that two sources share where they read the same."""
+    """Keys of everything that a source reads; two sources that read the same have a common key."""
     if spec.path.startswith(HUGGING_FACE):
         yield parse_hugging_face(spec.path), None
     elif is_named(spec.path):

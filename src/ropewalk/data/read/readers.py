@@ -14,13 +14,13 @@ from ropewalk.errors import RopewalkError
 
 @dataclass
 class ReadingCounts:
-    """What read_documents met so far; it is filled while the documents are consumed.
+    """Counts of what ``read_documents`` has read so far; updated while the documents are consumed.
 
     Attributes:
-        documents: documents handed on.
-        empty_documents: documents passed over because their text is empty or blank.
-        binary_files: files of folders passed over because they are not text.
-        hidden_entries: files and folders passed over because their name begins with a dot.
+        documents: documents that were yielded.
+        empty_documents: documents skipped because their text is empty or blank.
+        binary_files: files in folders skipped because they are not text.
+        hidden_entries: files and folders skipped because their names begin with a dot.
     """
 
     documents: int = 0
@@ -32,20 +32,20 @@ class ReadingCounts:
 def read_documents(specs: Sequence[SourceSpec], counts: ReadingCounts | None = None) -> Iterator[Document]:
     """Stream the documents of several sources, one source after the other.
 
-    A source is a JSON lines file (``.jsonl``, ``.json``, also ``.gz`` and ``.zst``), a Parquet file, a text
-    or source-code file, a folder of any of these (recursive; other files count as text where they decode),
-    ``hf:owner/name[:config][@split]`` (streamed, split ``train`` unless given), or
-    ``embedded[:train|validation|all]`` (the running Python's own sources and documentation; ``train``
-    unless given). The order is that of the specs, of sorted file names, and of lines or rows.
+    A source is a JSON lines file (``.jsonl``, ``.json``, also ``.gz`` and ``.zst``), a Parquet file, a text or
+    source-code file, a folder of any of these (recursive; other files count as text if they decode),
+    ``hf:owner/name[:config][@split]`` (streamed; the default split is ``train``), or
+    ``embedded[:train|validation|all]`` (the sources and documentation of the running Python; the default is ``train``).
+    Documents are in the order of the specs, then of sorted file names, then of lines or rows.
 
     Args:
         specs: the sources, at least one.
-        counts: filled with what was read and passed over.
+        counts: updated with the numbers of documents read and skipped.
 
     Raises:
-        RopewalkError: while reading, in one sentence with the file and line: a missing or damaged file, text
-            that is not UTF-8, a broken JSON line, a missing or ill-typed field, an unknown suffix, a source
-            without a single document, one that is given twice, or one of token ids rather than texts.
+        RopewalkError: while reading, with the file and line, for a missing or damaged file, text that is not UTF-8, an
+            invalid JSON line, a field that is missing or has a wrong type, an unknown suffix, a source without
+            documents, a source that is given twice, or token ids instead of texts.
     """
     for spec, document in _stream(specs, counts):
         if isinstance(document, TokenisedDocument):
@@ -56,10 +56,10 @@ def read_documents(specs: Sequence[SourceSpec], counts: ReadingCounts | None = N
 
 
 def read_texts_and_tokens(specs: Sequence[SourceSpec]) -> Iterator[Document | TokenisedDocument]:
-    """What packing reads: as :func:`read_documents`, and documents that are tokenised already.
+    """Stream documents like :func:`read_documents`, but accept tokenised ones too.
 
     Raises:
-        RopewalkError: as :func:`read_documents`, but for token ids.
+        RopewalkError: as in :func:`read_documents`, except for token ids.
     """
     return (document for _, document in _stream(specs))
 
@@ -67,7 +67,7 @@ def read_texts_and_tokens(specs: Sequence[SourceSpec]) -> Iterator[Document | To
 def _stream(
     specs: Sequence[SourceSpec], counts: ReadingCounts | None = None
 ) -> Iterator[tuple[SourceSpec, Document | TokenisedDocument]]:
-    """Every document that is not blank, with its source."""
+    """Yield every document that is not blank, with its source."""
     counts = ReadingCounts() if counts is None else counts
     check_specs(specs)
     for spec in specs:
@@ -88,12 +88,12 @@ def _stream(
 
 
 def no_documents(spec: SourceSpec, counts: ReadingCounts) -> RopewalkError:
-    """That a source has none, and what reading passed over in it."""
+    """Return the error for a source without documents, with the counts of what was skipped."""
     parts = (
         (counts.empty_documents, "empty documents"),
         (counts.binary_files, "binary files"),
         (counts.hidden_entries, "hidden files or folders"),
     )
-    told = [f"{count} {what}" for count, what in parts if count]
-    passed_over = f" ({', '.join(told)} skipped)" if told else ""
+    skipped = [f"{count} {what}" for count, what in parts if count]
+    passed_over = f" ({', '.join(skipped)} skipped)" if skipped else ""
     return RopewalkError(f"no documents in {spec.path}{passed_over}")

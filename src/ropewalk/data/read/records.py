@@ -27,25 +27,25 @@ _PARQUET_BYTES = 1 << 24
 def record_documents(
     record: Mapping[str, Any], spec: SourceSpec, stem: str, origin: str
 ) -> tuple[Document | TokenisedDocument, ...]:
-    """The documents in one record.
+    """Extract the documents of one record.
 
-    A record with the text field is one text, whatever else it holds. One without it that has ``input_ids``
-    is tokenised already: one document, or one for each span of a list of boundaries in ``source`` or the
-    source field (see ``token_documents``).
+    A record with the text field is one text, whatever its other fields. A record without it but with ``input_ids`` is
+    tokenised: one document, or one for each span of a list of boundaries in ``source`` or the source field (see
+    :func:`token_documents`).
 
     Args:
-        record: field names to values.
-        spec: which fields to read.
-        stem: the source name where neither the spec nor the record gives one.
-        origin: file and line or row.
+        record: values by field name.
+        spec: the fields to read.
+        stem: source name if neither the spec nor the record gives one.
+        origin: file and line or row, for messages.
 
     Returns:
-        At least one; a text may be blank, and a tokenised document empty.
+        At least one document; a text may be blank, and a tokenised document empty.
 
     Raises:
-        RopewalkError: if there is neither a text nor ``input_ids`` (the message names the fields there are),
-            the text is not a string or holds a character that no UTF-8 can, the source field is not a name,
-            or the ids or their boundaries are wrong.
+        RopewalkError: if there is neither a text nor ``input_ids`` (the message lists the existing fields), the text is
+            not a string or contains a lone surrogate, the source field is not a name, or the ids or their boundaries
+            are invalid.
     """
     text = _field(record, spec.text_field)
     if text is _MISSING:
@@ -65,10 +65,10 @@ def record_documents(
 
 
 def check_characters(text: str, origin: str) -> None:
-    r"""Refuse a lone surrogate (JSON's ``"\ud800"``): no tokenizer takes it.
+    r"""Raise for a lone surrogate (JSON's ``"\ud800"``), which no tokenizer accepts.
 
     Raises:
-        RopewalkError: with the origin and the character's position.
+        RopewalkError: with the origin and the position of the character.
     """
     if text.isascii():
         return
@@ -83,18 +83,17 @@ def check_characters(text: str, origin: str) -> None:
 def read_json_lines(
     path: Path, spec: SourceSpec, stem: str, start: int = 0, stop: int | None = None, skip: int = 0
 ) -> Iterator[Record]:
-    """Records of a JSON lines file, plain or compressed; a blank line is a record without documents.
+    """Yield the records of a JSON lines file, plain or compressed; a blank line is a record without documents.
 
     Args:
         path: the file.
-        spec: which fields to read.
-        stem: as in record_documents.
-        start, stop: bytes of a file that is not compressed; the lines that begin there are read. None is
-            the end.
-        skip: lines at the beginning of the stretch that are passed over, and not parsed.
+        spec: the fields to read.
+        stem: source name if neither the spec nor a record gives one.
+        start, stop: byte range of an uncompressed file; lines that begin within it are read. A stop of None is the end.
+        skip: number of lines at the beginning of the range to skip without parsing.
 
     Raises:
-        RopewalkError: for a broken line, with file and line; if the file ends before ``start`` or ``stop``.
+        RopewalkError: for an invalid line, with file and line number; if the file ends before ``start`` or ``stop``.
     """
     with open_bytes(path) as stream:
         offset = _first_line(stream, path, start, stop) if start else 0
@@ -115,17 +114,17 @@ def read_json_lines(
 def read_parquet(
     path: Path, spec: SourceSpec, stem: str, start: int = 0, stop: int | None = None, skip: int = 0
 ) -> Iterator[Record]:
-    """Records of a Parquet file, at most a few hundred rows of one row group in memory at a time.
+    """Yield the records of a Parquet file, with a few hundred rows of one row group in memory at a time.
 
     Args:
         path: the file.
-        spec: which fields to read.
-        stem: as in record_documents.
-        start, stop: row groups; None is the end.
-        skip: rows at the beginning of the stretch that are passed over; whole row groups are not read.
+        spec: the fields to read.
+        stem: source name if neither the spec nor a record gives one.
+        start, stop: range of row groups; a stop of None is the end.
+        skip: number of rows at the beginning of the range to skip; row groups that are skipped entirely are not read.
 
     Raises:
-        RopewalkError: if it is damaged, lacks the text field and ``input_ids``, or has fewer row groups.
+        RopewalkError: if the file is damaged, has neither the text field nor ``input_ids``, or has too few row groups.
     """
     import pyarrow
     import pyarrow.parquet
@@ -154,14 +153,16 @@ def read_parquet(
     except RopewalkError:
         raise
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise RopewalkError(f"{path} cannot be read as Parquet near row {row}: {_said(error)}") from error
+        raise RopewalkError(
+            f"{path} cannot be read as Parquet near row {row}: {_first_message_line(error)}"
+        ) from error
 
 
 def row_group_sizes(path: Path) -> list[int]:
-    """Bytes of each row group of a Parquet file, as they lie in it; only the file's footer is read.
+    """Compressed size in bytes of each row group of a Parquet file; reads only the file's footer.
 
     Raises:
-        RopewalkError: if it is missing or no Parquet file.
+        RopewalkError: if the file is missing or not a Parquet file.
     """
     import pyarrow
     import pyarrow.parquet
@@ -174,11 +175,11 @@ def row_group_sizes(path: Path) -> list[int]:
                 for group in groups
             ]
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise RopewalkError(f"{path} cannot be read as Parquet: {_said(error)}") from error
+        raise RopewalkError(f"{path} cannot be read as Parquet: {_first_message_line(error)}") from error
 
 
 def first_line_is_record(path: Path, spec: SourceSpec) -> bool:
-    """Whether a ``.json`` file is really JSON lines: its first line is an object with a text or token ids."""
+    """Whether a ``.json`` file contains JSON lines: its first line is an object with a text or token ids."""
     with open_bytes(path) as stream:
         line = stream.readline()
     try:
@@ -194,14 +195,14 @@ def first_line_is_record(path: Path, spec: SourceSpec) -> bool:
 def _located_record(
     record: Callable[[str], Record], path: Path, offset: int, number: int, begin: int
 ) -> Record:
-    """The record in a line; where the stretch begins inside the file, only an error is told its line number.
+    """Read the record in a line. Within a byte range, the line number is counted only for an error message.
 
     Args:
-        record: reads the line, of which messages say where it stands.
+        record: reads the line, given its position for messages.
         path: the file.
-        offset: the line's first byte.
-        number: the line's number in the stretch, from 1.
-        begin: the first byte of the stretch's first line.
+        offset: offset of the line in bytes.
+        number: number of the line in the range, from 1.
+        begin: offset of the range's first line in bytes.
     """
     if not begin:
         return record(f"{path}:{number}")
@@ -229,7 +230,7 @@ def _line_record(line: bytes, path: Path, spec: SourceSpec, stem: str, offset: i
 
 
 def _first_line(stream: BinaryIO, path: Path, start: int, stop: int | None) -> int:
-    """Go to the first line that begins at ``start`` or later, or past ``stop``; its first byte's offset."""
+    """Seek to the first line that begins at ``start`` or later; return its offset, which may be past ``stop``."""
     size = os.fstat(stream.fileno()).st_size
     if size <= start:
         raise RopewalkError(f"{path} ends at byte {size}, but was longer when it was split; run again")
@@ -244,7 +245,7 @@ def _first_line(stream: BinaryIO, path: Path, start: int, stop: int | None) -> i
 
 
 def _count_lines(path: Path, stop: int) -> int:
-    """Lines that end before byte ``stop``."""
+    """Number of lines that end before byte ``stop``."""
     lines = 0
     with open_bytes(path) as stream:
         while stop > 0 and (piece := stream.read(min(_PIECE, stop))):
@@ -254,10 +255,10 @@ def _count_lines(path: Path, stop: int) -> int:
 
 
 def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
-    """The columns of a Parquet file that its documents are made of."""
+    """Columns of a Parquet file that its documents need."""
     text = _column(spec.text_field, names)
     if text is None and INPUT_IDS not in names:
-        # A damaged schema may hold line breaks, and a refusal is one line.
+        # A damaged schema may contain line breaks, but an error message must be one line.
         fields = " ".join(", ".join(names).split())
         raise RopewalkError(f"{path}: no text field {spec.text_field!r}; the fields are {fields}")
     wanted = {text or INPUT_IDS}
@@ -271,7 +272,7 @@ def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
 def _group_rows(
     file: Any, path: Path, number: int, row: int, first: int, columns: list[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a row group, which begins at ``row`` of the file, from ``first`` on, with their numbers."""
+    """Yield the rows of a row group from index ``first`` on, with their numbers in the file; it starts at ``row``."""
     group = file.metadata.row_group(number)
     end = row + group.num_rows
     row_bytes = group.total_byte_size // max(group.num_rows, 1)
@@ -289,7 +290,7 @@ def _group_rows(
 
 
 def _rows(batch: Any) -> Iterator[dict[str, Any]]:
-    """The rows of an Arrow batch as records; integers of a list column are not made Python objects."""
+    """Yield the rows of an Arrow batch as records; token ids stay arrays, which saves one Python object per token."""
     import pyarrow
 
     names = batch.schema.names
@@ -307,14 +308,14 @@ def _rows(batch: Any) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _said(error: Exception) -> str:
-    """The first line of a library's message, which may run over several."""
+def _first_message_line(error: Exception) -> str:
+    """First line of an error message of a library."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def _field(record: Mapping[str, Any], name: str) -> Any:
-    """A field by its name, or by a dotted path into nested records, or _MISSING."""
+    """Value of a field, given by name or by a dotted path into nested records; _MISSING if there is none."""
     if name in record:
         return record[name]
     value: Any = record
@@ -335,7 +336,7 @@ def _source(record: Mapping[str, Any], spec: SourceSpec, origin: str) -> str | N
 def _token_documents(
     record: Mapping[str, Any], spec: SourceSpec, stem: str, origin: str
 ) -> tuple[TokenisedDocument, ...]:
-    """Boundaries count whatever names the sources: in the source field or in ``source``, if that is a list."""
+    """Documents of a tokenised record; its boundaries are a list in the source field or in ``source``."""
     fields = [record.get(SPANS)] if spec.source_field is None else [_field(record, spec.source_field)]
     spans = next((value for value in (*fields, record.get(SPANS)) if isinstance(value, list)), None)
     named_by_record = spans is not None and any(value is spans for value in fields)
@@ -346,13 +347,13 @@ def _token_documents(
 
 
 def _column(field: str, names: list[str]) -> str | None:
-    """The column to read for a field: the top-level one, so that nested records come back nested."""
+    """Column to read for a field: the top-level one, so that nested records stay nested."""
     return next((name for name in (field, field.split(".")[0]) if name in names), None)
 
 
 INPUT_IDS = "input_ids"
 SPANS = "source"
-"""The field that holds the boundaries, and the field of a boundary that names its source."""
+"""Field with the boundaries of a record, and field of a boundary with the name of its source."""
 
 GREATEST_ID = 2**31 - 1
 
@@ -360,7 +361,7 @@ GREATEST_ID = 2**31 - 1
 def token_documents(
     values: Any, spans: Any, name: str | None, stem: str, origin: str
 ) -> tuple[TokenisedDocument, ...]:
-    """The documents of one tokenised record.
+    """Extract the documents of one tokenised record.
 
     Token ids are read unchanged, including special tokens. ``labels`` and ``attention_mask`` are ignored, because
     they follow from the documents. A document that was cut at a record's end is read as two documents, because the
@@ -371,15 +372,15 @@ def token_documents(
         spans: ``[{"start", "end", "source"}, ...]``, token offsets of each document, the end exclusive;
             empty or None makes the record one document.
         name: the source of every document; None takes each span's own ``source``.
-        stem: the source of a document where neither says one.
+        stem: source name if neither ``name`` nor the span gives one.
         origin: file and line or row, for messages.
 
     Returns:
-        One document a span, in order; an empty span is an empty document.
+        One document per span, in order; an empty span is an empty document.
 
     Raises:
-        RopewalkError: if an id is not an integer or out of range, a span is malformed, out of order, out of
-            the record or overlaps the one before, or tokens lie outside every span.
+        RopewalkError: if an id is not an integer or is out of range, a span is malformed, out of order, out of range or
+            overlaps the previous one, or tokens belong to no span.
 
     Source: the layout is that of the data set yaofu/slimpajama-per-source-length-upsample (arXiv:2402.10171).
     """
@@ -405,11 +406,11 @@ def token_documents(
 
 
 def token_ids(values: Any, origin: str) -> NDArray[np.int32]:
-    """A list or an array of integers as int32 ids.
+    """Convert a list or an array of integers to int32 ids.
 
     Raises:
-        RopewalkError: if it is neither or holds anything but integers from 0 to 2**31 - 1; the message gives
-            the first offending value and its position.
+        RopewalkError: if it is neither, or contains anything but integers from 0 to 2**31 - 1; the message gives the
+            first offending value and its position.
     """
     if isinstance(values, list):
         # Check types first: numpy would convert True to 1 and truncate floats without an error.
@@ -433,7 +434,7 @@ def token_ids(values: Any, origin: str) -> NDArray[np.int32]:
 
 
 def kind_name(value: Any) -> str:
-    """What a value is, in JSON's words."""
+    """Type of a value in JSON's terms."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     names |= {int: "a number", float: "a number", bytes: "bytes"}
     return names.get(type(value), type(value).__name__)
@@ -460,14 +461,14 @@ def _name(span: Mapping[str, Any], origin: str, index: int) -> str | None:
 
 
 def source_name(value: Any, what: str) -> str | None:
-    """A source's name as a record gives it, or None where it is missing or blank.
+    """Name of a source in a record; None if it is missing.
 
     Args:
-        value: a string or a whole number; None is a missing name.
-        what: place and field, for messages.
+        value: a string or a whole number; None for a missing name.
+        what: origin and field, for messages.
 
     Raises:
-        RopewalkError: if it is of another kind, or holds a character that no UTF-8 can.
+        RopewalkError: if it has another type, or contains a lone surrogate.
     """
     if value is None:
         return None
@@ -496,6 +497,6 @@ def _bad_id(origin: str, index: int, value: Any) -> RopewalkError:
 
 
 def _shown(value: Any) -> str:
-    """A value, cut short: a record may hold anything."""
+    """Short text of a value for a message, because a record may contain values of any size."""
     shown = repr(value) if isinstance(value, int | float) else kind_name(value)
     return shown if len(shown) <= 40 else f"{shown[:40]}..."

@@ -1,4 +1,4 @@
-"""Assemble planned rows into token ids, a range of rows at a time; the range does not change any row."""
+"""Assemble planned rows from token ids, a range of rows at a time. A row does not depend on the range it is part of."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 PADDING = -1
 """Document number of the padding at a row's end."""
 PADDING_SOURCE = ""
+"""Source of the padding at a row's end."""
 
 
 class Tokens(Protocol):
-    """Provides the documents' own tokens."""
+    """Provides the documents' own tokens, without special tokens."""
 
     def read_tokens(self, number: int, first: int, out: NDArray[np.int32]) -> None:
-        """Fill ``out`` with own tokens of document ``number``, from its token ``first`` on."""
+        """Fill ``out`` with own tokens of document ``number``, starting at its token ``first``."""
         ...
 
 
@@ -41,10 +42,10 @@ class PackedRow:
 
     Attributes:
         input_ids: int32 ``[context]``.
-        segment_lengths: tokens of each segment; the anchor stands before the first and is not counted.
-        segment_documents: the document of each segment, numbered from 0 in the row.
-        sources: the source of each document in the row; the padding comes last, with an empty name.
-        numbers: the number of each document in the corpus, PADDING likewise.
+        segment_lengths: tokens of each segment, without the anchor, which precedes the first one.
+        segment_documents: the document of each segment, numbered from 0 within the row.
+        sources: the source of each document in the row; PADDING_SOURCE for padding, which comes last.
+        numbers: the number of each document in the corpus; PADDING for padding.
         masked: start, stop, start, stop, … of the tokens that are never targets: tags and padding.
     """
 
@@ -58,17 +59,17 @@ class PackedRow:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A sequence of documents with their special tokens, planned into rows; everything but the tokens themselves.
+    """Documents with their special tokens, planned into rows; everything but the token ids themselves.
 
     Attributes:
-        documents: int64, the number of each document in the corpus, in the order of the sequence.
-        source_ids: int32, its source.
+        documents: int64 ``[documents]``, the number of each document in the corpus, in reading order.
+        source_ids: int32 ``[documents]``, the source of each document.
         sources: the sources' names, by id.
-        added: what is added to each and left out of it.
-        plan: which piece of which document lies in which row; items count the sequence.
+        added: the tokens added to and removed from each document.
+        plan: the pieces of documents in each row; its items are indices into ``documents``.
         settings: the policies.
         special: the tokenizer's special tokens.
-        tags: the tag of each source; None puts none.
+        tags: token ids of each source's tag; None for no tags.
     """
 
     documents: NDArray[np.int64]
@@ -85,16 +86,16 @@ class Packed:
         return len(self.plan.padding)
 
     def counts(self, ends: DocumentEnds) -> PackingCounts:
-        """Where every token went; ``ends`` as it was packed."""
+        """Count what became of every token; ``ends`` must be those that the documents were packed with."""
         added, plan, rows = self.added, self.plan, self.num_rows
-        begun = rows if self.settings.bos_policy(self.special) == "row" else 0
+        row_bos = rows if self.settings.bos_policy(self.special) == "row" else 0
         skipped = added.long & (added.own_lengths == 0)
         skipped_bos = int(added.own_starts[skipped].sum())
         return PackingCounts(
             documents=len(self.documents),
             tokens_in=int(ends.lengths.sum()),
             document_tokens=int(added.own_lengths.sum()),
-            bos_tokens=int(added.bos.sum()) + begun,
+            bos_tokens=int(added.bos.sum()) + row_bos,
             eos_tokens=int(added.eos.sum()),
             tag_tokens=int(added.tag_lengths.sum()),
             own_bos_tokens=int(added.own_starts.sum()) - skipped_bos,
@@ -118,16 +119,17 @@ def pack_documents(
     special: SpecialTokens,
     tags: Sequence[NDArray[np.int32]] | None = None,
 ) -> Packed:
-    """Add special tokens to a sequence of documents and plan its rows.
+    """Add special tokens to documents and plan their rows.
 
     Args:
-        documents: their numbers in the corpus, in order; one that is repeated is there several times.
-        ends: what special tokens depend on, in the same order.
+        documents: int64 ``[documents]``, numbers in the corpus in reading order; a repeated document appears several
+            times.
+        ends: lengths, first and last ids and sources of the same documents, in the same order.
         sources: the sources' names, by id.
         settings, special, tags: as in :func:`add_special_tokens`.
 
     Raises:
-        RopewalkError: as :func:`add_special_tokens`.
+        RopewalkError: as in :func:`add_special_tokens`.
     """
     added = add_special_tokens(ends, settings, special, tags)
     plan = plan_rows(added.lengths, settings.room(special), settings.packing, settings.remainder)
@@ -135,12 +137,12 @@ def pack_documents(
 
 
 def assemble_rows(packed: Packed, corpus: Tokens, first: int, stop: int) -> list[PackedRow]:
-    """The rows from ``first`` to before ``stop``.
+    """Assemble the rows ``first <= row < stop``.
 
     Args:
         packed: the plan.
-        corpus: where the documents' tokens are.
-        first, stop: which rows; a few at a time, since all are held in memory.
+        corpus: provides the documents' tokens.
+        first, stop: range of rows; all of them are held in memory.
     """
     plan, settings = packed.plan, packed.settings
     lead = settings.context - settings.room(packed.special)
@@ -164,7 +166,7 @@ def assemble_rows(packed: Packed, corpus: Tokens, first: int, stop: int) -> list
 def _row(
     packed: Packed, number: int, ids: NDArray[np.int32], pieces: Pieces, tag_spans: NDArray[np.int64]
 ) -> PackedRow:
-    """Row ``number``, whose tokens stand in ``ids`` in the documents' order; padding and chunks are still to come."""
+    """Finish row ``number``: interleave the documents' tokens in ``ids``, which are in order, and add padding."""
     settings, padding = packed.settings, int(packed.plan.padding[number])
     segments, documents = pieces.lengths.tolist(), list(range(len(pieces)))
     masked = tag_spans[tag_spans[:, 0] < tag_spans[:, 1]].reshape(-1).tolist() if packed.tags else []
@@ -192,7 +194,7 @@ def _row(
 
 
 def _moved(masked: list[int], order: NDArray[np.int64], begin: int) -> list[int]:
-    """Spans of a row after its tokens took another order."""
+    """Spans of masked tokens after the tokens of a row have been reordered; ``begin`` is the first reordered token."""
     marks = np.zeros(len(order) + 2, np.int8)
     for start, stop in zip(masked[::2], masked[1::2], strict=True):
         marks[start - begin + 1 : stop - begin + 1] = 1
@@ -207,7 +209,7 @@ def _copy(
     pieces: Pieces,
     positions: NDArray[np.int64],
 ) -> None:
-    """Fill in the pieces' tokens: BOS, tag, own tokens and EOS, as far as each lies in the piece."""
+    """Write the pieces' tokens into ``flat``: the parts of BOS, tag, own tokens and EOS that each piece contains."""
     items, starts, lengths = pieces.items, pieces.starts, pieces.lengths
     added, special = packed.added, packed.special
     prefix, own = added.prefix_lengths[items], added.own_lengths[items]
@@ -224,7 +226,8 @@ def _copy(
             at, to = spans[piece].tolist()
             skipped = at - int(positions[piece]) + int(starts[piece]) - int(added.bos[items[piece]])
             flat[at:to] = packed.tags[int(sources[piece])][skipped : skipped + to - at]
-    # From here on: the part of each piece that is the document's own tokens.
+    # The rest of each piece is the document's own tokens. They are copied last because this is the only step that
+    # reads files.
     own_from = np.maximum(starts - prefix, 0)
     counts = np.minimum(starts + lengths - prefix, own) - own_from
     copied = counts > 0
@@ -237,7 +240,7 @@ def _copy(
 
 
 def _tag_spans(added: AddedTokens, pieces: Pieces, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64 ``[pieces, 2]``: where each piece's part of its tag lies; empty where it has none."""
+    """int64 ``[pieces, 2]``: start and stop of the tag's tokens in each piece; equal if the piece has none."""
     items, starts, lengths = pieces.items, pieces.starts, pieces.lengths
     bos = added.bos[items].astype(np.int64)
     first = np.clip(bos, starts, starts + lengths)
@@ -247,10 +250,10 @@ def _tag_spans(added: AddedTokens, pieces: Pieces, positions: NDArray[np.int64])
 
 
 def refuse_no_rows(packed: Packed, counts: PackingCounts, held_out: int) -> None:
-    """Refuse a plan without any row.
+    """Raise if a plan has no row.
 
     Raises:
-        RopewalkError: if there is no row; the message gives the available tokens and the row length.
+        RopewalkError: with the number of available tokens and the length of a row.
     """
     if packed.num_rows:
         return
@@ -267,12 +270,12 @@ _PURPOSE = 0x696E746C
 
 @dataclass(frozen=True, eq=False)
 class Interleaved:
-    """A row after interleaving, its anchor and padding left aside.
+    """New order of a row's tokens after interleaving, without anchor and padding.
 
     Attributes:
-        order: int64 ``[sum of lengths]``; at place i stands now the token ``order[i]`` of the row before.
+        order: int64 ``[tokens]``: position i now holds the token that was at position ``order[i]``.
         segment_lengths: tokens of each segment, in storage order.
-        segment_documents: the document of each segment, numbered as they came in; neighbours differ.
+        segment_documents: the document of each segment, numbered in the given order; neighbours differ.
     """
 
     order: NDArray[np.int64]
@@ -281,17 +284,17 @@ class Interleaved:
 
 
 def interleave(segment_lengths: Sequence[int], settings: InterleaveSettings, row: int) -> Interleaved:
-    """Cut documents and shuffle their parts; the order inside each document stays.
+    """Cut the documents of a row into parts and shuffle the parts, keeping the order within each document.
 
-    A document of ``min_length`` to ``max_length`` tokens is cut into k parts, k one of ``settings.parts``, at
-    distinct whole numbers of tokens between the ``cut_points`` shares of its length; where these are too few,
-    into as many parts as they allow. Every arrangement of the parts that keeps the order inside each document
-    is as likely. Parts of a document that end up side by side become one segment.
+    A document of ``min_length`` to ``max_length`` tokens is cut into k parts, where k is drawn from
+    ``settings.parts``. The cuts are distinct positions between the fractions ``cut_points`` of its length; if there
+    are fewer than k - 1 such positions, the document is cut at all of them. All arrangements that keep the order
+    within each document are equally likely. Adjacent parts of one document become one segment.
 
     Args:
         segment_lengths: tokens of each document of the row, in order, all at least 1.
-        settings: which documents are cut, where, and the seed.
-        row: the row's number, 0 or more; it and the seed decide everything.
+        settings: lengths of the documents to cut, numbers of parts, cut points and seed.
+        row: number of the row, 0 or more; with the seed it determines the result.
 
     Raises:
         RopewalkError: if a length or the row is out of range.
@@ -322,7 +325,7 @@ def interleave(segment_lengths: Sequence[int], settings: InterleaveSettings, row
 def _laid_out(
     sizes: NDArray[np.int64], documents: NDArray[np.int64], part_at: NDArray[np.int64]
 ) -> Interleaved:
-    """The row of parts, ``sizes`` in the order before, ``documents`` and ``part_at`` of each place now."""
+    """Order of the tokens, given the parts' ``sizes`` before and the document and part at each position after."""
     starts = (np.cumsum(sizes) - sizes)[part_at]
     placed = sizes[part_at]
     ends = np.cumsum(placed)
@@ -332,7 +335,7 @@ def _laid_out(
 
 
 def _part_lengths(length: int, settings: InterleaveSettings, words: list[int]) -> list[int]:
-    """Tokens of each part of one document, from ``max(settings.parts)`` random words."""
+    """Tokens of each part of one document, drawn from ``max(settings.parts)`` random words."""
     if not settings.min_length <= length <= settings.max_length:
         return [length]
     wanted = settings.parts[_below(len(settings.parts), words[0])]
@@ -344,9 +347,9 @@ def _part_lengths(length: int, settings: InterleaveSettings, words: list[int]) -
 
 
 def _cut_range(length: int, shares: tuple[float, float]) -> tuple[int, int]:
-    """The first and last place that a cut may have, neither part empty; the last is less if there is none.
+    """First and last position of a cut, such that neither part is empty; last < first if there is none.
 
-    Shares are taken as the decimals that they are written as: 0.29 of 100 tokens are 29, not 28.999….
+    Fractions are taken as written in decimal: 0.29 of 100 tokens are 29, whereas the nearest float64 gives 28.999….
     """
     (low, low_of), (high, high_of) = map(_ratio, shares)
     return max(1, -(-low * length // low_of)), min(length - 1, high * length // high_of)
@@ -354,12 +357,12 @@ def _cut_range(length: int, shares: tuple[float, float]) -> tuple[int, int]:
 
 @cache
 def _ratio(share: float) -> tuple[int, int]:
-    """A share as numerator and denominator; reading a decimal takes longer than all else that a document needs."""
+    """A fraction as numerator and denominator; cached because parsing it takes longer than all else per document."""
     return Fraction(str(float(share))).as_integer_ratio()
 
 
 def _distinct(population: int, count: int, words: list[int]) -> list[int]:
-    """``count`` of the numbers below ``population``, each set as likely, in ascending order.
+    """Draw ``count`` distinct numbers below ``population``, in ascending order; all sets are equally likely.
 
     Source: R. Floyd, in J. Bentley, "Programming Pearls: A Sample of Brilliance", CACM 30(9), 1987.
     """
@@ -371,5 +374,5 @@ def _distinct(population: int, count: int, words: list[int]) -> list[int]:
 
 
 def _below(limit: int, word: int) -> int:
-    """A number below ``limit`` from a random word; no chance is off by more than 2^-64."""
+    """Map a random 64-bit word to a number below ``limit``; each probability is within 2^-64 of 1 / limit."""
     return (word * limit) >> 64

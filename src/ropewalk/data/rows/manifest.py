@@ -26,17 +26,17 @@ _LIBRARIES = ("numpy", "pyarrow", "tokenizers", "transformers")
 def length_states(
     corpus: Corpus, training: NDArray[np.int64], mixed: NDArray[np.int64] | None, context: int
 ) -> dict[str, Any]:
-    """Statistics of the documents before and after mixing, whole; in the rows themselves they are cut.
+    """Statistics of whole documents before and after mixing; in the rows, documents may be cut.
 
     Args:
         corpus: all documents that were read.
-        training: those for training.
-        mixed: what the mixture made of them, repeated ones each time; None where there is none.
+        training: numbers of the training documents.
+        mixed: numbers of the documents after mixing, repeated ones each time; None without a mixture.
         context: tokens of a row.
     """
 
     def statistics(numbers: NDArray[np.int64], hashes: NDArray[np.uint64] | None) -> dict[str, Any]:
-        # All in their order need no copy.
+        # The whole corpus in its own order needs no copy of its index.
         chosen = slice(None) if len(numbers) == len(corpus) and mixed is None else numbers
         found = length_statistics(
             corpus.lengths[chosen],
@@ -61,14 +61,14 @@ def description(
     documents: NDArray[np.int64],
     counts: PackingCounts,
 ) -> dict[str, Any]:
-    """The part of a manifest that tells what was read, held out, mixed and packed.
+    """The part of a manifest that describes what was read, held out, mixed and packed.
 
     Args:
         corpus: all documents that were read.
-        split: which of them are for training.
-        mixture: what was made of these; None took each once.
-        documents: the documents that were packed, by number, repeated ones each time.
-        counts: where packing put their tokens.
+        split: the training and validation documents.
+        mixture: the mixture of the training documents; None if each was read once.
+        documents: numbers of the packed documents, repeated ones each time.
+        counts: what became of their tokens.
     """
     return {
         "counts": {
@@ -85,7 +85,7 @@ def description(
 
 
 def versions() -> dict[str, str]:
-    """Versions of what packed rows may depend on."""
+    """Versions of the software that packed rows may depend on."""
     return {
         "ropewalk": VERSION,
         "python": platform.python_version(),
@@ -112,7 +112,7 @@ def _split_counts(split: Split, corpus: Corpus) -> dict[str, int]:
 def _mixture_counts(
     training: NDArray[np.int64], documents: NDArray[np.int64], corpus: Corpus
 ) -> dict[str, int]:
-    """Documents that the mixture leaves out, and those it takes more than once."""
+    """Counts of documents that the mixture leaves out or repeats."""
     times = np.bincount(documents, minlength=len(corpus.lengths))[training]
     lengths = corpus.lengths[training]
     return {
@@ -137,7 +137,7 @@ def _totals(corpus: Corpus, documents: NDArray[np.int64]) -> dict[str, dict[str,
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: a share of nothing is null."""
+    """Convert to JSON values; NaN, the share of an empty whole, becomes null."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -146,20 +146,22 @@ def _plain(value: Any) -> Any:
 
 
 def token_account(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """The tokens of a packing run, by what became of them.
+    """Account for every token of a packing run.
 
-    Read from top to bottom: ``tokens_in + repeated`` are held out, withheld, left unread by the mixture,
-    dropped as too long, give way to our own BOS, or are packed; these and what is added make up
-    ``tokens_packed + tokens_remainder``. Both equations hold exactly (:func:`imbalance`).
+    Two equations hold exactly (:func:`imbalance`)::
+
+        tokens_in + repeated = validation + withheld + unread + dropped + own_bos + own
+        own + bos + eos + tags + padding = tokens_packed + tokens_remainder
 
     Args:
         counts: ``counts`` of a manifest.
 
     Returns:
-        ``tokens_in`` (own tokens of all documents that were read), ``repeated``, ``validation``, ``withheld``
-        (copies of validation documents), ``unread``, ``dropped``, ``own_bos``, ``own`` (own tokens in rows or
-        the remainder), ``bos``, ``eos``, ``tags``, ``padding``, ``tokens_packed`` (rows times their length) and
-        ``tokens_remainder``.
+        Numbers of tokens: ``tokens_in`` (own tokens of all documents that were read), ``repeated`` (further readings
+        by the mixture), ``validation``, ``withheld`` (copies of validation documents), ``unread`` (left out by the
+        mixture), ``dropped`` (of documents longer than a row), ``own_bos`` (documents' BOS tokens that packing
+        replaced), ``own`` (own tokens in rows or the remainder), ``bos``, ``eos``, ``tags`` and ``padding`` (added by
+        packing), ``tokens_packed`` (rows times their length) and ``tokens_remainder``.
     """
     split, mixture, packing = counts["split"], counts["mixture"], counts["packing"]
     return {
@@ -181,7 +183,7 @@ def token_account(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
 
 
 def imbalance(account: Mapping[str, int]) -> tuple[int, int]:
-    """By how many tokens the account's two equations fail; (0, 0) for every run."""
+    """Left minus right side of the account's two equations, in tokens; (0, 0) for every run."""
     left_out = ("validation", "withheld", "unread", "dropped", "own_bos")
     own = account["tokens_in"] + account["repeated"] - sum(account[key] for key in left_out)
     added = sum(account[key] for key in ("bos", "eos", "tags", "padding"))
@@ -189,7 +191,7 @@ def imbalance(account: Mapping[str, int]) -> tuple[int, int]:
 
 
 def summary(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What a manifest says in a few numbers: documents, tokens in and out, rows, and the whole account."""
+    """Summary of a manifest: numbers of documents, tokens and rows, and the whole account of tokens."""
     counts = manifest["counts"]
     account = token_account(counts)
     return {

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 _CHUNK = 1 << 16
-"""Documents that are laid out at a time."""
+"""Documents per batch in sequential packing; bounds the temporary arrays."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Stretches of documents; arrays of one entry a piece.
+    """Contiguous pieces of documents, as arrays with one entry per piece.
 
     Attributes:
-        items: int64 ``[pieces]``, index into the lengths that were given.
+        items: int64 ``[pieces]``, index of the document in the lengths given to :func:`plan_rows`.
         starts: int64 ``[pieces]``, first token of the piece within its document.
         lengths: int64 ``[pieces]``, tokens, all at least 1.
     """
@@ -38,20 +38,20 @@ class Pieces:
         return len(self.items)
 
     def select(self, index: slice | NDArray[np.int64]) -> Pieces:
-        """The pieces at these places, in their order."""
+        """The pieces at an index, in its order."""
         return Pieces(self.items[index], self.starts[index], self.lengths[index])
 
 
 @dataclass(frozen=True, eq=False)
 class RowPlan:
-    """Pieces of documents in rows; each token of each document lies in one piece, of a row or left out.
+    """Assignment of pieces of documents to rows; every token belongs to exactly one piece.
 
     Attributes:
-        row_starts: int64 ``[rows + 1]``; row r has the pieces ``row_starts[r]`` up to ``row_starts[r + 1]``.
-        pieces: of all rows, one row after the other.
-        padding: int64 ``[rows]``, tokens that stay free at the row's end.
-        remainder: the pieces that are left out, those of one row.
-        cut: documents that lie in more than one row; the remainder counts as a row.
+        row_starts: int64 ``[rows + 1]``; row r consists of the pieces ``row_starts[r] <= i < row_starts[r + 1]``.
+        pieces: pieces of all rows, row by row.
+        padding: int64 ``[rows]``, number of free tokens at the end of each row.
+        remainder: pieces of the incomplete row that is left out; empty if there is none.
+        cut: number of documents in more than one row, where the remainder counts as a row.
     """
 
     row_starts: NDArray[np.int64]
@@ -78,20 +78,20 @@ class RowPlan:
 
 
 def plan_rows(lengths: NDArray[np.int64], room: int, packing: Packing, remainder: Remainder) -> RowPlan:
-    """Lay documents out in rows.
+    """Assign documents to rows.
 
-    ``sequential`` puts one document after the other and cuts at each row's end, so only the last row can have
-    room left. ``best_fit`` cuts nothing but documents longer than a row, into full rows and a tail; tails and
-    all other documents are placed whole, the longest first (equal ones: the first item first), each into the
-    row with the least room left that takes it (equal ones: the row that has had that room for longest), or
-    into a new row. The pieces of a row are in order of (item, start), and so are rows, by their first piece.
+    ``sequential`` concatenates the documents and cuts at the end of each row, so only the last row can be incomplete.
+    ``best_fit`` cuts only documents that are longer than a row, into full rows and a tail. Tails and other documents
+    stay whole. They are placed from longest to shortest (ties: lowest item first), each into the row with the least
+    free room that still fits it (ties: the row that reached this room first), or into a new row. Pieces within a row
+    are sorted by (item, start), and rows by their first piece.
 
     Args:
-        lengths: int64 ``[documents]``, tokens of each document with its special tokens; one of 0 has no piece.
-        room: tokens of a row that documents can take, at least 1.
+        lengths: int64 ``[documents]``, tokens of each document with its special tokens; a document of length 0 gets
+            no piece.
+        room: tokens of a row available to documents, at least 1.
         packing: ``sequential`` or ``best_fit``.
-        remainder: ``drop`` leaves out the row with the most room left, the last of several, if it is not full;
-            ``pad`` leaves out nothing.
+        remainder: ``drop`` leaves out the emptiest row (ties: the last one) unless it is full; ``pad`` keeps all rows.
 
     Raises:
         RopewalkError: if an argument is out of range.
@@ -144,8 +144,8 @@ def _checked(lengths: NDArray[np.int64], room: int) -> NDArray[np.int64]:
 
 
 def _sequential(lengths: NDArray[np.int64], room: int) -> tuple[Pieces, NDArray[np.int64]]:
-    """Pieces and the row of each, in order; some documents at a time, so that little more is held than comes out."""
-    # A document adds a piece, and so does a row's end within one.
+    """Pieces in order, and the row of each. Works in batches, so temporary arrays stay small beside the result."""
+    # Upper bound: each document gives one piece, plus one for each end of a row inside a document.
     most = int(np.count_nonzero(lengths)) + int(lengths.sum()) // room
     items, starts, sizes, rows = (np.empty(most, np.int64) for _ in range(4))
     filled = position = 0
@@ -165,7 +165,7 @@ def _sequential(lengths: NDArray[np.int64], room: int) -> tuple[Pieces, NDArray[
 
 
 def _stretch(lengths: NDArray[np.int64], room: int, position: int) -> tuple[Pieces, NDArray[np.int64]]:
-    """The same of some documents, whose first token is number ``position`` of all."""
+    """Pieces and rows of a batch of documents whose first token is token ``position`` of all documents."""
     items = np.flatnonzero(lengths)
     ends = position + np.cumsum(lengths)[items]
     begins = ends - lengths[items]
@@ -179,7 +179,7 @@ def _stretch(lengths: NDArray[np.int64], room: int, position: int) -> tuple[Piec
 
 
 def _best_fit(lengths: NDArray[np.int64], room: int) -> tuple[Pieces, NDArray[np.int64]]:
-    """Pieces and the row of each, in order."""
+    """Pieces in order, and the row of each."""
     items = np.flatnonzero(lengths)
     full, tails = np.divmod(lengths[items], room)
     document, nth = _expand(full + (tails > 0))
@@ -187,6 +187,7 @@ def _best_fit(lengths: NDArray[np.int64], room: int) -> tuple[Pieces, NDArray[np
     pieces = Pieces(items[document], nth * room, np.where(is_tail, tails[document], room))
     rows = np.empty(len(document), np.int64)
     num_full = int(full.sum())
+    # Full pieces need no search: each fills a row of its own. Only tails compete for room.
     rows[~is_tail] = np.arange(num_full)
     rows[is_tail] = num_full + _place(pieces.lengths[is_tail], room)
     # Pieces are in order of (item, start) here, so a row's number is the rank of its first appearance.
@@ -199,10 +200,11 @@ def _best_fit(lengths: NDArray[np.int64], room: int) -> tuple[Pieces, NDArray[np
 
 
 def _place(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
-    """Best-fit-decreasing: the row of each size, rows numbered as they are opened.
+    """Best-fit-decreasing bin packing: the row of each size; rows are numbered in the order in which they are opened.
 
-    Sizes that are equal are placed together: once a row is the best fit for one it stays so for the next
-    until it takes no more, since its room only becomes less.
+    Equal sizes are placed together: a row that is the best fit for one remains the best fit for the next, because
+    placing it only reduces the row's room, until no more fit. The number of searches therefore grows with the
+    number of distinct sizes and of rows, not with the number of documents.
     """
     distinct, counts = np.unique(sizes, return_counts=True)
     open_rows = _OpenRows(room)
@@ -228,10 +230,9 @@ def _place(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
 
 
 class _OpenRows:
-    """Rows by the room that they have left: a queue for each room, and which rooms have one.
+    """Rows with free room: a first-in, first-out queue for each amount of room, and a set of the amounts in use.
 
-    The rooms are a bit set of two levels, so that finding the next one costs a few operations on integers of
-    about √room bits.
+    The set is a two-level bit set, so finding the next amount takes a few operations on integers of about √room bits.
     """
 
     def __init__(self, room: int) -> None:
@@ -241,6 +242,7 @@ class _OpenRows:
         self._rows: dict[int, deque[int]] = {}
 
     def put(self, row: int, free: int) -> None:
+        # A full row is never searched for.
         if free == 0:
             return
         queue = self._rows.setdefault(free, deque())
@@ -251,7 +253,7 @@ class _OpenRows:
             self._filled |= 1 << block
 
     def take(self, free: int) -> int:
-        """The row that has had this room left for longest; it is no longer open."""
+        """Remove and return the row that has had this much room for longest."""
         queue = self._rows[free]
         row = queue.popleft()
         if not queue:
@@ -262,11 +264,12 @@ class _OpenRows:
         return row
 
     def least_room(self, size: int) -> int | None:
-        """The least room of an open row that takes ``size``, None if there is none."""
+        """The smallest room of at least ``size`` among open rows; None if there is none."""
         block, bit = divmod(size, self._width)
         rest = self._blocks[block] >> bit
         if rest:
             return size + _lowest_bit(rest)
+        # No row in the block of this size: any row in a later block fits, and the first one is the tightest.
         blocks = self._filled >> (block + 1)
         if not blocks:
             return None
@@ -279,7 +282,7 @@ def _lowest_bit(number: int) -> int:
 
 
 def _expand(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For ``counts`` pieces of each document: the document of each piece, and the how-manieth of it."""
+    """For each of ``counts`` pieces of each document: the document, and the piece's index within it, from 0."""
     document = np.repeat(np.arange(len(counts)), counts)
     first = np.cumsum(counts) - counts
     return document, np.arange(len(document)) - first[document]

@@ -19,12 +19,12 @@ Integers = NDArray[np.signedinteger[Any]]
 
 @dataclass(frozen=True, eq=False)
 class DocumentEnds:
-    """What special tokens depend on in each document of a sequence; arrays of one entry a document.
+    """Properties of documents that determine their special tokens, as arrays ``[documents]``.
 
     Attributes:
-        lengths: int64, own tokens.
-        first_ids, last_ids: int32, first and last own token; -1 where there is none.
-        source_ids: int32, its source.
+        lengths: int64, number of own tokens.
+        first_ids, last_ids: int32, first and last own token; -1 for an empty document.
+        source_ids: int32, source of the document.
     """
 
     lengths: NDArray[np.int64]
@@ -35,16 +35,16 @@ class DocumentEnds:
 
 @dataclass(frozen=True, eq=False)
 class AddedTokens:
-    """A document in a row is ``[BOS] [tag] own tokens [EOS]``; arrays of one entry a document.
+    """Layout of documents in rows, ``[BOS] [tag] own tokens [EOS]``, as arrays ``[documents]``.
 
     Attributes:
-        bos: bool, whether a BOS begins it.
-        tag_lengths: int32, tokens of its tag.
-        own_starts: int8, the first of its own tokens that is kept: 1 where its own BOS gives way to ours.
-        own_lengths: int32, own tokens that are kept.
+        bos: bool, whether a BOS is added.
+        tag_lengths: int32, tokens of the tag.
+        own_starts: int8, index of the first own token that is kept: 1 if packing replaces the document's own BOS.
+        own_lengths: int32, number of own tokens that are kept.
         eos: bool, whether an EOS is added.
-        dropped: int32, own tokens left out because it is longer than a row.
-        long: bool, whether it was truncated or left out for that.
+        dropped: int32, own tokens left out because the document is longer than a row.
+        long: bool, whether the document was truncated or skipped for being longer than a row.
     """
 
     bos: NDArray[np.bool_]
@@ -57,12 +57,12 @@ class AddedTokens:
 
     @property
     def prefix_lengths(self) -> Integers:
-        """Tokens before the document's own."""
+        """Number of tokens before the document's own tokens."""
         return self.bos + self.tag_lengths
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """int64: tokens of the document in its rows; 0 where nothing of it is left."""
+        """int64 ``[documents]``: tokens of the document in its rows; 0 if it is left out."""
         lengths = self.own_lengths.astype(np.int64)
         for part in (self.bos, self.tag_lengths, self.eos):
             lengths += part
@@ -75,42 +75,43 @@ def add_special_tokens(
     special: SpecialTokens,
     tags: Sequence[NDArray[np.int32]] | None = None,
 ) -> AddedTokens:
-    """Decide what each document of a sequence gets and loses, by the settings' policies.
+    """Determine the special tokens that each document gains and loses under the policies of the settings.
 
-    Under the policies ``document`` and ``row`` a document's own leading BOS gives way, so that there is one
-    BOS and not two, and none in the middle of a row that has its own. An EOS that a document brings itself
-    is not added again. A document without a token of its own gets nothing.
+    Under the policies ``document`` and ``row``, a leading BOS of the document itself is removed. This avoids a double
+    BOS, and a BOS in the middle of a row that begins with one. A document that ends with EOS gets no second one. A
+    document without own tokens gets no special tokens.
 
     Args:
         ends: the documents.
         settings: the policies.
         special: the tokenizer's special tokens.
-        tags: the tag of each source, by source id; None puts none.
+        tags: token ids of each source's tag, by source id; None for no tags.
 
     Raises:
-        RopewalkError: if a special token is asked for that the tokenizer lacks, or a row has no room for a
-            document's token beside what is added.
+        RopewalkError: if the settings require a special token that the tokenizer lacks, or a tag leaves no room for a
+            document's tokens in a row.
     """
     policy = settings.bos_policy(special)
     room = settings.room(special)
+    # A broadcast zero takes no memory, however many documents there are.
     none = np.broadcast_to(np.int32(0), ends.lengths.shape)
     own_bos: Integers = none
     if policy != "none" and special.bos is not None:
         own_bos = (ends.first_ids == special.bos).astype(np.int8)
     # int32 is safe: a token shard, and so a document, has fewer than 2**31 tokens.
     own = ends.lengths.astype(np.int32) - own_bos
-    there = own > 0
-    bos = there & (policy == "document")
+    has_tokens = own > 0
+    bos = has_tokens & (policy == "document")
     tag_lengths: Integers = none
     if tags:
-        tag_lengths = np.where(there, np.array([len(tag) for tag in tags], np.int32)[ends.source_ids], 0)
+        tag_lengths = np.where(has_tokens, np.array([len(tag) for tag in tags], np.int32)[ends.source_ids], 0)
     prefix = bos + tag_lengths
     if tags and len(prefix) and int(prefix.max()) >= room:
         raise RopewalkError(
             f"a tag of {int(tag_lengths.max())} tokens leaves no room for a document in rows of "
             f"{settings.context} tokens; choose longer rows or a shorter tag"
         )
-    eos = there & (ends.last_ids != special.eos) if settings.eos else none.astype(bool)
+    eos = has_tokens & (ends.last_ids != special.eos) if settings.eos else none.astype(bool)
     if settings.long_documents == "split":
         return AddedTokens(bos, tag_lengths, own_bos, own, eos, none, none.astype(bool))
     long = prefix + own + eos > room
@@ -124,26 +125,26 @@ def add_special_tokens(
 
 @dataclass(frozen=True)
 class PackingCounts:
-    """Where every token went.
+    """Counts of tokens by what became of them.
 
     ``document_tokens + bos_tokens + eos_tokens + tag_tokens + padding_tokens == row_tokens + remainder_tokens``,
     and ``tokens_in == document_tokens + dropped_tokens + own_bos_tokens``.
 
     Attributes:
-        documents: documents that came in, repeated ones each time.
-        tokens_in: their own tokens.
-        document_tokens: own tokens that went into rows or the remainder.
+        documents: number of documents; a repeated document counts each time.
+        tokens_in: own tokens of these documents.
+        document_tokens: own tokens in rows or in the remainder.
         bos_tokens, eos_tokens, tag_tokens: tokens that packing added; a row's anchor counts as BOS.
-        own_bos_tokens: BOS tokens that documents brought themselves, and that gave way to ours.
-        padding_tokens: tokens that fill rows up; no target, and seen by no document.
-        rows: rows.
+        own_bos_tokens: BOS tokens of the documents themselves, which packing removed.
+        padding_tokens: tokens that fill rows up; they are never targets, and no document attends to them.
+        rows: number of rows.
         row_tokens: ``rows * context``.
-        remainder_tokens: tokens of the incomplete row that was left out, without a row's own BOS.
-        remainder_documents: documents with a token in it.
-        cut_documents: documents whose tokens lie in more than one row; the remainder counts as one.
-        empty_documents: documents without a token; they get no BOS or EOS and no segment.
-        long_documents: documents that were truncated or left out as longer than a row.
-        dropped_tokens: own tokens of those that were left out.
+        remainder_tokens: tokens of the incomplete row that was left out, without a BOS at its start.
+        remainder_documents: documents with a token in the remainder.
+        cut_documents: documents with tokens in more than one row, where the remainder counts as a row.
+        empty_documents: documents without tokens; they get no BOS, EOS or segment.
+        long_documents: documents that were truncated or skipped for being longer than a row.
+        dropped_tokens: own tokens of long documents that were left out.
     """
 
     documents: int

@@ -27,10 +27,10 @@ from ropewalk.data.rows.stored import (
     PackedRows,
     RowsWriter,
     begin,
-    give_up,
     is_packed,
     open_rows,
     packed_folders,
+    release,
     row_files,
     rows_file,
 )
@@ -49,9 +49,11 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import digest
 
 MOST_FILE_TOKENS, LEAST_FILE_TOKENS, FILES = 1 << 25, 1 << 16, 64
-"""Rows are divided into about FILES files within these bounds: what machines share, and a killed run repeats."""
+"""Bounds on the tokens of a row file, and the intended number of files. A file is the unit that machines share, and the
+most that a killed run repeats."""
 
 BATCH_TOKENS = 1 << 20
+"""Tokens that are assembled in memory before they are written."""
 
 _COLUMNS = {
     "input_ids": INT32_LIST,
@@ -63,18 +65,18 @@ _COLUMNS = {
 }
 
 Writing = Callable[[int, int], None]
-"""Called with the rows that are on disk and those that there will be."""
+"""Called with the number of rows on disk, and the total."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one machine of several has written, where rows of the others are still missing.
+    """An incomplete folder of rows: this machine has finished its share, but files of other machines are missing.
 
     Attributes:
-        folder: where the rows lie.
-        rows: rows that are there.
-        total: rows that there will be.
-        missing: files of rows that are not there yet.
+        folder: folder of the rows.
+        rows: number of rows on disk.
+        total: number of rows when all machines have finished.
+        missing: names of the missing files.
     """
 
     folder: Path
@@ -88,10 +90,10 @@ class _Job:
     """A packing run with its tokenizer loaded and its sources cut into input splits.
 
     Attributes:
-        config: what rows to make.
+        config: configuration of the run.
         tokenizer: a transformers tokenizer with a fast backend.
         splits: the input splits of all sources.
-        depends: all that the rows depend on, as JSON has it, and ``digest`` of it.
+        depends: everything that the rows depend on, as JSON values, with their ``digest``.
     """
 
     config: PackConfig
@@ -103,20 +105,21 @@ class _Job:
 def prepare_rows(
     config: PackConfig, cache_dir: str | Path, *, tokenizer: Any = None, progress: Progress | None = None
 ) -> PackedRows:
-    """Make packed rows, or open those that the same call made before.
+    """Pack rows into a cache, or open them if the cache already contains them.
 
-    The rows lie in a folder below ``cache_dir`` whose name is a digest of all they depend on: the sources'
-    files, the tokenizer, the settings, the mixture, the validation split and this format's version.
-    Tokenised documents are kept beside them, so that rows of another length need no tokenisation.
+    Rows are stored in a subfolder of ``cache_dir`` whose name is a digest of everything they depend on: the sources'
+    files, the tokenizer, the settings, the mixture, the validation split and the version of the format. Tokenised
+    documents are cached beside them, so packing rows of another length does not tokenise again.
 
     Args:
-        config: what rows to make; its shard and token store are those of one machine and of ``cache_dir``.
-        cache_dir: the folder to keep packed rows in; it is made if need be.
-        tokenizer: the config's tokenizer where it is loaded already.
-        progress: called with documents and tokens so far; not at all where the rows are found.
+        config: configuration of the run. Its shard and token store are ignored: one machine packs all rows, and
+            ``cache_dir`` holds the tokens.
+        cache_dir: folder of the cache; created if missing.
+        tokenizer: the config's tokenizer, if it is already loaded.
+        progress: called with the numbers of documents and tokens so far; not called if the rows exist.
 
     Raises:
-        RopewalkError: as :func:`pack_rows`.
+        RopewalkError: as in :func:`pack_rows`.
     """
     cache = Path(cache_dir).expanduser()
     job = _job(config.alone(), tokenizer, cache)
@@ -133,24 +136,24 @@ def pack_rows(
     progress: Progress | None = None,
     written: Writing | None = None,
 ) -> PackedRows | Part:
-    """Read, tokenise, mix and pack documents into a folder; go on where an earlier call was interrupted.
+    """Read, tokenise, mix and pack documents into a folder, resuming an interrupted call.
 
-    Every file appears whole. The files of a run that was killed and begun again are, byte for byte, those of
-    one that was not; so are those of several machines together, each of which writes a stretch of the rows.
+    Files are written atomically. A run that was killed and resumed writes the same bytes as an uninterrupted one, and
+    so do several machines that each write a range of the rows.
 
     Args:
-        config: what rows to make, and this machine's part of the work.
-        folder: where to; it must be new, empty, or of the same rows.
-        tokenizer: the config's tokenizer where it is loaded already.
-        progress: called with documents and tokens so far.
-        written: called with rows on disk and rows in all.
+        config: configuration of the run, including this machine's shard.
+        folder: folder of the rows; must be new, empty, or contain the same rows.
+        tokenizer: the config's tokenizer, if it is already loaded.
+        progress: called with the numbers of documents and tokens so far.
+        written: called with the number of this machine's rows on disk, and their total.
 
     Returns:
-        The rows, or a Part where other machines' files are not there yet.
+        The rows, or a Part if files of other machines are still missing.
 
     Raises:
-        RopewalkError: for bad sources or settings, for too few tokens to fill one row, if a file changed
-            while it was read, if the folder holds something else or cannot be written.
+        RopewalkError: for invalid sources or settings, if the tokens do not fill one row, if a file changes while it
+            is read, or if the folder contains something else or cannot be written.
     """
     folder = Path(folder).expanduser()
     store = config.work.token_store
@@ -159,7 +162,7 @@ def pack_rows(
 
 
 def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
-    """Check a packing run before anything is written; ``folders`` are what it will write to."""
+    """Check a packing run before anything is written; ``folders`` are those that it will write to."""
     for folder in folders:
         _refuse_circles(config.sources, folder)
     tokenizer = load_tokenizer(config.tokenizer) if tokenizer is None else tokenizer
@@ -193,19 +196,20 @@ def _pack(
             work=config.work,
             progress=progress,
         )
+        # The folder's name and manifest state the inputs as they were at the start.
         if inputs_identity(config.sources) != job.depends["inputs"]:
             raise RopewalkError("a file changed during packing; pack again when the file is complete")
         try:
-            packed, told, validation = _planned(config, tokenizer, corpus)
+            packed, contents, validation = _planned(config, tokenizer, corpus)
         except RopewalkError:
-            give_up(folder)
+            release(folder)
             raise
-        told["counts"]["reading"]["hidden_entries"] = hidden_entries(config.sources)
+        contents["counts"]["reading"]["hidden_entries"] = hidden_entries(config.sources)
         manifest = {
             "format": FORMAT,
             **job.depends,
             "tokenizer": {"name_or_path": config.tokenizer, **job.depends["tokenizer"]},
-            **told,
+            **contents,
             "files": file_digests(config.sources),
             "versions": versions(),
         }
@@ -225,7 +229,7 @@ def _pack(
 def _planned(
     config: PackConfig, tokenizer: Any, corpus: Corpus
 ) -> tuple[Packed, dict[str, Any], NDArray[np.int64]]:
-    """The plan of all rows, what the manifest says of it, and the documents that are held out."""
+    """Plan all rows; return the plan, its part of the manifest, and the numbers of the held-out documents."""
     settings = config.rows
     split = hold_out(corpus, config.validation, special_ids(tokenizer))
     documents, mixture = split.training, None
@@ -244,12 +248,12 @@ def _planned(
     packed = pack_documents(documents, ends, corpus.sources, settings, special_ids(tokenizer), tags)
     counts = packed.counts(ends)
     refuse_no_rows(packed, counts, len(split.validation) + split.withheld_duplicates)
-    told = {**description(corpus, split, mixture, documents, counts), **lengths}
-    return packed, told, split.validation
+    contents = {**description(corpus, split, mixture, documents, counts), **lengths}
+    return packed, contents, split.validation
 
 
 def tag_tokens(tokenizer: Any, tag: str, sources: Sequence[str]) -> list[NDArray[np.int32]]:
-    """The tag of each source as token ids, without special tokens.
+    """Encode the tag of each source, without special tokens.
 
     Raises:
         RopewalkError: if a source's tag gives no token, or a BOS or EOS token.
@@ -278,9 +282,10 @@ def _write(
     shard: tuple[int, int],
     written: Writing | None,
 ) -> PackedRows | Part:
-    """Write this machine's files, those that are not there yet, and finish the folder if all are."""
+    """Write those of this machine's files that are missing, and finish the folder if all files are complete."""
     folder, rows, per_file = writer.folder, packed.num_rows, rows_per_file(packed)
     number, machines = shard
+    # Whole files, so that each is written by one machine and has the same bytes for any number of machines.
     mine = range(len(writer.files) * number // machines, len(writer.files) * (number + 1) // machines)
     if not writer.intact(VALIDATION):
         columns = {"input_ids": INT32_LIST, "source": STRING}
@@ -295,12 +300,12 @@ def _write(
     missing = writer.finish({VALIDATION, *(rows_file(file) for file in mine)})
     if not missing:
         return open_rows(folder)
-    there = sum(count for name, count in writer.files if name not in missing)
-    return Part(folder, there, rows, tuple(missing))
+    written_rows = sum(count for name, count in writer.files if name not in missing)
+    return Part(folder, written_rows, rows, tuple(missing))
 
 
 def _held_out(corpus: Corpus, validation: NDArray[np.int64]) -> Iterator[dict[str, list[Any]]]:
-    """The validation documents, about a million tokens at a time."""
+    """Yield the validation documents in batches of about ``BATCH_TOKENS``."""
     ends = np.cumsum(corpus.lengths[validation])
     for batch in np.split(validation, np.flatnonzero(np.diff(ends // BATCH_TOKENS)) + 1):
         yield {
@@ -310,7 +315,7 @@ def _held_out(corpus: Corpus, validation: NDArray[np.int64]) -> Iterator[dict[st
 
 
 def rows_per_file(packed: Packed) -> int:
-    """Rows of each file but the last, from the number of rows and their length alone."""
+    """Rows per file, except the last; depends only on the number of rows and their length, so machines agree on it."""
     context = packed.settings.context
     least, most = (max(1, tokens // context) for tokens in (LEAST_FILE_TOKENS, MOST_FILE_TOKENS))
     return min(most, max(least, -(-packed.num_rows // FILES)))
@@ -324,7 +329,7 @@ def _batches(packed: Packed, corpus: Corpus, first: int, stop: int) -> Iterator[
 
 
 def _refuse_circles(specs: Sequence[SourceSpec], cache: Path) -> None:
-    """Refuse to read packed rows as documents, or to write rows into a source folder."""
+    """Raise if a source folder contains packed rows, or contains the folder that rows are written to."""
     for spec in specs:
         path = Path(spec.path).expanduser()
         if not path.is_dir():

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 FORMAT = "ropewalk packed rows"
 FORMAT_VERSION = 2
-"""Raised whenever the same inputs and settings would give other rows or other files."""
+"""Version of the rows and files. Increase it whenever the same inputs and settings would give other rows or files."""
 
 MANIFEST = "manifest.json"
 VALIDATION = "validation.arrow"
 WORK = "unfinished"
-"""Folder within the rows' folder that holds what is needed until they are complete."""
+"""Subfolder of the rows' folder for files that are needed only until the rows are complete."""
 
 _OPEN_FILES = 64
 _HEAD_BYTES = 256
-"""A manifest names its format within its first bytes."""
+"""The format is the first key of a manifest, so it occurs within this many bytes."""
 
 
 def rows_file(number: int) -> str:
@@ -52,15 +52,15 @@ def rows_file(number: int) -> str:
 
 
 def listed_files(manifest: Path, row_files: Iterable[tuple[Any, Any]]) -> list[tuple[str, int]]:
-    """Names and numbers of rows of the files of rows, as a manifest lists them.
+    """Validate a manifest's list of row files.
 
     Args:
-        manifest: the file, for messages.
-        row_files: name and number of rows of each.
+        manifest: path of the manifest, for messages.
+        row_files: name and number of rows of each file.
 
     Raises:
-        RopewalkError: if a name is not the one that :func:`rows_file` gives the file in its place, so that nothing
-            outside the folder is read or written, or a number is none.
+        RopewalkError: if a name differs from that of :func:`rows_file` for its position, which prevents access to
+            files outside the folder, or if a number of rows is not valid.
     """
     files = []
     for number, (name, rows) in enumerate(row_files):
@@ -78,10 +78,10 @@ class PackedRows:
     """The packed training rows of one folder; indexing reads one row from the memory map.
 
     Attributes:
-        folder: where they lie.
-        manifest: how they came to be: tokenizer, settings, inputs, counts, sources, versions.
-        settings: the settings they were packed with.
-        validation: the documents that were held out.
+        folder: folder of the rows.
+        manifest: contents of the manifest: tokenizer, settings, inputs, counts, sources, versions.
+        settings: the settings that the rows were packed with.
+        validation: the held-out documents.
 
     Example:
         >>> rows = open_rows("packed")                  # doctest: +SKIP
@@ -105,7 +105,7 @@ class PackedRows:
         return int(self._bounds[-1])
 
     def __getitem__(self, index: int) -> Row:
-        """Row ``index``, counted from the end where negative.
+        """Row ``index`` as tensors; a negative index counts from the end.
 
         Raises:
             IndexError: if there is no such row.
@@ -115,7 +115,7 @@ class PackedRows:
         return training_row(self.packed(index), self.settings)
 
     def packed(self, index: int) -> PackedRow:
-        """Row ``index`` as plain values, its ids a view of the memory map."""
+        """Row ``index`` as plain values; its ``input_ids`` are a view of the memory map."""
         index = checked_index(index, len(self))
         number = int(np.searchsorted(self._bounds, index, side="right")) - 1
         table, row = self._table(number), index - int(self._bounds[number])
@@ -124,7 +124,7 @@ class PackedRows:
         return PackedRow(int32_list(table["input_ids"][row]), lengths, documents, sources, numbers, masked)
 
     def sources(self, index: int) -> list[str]:
-        """The source of each document in row ``index``, the padding left out."""
+        """The source of each document in row ``index``, without padding."""
         row = self.packed(index)
         return [name for name, number in zip(row.sources, row.numbers, strict=True) if number != PADDING]
 
@@ -140,7 +140,7 @@ class PackedRows:
 
 
 class ValidationDocuments:
-    """The held-out documents of one folder, as a sequence of TokenisedDocument (ids without BOS or EOS)."""
+    """The held-out documents of a folder of rows: a sequence of TokenisedDocument, without added BOS or EOS."""
 
     def __init__(self, path: Path, count: int) -> None:
         self._table = open_table(path, count)
@@ -163,17 +163,17 @@ def open_rows(
     settings: PackingSettings | None = None,
     verify: bool = False,
 ) -> PackedRows:
-    """The packed rows in a folder that holds a manifest, or in whose one subfolder one lies.
+    """Open the packed rows in a folder, or in its only subfolder with a manifest.
 
     Args:
         folder: the folder.
-        tokenizer: refuse rows of another tokenizer than this one (``tokenizer_identity``).
-        settings: refuse rows that were packed with other settings.
+        tokenizer: required tokenizer, as returned by ``tokenizer_identity``; None accepts any.
+        settings: required packing settings; None accepts any.
         verify: read every file and compare its digest with the manifest's.
 
     Raises:
-        RopewalkError: if the folder holds none or several, if what it holds is of another format version,
-            damaged or not complete, or if the tokenizer or a setting is another.
+        RopewalkError: if the folder has no packed rows or several sets of them, if they are damaged, incomplete or
+            of another format version, or if the tokenizer or a setting differs.
     """
     folder = Path(folder).expanduser()
     if not is_packed(folder):
@@ -210,17 +210,17 @@ def open_rows(
     return rows
 
 
-def difference(there: PackingSettings, wanted: PackingSettings) -> str:
-    """The first setting in which two differ, in words."""
+def difference(found: PackingSettings, wanted: PackingSettings) -> str:
+    """The first difference between two settings, as ``NAME FOUND, not WANTED``."""
     for name in PackingSettings.model_fields:
-        ours, theirs = getattr(wanted, name), getattr(there, name)
+        ours, theirs = getattr(wanted, name), getattr(found, name)
         if ours != theirs:
             return f"{name} {theirs}, not {ours}"
     raise AssertionError("equal settings do not differ")
 
 
 def is_packed(folder: Path) -> bool:
-    """Whether a folder holds a manifest of packed rows, complete or of another format version."""
+    """Whether a folder contains a manifest of packed rows, of any format version."""
     return _manifest(folder) is not None
 
 
@@ -231,10 +231,9 @@ def packed_folders(folder: Path) -> list[Path]:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a folder holds rows and no manifest that says which: in the writer, left behind or damaged.
+    """Whether a folder contains rows without a valid manifest: being written, left behind by a killed run, or damaged.
 
-    A folder of documents may have a subfolder of the same name as the one that the writer keeps; what lies in
-    it decides.
+    A folder of documents may have a subfolder with the name of the writer's; only the files in it tell them apart.
     """
 
     if is_packed(folder):
@@ -247,10 +246,10 @@ def is_unfinished(folder: Path) -> bool:
 
 
 def holds_rows(folder: Path) -> bool:
-    """Whether ``open_rows`` is meant: a folder has packed rows in it, or in a folder directly below.
+    """Whether a folder, or a direct subfolder of it, contains packed rows that ``open_rows`` can open.
 
     Raises:
-        RopewalkError: if the rows that are there are not complete.
+        RopewalkError: if it contains rows that are not complete.
     """
     if not folder.is_dir():
         return False
@@ -270,7 +269,7 @@ def _not_complete(folder: Path) -> RopewalkError:
 
 
 def _is_broken(manifest: Path) -> bool:
-    """Whether a file begins as a manifest of ours, and is no JSON."""
+    """Whether a file begins like a manifest of packed rows but is not valid JSON."""
     if not manifest.is_file():
         return False
     try:
@@ -308,17 +307,17 @@ def _check_files(folder: Path, files: list[dict[str, Any]], verify: bool) -> Non
                 )
 
 
-def _refuse_other_tokenizer(folder: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _refuse_other_tokenizer(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     for name, value in wanted.items():
-        if there[name] != value:
+        if found[name] != value:
             raise RopewalkError(
-                f"{folder} was packed with another tokenizer ({there['name_or_path']}): its {name} is "
-                f"{there[name]}, not {value}"
+                f"{folder} was packed with another tokenizer ({found['name_or_path']}): its {name} is "
+                f"{found[name]}, not {value}"
             )
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest in a folder, None where there is none or it is some other program's."""
+    """The manifest in a folder; None if there is none, or if it belongs to another program."""
     path = folder / MANIFEST
     if not path.is_file():
         return None
@@ -338,31 +337,31 @@ _MAY_DIFFER = ("digest", "inputs", "versions")
 
 
 def row_files(rows: int, per_file: int) -> list[tuple[str, int]]:
-    """The names of all files of rows, and how many rows each holds."""
+    """Name and number of rows of each file."""
     firsts = range(0, rows, per_file)
     return [(rows_file(n), min(per_file, rows - first)) for n, first in enumerate(firsts)]
 
 
 def begin(folder: Path, job: dict[str, Any]) -> bool:
-    """Make or take up a folder for a job.
+    """Create a folder for a job, or resume the job in an existing folder.
 
     Args:
         folder: the folder.
-        job: all that its rows depend on.
+        job: everything that the rows depend on, JSON values.
 
     Returns:
-        Whether its rows are complete already.
+        Whether the rows are already complete.
 
     Raises:
-        RopewalkError: if it holds rows of another job, complete or in part, or anything else.
+        RopewalkError: if the folder contains complete or unfinished rows of another job, or other files.
     """
     if is_packed(folder):
-        there = _read(folder / MANIFEST)
-        if there.get("format_version") != FORMAT_VERSION:
+        found = _read(folder / MANIFEST)
+        if found.get("format_version") != FORMAT_VERSION:
             raise RopewalkError(
-                f"{folder} holds rows of format version {there.get('format_version')}; choose another folder"
+                f"{folder} holds rows of format version {found.get('format_version')}; choose another folder"
             )
-        _refuse_other(folder, there, job, "holds rows")
+        _refuse_other(folder, found, job, "holds rows")
         shutil.rmtree(folder / WORK, ignore_errors=True)
         return True
     if folder.exists() and (not folder.is_dir() or not _is_ours(folder)):
@@ -380,7 +379,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def claim(path: Path, job: dict[str, Any]) -> None:
-    """Write a job's file unless there is one; of several processes at once one alone does."""
+    """Write a job's file unless it exists; if several processes try at once, exactly one succeeds."""
     if path.exists():
         return
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -393,25 +392,26 @@ def claim(path: Path, job: dict[str, Any]) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
             raise
+        # A file system without hard links: here the last of several processes wins.
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def give_up(folder: Path) -> None:
-    """Let a folder without a row go to other settings: its tokens are of use to them too."""
+def release(folder: Path) -> None:
+    """Make a folder without rows available to jobs with other settings, which can reuse its tokens."""
     if not any((folder / WORK).glob("*.arrow.json")):
         (folder / WORK / JOB).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class RowsWriter:
-    """A folder of rows in the writer.
+    """Writes a folder of rows.
 
     Attributes:
         folder: the folder.
-        manifest: all of it but the files.
-        files: name and number of rows of every file of rows.
+        manifest: contents of the manifest without the list of files.
+        files: name and number of rows of every row file.
     """
 
     folder: Path
@@ -420,7 +420,7 @@ class RowsWriter:
 
     @property
     def rows_digest(self) -> str:
-        """What the content of the files depends on, the same on every machine."""
+        """Digest of everything that the files' contents depend on; equal on every machine."""
         keys = ("format_version", "settings", "mixing", "validation", "tokenizer", "tokens_digest")
         return digest({key: self.manifest[key] for key in keys})
 
@@ -429,11 +429,11 @@ class RowsWriter:
         return [*(name for name, _ in self.files), VALIDATION]
 
     def commit(self, name: str, written: dict[str, Any]) -> None:
-        """Note that a file is complete: its size, its digest and what it belongs to."""
+        """Record that a file is complete, with its size, its digest and the rows that it belongs to."""
         write_json(self.folder / WORK / f"{name}.json", {**written, "of": self.rows_digest})
 
     def committed(self, name: str) -> dict[str, Any] | None:
-        """Size and digest of a file that was completed, None where it is not there.
+        """Recorded size and digest of a file; None if it is missing or incomplete.
 
         Raises:
             RopewalkError: if it belongs to other rows.
@@ -441,30 +441,30 @@ class RowsWriter:
         record = self.folder / WORK / f"{name}.json"
         if not record.is_file() or not (self.folder / name).is_file():
             return None
-        there = _read(record)
-        if there.get("of") != self.rows_digest:
+        found = _read(record)
+        if found.get("of") != self.rows_digest:
             raise RopewalkError(
                 f"{self.folder / name} belongs to other rows; delete {self.folder} and pack again"
             )
-        return {"bytes": there["bytes"], "sha256": there["sha256"]}
+        return {"bytes": found["bytes"], "sha256": found["sha256"]}
 
     def intact(self, name: str) -> bool:
-        """Whether a file is there, and still what was written."""
-        there = self.committed(name)
-        return there is not None and damage(self.folder / name, FileDigest(**there)) is None
+        """Whether a file exists and still has the recorded contents."""
+        found = self.committed(name)
+        return found is not None and damage(self.folder / name, FileDigest(**found)) is None
 
     def missing(self) -> list[str]:
-        """The files that are not there yet."""
+        """Names of the files that are not complete yet."""
         return [name for name in self.names if self.committed(name) is None]
 
     def finish(self, checked: Collection[str] = ()) -> list[str]:
-        """Write the manifest once every file is there, and put away what only the writer needed.
+        """Write the manifest if every file is complete, and delete the files that only the writer needs.
 
         Args:
-            checked: files that this process has written or checked itself; the others are read.
+            checked: files that this process has written or checked itself; all others are read and checked now.
 
         Returns:
-            The files that are not there yet; none where the rows are complete now.
+            Names of the files that are still missing; empty if the rows are now complete.
 
         Raises:
             RopewalkError: if a file is damaged or belongs to other rows.
@@ -474,7 +474,7 @@ class RowsWriter:
         )
         missing = self.missing()
         if is_packed(self.folder):
-            # Another process was first.
+            # Another process wrote the manifest between our last file and this check.
             shutil.rmtree(self.folder / WORK, ignore_errors=True)
             return []
         if missing:
@@ -485,6 +485,7 @@ class RowsWriter:
         commits = {name: self.committed(name) or {} for name in self.names}
         described = [{"name": name, "rows": rows, **commits[name]} for name, rows in self.files]
         validation = {"name": VALIDATION, **commits[VALIDATION]}
+        # Last, because its presence is what marks the rows as complete.
         write_json(
             self.folder / MANIFEST, {**self.manifest, "row_files": described, "validation_file": validation}
         )
@@ -499,15 +500,15 @@ class RowsWriter:
 
 
 def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
-    """One folder of rows from the parts that several machines wrote into folders of their own.
+    """Merge the shards that several machines packed into separate folders.
 
     Args:
-        parts: the folders, each with the files of its shard.
-        folder: a new folder; files are copied into it.
+        parts: the machines' folders, each with the files of its shard.
+        folder: a new folder, into which the files are copied.
 
     Raises:
-        RopewalkError: if a folder is no part, the parts are not of one job, a file of rows is in none of
-            them, or ``folder`` cannot be written.
+        RopewalkError: if a folder has no finished shard, the shards belong to different jobs, a file is in none of
+            the folders, or ``folder`` cannot be written.
     """
     plans = [_plan(part) for part in parts]
     for part, plan in zip(parts[1:], plans[1:], strict=True):
@@ -523,7 +524,7 @@ def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
         raise RopewalkError(f"the record of a part is damaged ({error!r}); pack it again") from error
     found = {
         name: next(
-            ((part, there[name]) for part, there in zip(parts, committed, strict=True) if name in there), None
+            ((part, files[name]) for part, files in zip(parts, committed, strict=True) if name in files), None
         )
         for name in writer.names
     }
@@ -550,14 +551,14 @@ def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
 
 
 def _committed_files(part: Path, rows: RowsWriter) -> dict[str, dict[str, Any]]:
-    """Size and digest of every file that a part has completed."""
+    """Size and digest of every complete file of a part, by name."""
     if is_packed(part):
         manifest = _read(part / MANIFEST)
         files = [*manifest["row_files"], manifest["validation_file"]]
         known = {each["name"]: {key: each[key] for key in ("bytes", "sha256")} for each in files}
         return {name: known[name] for name in rows.names if name in known}
-    there = RowsWriter(part, rows.manifest, rows.files)
-    found = {name: there.committed(name) for name in there.names}
+    existing = RowsWriter(part, rows.manifest, rows.files)
+    found = {name: existing.committed(name) for name in existing.names}
     return {name: described for name, described in found.items() if described is not None}
 
 
@@ -595,45 +596,47 @@ def _read(path: Path) -> dict[str, Any]:
     return value
 
 
-def _refuse_other(folder: Path, there: dict[str, Any], wanted: dict[str, Any], what: str) -> None:
-    """Say the first thing in which two jobs differ.
+def _refuse_other(folder: Path, existing: dict[str, Any], wanted: dict[str, Any], what: str) -> None:
+    """Raise if two jobs differ.
 
     Raises:
-        RopewalkError: if they do.
+        RopewalkError: with the first difference.
     """
     for key, value in wanted.items():
-        if key == "digest" or _same(there.get(key), value):
+        if key == "digest" or _same(existing.get(key), value):
             continue
         if key == "inputs":
             how = "made from other files, or from files that have changed since"
         else:
-            name, ours, theirs = _first_difference(key, there.get(key), value)
+            name, ours, theirs = _first_difference(key, existing.get(key), value)
             how = f"with {name} {ours}, not {theirs}"
         raise RopewalkError(f"{folder} {what} {how}; give another folder, or delete this one")
 
 
-def _same(there: Any, wanted: Any) -> bool:
-    if isinstance(there, dict) and isinstance(wanted, dict):
-        # A manifest's tokenizer also tells where it came from, which is no part of a job.
-        return all(there.get(key) == value for key, value in wanted.items())
-    return bool(there == wanted)
+def _same(existing: Any, wanted: Any) -> bool:
+    if isinstance(existing, dict) and isinstance(wanted, dict):
+        # A manifest also records the tokenizer's name or path, on which the rows do not depend.
+        return all(existing.get(key) == value for key, value in wanted.items())
+    return bool(existing == wanted)
 
 
-def _first_difference(name: str, there: Any, wanted: Any) -> tuple[str, str, str]:
-    """Where two values differ first: its name, and both values."""
-    if isinstance(there, dict) and isinstance(wanted, dict):
-        key = next(key for key in wanted if there.get(key) != wanted[key])
-        return _first_difference(f"{name}.{key}", there.get(key), wanted[key])
-    if isinstance(there, list) and isinstance(wanted, list) and len(there) == len(wanted):
-        number = next(n for n, both in enumerate(zip(there, wanted, strict=True)) if both[0] != both[1])
-        return _first_difference(f"{name}.{number}", there[number], wanted[number])
-    return name, _told(there), _told(wanted)
+def _first_difference(name: str, existing: Any, wanted: Any) -> tuple[str, str, str]:
+    """Name of the first differing entry of two values, and both entries in words."""
+    if isinstance(existing, dict) and isinstance(wanted, dict):
+        key = next(key for key in wanted if existing.get(key) != wanted[key])
+        return _first_difference(f"{name}.{key}", existing.get(key), wanted[key])
+    if isinstance(existing, list) and isinstance(wanted, list) and len(existing) == len(wanted):
+        number = next(n for n, both in enumerate(zip(existing, wanted, strict=True)) if both[0] != both[1])
+        return _first_difference(f"{name}.{number}", existing[number], wanted[number])
+    return name, _in_words(existing), _in_words(wanted)
 
 
-def _told(value: Any) -> str:
+def _in_words(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     if isinstance(value, dict):
-        # Which settings of many: those that say something.
-        return ", ".join(f"{key} {_told(each)}" for key, each in value.items() if each not in (None, False))
+        # Leave out settings that are off, so that the message stays short.
+        return ", ".join(
+            f"{key} {_in_words(each)}" for key, each in value.items() if each not in (None, False)
+        )
     return str(value)

@@ -15,18 +15,18 @@ from ropewalk.errors import RopewalkError
 
 
 def row_order(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The permutation of the rows in one epoch.
+    """Random order of the rows in one epoch.
 
-    It is made from the raw words of a Philox generator, which numpy promises never to change; its
-    ``permutation`` may change with a release, and a resumed run would then see other rows.
+    The order is computed from the raw words of a Philox generator, which numpy guarantees never to change. A newer
+    numpy may change ``Generator.permutation``, and a resumed run would then train on other rows.
 
     Args:
-        num_rows: at least 1.
-        seed: 0 or more.
-        epoch: 0 or more; each has a permutation of its own.
+        num_rows: number of rows, at least 1.
+        seed: random seed, 0 or more.
+        epoch: number of the epoch, from 0; each epoch has its own order.
 
     Returns:
-        int64 ``[num_rows]``, each row once; to be read only, as it is cached.
+        int64 ``[num_rows]``, each row once. The array is cached and read-only.
 
     Raises:
         RopewalkError: if an argument is out of range.
@@ -46,16 +46,16 @@ def _row_order(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def rows_for_step(step: int, rows_per_step: int, num_rows: int, seed: int) -> list[int]:
-    """The rows that one optimiser step trains on, over all ranks.
+    """Rows that one optimiser step trains on, over all ranks.
 
-    Steps take the rows of an epoch one after the other without repeating one; the epoch that is used up in
-    the middle of a step is followed by the next, in a fresh order.
+    Steps take the rows of an epoch in its order, each once. If an epoch ends in the middle of a step, the step
+    continues with the next epoch in its own order.
 
     Args:
-        step: counted from 0.
-        rows_per_step: rows of a step, at least 1.
-        num_rows: rows that there are, at least 1.
-        seed: 0 or more.
+        step: number of the step, from 0.
+        rows_per_step: rows per step, at least 1.
+        num_rows: number of rows in the data set, at least 1.
+        seed: random seed, 0 or more.
 
     Raises:
         RopewalkError: if an argument is out of range.
@@ -70,13 +70,13 @@ def rows_for_step(step: int, rows_per_step: int, num_rows: int, seed: int) -> li
 
 
 def training_row(row: PackedRow, settings: PackingSettings) -> Row:
-    """A training row with labels that never cross documents and never name a tag or padding.
+    """Convert a packed row to tensors, with labels that never cross documents and exclude tags and padding.
 
-    Padding is a document of its own at the row's end, so no document sees it under any pattern.
+    Padding is a separate document at the end of the row, so no other token attends to it under any pattern.
 
     Args:
         row: the packed row.
-        settings: the settings it was packed with.
+        settings: the settings that it was packed with.
     """
     layout = PackedLayout.from_segments(
         row.segment_lengths,

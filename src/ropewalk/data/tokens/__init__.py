@@ -1,1 +1,1 @@
-"""Documents as token ids on disk, and the index that everything after them needs."""
+"""Tokenised documents on disk, and an in-memory index of them."""

@@ -1,4 +1,4 @@
-"""Arrow files of integer lists: written whole or not at all, read through a memory map."""
+"""Arrow files of integer lists, written atomically and read through a memory map."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 class HashingFile:
-    """A file, for Arrow to write to, that hashes and counts what is written."""
+    """A file object for Arrow to write to, which hashes and counts the bytes."""
 
     closed = False
 
@@ -48,12 +48,12 @@ class HashingFile:
 def write_table(
     path: Path, columns: Mapping[str, pyarrow.DataType], batches: Iterable[Mapping[str, Sequence[Any]]]
 ) -> dict[str, Any]:
-    """Write batches of records; the file appears when all are written.
+    """Write batches of records to a file, atomically.
 
     Args:
-        path: the file; one that is there is replaced.
-        columns: the columns and their types.
-        batches: for each column its values, one a record; a batch is held in memory at a time.
+        path: the file; an existing one is replaced.
+        columns: names and types of the columns.
+        batches: values of each column, one per record; one batch is held in memory at a time.
 
     Returns:
         ``bytes`` and ``sha256`` of the file.
@@ -72,14 +72,14 @@ def write_table(
 
 
 def open_table(path: Path, records: int) -> pyarrow.Table:
-    """An Arrow file as a memory-mapped table.
+    """Open an Arrow file as a memory-mapped table.
 
     Args:
         path: the file.
-        records: how many it must hold.
+        records: expected number of records.
 
     Raises:
-        RopewalkError: if it cannot be read or holds another number.
+        RopewalkError: if the file cannot be read, or has another number of records.
     """
     try:
         with pyarrow.memory_map(str(path)) as file:
@@ -99,10 +99,10 @@ def int32_list(value: Any) -> NDArray[np.int32]:
 
 
 def checked_index(index: int, length: int) -> int:
-    """An index from 0 on for one that may count from the end.
+    """Convert an index that may be negative to one from 0 to ``length - 1``.
 
     Raises:
-        IndexError: if there is no such item; iteration over a sequence ends by it.
+        IndexError: if it is out of range. Iteration over a sequence without ``__iter__`` relies on this.
     """
     if not -length <= index < length:
         raise IndexError(f"index {index} of {length} items")
@@ -110,14 +110,14 @@ def checked_index(index: int, length: int) -> int:
 
 
 def numbers(values: NDArray[Any]) -> pyarrow.Array:
-    """A numpy array as Arrow's; ``pyarrow.array`` would import pandas first, which takes a third of a second."""
+    """Convert a numpy array to Arrow, without ``pyarrow.array``, which imports pandas first (a third of a second)."""
     kind = pyarrow.from_numpy_dtype(values.dtype)
     content = pyarrow.py_buffer(np.ascontiguousarray(values))
     return pyarrow.Array.from_buffers(kind, len(values), [None, content])
 
 
 def as_numpy(array: pyarrow.Array, dtype: type[Number]) -> NDArray[Number]:
-    """An Arrow array of numbers as a view; its own ``to_numpy`` would import pandas first."""
+    """View an Arrow array of numbers as numpy, without its ``to_numpy``, which imports pandas first."""
     if not len(array):
         return np.zeros(0, dtype)
     size = np.dtype(dtype).itemsize
@@ -125,7 +125,7 @@ def as_numpy(array: pyarrow.Array, dtype: type[Number]) -> NDArray[Number]:
 
 
 def _array(values: Sequence[Any], kind: pyarrow.DataType) -> pyarrow.Array:
-    """A column of lists or strings; ``pyarrow.array`` would take lists apart number by number."""
+    """Build a column of lists or strings from buffers; ``pyarrow.array`` would convert lists number by number."""
     if kind == STRING:
         return _strings(values)
     offsets = numbers(np.cumsum([0, *map(len, values)], dtype=np.int32))

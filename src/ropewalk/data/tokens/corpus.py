@@ -44,7 +44,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import digest
 
 OPEN_SHARDS = 256
-"""Shards that a corpus keeps open at a time: file descriptors, of which a process has few."""
+"""Maximum number of shards that a corpus keeps open, because the number of file descriptors is limited."""
 
 _THREADS = 8
 
@@ -52,28 +52,28 @@ ALONE = WorkSettings(workers=1)
 """One machine, one process."""
 
 Reader = Callable[[InputSplit, int], Iterator[Record]]
-"""The records of a split without the first few, as ``read_input_split``."""
+"""Yields the records of a split after skipping the first ones, like ``read_input_split``."""
 
 
 class Corpus:
     """All documents in reading order: an index in memory (36 bytes a document), token ids on disk.
 
-    The arrays are not to be written to.
+    The arrays are read-only.
 
     Attributes:
-        lengths: int64 ``[documents]``, a document's own tokens; 0 where a text gave none.
-        source_ids: int32 ``[documents]``, into ``sources``.
-        sources: names, in the order of their first documents.
-        hashes: uint64 ``[documents]``, ``text_hash`` of the text, or of the ids of a document that came as tokens.
-        characters: int64 ``[documents]``, 0 for a document that came as tokens.
-        first_ids, last_ids: int32 ``[documents]``, the ends of its tokens; -1 where it has none.
-        reading: documents, and what reading passed over.
-        splits: how many the documents come from.
-        digest: SHA-256 over ids, lengths, sources and hashes of all documents, the same on every machine.
+        lengths: int64 ``[documents]``, number of own tokens; 0 if the tokenizer gave none.
+        source_ids: int32 ``[documents]``, index into ``sources``.
+        sources: names of the sources, in the order of their first documents.
+        hashes: uint64 ``[documents]``, ``text_hash`` of the text, or ``token_hash`` if the input was tokenised.
+        characters: int64 ``[documents]``, characters of the text; 0 if the input was tokenised.
+        first_ids, last_ids: int32 ``[documents]``, first and last token; -1 for an empty document.
+        reading: numbers of documents read and of records skipped.
+        splits: number of input splits that the documents come from.
+        digest: SHA-256 over ids, lengths, sources and hashes of all documents; equal on every machine.
     """
 
     def __init__(self, shards: deque[TokenShard], splits: int) -> None:
-        """Put the shards' indexes together; ``shards`` is emptied on the way, so as not to hold all twice."""
+        """Concatenate the shards' indexes; empties ``shards`` on the way, so that no index is held twice for long."""
         self.splits = splits
         self._paths = [shard.path for shard in shards]
         self._starts = [0, *accumulate(len(shard.lengths) for shard in shards)]
@@ -108,17 +108,17 @@ class Corpus:
         return len(self.lengths)
 
     def tokens(self, number: int) -> NDArray[np.int32]:
-        """A document's own tokens.
+        """Own tokens of a document.
 
         Args:
-            number: in reading order; from the end if negative.
+            number: index of the document in reading order; a negative one counts from the end.
 
         Returns:
             int32 ``[lengths[number]]``.
 
         Raises:
             IndexError: if there is no such document.
-            RopewalkError: if its shard is gone.
+            RopewalkError: if its shard is missing.
         """
         number = checked_index(number, len(self))
         ids = np.empty(int(self.lengths[number]), np.int32)
@@ -126,10 +126,10 @@ class Corpus:
         return ids
 
     def read_tokens(self, number: int, first: int, out: NDArray[np.int32]) -> None:
-        """Fill ``out`` with own tokens of document ``number`` (from 0), from its token ``first`` on.
+        """Fill ``out`` with own tokens of document ``number`` (from 0), starting at its token ``first``.
 
         Raises:
-            RopewalkError: if its shard is gone.
+            RopewalkError: if its shard is missing.
         """
         shard = bisect_right(self._starts, number) - 1
         file = self._open.get(shard)
@@ -142,12 +142,12 @@ class Corpus:
         file.read(int(file.offsets[number - self._starts[shard]]) + first, out)
 
     def close(self) -> None:
-        """Give the shards' files back; they are opened again where need be."""
+        """Close the shards' files; later reads open them again."""
         while self._open:
             self._open.popitem()[1].close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process opens the shards itself."""
+        """Pickle without open files; another process opens the shards itself."""
         return {**self.__dict__, "_open": OrderedDict()}
 
 
@@ -160,28 +160,26 @@ def tokenise_splits(
     progress: Progress | None = None,
     read: Reader = read_input_split,
 ) -> Corpus:
-    """Tokenise what is not on disk yet, and open the whole corpus.
+    """Tokenise the splits that are not on disk yet, and open the whole corpus.
 
-    Each split has a folder of shards, named by a digest of its identity and the tokenizer's. Shards are
-    written in order, and a run that was stopped goes on after the last of them. Machines that share the
-    folder share the work: each first makes the splits that are its own, then, from the last to the first,
-    those of the others that are not there when their turn comes; so any of them alone makes everything, at
-    worst a split is made twice, with the same bytes. One that stands in ``splits`` twice is tokenised
-    once, and its documents are in the corpus twice.
+    Each split has a folder of shards, named by a digest of its identity and the tokenizer's. Shards are written in
+    order, and an interrupted run resumes after the last complete one. Machines that share the folder share the work:
+    each machine first tokenises its own splits, then, from last to first, those of other machines that are still
+    missing. So each machine alone would finish the work. At worst two machines tokenise the same split, and write the
+    same bytes. A split that occurs twice in ``splits`` is tokenised once, and its documents occur twice in the corpus.
 
     Args:
-        splits: in reading order, at least one.
+        splits: input splits in reading order, at least one.
         tokenizer: a transformers tokenizer with a fast backend, or the folder or hub name of one.
-        folder: of the splits' folders; made where it is missing.
-        work: its ``shard``, this machine and the number of machines: split k, counted from 0, is machine k % number's;
-            and its ``workers``, processes that tokenise, as in :func:`ropewalk.data.tokens.tokenise.encode_batches`.
-        progress: called with the documents and tokens so far, those found on disk among them.
-        read: gives a split's records.
+        folder: parent of the splits' folders; created if missing.
+        work: ``shard`` is (this machine, number of machines): split k belongs to machine k % number, both from 0.
+            ``workers`` is the number of processes, as in :func:`ropewalk.data.tokens.tokenise.encode_batches`.
+        progress: called with the numbers of documents and tokens so far, including those found on disk.
+        read: yields a split's records.
 
     Raises:
-        RopewalkError: if a source gives no document at all, token ids do not fit
-            the tokenizer, a shard is damaged or cannot be written; and as reading does. What was written
-            stays, and the next run goes on from there.
+        RopewalkError: if a source has no documents, token ids do not fit the tokenizer, a shard is damaged or cannot
+            be written, or reading fails. Complete shards are kept, and the next run resumes after them.
     """
     index, machines = work.shard
     if not splits:
@@ -193,6 +191,7 @@ def tokenise_splits(
     ]
     made = _Work(dict(zip(folders, splits, strict=True)), progress)
     own = folders[index::machines]
+    # Other machines work from the front of their splits, so taking over from the back collides last.
     order = dict.fromkeys([*own, *reversed(folders)])
     steps = _with_documents(_steps(order, made, read), len(tokenizer))
     batches = in_batches(steps, BATCH_DOCUMENTS, BATCH_CHARACTERS)
@@ -201,14 +200,14 @@ def tokenise_splits(
             texts = zip(batch.documents(), batch.hashes.tolist(), strict=True)
             for path, record in entries:
                 made.add(path, record, texts)
-            made.tell()
+            made.report()
     shards = deque(shard for path in folders for shard in made.shards[path])
     made.shards.clear()
     return Corpus(shards, len(splits))
 
 
 class _Work:
-    """What of each split is on disk, and what is under way."""
+    """State of each split: its shards on disk, and the writer of a split that is being tokenised."""
 
     def __init__(self, splits: dict[Path, InputSplit], progress: Progress | None) -> None:
         self.splits = splits
@@ -224,14 +223,14 @@ class _Work:
             if _is_done(shards):
                 self._finished(folder)
         if self._documents:
-            self.tell()
+            self.report()
 
     def begin(self, folder: Path) -> int | None:
-        """Take up a split: how many of its records are on disk, or None if it is done."""
+        """Start or resume a split; return the number of its records on disk, or None if it is complete."""
         known = self.shards[folder]
         if _is_done(known):
             return None
-        # Another machine may have written shards since they were looked for.
+        # Another machine may have written shards since this run started.
         shards = self.shards[folder] = committed_shards(folder, known)
         self._count(shards[len(known) :])
         if _is_done(shards):
@@ -244,7 +243,7 @@ class _Work:
     def add(
         self, folder: Path, record: Record | None, texts: Iterator[tuple[NDArray[np.int32], int]]
     ) -> None:
-        """Write a record of a split, or its end; ``texts`` goes on with the ids and hashes of its texts."""
+        """Write a record of a split; None finishes the split. ``texts`` yields the ids and hashes of its texts."""
         if record is None:
             if changed(self.splits[folder]):
                 # Delete the shards: if the old file came back, its identity would match these wrong tokens.
@@ -271,7 +270,7 @@ class _Work:
             self._documents += 1
             self._tokens += len(ids)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         if self._progress is not None:
             self._progress(self._documents, self._tokens)
 
@@ -299,7 +298,7 @@ def _refuse_no_documents(spec: SourceSpec, shards: Sequence[TokenShard]) -> None
 
 
 _Step = tuple[Path, Record | None]
-"""A split's folder, and its next record or None at its end."""
+"""A split's folder, and its next record; None at the end of the split."""
 
 
 def _steps(folders: Iterable[Path], work: _Work, read: Reader) -> Iterator[_Step]:
@@ -315,10 +314,10 @@ def _steps(folders: Iterable[Path], work: _Work, read: Reader) -> Iterator[_Step
 def _with_documents(
     steps: Iterable[_Step], vocabulary: int
 ) -> Iterator[tuple[_Step, list[Document | TokenisedDocument]]]:
-    """Each step with the documents of its record that have any tokens.
+    """Yield each step with the documents of its record that are not blank.
 
     Raises:
-        RopewalkError: for token ids that do not fit the vocabulary.
+        RopewalkError: for token ids outside the vocabulary.
     """
     for step in steps:
         record = step[1]

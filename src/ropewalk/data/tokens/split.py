@@ -22,8 +22,8 @@ class Split:
 
     Attributes:
         training: int64, in reading order.
-        validation: int64; by number in the order of their hashes, by fraction in reading order.
-        withheld_duplicates: further copies of validation documents, kept out of both sides.
+        validation: int64, in the order of hashes if a number was requested, or in reading order for a fraction.
+        withheld_duplicates: number of further copies of validation documents, which are in neither.
     """
 
     training: NDArray[np.int64]
@@ -34,21 +34,20 @@ class Split:
 def split_documents(hashes: NDArray[np.uint64], settings: ValidationSettings) -> Split:
     """Choose the validation documents.
 
-    Copies of one text never lie on both sides: of a validation document the first copy is kept, and the
-    others are withheld. The choice depends on the texts, not on their order, so a document that was held
-    out stays so when others are added around it (by fraction), or until one with a smaller hash comes (by
-    number).
+    Copies of one text are never in both sets: the first copy of a validation document is held out, and the others
+    are withheld from both. The choice depends on the texts, not on their order. Under a fraction, a held-out document
+    therefore stays held out if documents are added; under a number, until a document with a smaller hash is added.
 
     Args:
-        hashes: uint64, the hash of each document's text (:func:`text_hash`), in reading order.
-        settings: how many.
+        hashes: uint64 ``[documents]``, hash of each document's text (:func:`text_hash`), in reading order.
+        settings: number or fraction of documents to hold out.
     """
     numbers = np.arange(len(hashes))
     if settings.documents:
         texts, first = np.unique(hashes, return_index=True)
         chosen, validation = texts[: settings.documents], first[: settings.documents]
     else:
-        # Compared as Python's numbers would be: hash < fraction * 2**64, exactly.
+        # An exact comparison in integers: float64 could not distinguish neighbouring hashes.
         below = numbers[hashes < np.uint64(int(settings.fraction * _HASHES))]
         chosen, first = np.unique(hashes[below], return_index=True)
         validation = np.sort(below[first])
@@ -57,15 +56,15 @@ def split_documents(hashes: NDArray[np.uint64], settings: ValidationSettings) ->
 
 
 def hold_out(corpus: Corpus, settings: ValidationSettings, special: SpecialTokens) -> Split:
-    """Choose the validation documents, and keep every copy of one out of training.
+    """Choose the validation documents, and keep every copy of them out of training.
 
-    Copies of a text have one hash, and so have copies of token ids; a text and its own token ids have two. So
-    where a corpus holds both kinds, training documents of the length of one that is held out are compared by
-    their ids, a BOS and an EOS at their ends left aside.
+    Copies of a text have equal hashes, and so have copies of token ids, but a text and its own token ids have
+    different ones. If a corpus contains both kinds, training documents as long as a held-out document are therefore
+    compared with it by their ids, without BOS and EOS at the ends.
 
     Args:
         corpus: all documents.
-        settings: how many are held out.
+        settings: number or fraction of documents to hold out.
         special: the tokenizer's special tokens.
     """
     split = split_documents(corpus.hashes, settings)
@@ -81,6 +80,7 @@ def hold_out(corpus: Corpus, settings: ValidationSettings, special: SpecialToken
         return ids[: int(lengths[number])].tobytes()
 
     held = {own(number) for number in split.validation.tolist()}
+    # Lengths are in memory, token ids on disk: equal lengths first narrow down what must be read.
     alike = split.training[np.isin(lengths[split.training], lengths[split.validation])]
     copies = np.array([number for number in alike.tolist() if own(number) in held], np.int64)
     training = split.training[~np.isin(split.training, copies)]

@@ -23,10 +23,11 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, replacing
 
 FORMAT = 2
-"""Part of the names of the splits' folders; a change of SHARD_TOKENS or of what a shard holds changes it."""
+"""Version of the format, part of the names of the splits' folders. Change it together with SHARD_TOKENS or the contents
+of a shard."""
 
 SHARD_TOKENS = 1 << 22
-"""A shard ends with the record that reaches this many tokens."""
+"""A shard is full when it has this many tokens; it ends with a complete record."""
 
 _KEY = b"ropewalk"
 _SEAL_BYTES = 64
@@ -45,21 +46,21 @@ _SCHEMA = pyarrow.schema(
 
 @dataclass(frozen=True, eq=False)
 class TokenShard:
-    """A shard on disk: what its header says, and one entry a document; the token ids stay in the file.
+    """Header and index of a shard on disk; the token ids stay in the file.
 
     Attributes:
-        path: the file.
-        last: whether the split ends with it.
-        records: records of the split that it covers, with those that gave no document.
-        empty_documents, binary_files: passed over in these records.
-        tokens: token ids in the file.
-        sources: names, in the order of their first documents.
+        path: path of the file.
+        last: whether it is the last shard of its split.
+        records: number of the split's records in it, including those without documents.
+        empty_documents, binary_files: numbers of blank documents and binary files skipped in these records.
+        tokens: number of token ids.
+        sources: names of the sources, in the order of their first documents.
         digest: SHA-256 over the documents' ids, lengths, sources and hashes.
-        lengths: int64 ``[documents]``, tokens of each.
-        source_ids: int32 ``[documents]``, into ``sources``.
-        hashes: uint64 ``[documents]``.
-        characters: int64 ``[documents]``, 0 for a document that came as tokens.
-        first_ids, last_ids: int32 ``[documents]``, -1 for a document without tokens.
+        lengths: int64 ``[documents]``, tokens of each document.
+        source_ids: int32 ``[documents]``, index into ``sources``.
+        hashes: uint64 ``[documents]``, hash of the text or token ids.
+        characters: int64 ``[documents]``, characters of the text; 0 if the input was tokenised.
+        first_ids, last_ids: int32 ``[documents]``, first and last token; -1 for an empty document.
     """
 
     path: Path
@@ -79,11 +80,11 @@ class TokenShard:
 
 
 class ShardWriter:
-    """Writes the shards of one split, each when it is full.
+    """Writes the shards of one split, each as soon as it is full.
 
     Args:
         folder: the split's folder.
-        shards: those that are there already, from the first on.
+        shards: the shards that exist already, from the first on.
     """
 
     def __init__(self, folder: Path, shards: Sequence[TokenShard]) -> None:
@@ -100,29 +101,29 @@ class ShardWriter:
         self._tokens = self._records = self._empty = self._binary = 0
 
     def next_record(self, binary: bool = False) -> None:
-        """Begin a record; documents added from now on belong to it.
+        """Start a record; documents added from now on belong to it.
 
         Args:
-            binary: whether it is a file that was passed over.
+            binary: whether the record is a binary file that was skipped.
 
         Raises:
             RopewalkError: if a shard is full and cannot be written.
         """
-        # Delay writing a full shard until another record follows: the last shard is marked in its header.
+        # Write a full shard only once another record follows, because the header marks the split's last shard.
         if self._tokens >= SHARD_TOKENS:
             self._write(last=False)
         self._records += 1
         self._binary += binary
 
     def add_empty(self) -> None:
-        """Count a document of the record that was passed over because its text is blank."""
+        """Count a document of the record that was skipped because its text is blank."""
         self._empty += 1
 
     def add(self, input_ids: NDArray[np.int32], source: str, text_hash: int, characters: int) -> None:
         """Add a document of the record.
 
         Raises:
-            RopewalkError: if one record holds more tokens than a shard can.
+            RopewalkError: if one record has more tokens than a shard can hold.
         """
         self._tokens += len(input_ids)
         if self._tokens > _MOST_TOKENS:
@@ -136,7 +137,7 @@ class ShardWriter:
         self._characters.append(characters)
 
     def finish(self) -> tuple[TokenShard, ...]:
-        """Write the last shard; all shards of the split, with those that were there before.
+        """Write the last shard, and return all shards of the split, including earlier ones.
 
         Raises:
             RopewalkError: if it cannot be written.
@@ -173,14 +174,14 @@ class ShardWriter:
 
 
 def committed_shards(folder: Path, known: Sequence[TokenShard] = ()) -> tuple[TokenShard, ...]:
-    """The shards of a split that are on disk, from the first up to the last or to one that is missing.
+    """Open the shards of a split on disk, from the first to the last one or to the first gap.
 
     Args:
-        folder: the split's folder; it need not exist.
-        known: shards that were opened before, from the first on; they are not opened again.
+        folder: the split's folder, which may not exist yet.
+        known: shards that are already open, from the first on; they are not read again.
 
     Raises:
-        RopewalkError: as :func:`open_shard`.
+        RopewalkError: as in :func:`open_shard`.
     """
     shards = list(known)
     while not (shards and shards[-1].last):
@@ -192,9 +193,10 @@ def committed_shards(folder: Path, known: Sequence[TokenShard] = ()) -> tuple[To
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of a run that was killed.
+    """Delete the temporary files of killed runs.
 
-    One may belong to a process that is at work on the same split; that one writes its shard once more.
+    A temporary file may belong to a running process that works on the same split; that process then writes its shard
+    again.
 
     Raises:
         RopewalkError: if the folder cannot be read or written.
@@ -208,11 +210,11 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def open_shard(path: Path) -> TokenShard:
-    """Read a shard's header and index, and check every byte of the file.
+    """Read a shard's header and index, and verify the digest of the whole file.
 
     Raises:
-        RopewalkError: if the file cannot be read, is damaged, has another format, or is not the shard that
-            its place says.
+        RopewalkError: if the file cannot be read, is damaged, has another format, or is not the shard that its path
+            states.
     """
     damaged = RopewalkError(f"{path} is damaged; delete it and run again")
     try:
@@ -266,15 +268,16 @@ def open_shard(path: Path) -> TokenShard:
 
 
 class TokenFile:
-    """The token ids of a shard that was opened before, read from their places.
+    """Reads token ids of a shard that :func:`open_shard` has verified.
 
-    Not mapped: a mapped file's pages count as the process's own memory, and a corpus has many shards.
+    The file is read instead of mapped: pages of a mapped file count towards the process's memory, and a corpus has
+    many shards.
 
     Attributes:
-        offsets: int32 ``[documents + 1]``, where each document begins and ends among the ids.
+        offsets: int32 ``[documents + 1]``, start of each document among the ids, and the end of the last one.
 
     Raises:
-        RopewalkError: if the file is gone or has changed.
+        RopewalkError: if the file is missing or has changed.
     """
 
     _file: FileIO | None = None
@@ -291,10 +294,10 @@ class TokenFile:
             raise RopewalkError(f"cannot read {path}: {error}; run again to recreate it") from error
 
     def read(self, first: int, out: NDArray[np.int32]) -> None:
-        """Fill ``out`` with the ids from number ``first`` on.
+        """Fill ``out`` with token ids, starting at index ``first``.
 
         Raises:
-            RopewalkError: if the file cannot be read, or ends before.
+            RopewalkError: if the file cannot be read, or ends too soon.
         """
         if not len(out):
             return
@@ -302,6 +305,7 @@ class TokenFile:
         view = out.view(np.uint8).data
         try:
             self._file.seek(self._place + first * out.itemsize)
+            # readinto may return fewer bytes than requested, on network file systems for example.
             while len(view):
                 count = self._file.readinto(view)
                 if not count:
@@ -311,7 +315,7 @@ class TokenFile:
             raise RopewalkError(f"cannot read {self._path}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Give the file back; this happens by itself when the object goes."""
+        """Close the file; this also happens when the object is deleted."""
         if self._file is not None:
             self._file.close()
 
@@ -323,7 +327,7 @@ def _shard_path(folder: Path, number: int) -> Path:
 
 
 def _table(path: Path) -> tuple[Any, dict[str, Any], int]:
-    """The one batch of a shard's file, its header, and the address at which the file begins."""
+    """The only batch of a shard's file, its header, and the address in memory at which the file begins."""
     with pyarrow.memory_map(str(path)) as file:
         content = file.read_buffer(max(0, file.size() - _SEAL_BYTES))
     with pyarrow.ipc.open_file(pyarrow.BufferReader(content)) as reader:
@@ -332,7 +336,7 @@ def _table(path: Path) -> tuple[Any, dict[str, Any], int]:
 
 
 def _ends(ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The first and the last id of each document, -1 where there is none."""
+    """First and last id of each document; -1 for an empty one."""
     ends = np.cumsum(lengths)
     full = lengths > 0
     first, last = (np.full(len(lengths), -1, np.int32) for _ in range(2))
@@ -348,7 +352,7 @@ def _content_digest(
     source_ids: NDArray[np.int32],
     hashes: NDArray[np.uint64],
 ) -> str:
-    """The same on every machine and with every version of Arrow."""
+    """Digest of a shard's contents that depends neither on the machine nor on the version of Arrow."""
     state = hashlib.sha256(json.dumps([len(ids), len(lengths), sources]).encode())
     for values, kind in ((ids, "<i4"), (lengths, "<i8"), (source_ids, "<i4"), (hashes, "<u8")):
         state.update(np.ascontiguousarray(values, kind).data)
@@ -369,7 +373,7 @@ def _commit(shard: TokenShard, ids: NDArray[np.int32]) -> None:
 
 
 def _write_file(file: BinaryIO, shard: TokenShard, ids: NDArray[np.int32]) -> None:
-    """An Arrow file, and behind it the SHA-256 of its bytes, 64 hexadecimal digits."""
+    """Write an Arrow file, followed by the SHA-256 of its bytes in 64 hexadecimal digits."""
     header = {
         "format": FORMAT,
         "portion": shard.path.parent.name,

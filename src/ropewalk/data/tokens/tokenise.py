@@ -28,11 +28,11 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import check_model_place, not_found, writing
 
 Progress = Callable[[int, int], None]
-"""Called with the documents and the tokens so far, after each batch."""
+"""Called after each batch with the numbers of documents and tokens so far."""
 
 BATCH_DOCUMENTS = 4096
 BATCH_CHARACTERS = 1 << 18
-"""A batch ends at whichever comes first, so that a batch of books is no larger than one of tweets."""
+"""A batch ends at whichever limit is reached first, so that a batch of books is no larger than one of short texts."""
 
 Carried = TypeVar("Carried")
 
@@ -42,9 +42,9 @@ class EncodedTexts:
     """The tokens of a batch of texts, as arrays that cost little to send from one process to another.
 
     Attributes:
-        lengths: int64 ``[texts]``, tokens of each.
-        hashes: uint64 ``[texts]``, ``text_hash`` of each.
-        input_ids: int32 ``[tokens]``, all texts one after the other, no special token added.
+        lengths: int64 ``[texts]``, tokens of each text.
+        hashes: uint64 ``[texts]``, ``text_hash`` of each text.
+        input_ids: int32 ``[tokens]``, ids of all texts, concatenated, without special tokens.
     """
 
     lengths: NDArray[np.int64]
@@ -66,9 +66,9 @@ class SpecialTokens:
     """Token ids that packing adds.
 
     Attributes:
-        bos: beginning of a document, None where the tokenizer has none (Qwen).
-        eos: end of a document, None where the tokenizer has none.
-        anchor: the token that every document of a row sees: bos, or eos where there is no bos.
+        bos: beginning of a document; None if the tokenizer has none (Qwen).
+        eos: end of a document; None if the tokenizer has none.
+        anchor: the token that every document of a row attends to: bos, or eos if there is no bos.
     """
 
     bos: int | None
@@ -77,10 +77,10 @@ class SpecialTokens:
 
 
 def load_tokenizer(path_or_name: str) -> Any:
-    """A transformers tokenizer from a folder, the hub, or ``embedded``; no code of the repository is run.
+    """Load a transformers tokenizer from a folder, the Hub, or ``embedded``, without running code of its repository.
 
     Raises:
-        RopewalkError: if there is none, or it has no fast (``tokenizers``) backend.
+        RopewalkError: if there is no tokenizer, or it has no fast (``tokenizers``) backend.
     """
     from transformers import AutoTokenizer
 
@@ -122,11 +122,11 @@ def special_ids(tokenizer: Any) -> SpecialTokens:
 
 
 def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
-    """What makes two tokenizers give the same ids, as plain values for a manifest.
+    """Identity of a tokenizer for a manifest; tokenizers with equal identities give equal ids.
 
     Returns:
-        ``sha256`` over the whole backend (vocabulary, merges, normalizer, added tokens), ``vocab_size`` with
-        the added tokens, ``bos_token_id`` and ``eos_token_id``. The name or path is no part of it.
+        ``sha256`` over the whole backend (vocabulary, merges, normalizer, added tokens), ``vocab_size`` including
+        added tokens, ``bos_token_id`` and ``eos_token_id``. The name and path are not part of it.
     """
     return {
         "sha256": hashlib.sha256(backend_tokenizer(tokenizer).to_str().encode()).hexdigest(),
@@ -144,23 +144,23 @@ def tokenise(
     batch_characters: int = BATCH_CHARACTERS,
     progress: Progress | None = None,
 ) -> Iterator[TokenisedDocument]:
-    """Tokenise a stream of documents; one comes out for each that goes in, in the same order.
+    """Tokenise a stream of documents, in order.
 
-    Special tokens are never added here: the packer does, by a policy that one can read. Text that spells a
-    special token (``<s>``) becomes that token, as in transformers.
+    No special tokens are added; packing adds them by the policy in its settings. Text that spells a special token
+    (``<s>``) becomes that token, as in transformers.
 
     Args:
-        documents: read no further ahead than the batches under way, so memory does not grow with the corpus.
-            One that is tokenised already passes through in its place.
+        documents: read only as far ahead as the batches in progress, so memory does not grow with the corpus.
+            Tokenised documents pass through unchanged.
         tokenizer: a transformers tokenizer with a fast backend, or the folder or hub name of one.
-        workers: processes, as in :func:`encode_batches`.
-        batch_documents: most documents of a batch.
-        batch_characters: a batch ends with the document that reaches this many characters (for one that is
-            tokenised already: tokens).
+        workers: number of processes, as in :func:`encode_batches`.
+        batch_documents: maximum number of documents per batch.
+        batch_characters: a batch ends with the document that reaches this many characters; tokens of tokenised
+            documents count as characters.
         progress: called after each batch.
 
     Raises:
-        RopewalkError: as :func:`encode_batches` and :func:`check_ids`.
+        RopewalkError: as in :func:`encode_batches` and :func:`check_ids`.
     """
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     vocabulary = len(tokenizer)
@@ -188,10 +188,10 @@ def tokenise(
 
 
 def check_ids(document: TokenisedDocument, vocabulary: int) -> None:
-    """Refuse a document that was tokenised with a larger vocabulary than the tokenizer's.
+    """Raise if a tokenised document has ids outside the tokenizer's vocabulary.
 
     Raises:
-        RopewalkError: naming the first id that is not from 0 to ``vocabulary - 1``.
+        RopewalkError: with the first id that is not from 0 to ``vocabulary - 1``.
     """
     ids = document.input_ids
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
@@ -205,14 +205,14 @@ def check_ids(document: TokenisedDocument, vocabulary: int) -> None:
 def encode_batches(
     batches: Iterable[tuple[list[str], Carried]], tokenizer: Any, workers: int = 1
 ) -> Generator[tuple[Carried, EncodedTexts], None, None]:
-    """Tokenise batches of texts, each with something that stays in this process and comes out beside it.
+    """Tokenise batches of texts; each batch comes with a value that stays in this process and is yielded beside it.
 
     Args:
-        batches: texts and what they carry along; read no further ahead than the batches under way.
+        batches: pairs of texts and a value; read only as far ahead as the batches in progress.
         tokenizer: a transformers tokenizer with a fast backend.
-        workers: processes; 1 tokenises in this process, and so does a stream of a single batch. With more, a
-            script needs the usual ``if __name__ == "__main__"``, since the processes are spawned. Tokenising
-            takes 200 to 400 bytes of memory a token of the batch, so one text of 50 MB takes 5 to 7 GB.
+        workers: number of processes. With 1, or for a single batch, this process tokenises. With more, a script needs
+            the usual ``if __name__ == "__main__"``, because processes are spawned. Tokenisation takes 200 to 400
+            bytes of memory per token of a batch, so a single text of 50 MB takes 5 to 7 GB.
 
     Raises:
         RopewalkError: if ``workers`` is less than 1, or a worker dies.
@@ -229,7 +229,7 @@ def encode_batches(
 
 
 def backend_tokenizer(tokenizer: Any) -> Tokenizer:
-    """The backend alone, without the truncation and padding that many a tokenizer.json carries along."""
+    """A copy of the tokenizer's backend without truncation and padding, which some ``tokenizer.json`` files enable."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
@@ -241,16 +241,16 @@ def in_batches(
     most: int,
     characters: int,
 ) -> Iterator[tuple[list[str], list[Carried]]]:
-    """The batches that :func:`encode_batches` takes.
+    """Group items into batches for :func:`encode_batches`.
 
     Args:
-        items: something to carry along, and the documents that belong to it; those that are tokenised already count
-            for a batch's size, and give no text.
-        most: items of a batch.
-        characters: a batch ends with the item that reaches so many, or so many tokens of tokenised documents.
+        items: pairs of a value and its documents. Tokenised documents add to the size of a batch but not to its texts.
+        most: maximum number of items per batch.
+        characters: a batch ends with the item that reaches this many characters; tokens of tokenised documents count
+            as characters.
 
     Yields:
-        Texts, and what they belong to.
+        Texts of a batch, and the values of its items.
     """
     texts: list[str] = []
     carried: list[Carried] = []
@@ -302,7 +302,7 @@ def _start_worker(state: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    """Leave when the parent is killed; the pool's queue alone would keep a worker waiting for ever."""
+    """Exit when the parent process is killed; the pool's queue alone would keep a worker waiting forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -329,6 +329,7 @@ def _in_workers(
     try:
         for texts, carried in batches:
             window.append((carried, pool.submit(_encode_in_worker, texts)))
+            # Two batches per worker: one in progress and one waiting, so that no worker is idle.
             if len(window) > 2 * workers:
                 carried, future = window.popleft()
                 yield carried, future.result()
