@@ -60,6 +60,7 @@ class Spans:
         starts, shared_start, shared_end = [0], [], []
         runs = zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), self.shared_end.tolist(), strict=True)
         for start, end, shared in runs:
+            # Chunks count the anchor in front of a run, so a document behind an anchor starts in the middle of a chunk.
             ends = [*range(start + chunk - shared % chunk, end, chunk), end]
             starts += ends
             # Only the first piece shares a chunk with shared keys: those after their last whole chunk.

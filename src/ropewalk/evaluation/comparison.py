@@ -217,6 +217,7 @@ def exchange_p_value(strata: Sequence[_Stratum], seed: int) -> float:
     # The observed signs are one of the possible draws; rounding of the sums must not make it count as smaller.
     rounding = 1e-12 * np.mean([np.abs(d).sum() / w.sum() for d, w in strata])
     observed = abs(np.mean([d.sum() / w.sum() for d, w in strata])) - rounding
+    # The observed signs count as one draw, so the p-value is never 0 and the test keeps its level.
     return (1 + int((np.abs(flips) >= observed).sum())) / (RESAMPLES + 1)
 
 

@@ -70,6 +70,7 @@ class PromptEncoder:
     def counts(self, pieces: Sequence[tuple[str, str]]) -> list[int]:
         """Count the tokens of the whole prompt of each (text, answer prefix), on all cores in parallel."""
         rendered = [self._rendered(text, prefix) for text, prefix in pieces]
+        # Counts must equal the lengths of encode(), which adds BOS by hand except under a chat template.
         head = 0 if self.chat or self.tokenizer.bos_token_id is None else 1
         with _all_cores():
             found = self.backend().encode_batch_fast(rendered, add_special_tokens=False)
@@ -170,5 +171,6 @@ def largest_that_fits(tokens_of: Callable[[int], int], budget: int) -> int:
         # Bisect only between two measured ends: the initial upper bound may be far too high.
         if trials % 3 == 0 and tokens_high:
             candidate = (low + high) // 2
+        # Always strictly inside the bracket, so that every trial shrinks it.
         candidate = min(max(candidate, low + 1), high - 1)
     return low

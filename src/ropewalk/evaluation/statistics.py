@@ -102,6 +102,7 @@ def mean_score_interval(tasks: Sequence[ArrayLike]) -> Interval:
     if math.isnan(mean):
         return NO_INTERVAL
     mean = min(max(mean, 0.0), 1.0)
+    # Agresti and Coull add Z_95² pseudo-observations with a mean of one half.
     more = _effective_number(mean, variance, n) + Z_95**2
     centre = mean + (0.5 - mean) * Z_95**2 / more
     half = Z_95 * math.sqrt(centre * (1 - centre) / more)
@@ -179,6 +180,7 @@ def ratio_interval(
     left_out = (ratio * weights - sums) / (count - weights)
     error = math.sqrt((n - 1) / n * float(np.square(left_out - left_out.mean()).sum()))
     freedom = max(float(count**2 / np.square(weights).sum()) - 1, 1.0)
+    # Student's quantile instead of the normal one: with a few long rows the variance itself is uncertain.
     half = float(stdtrit(freedom, 0.975)) * error
     return max(ratio - half, at_least), ratio + half
 
@@ -214,6 +216,7 @@ def _stratified(strata: Sequence[NDArray[np.float64]], most_variance: float) -> 
         return math.nan, math.nan, math.nan
     variances = [values.var(ddof=1) if len(values) > 1 else most_variance for values in strata]
     tasks = len(strata)
+    # fsum rounds once, so that the mean does not depend on the order of tasks.
     mean = math.fsum(values.mean() for values in strata) / tasks
     return mean, math.fsum(variances / sizes) / tasks**2, tasks**2 / math.fsum(1 / sizes)
 

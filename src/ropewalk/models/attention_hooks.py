@@ -188,6 +188,7 @@ def _tuned_by_position(module: Any, query: Tensor, position_ids: Tensor) -> Tens
         return tuned.to(torch.promote_types(query.dtype, tuned.dtype))
 
     places = torch.arange(query.shape[2], device=query.device)
+    # The layer has already applied its own factor for the index in the tensor, so only the ratio remains.
     factor = tuning(position_ids) / tuning(places)
     return query * factor[:, None, :, None].to(query.dtype)
 
@@ -241,9 +242,11 @@ class LayoutHooks:
 
     def install(self, model: nn.Module) -> None:
         """Hook the module that users call and, if it is a different one, the decoder inside that losses call."""
+        # Losses call the decoder below the output head directly, so it needs the hooks as much as the whole model.
         modules = {id(m): m for m in (model, decoder_of(model) if hasattr(model, "base_model") else model)}
         for module in modules.values():
             module.register_forward_pre_hook(self._before, with_kwargs=True)
+            # always_call: after an error in the forward pass, the next call must not find this one's layout.
             module.register_forward_hook(self._after, always_call=True)
 
     def _before(
@@ -299,6 +302,7 @@ class LayoutHooks:
             raise RopewalkError("a packed row has no key/value cache; leave past_key_values out")
         position_ids = kwargs.get("position_ids")
         if position_ids is None:
+            # transformers would count from 0 in each tensor, which is wrong for shards and for position reset.
             position_ids = positions_on(sharded or layouts, ids.device)
         return {
             **kwargs,
@@ -353,6 +357,7 @@ def _round_keys_into(cache: Any) -> None:
     An exact rotation gives float32 keys, and a cache takes its dtype from the first keys: values would be
     widened with them, and a static cache rejects mixed dtypes. Only this cache object is changed.
     """
+    # Wrap once: a cache is passed again with every generated token.
     if "update" not in vars(cache):
         cache.update = _RoundedUpdate(cache)
 

@@ -108,6 +108,7 @@ def intercepted(
                 stack.callback(model.set_experts_implementation, before_them)
         stack.callback(setattr, parent, attribute, rotary)
         setattr(parent, attribute, _Rotary(rotary, rotate_positions))
+        # A load in this dtype would leave these parameters in float32 too.
         left = kept_in_float32(model, dtype)
         for module in model.modules():
             _cast_while_running(module, dtype, stack, left)
@@ -279,6 +280,7 @@ def _cast_while_running(module: nn.Module, dtype: torch.dtype, stack: ExitStack,
     kept: list[Tensor] = []
 
     def cast(_: nn.Module, args: tuple[Any, ...]) -> Any:
+        # Swap .data instead of the parameter, so that tied weights remain one parameter.
         kept[:] = [parameter.data for parameter in own]
         if isinstance(module, nn.Embedding) and len(args) == 1:
             # Of an embedding only the rows that are looked up are cast.
@@ -697,6 +699,7 @@ def _rotation(
     if all(float((before - after).abs().max()) <= tolerance for before, after in both):
         return LayerRotation(None, 0, "halves")
     for kind, (cos, sin) in tables.items():
+        # The number of table columns gives the number of rotated dimensions; the rest of a head is not rotated.
         width = 2 * cos.shape[-1]
         unrotated = max(0, plain.query.shape[-1] - width)
         # The rotated dimensions are the first of a head, or the last in latent attention.

@@ -107,6 +107,7 @@ def chunked_token_losses(hidden: Tensor, labels: Tensor, head: OutputHead) -> Te
     size = max(1, LOGITS_BYTES // (4 * head.linear.weight.shape[0]))
     if hidden.shape[0] <= size:
         return _token_losses(hidden, labels, head)
+    # Chunks are recomputed in the backward pass: kept logits would take vocabulary times tokens in float32.
     recompute = torch.is_grad_enabled()
     losses = []
     # split instead of slices: the backward pass of a slice writes a zero gradient as large as the whole tensor.
@@ -158,11 +159,13 @@ def likeliest_tokens(hidden: Tensor, labels: Tensor, head: OutputHead) -> Tensor
         int64 ``[tokens]``: ``IGNORED`` if the label is, ``NO_NUMBER`` if a logit is NaN.
     """
     size = max(1, LOGITS_BYTES // (4 * head.linear.weight.shape[0]))
-    asked = labels != IGNORED
-    found = [head.logits(part).max(dim=-1) for part in hidden[asked].split(size)]
+    # Logits only where there is a target: with a short answer to a long prompt, that is a few positions of many
+    # thousands.
+    labelled = labels != IGNORED
+    found = [head.logits(part).max(dim=-1) for part in hidden[labelled].split(size)]
     tokens = torch.full_like(labels, IGNORED)
     # max() returns NaN and its index if there is one, and the index would look like a token.
-    tokens[asked] = torch.cat([ids.masked_fill(best.isnan(), NO_NUMBER) for best, ids in found])
+    tokens[labelled] = torch.cat([ids.masked_fill(best.isnan(), NO_NUMBER) for best, ids in found])
     return tokens
 
 

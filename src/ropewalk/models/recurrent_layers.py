@@ -164,6 +164,7 @@ def run_batches(layouts: tuple[PackedLayout, ...], device: torch.device) -> RunB
         tokens = order[starts[chosen].repeat_interleave(mine) + inside]
         places = (torch.arange(len(chosen)) * longest).repeat_interleave(mine) + inside
         batches.append(RunBatch(len(chosen), longest, tokens.to(device), places.to(device)))
+    # Every token is in exactly one run, so sorting the gathered indices inverts the gather.
     gathered = torch.cat([batch.tokens for batch in batches])
     return RunBatches(tuple(batches), torch.argsort(gathered))
 

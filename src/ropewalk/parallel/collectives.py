@@ -23,6 +23,7 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (grad,) = grads
+        # A gradient may be expanded or transposed, while the collective needs contiguous buffers of equal layout.
         sent = torch.empty_like(grad, memory_format=torch.contiguous_format)
         dist.all_to_all_single(sent, grad.contiguous(), group=ctx.group)
         return sent, None

@@ -55,6 +55,7 @@ class RowShards:
                 f"ring_length must be at least {longest} and a multiple of {self.sequence}, got {self.ring_length}"
             )
         covered = sorted(chunk for chunks in self.chunks for chunk in chunks)
+        # Sorted pieces cover the row exactly once if each starts where the previous one ends.
         ends = [0, *(end for _, end in covered)]
         if [start for start, _ in covered] != ends[:-1] or ends[-1] != self.total_length:
             raise RopewalkError(
@@ -96,6 +97,8 @@ class RowShards:
 
     def take(self, values: Tensor, ring_rank: int, sequence_rank: int, padding: int | float) -> Tensor:
         """Select one rank's ``[..., shard_length]`` from ``[..., total_length]``, filling padding with ``padding``."""
+        # Padding has a negative index, which would select from the end: clamp it for the gather and overwrite its
+        # value.
         index = self.of(ring_rank, sequence_rank).to(values.device)
         return values[..., index.clamp_min(0)].masked_fill(index == NO_TOKEN, padding)
 
@@ -155,6 +158,7 @@ class ShardedLayouts:
     ) -> ShardedLayouts:
         """Cut rows over a sequence group, and pad all shards of the batch to one length."""
         rows = [row_shards(layout, groups.ring, groups.sequence, balance) for layout in layouts]
+        # Collectives need tensors of equal shape on all ranks, and rows of a batch are stacked.
         longest = max(row.ring_length for row in rows)
         return cls(tuple(layouts), tuple(replace(row, ring_length=longest) for row in rows), groups)
 

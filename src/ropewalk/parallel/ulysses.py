@@ -62,6 +62,7 @@ def ulysses(
     """
     check_heads(q_BHsD.shape[1], degree)
     repeats = replicated_kv_heads(k_BKsD.shape[1], degree) // k_BKsD.shape[1]
+    # With fewer key/value heads than ranks, ranks share a head: each needs a copy, whose gradients autograd adds up.
     if repeats > 1:
         k_BKsD, v_BKsV = (x.repeat_interleave(repeats, dim=1) for x in (k_BKsD, v_BKsV))
     parts = [x.unflatten(1, (degree, -1)).transpose(0, 1) for x in (q_BHsD, k_BKsD, v_BKsV)]
@@ -70,6 +71,7 @@ def ulysses(
     received = all_to_all(torch.cat([part.flatten(1) for part in parts], dim=1), group).split(sizes, dim=1)
     q, k, v = (_joined(x.view(part.shape)) for x, part in zip(received, parts, strict=True))
     output = attention(q, k, v)
+    # The reverse exchange: tokens return to their rank, and the heads of all ranks are concatenated in rank order.
     back = output.unflatten(2, (degree, -1)).permute(2, 0, 1, 3, 4)
     return all_to_all(back, group).transpose(0, 1).flatten(1, 2)
 

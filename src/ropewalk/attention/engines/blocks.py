@@ -43,6 +43,8 @@ def touched_blocks(layout: PackedLayout, block_size: int, locality: Locality = E
         block_size: tokens along each side of a block.
         locality: window or chunk of the layer.
     """
+    # The first and last token of a query block suffice: within a span, a later query also sees newer keys and, under a
+    # window, fewer old ones.
     total = layout.total_length
     spans = Spans.of(layout, locality)
     num_blocks = -(-total // block_size)
@@ -59,6 +61,7 @@ def touched_blocks(layout: PackedLayout, block_size: int, locality: Locality = E
     own_full = one_span & (own_key * block_size >= of_last[own_query]) & (own_key < own_query)
 
     shared_query, shared_key, newest, shared_end = _shared_blocks(spans, first_token, last_token, block_size)
+    # Blocks with both shared and own keys are already among the own ones; listing them twice would count them twice.
     before_own = shared_key < low[shared_query]
 
     queries = np.concatenate([shared_query[before_own], own_query])

@@ -50,6 +50,8 @@ def block_mask_of(
     partial, full = [b.partial for b in blocks], [b.full for b in blocks]
     num_blocks, total = blocks[0].num_blocks, layouts[0].total_length
     fields: dict[str, Any] = {}
+    # The forward pass reads the key blocks of each query block, the backward pass also the query blocks of each key
+    # block.
     for by, side in ((0, "kv"), (1, "q")):
         for pairs, name in ((partial, side), (full, f"full_{side}")):
             counts, indices = padded_lists(pairs, num_blocks, by)
@@ -75,6 +77,7 @@ def _mask_mod(
             for layout in layouts
         ]
     ).to(device)
+    # A tensor instead of Python numbers: captured numbers would be compiled into the kernel, once for each value.
     anchors = torch.tensor(
         [layout.anchor_length if layout.pattern == "anchor" else 0 for layout in layouts], device=device
     )

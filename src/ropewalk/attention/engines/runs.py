@@ -116,11 +116,14 @@ def gather_by(index: Tensor, device: torch.device) -> Gather | None:
     # No copy is needed if the tokens are already in this order.
     if torch.equal(index, torch.arange(len(index))):
         return None
+    # Sorted stably by token, the copies of a token are adjacent and its first slot comes first.
     slots, copies = index.argsort(stable=True), index.bincount()
     first = copies.cumsum(0) - copies
     owned = torch.zeros(len(index), dtype=torch.bool)
     owned[slots[first]] = True
     repeats = []
+    # Grouped by number of copies, so that each group is one rectangular index and its gradients are one deterministic
+    # sum.
     for count in copies.unique().tolist():
         if count > 1:
             tokens = (copies == count).nonzero().flatten()

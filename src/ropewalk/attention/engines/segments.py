@@ -83,6 +83,7 @@ def _row(q: Tensor, k: Tensor, v: Tensor, cut: Cut, options: AttentionOptions) -
     if not cut.shared:
         outputs += [_run(a, b, c, options) for a, b, c in zip(qs, ks, vs, strict=True)]
         return torch.cat(outputs, dim=2)
+    # Widened once, outside the loop, so that the gradients of all documents meet in one float32 tensor.
     shared = [_wide(x.split([cut.shared, x.shape[2] - cut.shared], dim=2)[0]) for x in (q0, k0, v0)]
     for piece in zip(qs, ks, vs, strict=True):
         a, b, c = (torch.cat([s.to(x.dtype), x], dim=2) for s, x in zip(shared, piece, strict=True))
@@ -115,6 +116,8 @@ def causal_runs(
         ``[Q, H, V]``.
     """
     assert options.chunk is None
+    # is_causal of SDPA aligns the first query with the first key, which is wrong if there are more keys than queries;
+    # _last_queries uses a mask then.
     queries, keys = map(list, zip(*runs, strict=True))
     outputs = []
     for run in zip(q_QHD.split(queries), k_SKD.split(keys), v_SKV.split(keys), strict=True):
@@ -174,12 +177,14 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, options: AttentionOp
     count, length = q.shape[2], k.shape[2]
     # A block of `size` queries is multiplied by `size + window` keys, of which each query sees `window`.
     size = min(_most_queries(q, window, options), max(LEAST_BLOCK, window // 4))
+    # Keys before every query's window are split off and never multiplied.
     unseen = max(0, length - count - window + 1)
     lead = length - count - unseen
     pieces = [lead % size] * (lead % size > 0) + [size] * (lead // size)
     leading = len(pieces)
     pieces += [block.shape[2] for block in q.split(size, dim=2)]
     ks, vs = (_wide(x).split([unseen, *pieces], dim=2)[1:] for x in (k, v))
+    # Number of earlier pieces that the first query of a block can reach into.
     behind = -(-(window - 1) // size)
     # Blocks of the same shape share a mask: it depends only on the distance between query and key.
     masks: dict[tuple[int, int], Tensor] = {}

@@ -82,6 +82,7 @@ def causal_varlen(
     if len(calls) == 1:
         return _kernel(q_QHD, k_SKD, v_SKD, calls[0], options)
     queries, keys = [call.queries.slots for call in calls], [call.keys.slots for call in calls]
+    # Runs are independent, so a batch with too many for one kernel launch is divided between runs.
     parts = zip(q_QHD.split(queries), k_SKD.split(keys), v_SKD.split(keys), calls, strict=True)
     return torch.cat([_kernel(*part, options) for part in parts])
 

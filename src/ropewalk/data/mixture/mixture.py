@@ -123,6 +123,8 @@ def mix(
             units = np.where(cells < available.size, cells % shape[1], shape[1])
             pool = available.sum(0, keepdims=True)
         drawn = _draw(lengths, units, pool, capped, settings.seed)
+        # Sorting by raw Philox words instead of Generator.permutation: numpy guarantees the words never to change, and
+        # so the order stays the same with any version of numpy.
         documents = drawn[np.argsort(_words(settings.seed, 0, _ORDER, len(drawn)), kind="stable")]
     return Mixture(documents, report_on(documents, lengths, cells, request))
 
@@ -262,6 +264,7 @@ def _budgets_of_shares(
             raise RopewalkError(
                 f"source {source!r} has no tokens for its share of {share:.4g}; set its share to 0"
             )
+    # The source that is scarcest relative to its share limits the total, so that no source has to repeat tokens.
     if total is None:
         taken = shares > 0
         return shares * float(np.min(tokens[taken] / shares[taken]))
@@ -300,6 +303,7 @@ def _draw(
         seed: seed of the random permutations.
     """
     groups, bins = pool.shape
+    # One sort for all cells, so that the work does not grow with their number.
     order = np.argsort(units, kind="stable")
     sizes = np.bincount(units, minlength=pool.size)
     ends = np.cumsum(sizes)
@@ -307,11 +311,13 @@ def _draw(
     drawn = [np.zeros(0, np.int64)]
     for group in range(groups):
         carried = 0
+        # From the longest bin down: long documents miss a request by the most tokens, and shorter ones make up for it.
         for b in reversed(range(bins)):
             unit, tokens, available = group * bins + b, int(wanted[group, b]), int(pool[group, b])
             if tokens == 0:
                 continue
             most = -(-tokens // available)
+            # Even with tokens carried over, no document may be read more often than its own cell requests.
             goal = min(max(tokens + carried, 0), most * available)
             members = order[starts[unit] : ends[unit]]
             picked = _draw_cell(members, lengths, goal, available, seed, unit)

@@ -148,6 +148,7 @@ def assemble_rows(packed: Packed, corpus: Tokens, first: int, stop: int) -> list
     lead = settings.context - settings.room(packed.special)
     bounds = plan.row_starts[first : stop + 1]
     pieces = plan.pieces.select(slice(int(bounds[0]), int(bounds[-1])))
+    # All rows of the range are filled in one vectorised pass: a row may have thousands of pieces.
     row_of = np.repeat(np.arange(stop - first), np.diff(bounds))
     before = np.cumsum(pieces.lengths) - pieces.lengths
     positions = before - before[(bounds[:-1] - bounds[0])[row_of]] + row_of * settings.context + lead
@@ -172,6 +173,7 @@ def _row(
     masked = tag_spans[tag_spans[:, 0] < tag_spans[:, 1]].reshape(-1).tolist() if packed.tags else []
     begin = settings.context - settings.room(packed.special)
     if settings.interleave is not None:
+        # The number of the row, not of the range, seeds the shuffle, so that rows are equal however they are divided.
         mixed = interleave(segments, settings.interleave, number)
         content = slice(begin, begin + len(mixed.order))
         ids[content] = ids[content][mixed.order]
@@ -195,6 +197,7 @@ def _row(
 
 def _moved(masked: list[int], order: NDArray[np.int64], begin: int) -> list[int]:
     """Spans of masked tokens after the tokens of a row have been reordered; ``begin`` is the first reordered token."""
+    # A mark at either end makes spans that touch the first or last token show up as differences too.
     marks = np.zeros(len(order) + 2, np.int8)
     for start, stop in zip(masked[::2], masked[1::2], strict=True):
         marks[start - begin + 1 : stop - begin + 1] = 1

@@ -534,6 +534,7 @@ def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
         raise RopewalkError(
             f"{missing[0]}{others} missing from all given folders; give the folder of every shard"
         )
+    # Merged in a new folder that is renamed at the end, so that the destination is never partly filled.
     with locked(folder.parent, file=folder.name):
         remove_left_overs(folder.parent, folder.name)
         with new_folder(folder) as fresh:

@@ -39,6 +39,7 @@ def row_order(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=4)
 def _row_order(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    # A stable sort of random words is a uniform shuffle, unless two of the 64-bit words are equal.
     words = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(num_rows)
     order = np.argsort(words, kind="stable")
     order.flags.writeable = False
@@ -86,6 +87,7 @@ def training_row(row: PackedRow, settings: PackingSettings) -> Row:
         settings.positions,
     )
     tensor = torch.from_numpy(np.asarray(row.input_ids).astype(np.int64))
+    # All tokens stay visible to attention; masked ones are only left out as targets.
     trained = torch.ones(len(tensor), dtype=torch.bool)
     for start, stop in zip(row.masked[::2], row.masked[1::2], strict=True):
         trained[start:stop] = False

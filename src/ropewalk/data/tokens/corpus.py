@@ -92,6 +92,7 @@ class Corpus:
             state.update(bytes.fromhex(shard.digest))
             self.reading.empty_documents += shard.empty_documents
             self.reading.binary_files += shard.binary_files
+            # Shards number their sources independently; map them to the numbers of the corpus.
             ids = np.array([sources.setdefault(name, len(sources)) for name in shard.sources], np.int32)
             self.source_ids[start:stop] = ids[shard.source_ids]
             for name in ("lengths", "hashes", "characters", "first_ids", "last_ids"):
@@ -134,6 +135,7 @@ class Corpus:
         shard = bisect_right(self._starts, number) - 1
         file = self._open.get(shard)
         if file is None:
+            # The shard that was used least recently goes first: rows read documents from many shards in turn.
             while len(self._open) >= OPEN_SHARDS:
                 self._open.popitem(last=False)[1].close()
             file = self._open[shard] = TokenFile(self._paths[shard])

@@ -74,6 +74,7 @@ def greedy_ids(
         for step in range(max_new_tokens):
             new.append(_likeliest(logits))
             going &= ~torch.isin(new[-1], ending)
+            # Rows that have ended continue with the batch; what they generate after the ending token is cut off below.
             if step + 1 == max_new_tokens or not bool(going.any()):
                 break
             mask = torch.cat([mask, torch.ones_like(position)], dim=1)

@@ -133,6 +133,7 @@ def causal_losses(
 def _score(losses: Tensor, hidden: Tensor, labels: Tensor, head: OutputHead) -> None:
     """Write the losses of the scored positions into ``losses``."""
     scored = labels != IGNORED
+    # Sums of a million losses lose digits in float32, so losses are kept in float64.
     losses[scored] = chunked_token_losses(hidden[scored], labels[scored], head).double()
 
 

@@ -165,6 +165,7 @@ def _round(model: LossModel, rows: Sequence[Row], mesh: Mesh, likeliest: bool) -
     ids, labels = sharded.take([taken.input_ids], 0), sharded.take([taken.labels], IGNORED)
     with evaluating(model):
         forward = partial(model, ids.to(model.device), labels.to(model.device), sharded, likeliest=likeliest)
+        # Memory may run out on one rank only; that rank raises, and torchrun ends the others.
         values: Tensor | None = unless_out_of_memory(forward)
     if values is None:
         raise RunFailure(

@@ -87,10 +87,12 @@ def _owners_by_work(spans: Spans, total: int, ring: int, pieces: int) -> list[in
     count = pieces * ring
     work = np.diff(spans.pairs_before(np.arange(count + 1) * total // count))
     owners = [0] * count
+    # Ties go to the lowest rank, so that all ranks compute the same assignment without communication.
     waiting = [(0, rank, 0) for rank in range(ring)]
     for piece in np.argsort(-work, kind="stable").tolist():
         load, rank, held = heapq.heappop(waiting)
         owners[piece] = rank
+        # A rank with all its pieces leaves the queue, even if it is the least loaded.
         if held + 1 < pieces:
             heapq.heappush(waiting, (load + int(work[piece]), rank, held + 1))
     return owners

@@ -113,6 +113,8 @@ def ring_plan(
     cuts = [
         _RowCut(Spans.of(layout, locality), row.chunks) for layout, row in zip(layouts, rows, strict=True)
     ]
+    # What this rank sends follows from what the other rank sees: both compute the same ranges, so no sizes are
+    # exchanged.
     sent = [
         np.concatenate([cut.seen(other, ring_rank) + row * length for row, cut in enumerate(cuts)])
         for other in range(ring)
@@ -193,6 +195,7 @@ class _RowCut:
     def _pieces(self, rank: int) -> tuple[Ints, ...]:
         """Arrays over the pieces of a rank: start, end, first key of the own span, start and end of shared keys."""
         if rank not in self._found:
+            # A piece within one chunk and one span sees contiguous keys, which is what makes it a run.
             cuts = np.unique(np.concatenate([self.chunks[rank].flatten(), self.spans.starts]))
             starts, ends = cuts[:-1], cuts[1:]
             mine = self.held_before(rank, ends) > self.held_before(rank, starts)
