@@ -242,6 +242,7 @@ def fitted_samples(
 def _shortest(needed: Callable[[int], int], near: int) -> int:
     """Find a length near ``near`` that is long enough for its own prompts, while one token less is too short."""
     length = near
+    # Prompts may depend on the length they are made for, so the length found for one may not fit its own prompts.
     while (longer := needed(length)) > length:
         length = longer
     while needed(length - 1) < length:
@@ -254,6 +255,7 @@ def _batches(
 ) -> Iterator[Sample]:
     """Generate fitted samples in batches; ``least`` gives each sample's tokens with the fewest units."""
     budget, count = length - form.max_new_tokens, len(least)
+    # Measured once for all samples; each sample then corrects it with its own count.
     unit = _tokens_of_a_unit(lambda units: _counts(encoder, [drafts(0, fewest + units)])[0], least[0], budget)
     size = max(1, min(MOST_IN_BATCH, BATCH_TOKENS // length))
     for start in range(0, count, size):

@@ -276,6 +276,7 @@ def _group_rows(
     group = file.metadata.row_group(number)
     end = row + group.num_rows
     row_bytes = group.total_byte_size // max(group.num_rows, 1)
+    # Limited in bytes too: a row may be a whole book.
     batch_rows = max(1, min(_PARQUET_ROWS, _PARQUET_BYTES // max(row_bytes, 1)))
     for batch in file.iter_batches(batch_rows, row_groups=[number], columns=columns):
         passed = min(max(first - row, 0), len(batch))

@@ -49,6 +49,7 @@ def length_states(
         return plain
 
     return {
+        # Repeats by text are looked for here only; repeated readings are counted by the mixture.
         "corpus": statistics(training, corpus.hashes),
         "mixed": None if mixed is None else statistics(mixed, None),
     }

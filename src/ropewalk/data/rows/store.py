@@ -172,6 +172,7 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
         "format_version": FORMAT_VERSION,
         "inputs": inputs_identity(config.sources),
         "settings": config.rows.model_dump(),
+        # Settings without effect, such as the seed if the corpus is read unchanged, must not change the digest.
         "mixing": None if config.mixture.as_is else config.mixture.model_dump(),
         "specs": [source.model_dump() for source in config.sources],
         "tokenizer": tokenizer_identity(tokenizer),
@@ -322,6 +323,7 @@ def rows_per_file(packed: Packed) -> int:
 
 
 def _batches(packed: Packed, corpus: Corpus, first: int, stop: int) -> Iterator[dict[str, list[Any]]]:
+    # Batches bound memory only; a row does not depend on its batch.
     step = max(1, BATCH_TOKENS // packed.settings.context)
     for begin_row in range(first, stop, step):
         rows = assemble_rows(packed, corpus, begin_row, min(stop, begin_row + step))
