@@ -14,12 +14,21 @@ from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh, row_shards, sharded_attend
 from ropewalk.parallel.ring.plan import ring_plan
 from ropewalk.parallel.ring.traffic import ring_bytes as planned_ring_bytes
-from ropewalk.planning.sizing.model_shape import Experts, ModelShape
+from ropewalk.planning.sizing.model_shape import Experts, Latent, ModelShape
 
 LLAMA_8B = ModelShape(32, 4096, 14336, 32, 8, 128, 128256)
 LLAMA_70B = ModelShape(80, 8192, 28672, 64, 8, 128, 128256)
 MIXTRAL_8X7B = ModelShape(32, 4096, 14336, 32, 8, 128, 32000, experts=Experts(8, 2, 14336, 32))
 QWEN3_30B_A3B = ModelShape(48, 2048, 6144, 32, 4, 128, 151936, experts=Experts(128, 8, 768, 48))
+DEEPSEEK_V3 = ModelShape(
+    *(61, 7168, 18432, 128, 128, 192, 129280),
+    experts=Experts(256, 8, 2048, 58, shared=2048),
+    latent=Latent(512, 64, 1536),
+    value_dim=128,
+)
+LLAMA_4_SCOUT = ModelShape(
+    48, 5120, 16384, 40, 8, 128, 202048, experts=Experts(16, 1, 8192, 48, shared=8192, every_token=True)
+)
 
 SMALL = {
     "num_hidden_layers": 3,
@@ -93,7 +102,7 @@ def counted_fsdp_bytes(tied, checkpointing):
     return sum(total)
 
 
-def counted_ulysses_bytes(rows, length):
+def counted_ulysses_bytes(rows, length, value_dim):
     """Bytes that this rank sends in one layer's forward and backward; its shard length, too."""
     ranks = dist.get_world_size()
     mesh = make_mesh(MeshShape(sequence=ranks), "cpu")
@@ -102,7 +111,10 @@ def counted_ulysses_bytes(rows, length):
     )
     places, dim = sharded.shard_length, SMALL["head_dim"]
     heads, kv_heads = SMALL["num_attention_heads"], SMALL["num_key_value_heads"]
-    q, k, v = (torch.randn(rows, n, places, dim, requires_grad=True) for n in (heads, kv_heads, kv_heads))
+    q, k, v = (
+        torch.randn(rows, n, places, width, requires_grad=True)
+        for n, width in ((heads, dim), (kv_heads, dim), (kv_heads, value_dim))
+    )
     total = []
     original = dist.all_to_all_single
 
@@ -117,11 +129,16 @@ def counted_ulysses_bytes(rows, length):
 
 def saved_by_a_layer(places, experts=False):
     """Bytes a token that autograd keeps of one layer in bfloat16, its input and parameters left out."""
-    values = SMALL_EXPERTS if experts else SMALL
-    kind = transformers.MixtralForCausalLM if experts else transformers.LlamaForCausalLM
-    model = kind(kind.config_class(**values, attn_implementation="sdpa")).train().bfloat16()
+    kind = transformers.MixtralConfig if experts else transformers.LlamaConfig
+    return saved_by_first_layer(kind(**(SMALL_EXPERTS if experts else SMALL)), places)
+
+
+def saved_by_first_layer(config, places):
+    """As above, of a model with this config."""
+    config._attn_implementation = "sdpa"
+    model = transformers.AutoModelForCausalLM.from_config(config).train().bfloat16()
     layer = model.model.layers[0]
-    x = torch.randn(1, places, values["hidden_size"], dtype=torch.bfloat16, requires_grad=True)
+    x = torch.randn(1, places, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     angles = model.model.rotary_emb(x, torch.arange(places)[None])
     known = {tensor.untyped_storage().data_ptr() for tensor in (x, *angles, *model.parameters())}
     kept = []

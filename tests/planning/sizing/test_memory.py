@@ -17,10 +17,13 @@ from ropewalk.parallel.ring.traffic import most_ring_keys
 from ropewalk.parallel.ring.traffic import ring_bytes as planned_ring_bytes
 from ropewalk.planning.sizing import memory as memory_module
 from ropewalk.planning.sizing.memory import estimate_memory
-from ropewalk.planning.sizing.model_shape import Experts, ModelShape, ShardedRun
+from ropewalk.planning.sizing.model_shape import Experts, Latent, ModelShape, ShardedRun
 from ropewalk.planning.sizing.traffic import step_communication
 from ropewalk.testing import random_layout
+from tests.models import every_family
 from tests.planning.sizing.sizing_cases import (
+    DEEPSEEK_V3,
+    LLAMA_4_SCOUT,
     LLAMA_8B,
     MESHES,
     ONE_LAYER,
@@ -28,6 +31,7 @@ from tests.planning.sizing.sizing_cases import (
     SMALL,
     SMALL_EXPERTS,
     saved_by_a_layer,
+    saved_by_first_layer,
     sent_in_a_pass,
 )
 
@@ -49,6 +53,34 @@ def test_a_layer_saves_what_autograd_keeps():
     # On a CPU without packing there are no copies in runs; each norm keeps a float32 factor, which is left out.
     copies = (query + 2 * kv + query) * 2
     assert saved_by_a_layer(64) == memory_module._saved(shape, 1, 2) - copies + 2 * 4
+
+
+def test_a_layer_of_latent_attention_saves_what_autograd_keeps():
+    config = every_family.tiny_config("deepseek_v3")
+    # Values as wide as keys, for which torch has a kernel on a CPU that keeps no scores.
+    config.v_head_dim, config.first_k_dense_replace = config.qk_head_dim, 4
+    shape = replace(ModelShape.from_config(ModelConfig.of(config)), experts=None)
+    query = shape.heads * shape.head_dim
+    # Without packing neither q, k nor v is copied; the values are a view of a tensor that has the keys' other part too.
+    copies = 3 * query * 2 - shape.heads * config.qk_nope_head_dim * 2
+    assert saved_by_first_layer(config, 64) == memory_module._saved(shape, 1, 2) - copies + 4 * 4
+
+
+def test_latent_vectors_and_narrow_values_are_counted():
+    """Narrower values take less everywhere, wider vectors more, and torch's varlen kernel is not among the engines."""
+    here = run(model=replace(DEEPSEEK_V3, layers=4, experts=None))
+    narrow = estimate_memory(replace(here, model=replace(here.model, value_dim=64)))
+    wide = estimate_memory(replace(here, model=replace(here.model, latent=Latent(2048, 64, 1536))))
+    assert narrow.layer < estimate_memory(here).layer < wide.layer
+    assert memory_module._flash_bytes(here.model, 1, 2) == 0
+    assert memory_module._flash_bytes(replace(here.model, value_dim=192), 1, 2) > 0
+
+
+def test_all_experts_of_llama_4_copy_every_token():
+    once = replace(LLAMA_4_SCOUT, experts=replace(LLAMA_4_SCOUT.experts, every_token=False))
+    every, some = (memory_module._saved(shape, 1, 2) for shape in (LLAMA_4_SCOUT, once))
+    copy = (4 * 8192 + 2 * 5120) * 2 + memory_module.COPY_BYTES
+    assert every - some == 15 * copy
 
 
 def test_a_layer_of_experts_saves_what_autograd_keeps():

@@ -12,7 +12,15 @@ from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.model_shape import MIXTURES, ModelShape, ShardedRun, numel
 from ropewalk.planning.sizing.time import estimate_step
 from tests.models import every_family
-from tests.planning.sizing.sizing_cases import LLAMA_8B, LLAMA_70B, MIXTRAL_8X7B, QWEN3_30B_A3B, SMALL
+from tests.planning.sizing.sizing_cases import (
+    DEEPSEEK_V3,
+    LLAMA_4_SCOUT,
+    LLAMA_8B,
+    LLAMA_70B,
+    MIXTRAL_8X7B,
+    QWEN3_30B_A3B,
+    SMALL,
+)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -36,6 +44,12 @@ def test_parameters_are_the_published_ones():
     assert round(MIXTRAL_8X7B.active_parameters / 1e9, 1) == 12.9
     assert round(QWEN3_30B_A3B.parameters / 1e9, 1) == 30.5
     assert int(QWEN3_30B_A3B.active_parameters / 1e8) == 33
+    # 671B and 37B active, without the layer that predicts a second token.
+    assert round(DEEPSEEK_V3.parameters / 1e9) == 671
+    assert int(DEEPSEEK_V3.active_parameters / 1e9) == 37
+    # 109B and 17B active, 1 % of them in the vision encoder.
+    assert round(LLAMA_4_SCOUT.parameters / 1e9) == 108
+    assert round(LLAMA_4_SCOUT.active_parameters / 1e9) == 17
 
 
 NOT_COUNTED = ("bias", "sinks", "q_norm.weight", "k_norm.weight")
@@ -44,6 +58,9 @@ WITH_MORE = [
     ("granitemoeshared", {"shared_intermediate_size": 16}),
     ("qwen3_moe", {"mlp_only_layers": [1]}),
     ("qwen2_moe", {"decoder_sparse_step": 2}),
+    ("llama4_text", {"moe_layers": [1, 3], "intermediate_size_mlp": 40}),
+    ("deepseek_v2", {"q_lora_rank": None}),
+    ("deepseek_v3", {"num_key_value_heads": 4, "first_k_dense_replace": 2, "n_shared_experts": 3}),
 ]
 """What families may have that their class leaves out."""
 
@@ -63,6 +80,27 @@ def test_parameters_of_a_mixture_are_those_of_a_transformers_model(family, more)
     assert len(one) == 2 * shape.experts.layers
 
 
+@pytest.mark.parametrize("family", ["youtu", "minicpm3"])
+def test_parameters_of_dense_latent_attention_are_those_of_a_transformers_model(family):
+    config = every_family.tiny_config(family)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    shape = ModelShape.from_config(ModelConfig.of(config))
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    assert shape.layer_matrices == sum(p.numel() for p in model.model.layers.parameters() if p.dim() > 1)
+
+
+def test_every_expert_of_llama_4_multiplies_every_token():
+    shape = ModelShape.from_config(ModelConfig.of(every_family.tiny_config("llama4_text")))
+    assert shape.experts.copies == shape.experts.number > shape.experts.per_token
+    expert = 3 * shape.hidden * shape.experts.intermediate
+    attention = 2 * shape.hidden * (shape.heads + shape.kv_heads) * shape.head_dim
+    # All experts, the shared one and the router.
+    assert shape.layer_matrices == shape.layers * (
+        attention + (shape.experts.number + 1) * expert + shape.experts.number * shape.hidden
+    )
+
+
 def test_what_a_config_leaves_out_is_what_transformers_takes():
     config = {key: SMALL[key] for key in SMALL if key not in ("num_key_value_heads", "head_dim")}
     shape = ModelShape.from_config(ModelConfig(config))
@@ -73,9 +111,9 @@ def test_what_a_config_leaves_out_is_what_transformers_takes():
     ("change", "message"),
     [
         (
-            {"num_local_experts": 8, "model_type": "deepseek_v3"},
-            r"mixtures of experts of the types dots1, .*qwen3_moe, and this one, with 8 experts, is of type "
-            r"deepseek_v3; set each degree of parallel yourself instead of auto",
+            {"num_local_experts": 8, "model_type": "qwen3_next"},
+            r"mixtures of experts of the types deepseek_v2, .*qwen3_moe, and this one, with 8 experts, is of type "
+            r"qwen3_next; set each degree of parallel yourself instead of auto",
         ),
         ({"hidden_size": None}, r"needs hidden_size, which the model's config lacks"),
         ({"num_hidden_layers": 0}, r"layers of a model must be an integer of at least 1, got 0"),

@@ -44,7 +44,9 @@ def test_operations_are_those_that_torch_counts():
     assert counter.get_total_flops() - angles == counted.dense + square
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "glm4_moe"])
+@pytest.mark.parametrize(
+    "family", ["mixtral", "qwen2_moe", "glm4_moe", "deepseek_v2", "deepseek_v3", "llama4_text"]
+)
 def test_operations_of_experts_are_those_that_torch_counts(family):
     """One after the other: torch does not count grouped products."""
     from torch.utils.flop_counter import FlopCounterMode

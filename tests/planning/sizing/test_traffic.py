@@ -44,10 +44,12 @@ def test_fsdp_sends_what_the_formula_says(four_ranks, tied, checkpointing):
     assert four_ranks.run(counted_fsdp_bytes, tied, checkpointing) == [expected] * 4
 
 
-@pytest.mark.parametrize(("rows", "length"), [(1, 16), (2, 21)])
-def test_ulysses_sends_what_the_formula_says(four_ranks, rows, length):
-    one_layer = ModelShape.from_config(ModelConfig({**SMALL, "num_hidden_layers": 1}))
-    for places, sent in four_ranks.run(counted_ulysses_bytes, rows, length):
+@pytest.mark.parametrize(("rows", "length", "value_dim"), [(1, 16, 6), (2, 21, 6), (2, 21, 4)])
+def test_ulysses_sends_what_the_formula_says(four_ranks, rows, length, value_dim):
+    one_layer = ModelShape.from_config(
+        ModelConfig({**SMALL, "num_hidden_layers": 1, "v_head_dim": value_dim})
+    )
+    for places, sent in four_ranks.run(counted_ulysses_bytes, rows, length, value_dim):
         assert places == -(-length // 4)
         assert sent == ulysses_bytes(one_layer, 4, rows * places, 4, checkpointing=False)
 
@@ -103,18 +105,20 @@ def test_the_ring_sends_keys_that_some_query_sees(ring):
 
 
 @pytest.mark.parametrize("balance", ["zigzag", "auto"])
-@pytest.mark.parametrize(("ring", "sequence"), [(2, 1), (4, 1), (3, 2), (2, 4)])
-def test_the_ring_sends_what_its_plan_says(ring, sequence, balance):
+@pytest.mark.parametrize(
+    ("ring", "sequence", "value_dim"), [(2, 1, 6), (4, 1, 6), (3, 2, 6), (2, 4, 6), (3, 2, 4)]
+)
+def test_the_ring_sends_what_its_plan_says(ring, sequence, value_dim, balance):
     length = 2 * ring * sequence * 8
     layout = PackedLayout.from_lengths([length], "full", anchor_length=0)
     row = row_shards(layout, ring, sequence, balance)
     mesh = MeshShape(ring=ring, sequence=sequence)
-    shape = ModelShape.from_config(ModelConfig({**SMALL, "num_hidden_layers": 1}))
+    shape = ModelShape.from_config(ModelConfig({**SMALL, "num_hidden_layers": 1, "v_head_dim": value_dim}))
     kv_heads = max(2, sequence) // sequence
     most = 0
     for rank in range(ring):
         forward, backward = planned_ring_bytes(
-            ring_plan((layout,), (row,), rank), kv_heads, shape.head_dim, shape.head_dim, torch.bfloat16
+            ring_plan((layout,), (row,), rank), kv_heads, shape.head_dim, value_dim, torch.bfloat16
         )
         for again in (False, True):
             paper = ring_bytes(shape, mesh, row.shard_length, 2, again, rank)

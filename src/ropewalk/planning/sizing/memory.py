@@ -137,11 +137,12 @@ def _gathered(run: ShardedRun) -> tuple[int, int, int]:
 
 def _saved(shape: ModelShape, sequence: int, width: int) -> int:
     """Bytes per token that autograd saves for one layer, without the layer's input."""
-    query, kv = _head_widths(shape, sequence)
+    query, kv, output = _head_widths(shape, sequence)
+    narrow = 0 if shape.latent is None else shape.latent.width
     return (
-        2 * _norm_bytes(shape, width)
+        _norm_bytes(2 * shape.hidden + narrow, width)
         # Queries, keys and values after the exchange and after packing; outputs of the kernel and of the exchange.
-        + (2 * (query + 2 * kv) + 2 * query) * width
+        + (2 * (query + kv) + 2 * output) * width
         # Float32 log-sum-exp of each head.
         + 4 * shape.heads
         + _saved_by_mlp(shape, width)
@@ -159,7 +160,7 @@ def _saved_by_mlp(shape: ModelShape, width: int) -> int:
     if experts is None:
         return dense
     # The same of each copy, its hidden state, and what it becomes; the order of copies and back, experts and weights.
-    copies = experts.per_token * ((4 * experts.intermediate + 2 * shape.hidden) * width + COPY_BYTES)
+    copies = experts.copies * ((4 * experts.intermediate + 2 * shape.hidden) * width + COPY_BYTES)
     # Beside them the shared MLP, with its result where that is weighted; probabilities in float32.
     shared = (4 * experts.shared + shape.hidden * int(experts.shared_gate)) * width
     return max(dense, copies + shared + experts.number * MASTER_BYTES)
@@ -173,20 +174,20 @@ def _backward_of_mlp(shape: ModelShape, width: int) -> int:
     if experts is None:
         return dense
     # Gradients of all copies, weighted in float32, in both orders, and without the weights.
-    copies = experts.per_token * shape.hidden * (2 * MASTER_BYTES + width)
-    return max(dense, copies, 2 * (experts.per_token * experts.intermediate + experts.shared) * width)
+    copies = experts.copies * shape.hidden * (2 * MASTER_BYTES + width)
+    return max(dense, copies, 2 * (experts.copies * experts.intermediate + experts.shared) * width)
 
 
 def _layer_bytes(run: ShardedRun) -> int:
     """Bytes per token in the backward of one layer, including its recomputed activations under checkpointing."""
     shape, sequence, width = run.model, run.mesh.sequence, run.compute_bytes
-    query, kv = _head_widths(shape, sequence)
+    query, kv, output = _head_widths(shape, sequence)
     mlp, free = _backward_of_mlp(shape, width), _saved_by_mlp(shape, width)
     # Gradients of q, k and v from the kernel, after unpacking and after the exchange; of the output before and after.
     exchanges = 3 if sequence > 1 else 2
-    attention = (exchanges * (query + 2 * kv) + 2 * query) * width - free
+    attention = (exchanges * (query + kv) + 2 * output) * width - free
     # Inside the kernel: gradients of the output before and after the exchange, and the gradients it returns.
-    kernel = (2 * query + query + 2 * kv) * width - free + _flash_bytes(shape, sequence, width)
+    kernel = (2 * output + query + kv) * width - free + _flash_bytes(shape, sequence, width)
     stream = 2 * shape.hidden * width
     return (
         stream + max(mlp, attention, kernel, 0) + (_saved(shape, sequence, width) if run.checkpointing else 0)
@@ -202,14 +203,14 @@ def _flash_bytes(shape: ModelShape, sequence: int, width: int) -> int:
 
     Source: torch's flash_api.cpp, ``mha_varlen_bwd``: ``dq_accum``, ``softmax_d``, ``dk_expanded``, ``dv_expanded``.
     """
-    # FlashAttention has no float32 kernel, so that dtype never reaches it.
-    if width == MASTER_BYTES:
+    # FlashAttention has no kernel for float32 nor for values of another width, so these never reach it.
+    if width == MASTER_BYTES or shape.value_dim != shape.head_dim:
         return 0
-    query, kv = _head_widths(shape, sequence)
+    query, kv, _ = _head_widths(shape, sequence)
     multiple = 32 if shape.head_dim <= 128 else 64
     rounded = -(-shape.head_dim // multiple) * multiple
     sums = 2 * shape.heads * (rounded + 1) * MASTER_BYTES
-    return sums + (2 * query * width if kv < query else 0)
+    return sums + (2 * query * width if kv < 2 * query else 0)
 
 
 def _ring_bytes(run: ShardedRun) -> tuple[int, int]:
@@ -226,7 +227,7 @@ def _ring_bytes(run: ShardedRun) -> tuple[int, int]:
     tokens = run.rows_per_batch * run.row_length
     # A chunk is half of the tokens of a ring rank.
     slots = tokens + -(-run.places * sequence // 2)
-    key = 2 * shape.head_dim * width
+    key = (shape.head_dim + shape.value_dim) * width
     heads = heads_of_an_exchange(tokens, kv_heads, key)
     # Key and value gradients; in 16 bits with grouped-query attention also FlashAttention's for every query head.
     # After the kernel: concatenated gradients, send buffers, and for up to half of the keys copies and their sums.
@@ -244,15 +245,20 @@ def _loss_bytes(run: ShardedRun) -> int:
     chunk = min(run.places, max(1, LOGITS_BYTES // (MASTER_BYTES * shape.vocab)))
     narrow = 2 * width if width < MASTER_BYTES else 0
     logits = chunk * shape.vocab * (3 * MASTER_BYTES + narrow)
-    hidden = run.places * (_norm_bytes(shape, width) + 2 * shape.hidden * width)
+    hidden = run.places * (_norm_bytes(shape.hidden, width) + 2 * shape.hidden * width)
     return logits + shape.head_parameters * width + hidden
 
 
-def _norm_bytes(shape: ModelShape, width: int) -> int:
-    """Bytes per token that RMSNorm saves: the float32 input, the low-precision normalised input, and the output."""
-    return shape.hidden * ((MASTER_BYTES if width < MASTER_BYTES else 0) + 2 * width)
+def _norm_bytes(elements: int, width: int) -> int:
+    """Bytes that RMSNorm saves: the float32 input, the low-precision normalised input, and the output."""
+    return elements * ((MASTER_BYTES if width < MASTER_BYTES else 0) + 2 * width)
 
 
-def _head_widths(shape: ModelShape, sequence: int) -> tuple[int, int]:
-    """Elements per token of all query heads, and of all key heads including those that Ulysses replicates."""
-    return shape.heads * shape.head_dim, replicated_kv_heads(shape.kv_heads, sequence) * shape.head_dim
+def _head_widths(shape: ModelShape, sequence: int) -> tuple[int, int, int]:
+    """Elements per token of all query heads; of all keys and values, with those that Ulysses replicates; of outputs."""
+    kv_heads = replicated_kv_heads(shape.kv_heads, sequence)
+    return (
+        shape.heads * shape.head_dim,
+        kv_heads * (shape.head_dim + shape.value_dim),
+        shape.heads * shape.value_dim,
+    )

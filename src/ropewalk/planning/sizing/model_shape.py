@@ -15,6 +15,8 @@ MASTER_BYTES = 4
 """Bytes per element of the parameters, gradients and optimizer moments of a sharded run, which are float32."""
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MIXTURES = (
+    "deepseek_v2",
+    "deepseek_v3",
     "dots1",
     "flex_olmo",
     "glm4_moe",
@@ -22,6 +24,7 @@ MIXTURES = (
     "granitemoe",
     "granitemoe_swa",
     "granitemoeshared",
+    "llama4_text",
     "mellum",
     "minimax_m2",
     "mixtral",
@@ -47,6 +50,7 @@ class Experts:
         layers: decoder layers that have it; the others have the MLP of a dense model.
         shared: width of the MLP that every token passes beside its experts; 0 for none.
         shared_gate: whether the hidden state says how much of it counts (Qwen2-MoE).
+        every_token: whether each expert multiplies every token, and the router's zeros drop most results (Llama 4).
     """
 
     number: int
@@ -55,6 +59,7 @@ class Experts:
     layers: int
     shared: int = 0
     shared_gate: bool = False
+    every_token: bool = False
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> Experts | None:
@@ -74,13 +79,15 @@ class Experts:
             )
         width = values.get("moe_intermediate_size") or values["intermediate_size"]
         shared = values.get("shared_expert_intermediate_size") or values.get("shared_intermediate_size") or 0
+        llama4 = config.model_type == "llama4_text"
         return cls(
             number,
             values["num_experts_per_tok"],
             width,
             sum(_with_experts(values)),
-            shared or width * (values.get("n_shared_experts") or 0),
+            shared or width * (1 if llama4 else values.get("n_shared_experts") or 0),
             shared_gate="shared_expert_intermediate_size" in values,
+            every_token=llama4,
         )
 
     def sizes(self, hidden: int) -> Sizes:
@@ -90,10 +97,15 @@ class Experts:
         gate = ((1, hidden),) if self.shared_gate else ()
         return ((self.number, hidden), *experts, *beside, *gate)
 
+    @property
+    def copies(self) -> int:
+        """Copies of a token that experts multiply."""
+        return self.number if self.every_token else self.per_token
+
     def matrices(self, hidden: int) -> int:
         """Parameters that one token is multiplied with."""
         return hidden * (
-            self.number + 3 * (self.per_token * self.intermediate + self.shared) + int(self.shared_gate)
+            self.number + 3 * (self.copies * self.intermediate + self.shared) + int(self.shared_gate)
         )
 
 
@@ -102,6 +114,8 @@ def _with_experts(values: Mapping[str, Any]) -> list[bool]:
     layers = range(values["num_hidden_layers"])
     if (kinds := values.get("mlp_layer_types")) is not None:
         return [kinds[layer] == "sparse" for layer in layers]
+    if (sparse := values.get("moe_layers")) is not None:
+        return [layer in sparse for layer in layers]
     dense, first = values.get("mlp_only_layers") or (), values.get("first_k_dense_replace") or 0
     step = values.get("decoder_sparse_step") or 1
     return [layer >= first and layer not in dense and (layer + 1) % step == 0 for layer in layers]
@@ -113,6 +127,43 @@ def _mlp_sizes(hidden: int, intermediate: int) -> Sizes:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Latent attention (DeepSeek): queries, and keys with values, pass a narrow vector each, which has a norm.
+
+    Attributes:
+        kv: width of the vector from which the keys and values of all heads are made.
+        rotated: dimensions of a key that RoPE rotates; all heads share them, and they bypass the vector.
+        query: width of the queries' vector; None if queries are made of the hidden state.
+    """
+
+    kv: int
+    rotated: int
+    query: int | None = None
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> Latent | None:
+        """Read a config; None of a model whose keys and values have weights of their own."""
+        values = config.values
+        if values.get("kv_lora_rank") is None:
+            return None
+        return cls(values["kv_lora_rank"], values["qk_rope_head_dim"], values.get("q_lora_rank"))
+
+    @property
+    def width(self) -> int:
+        """Of both vectors."""
+        return self.kv + (self.query or 0)
+
+    def sizes(self, hidden: int, heads: int, head_dim: int, value_dim: int) -> Sizes:
+        """Of queries, keys and values."""
+        query = heads * head_dim
+        made = heads * (head_dim - self.rotated + value_dim)
+        first: Sizes = ((query, hidden),)
+        if self.query is not None:
+            first = ((self.query, hidden), (self.query,), (query, self.query))
+        return (*first, (self.kv + self.rotated, hidden), (self.kv,), (made, self.kv))
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A decoder with a gated MLP or experts, and two norms a layer, no biases: Llama, Mistral, Mixtral and their like.
 
@@ -121,12 +172,14 @@ class ModelShape:
         hidden: width of the residual stream.
         intermediate: width of the MLP in layers without experts.
         heads, kv_heads: numbers of query heads and of key/value heads.
-        head_dim: dimensions of a query, key or value head.
+        head_dim: dimensions of a query or key head, and of a value head unless ``value_dim`` says otherwise.
         vocab: vocabulary size.
         tied: whether the output head shares the embedding's weights.
         experts: the experts of mixture-of-experts layers. None for a dense model.
         rows_divide: whether a sequence can be split over ranks. False for recurrent layers, whose state does not
             travel between ranks.
+        latent: the narrow vectors of latent attention. None for Llama's attention.
+        value_dim: dimensions of a value head; 0 for ``head_dim``.
     """
 
     layers: int
@@ -139,8 +192,11 @@ class ModelShape:
     tied: bool = False
     experts: Experts | None = None
     rows_divide: bool = True
+    latent: Latent | None = None
+    value_dim: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "value_dim", self.value_dim or self.head_dim)
         for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -166,17 +222,22 @@ class ModelShape:
                 "parallel yourself instead of auto"
             )
         layers, hidden, intermediate, heads, vocab = (values[key] for key in keys)
+        experts, latent = Experts.from_config(config), Latent.from_config(config)
         return cls(
             layers,
             hidden,
-            intermediate,
+            # Llama 4 has another width for layers without experts.
+            values.get("intermediate_size_mlp") or intermediate,
             heads,
-            config.num_kv_heads or heads,
-            config.head_dim,
+            # Latent attention makes keys and values for every head.
+            (None if latent else config.num_kv_heads) or heads,
+            config.key_dim,
             vocab,
             bool(values.get("tie_word_embeddings", False)),
-            Experts.from_config(config),
+            experts,
             set(RECURRENT).isdisjoint(values.get("layer_types") or ()),
+            latent,
+            config.value_dim,
         )
 
     @property
@@ -185,12 +246,16 @@ class ModelShape:
         return self._layer_sizes(self.experts is not None)
 
     def _layer_sizes(self, with_experts: bool) -> Sizes:
-        h, inner = self.hidden, self.heads * self.head_dim
-        kv = self.kv_heads * self.head_dim
-        attention = ((inner, h), (kv, h), (kv, h), (h, inner))
+        h = self.hidden
+        if self.latent is None:
+            keys, values = self.kv_heads * self.head_dim, self.kv_heads * self.value_dim
+            attention: Sizes = ((self.heads * self.head_dim, h), (keys, h), (values, h))
+        else:
+            attention = self.latent.sizes(h, self.heads, self.head_dim, self.value_dim)
+        output = (h, self.heads * self.value_dim)
         dense = _mlp_sizes(h, self.intermediate)
         mlp = self.experts.sizes(h) if with_experts and self.experts is not None else dense
-        return (*attention, *mlp, (h,), (h,))
+        return (*attention, output, *mlp, (h,), (h,))
 
     @property
     def dense_layers(self) -> int:
@@ -232,7 +297,7 @@ class ModelShape:
     @property
     def layer_matrices(self) -> int:
         """Parameters of the weight matrices that a token passes in all layers: no norms, and only its own experts."""
-        dense = numel(self._layer_sizes(False)) - 2 * self.hidden
+        dense = sum(math.prod(size) for size in self._layer_sizes(False) if len(size) > 1)
         if self.experts is None:
             return self.layers * dense
         other = self.experts.matrices(self.hidden) - numel(_mlp_sizes(self.hidden, self.intermediate))

@@ -125,8 +125,9 @@ def flops(
     """Count the operations of forward and backward. A multiply-add counts as two operations.
 
     Dense layers take 6 operations per token and matrix parameter, or 8 with recomputation; the chunked loss always
-    recomputes the head. Attention takes 4·H·D per pair and layer in the forward and twice that in the backward. Flash
-    attention recomputes the scores, so its backward executes 10·H·D; checkpointing adds another forward.
+    recomputes the head. Attention takes 2·H·(D + D') per pair and layer, of D dimensions of keys and D' of values, in
+    the forward and twice that in the backward. Flash attention recomputes the scores, so its backward executes
+    H·(6·D + 4·D'); checkpointing adds another forward.
 
     Args:
         shape: dimensions of the model.
@@ -137,13 +138,14 @@ def flops(
     """
     tokens = rows * row_length
     head, layers = shape.head_parameters, shape.layer_matrices
-    # H·D per pair and layer; the factors below count both products (scores and values) and multiply-adds.
-    pair = rows * visible_pairs(row_length, document_length) * shape.layers * shape.heads * shape.head_dim
+    pairs = rows * visible_pairs(row_length, document_length) * shape.layers * shape.heads
+    # Of one pair's score and value, forward; a multiply-add counts as two.
+    forward, scores = 2 * pairs * (shape.head_dim + shape.value_dim), 2 * pairs * shape.head_dim
     return Flops(
         dense=6 * tokens * (layers + head),
-        attention=12 * pair,
+        attention=3 * forward,
         hardware_dense=tokens * ((8 if checkpointing else 6) * layers + 8 * head),
-        hardware_attention=(18 if checkpointing else 14) * pair,
+        hardware_attention=(4 if checkpointing else 3) * forward + scores,
     )
 
 

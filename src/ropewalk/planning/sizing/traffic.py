@@ -97,8 +97,8 @@ def ulysses_bytes(shape: ModelShape, degree: int, places: int, dtype_bytes: int,
     """Bytes that a rank sends for Ulysses in one pass over all layers.
 
     One all-to-all carries q, k and v and another the output: in the forward, in the recomputation, and for the
-    gradients in the backward. Each time they carry ``(P - 1)/P · places · (2·H·D + 2·K'·D)`` elements, with
-    K' = lcm(K, P) key/value heads.
+    gradients in the backward. Each time they carry ``(P - 1)/P · places · (H + K')·(D + D')`` elements, with
+    K' = lcm(K, P) key/value heads, D dimensions of keys and D' of values.
 
     Args:
         shape: dimensions of the model.
@@ -111,8 +111,8 @@ def ulysses_bytes(shape: ModelShape, degree: int, places: int, dtype_bytes: int,
         EngineError: if P does not divide the heads.
     """
     check_heads(shape.heads, degree)
-    heads = 2 * shape.heads + 2 * replicated_kv_heads(shape.kv_heads, degree)
-    once = places * heads // degree * (degree - 1) * shape.head_dim * dtype_bytes
+    heads = shape.heads + replicated_kv_heads(shape.kv_heads, degree)
+    once = places * heads // degree * (degree - 1) * (shape.head_dim + shape.value_dim) * dtype_bytes
     return shape.layers * once * (3 if checkpointing else 2)
 
 
@@ -154,8 +154,8 @@ def ring_bytes(
         return 0
     # Ulysses replicates key/value heads until its ranks divide them.
     kv_heads = replicated_kv_heads(shape.kv_heads, mesh.sequence)
-    # Keys and values (factor 2) of half the tokens: the two factors stay visible for the rounding up.
-    piece = -(-places * kv_heads * 2 * shape.head_dim // 2)
+    # Of half the tokens, rounded up.
+    piece = -(-places * kv_heads * (shape.head_dim + shape.value_dim) // 2)
     sent, received = ring_pieces(mesh.ring, ring_rank)
     times = 2 if checkpointing else 1
     return shape.layers * piece * (times * sent + received) * dtype_bytes
@@ -165,7 +165,7 @@ def ring_exchanges(run: ShardedRun) -> int:
     """Number of exchanges in which a ring rank receives the keys and values of one layer, some heads in each."""
     shape, sequence = run.model, run.mesh.sequence
     kv_heads = replicated_kv_heads(shape.kv_heads, sequence) // sequence
-    key_bytes = 2 * shape.head_dim * run.compute_bytes
+    key_bytes = (shape.head_dim + shape.value_dim) * run.compute_bytes
     return -(-kv_heads // heads_of_an_exchange(run.rows_per_batch * run.row_length, kv_heads, key_bytes))
 
 
@@ -187,4 +187,5 @@ def packed_ring_bytes(run: ShardedRun, document_length: int) -> int:
     times = 2 if run.checkpointing else 1
     most = max(times * sent + received for sent, received in keys)
     kv_heads = replicated_kv_heads(shape.kv_heads, mesh.sequence) // mesh.sequence
-    return shape.layers * run.rows_per_batch * most * kv_heads * 2 * shape.head_dim * run.compute_bytes
+    key_bytes = (shape.head_dim + shape.value_dim) * run.compute_bytes
+    return shape.layers * run.rows_per_batch * most * kv_heads * key_bytes
