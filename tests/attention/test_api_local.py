@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk import PackedLayout, RopewalkError, attend
-from ropewalk.attention.engines import segments
+from ropewalk.attention.engines import segments, windows
 from ropewalk.attention.options import AttentionOptions
 from ropewalk.testing import attention_errors, random_layout
 
@@ -86,6 +86,8 @@ def test_engines_equal_each_run_written_out(seed, score_bytes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segments, "CPU_SCORE_BYTES", score_bytes)
         patch.setattr(segments, "LEAST_BLOCK", 3)
+        patch.setattr(windows, "SCORE_BYTES", score_bytes)
+        patch.setattr(windows, "BLOCKS", (2, 3))
         for engine in ("reference", "segments"):
             output = attend(*inputs, layout, engine, options)
             found = (output, *torch.autograd.grad(output, leaves, cotangent))
@@ -121,13 +123,13 @@ def test_windows_and_sinks_within_the_error_budget(dtype, seed):
 def test_a_window_computes_no_more_than_its_keys(monkeypatch):
     """Work and memory of a windowed layer grow with the window: no product is of the whole row."""
     products = []
-    fused = torch.nn.functional.scaled_dot_product_attention
+    multiply = torch.baddbmm
 
-    def counted(q, k, v, **options):
-        products.append((q.shape[2], k.shape[2]))
-        return fused(q, k, v, **options)
+    def counted(mask, q, k, **options):
+        products.append((q.shape[1], k.shape[2]))
+        return multiply(mask, q, k, **options)
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    monkeypatch.setattr(torch, "baddbmm", counted)
     layout = PackedLayout.from_lengths([6000, 2191])
     q = k = v = torch.randn(1, 1, layout.total_length, 8)
     attend(q, k, v, layout, "segments", AttentionOptions(window=512))

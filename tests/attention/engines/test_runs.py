@@ -65,6 +65,8 @@ def test_the_last_queries_of_runs_see_the_keys_before_them(
 ):
     monkeypatch.setattr("ropewalk.attention.engines.segments.CPU_SCORE_BYTES", score_bytes)
     monkeypatch.setattr("ropewalk.attention.engines.segments.LEAST_BLOCK", 2)
+    monkeypatch.setattr("ropewalk.attention.engines.windows.SCORE_BYTES", score_bytes)
+    monkeypatch.setattr("ropewalk.attention.engines.windows.BLOCKS", (1, 2))
     options = AttentionOptions(0.3, softcap, window)
     queries, keys = [3, 7, 1, 5], [3, 20, 9, 6]
     inputs = qkv_of(queries, keys, value_dim=value_dim)

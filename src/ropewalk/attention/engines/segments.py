@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ropewalk.attention.engines.reference import plain_attention
 from ropewalk.attention.engines.runs import Gather, sort_by_document, sort_rows, unsort_rows
+from ropewalk.attention.engines.windows import WIDEST_WINDOW, windowed_attention
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.attention.options import AttentionOptions, Locality
 
@@ -144,6 +145,8 @@ def _last_queries(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) ->
     count, length = q.shape[2], k.shape[2]
     window = options.locality.within(length).window
     if window is not None:
+        if options.is_plain and q.device.type == "cpu" and window <= WIDEST_WINDOW:
+            return windowed_attention(q, k, v, window, options.scale_of(q.shape[-1]))
         return _windowed(q, k, v, window, options)
     if options.is_plain and count == length:
         return F.scaled_dot_product_attention(
