@@ -5,7 +5,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
 
-from ropewalk.models.load import attach
+from ropewalk.models.load import AS_IT_IS, attach
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import MeshShape, ShardedLayouts, joined, make_mesh
 from ropewalk.rope import LongRope, RotaryEmbedding
@@ -75,8 +75,15 @@ def logits_on_shards(shape, dtype, batches, kv_heads=2, rope=None):
     return found
 
 
-def buffers_on_shards(folder, dtype):
+def buffers_on_shards(folder, dtype, setup=AS_IT_IS):
     """A sharded model's buffers by name, when it is loaded in a dtype."""
     with joined("cpu") as world:
-        model = load_sharded(folder, make_mesh(MeshShape(shard=2), "cpu"), world, dtype=dtype)
+        model = load_sharded(folder, make_mesh(MeshShape(shard=2), "cpu"), world, setup, dtype)
         return {name: buffer.clone() for name, buffer in model.model.named_buffers()}
+
+
+def dtypes_of_shards(folder, dtype):
+    """Dtypes of a sharded model's parameters, when it is loaded in one."""
+    with joined("cpu") as world:
+        model = load_sharded(folder, make_mesh(MeshShape(shard=2), "cpu"), world, dtype=dtype)
+        return {parameter.dtype for parameter in model.parameters()}

@@ -12,6 +12,7 @@ from ropewalk.models.config import ModelConfig
 from ropewalk.models.config_file import config_from_json, read_model_config
 from ropewalk.models.load import ModelSetup, left_out, load_model, read_config, save_model, with_rope
 from ropewalk.rope import Default
+from tests.marks import slow_after
 from tests.models.every_family import tiny_config
 
 CONTEXT = 1024
@@ -75,6 +76,25 @@ def test_it_is_said_where_the_language_model_is_loaded_alone():
     assert "only the language model of qwen3_5 (Qwen3_5ForCausalLM)" in said
     assert left_out(ModelConfig.of(tiny_config("qwen3_5_text"))) is None
     assert left_out(ModelConfig.of(tiny_config("llama"))) is None
+
+
+@pytest.mark.parametrize("family", slow_after(1, ["mllama", "emu3", "llama4"]))
+def test_a_language_model_that_is_saved_alone_loads_in_plain_transformers(family, tmp_path):
+    """transformers has no causal decoder for the own configs of Llama 3.2 with images and Emu 3."""
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(tiny_config(family)).save_pretrained(tmp_path / "before")
+    tiny_config(family).save_pretrained(tmp_path / "before")
+    wanted = raised(read_config(tmp_path / "before"))
+    model = load_model(tmp_path / "before", ModelSetup(wanted, CONTEXT), dtype=torch.float32)
+    save_model(model, tmp_path / "after")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "after").eval()
+    assert plain.state_dict().keys() == model.state_dict().keys()
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        found, expected = (each(ids, use_cache=False).logits for each in (plain, model))
+    assert torch.allclose(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    read = read_config(tmp_path / "after")
+    assert (read.full_attention_rope, read.max_position_embeddings) == (wanted, CONTEXT)
 
 
 @pytest.mark.parametrize("family", ["cohere2_moe", "bailing_hybrid", "dbrx"])

@@ -6,13 +6,16 @@ import pytest
 import torch
 
 from ropewalk import EngineError, PackedLayout, RopewalkError
-from ropewalk.models.load import attach, load_model
+from ropewalk.models.load import AS_IT_IS, ModelSetup, attach, load_model
 from ropewalk.parallel import SequenceGroups, ShardedLayouts
 from ropewalk.testing import random_layout
+from tests.marks import slow_after
+from tests.models import every_family
 from tests.models.families import tiny_model
 from tests.models.sharded_model_cases import (
     LONG,
     buffers_on_shards,
+    dtypes_of_shards,
     logits_on_shards,
     run_slice_by_slice,
     tiny_llama,
@@ -99,6 +102,29 @@ def test_what_a_class_computes_is_as_exact_on_shards_as_in_one_process(two_ranks
     for found in two_ranks.run(buffers_on_shards, tmp_path, dtype):
         assert found.keys() == whole.keys()
         assert all(torch.equal(found[name], buffer) for name, buffer in whole.items())
+
+
+@pytest.mark.parametrize(
+    ("family", "setup"),
+    [("gemma3n_text", AS_IT_IS), ("granite_swa", ModelSetup(exact_rope=False))],
+)
+def test_parts_of_a_model_compute_their_own_buffers_on_shards(two_ranks, tmp_path, family, setup):
+    """Gemma 3n's decoder has factors of its own, and Granite with windows a rotary module for each base."""
+    every_family.tiny_model(family, torch.bfloat16).save_pretrained(tmp_path)
+    whole = dict(load_model(tmp_path, setup, dtype=torch.float32).named_buffers())
+    assert whole
+    for found in two_ranks.run(buffers_on_shards, tmp_path, torch.float32, setup):
+        assert found.keys() == whole.keys()
+        assert [name for name, buffer in whole.items() if not torch.equal(found[name], buffer)] == []
+
+
+@pytest.mark.parametrize("family", slow_after(1, ["ernie4_5_moe", "olmo_hybrid"]))
+def test_parameters_that_a_class_creates_in_float32_are_sharded_in_the_dtype_of_the_others(
+    two_ranks, tmp_path, family
+):
+    every_family.tiny_model(family, torch.bfloat16).save_pretrained(tmp_path)
+    for dtypes in two_ranks.run(dtypes_of_shards, tmp_path, torch.bfloat16):
+        assert dtypes == {torch.bfloat16}
 
 
 def test_what_a_checkpoint_holds_beside_its_weights_reaches_every_shard(two_ranks, tmp_path):

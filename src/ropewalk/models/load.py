@@ -33,7 +33,7 @@ from ropewalk.models.generation import keep_one_choice
 from ropewalk.models.rotary import rope_of as rope_of
 from ropewalk.models.rotary import rope_of_rows as rope_of_rows
 from ropewalk.models.rotary import rotary_module as rotary_module
-from ropewalk.models.rotary import swap_rotary, teach_transformers
+from ropewalk.models.rotary import rotary_modules, swap_rotary, teach_transformers
 from ropewalk.rope import RopeMethod, for_all_readers, replace_methods
 from ropewalk.rope.methods.base import MAX_LENGTH
 
@@ -138,9 +138,13 @@ def empty_model(
             attn_implementation=_implementation(config),
             trust_remote_code=setup.trust_remote_code,
         )
-    # The rotary module computes its frequencies when it is created, so it must not be created on the meta device.
-    parent, attribute, stock = rotary_module(model)
-    setattr(parent, attribute, type(stock)(config=config.source.get_text_config()))
+    # Classes create some parameters in float32 whatever the dtype, and FSDP shards parameters of one dtype only.
+    cast_parameters(model, dtype)
+    # Rotary modules compute their frequencies when they are created, so they must not be created on the meta device.
+    for parent, attribute, stock in rotary_modules(model):
+        # A family with a base for each layer gives each module a config of its own.
+        stated = getattr(stock, "config", None) or config.source.get_text_config()
+        setattr(parent, attribute, type(stock)(config=stated))
     attach(model, setup.engine, setup.exact_rope, methods)
     return model.eval()
 
@@ -421,8 +425,33 @@ def save_model(
     The caller renames the folder to its final name; see ``ropewalk.training.checkpoint.single``.
     """
     model.save_pretrained(folder, state_dict=state_dict)
+    whole = _whole_config(model)
+    if whole is not None:
+        whole.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def _whole_config(model: Any) -> Any | None:
+    """The config from which transformers loads a causal decoder that it does not load from the decoder's own config.
+
+    Such are the language models of Llama 3.2 with images and of Emu 3. None for all others.
+    """
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    name = type(model).__name__
+    if (
+        not type(model).__module__.startswith("transformers.")
+        or type(model.config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    ):
+        return None
+    families = [family for family, loaded in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if loaded == name]
+    if len(families) != 1:
+        return None
+    whole = CONFIG_MAPPING[families[0]](text_config=model.config.to_dict())
+    whole.architectures, whole.dtype = [name], model.config.dtype
+    return whole
 
 
 def _refuse_architecture(model: Any, config: ModelConfig) -> None:

@@ -49,19 +49,23 @@ def rotary_module(model: nn.Module) -> tuple[nn.Module, str, nn.Module]:
     Raises:
         RopewalkError: if there is none, or one in each layer.
     """
-    found = [
-        (name, module)
-        for name, module in model.named_modules()
-        if type(module).__name__.endswith("RotaryEmbedding")
-    ]
+    found = rotary_modules(model)
     if len(found) != 1:
         raise RopewalkError(
             f"{type(model).__name__} has {len(found)} rotary modules where ropewalk expects one; load it with "
             "exact_rope=False"
         )
-    name, module = found[0]
-    parent, _, attribute = name.rpartition(".")
-    return model.get_submodule(parent), attribute, module
+    return found[0]
+
+
+def rotary_modules(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """All rotary modules of a model, each as (parent, attribute, module)."""
+    found = []
+    for name, module in model.named_modules():
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            parent, _, attribute = name.rpartition(".")
+            found.append((model.get_submodule(parent), attribute, module))
+    return found
 
 
 def swap_rotary(model: nn.Module, methods: Mapping[str | None, RopeMethod]) -> None:

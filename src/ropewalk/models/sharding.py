@@ -153,11 +153,23 @@ def _buffer_in(source: Any, name: str, dtype: torch.dtype) -> Tensor:
     bare = copy(owner)
     bare._parameters = {key: p if p is None else p.to("meta") for key, p in owner._parameters.items()}
     bare._buffers = {key: b if b is None else b.to(dtype) for key, b in owner._buffers.items()}
-    source._init_weights(bare)
+    _initializer_of(source, parent)._init_weights(bare)
     made = bare._buffers[attribute]
     # If a class does not say how its buffer is computed, the buffer stays as it was read.
     assert made is not None
     return made if torch.equal(made.to(read.dtype), read) else read
+
+
+def _initializer_of(source: Any, name: str) -> Any:
+    """The transformers model that initialises one of its modules: the innermost one that contains it, or is it."""
+    from transformers import PreTrainedModel
+
+    found, module = source, source
+    for part in name.split(".") if name else ():
+        module = getattr(module, part)
+        if isinstance(module, PreTrainedModel):
+            found = module
+    return found
 
 
 def local_part(full: Tensor, like: DTensor) -> Tensor:
