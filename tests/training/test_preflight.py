@@ -8,14 +8,16 @@ import pytest
 import torch
 import yaml
 from pydantic import ValidationError
-from transformers import Cohere2Config
+from transformers import Cohere2Config, DbrxConfig, PhimoeConfig
 
 from ropewalk.attention import AttentionSpec, resolve_engine
 from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape, World
-from ropewalk.training.preflight import resolve
+from ropewalk.training.preflight import refuse_on_mesh, resolve
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
+from tests.models.every_family import tiny_config
 from tests.training.sharded_cases import too_short
 
 WORLD = World(rank=0, size=4, local_rank=0, local_size=4)
@@ -112,7 +114,7 @@ def test_an_error_in_the_degrees_names_the_key(recipe_values, parallel, said):
         parse_recipe(yaml.safe_dump({**recipe_values, "parallel": parallel}), "recipe")
 
 
-@pytest.mark.parametrize("key", ["resid_pdrop", "hidden_dropout"])
+@pytest.mark.parametrize("key", ["resid_pdrop", "hidden_dropout", "router_jitter_noise"])
 def test_dropout_is_refused_on_a_mesh(recipe_values, tiny_checkpoint, tmp_path, key):
     shutil.copytree(tiny_checkpoint, tmp_path / "model")
     path = tmp_path / "model" / "config.json"
@@ -120,6 +122,37 @@ def test_dropout_is_refused_on_a_mesh(recipe_values, tiny_checkpoint, tmp_path, 
     values = {**recipe_values, "model": str(tmp_path / "model")}
     assert f"the model has {key} 0.1" in refused(values, parallel={"ring": 4})
     assert resolve(Recipe.model_validate(values), World()).mesh == MeshShape()
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (PhimoeConfig(), "routers of phimoe draw experts at random"),
+        (DbrxConfig(ffn_config={"moe_jitter_eps": 0.01}), "the model has moe_jitter_eps 0.01"),
+    ],
+)
+def test_routers_that_draw_random_numbers_are_refused_on_a_mesh(config, said):
+    with pytest.raises(RopewalkError, match=said):
+        refuse_on_mesh(MeshShape(shard=2), ModelConfig.of(config), True, [])
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "works_in"),
+    [("dbrx", "bfloat16-autocast", "bfloat16"), ("minimax", "bfloat16", "bfloat16-autocast")],
+)
+def test_a_precision_that_a_family_cannot_run_in_is_refused(
+    recipe_values, tiny_checkpoint, tmp_path, family, precision, works_in
+):
+    shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    config = tiny_config(family)
+    config.max_position_embeddings = 64
+    config.vocab_size = json.loads((tmp_path / "model" / "config.json").read_text())["vocab_size"]
+    config.save_pretrained(tmp_path / "model")
+    values = {**recipe_values, "model": str(tmp_path / "model"), "parallel": {"shard": 2}}
+    world = World(rank=0, size=2, local_rank=0, local_size=2)
+    said = refused(values, world, precision=precision)
+    assert re.search(f"precision {precision} .*does not suit {family}, .* set precision: {works_in}", said)
+    resolve(Recipe.model_validate({**values, "precision": works_in}), world)
 
 
 def test_stock_rope_that_depends_on_the_length_is_refused_before_anything_loads(recipe_values):

@@ -21,6 +21,9 @@ from ropewalk.parallel.mesh import SequenceGroups
 RECORDED = "router_logits"
 """Name of the routers' logits among the outputs that transformers' classes can record."""
 
+DRAWS_EXPERTS = ("phimoe",)
+"""Model types whose routers sample experts in training mode (SparseMixer), whatever their config says."""
+
 
 def records_routing(config: ModelConfig) -> bool:
     """Whether the model's class declares its router logits; code that comes with a checkpoint is not considered."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ropewalk.evaluation.store import model_digest
 from ropewalk.io.settings import explain
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import attention_spec, choose_device, left_out, read_config, with_rope
-from ropewalk.models.routing import records_routing
+from ropewalk.models.routing import DRAWS_EXPERTS, records_routing
 from ropewalk.parallel import MeshShape, World, require_devices
 from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
@@ -74,6 +74,7 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     compute = torch.float32 if precision == "float32" else torch.bfloat16
     check_engine(recipe.engine, attention_spec(config, device, compute))
     mesh = mesh or mesh_of(recipe, config, world, device, precision)
+    _refuse_precision(config, precision, mesh)
     if mesh.world_size > 1:
         refuse_on_mesh(mesh, config, recipe.exact_rope, [current, *possible])
     vocabulary = config.source.get_text_config().vocab_size
@@ -138,6 +139,20 @@ def _device_and_precision(recipe: Recipe, world: World) -> tuple[torch.device, s
         return device, "float32"
     # Shards are float32 master weights already, and gathering them in bfloat16 halves memory and traffic.
     return device, "bfloat16-autocast" if world.size == 1 else "bfloat16"
+
+
+def _refuse_precision(config: ModelConfig, precision: str, mesh: MeshShape) -> None:
+    """Raise for families whose code mixes dtypes under a precision; found by training a tiny model of every family."""
+    if config.model_type == "dbrx" and precision == "bfloat16-autocast":
+        raise EngineError(
+            "precision bfloat16-autocast does not suit dbrx, whose experts add bfloat16 outputs to float32 states; set "
+            "precision: bfloat16 or float32"
+        )
+    if config.model_type == "minimax" and precision == "bfloat16" and mesh.world_size > 1:
+        raise EngineError(
+            "precision bfloat16 on several processes does not suit minimax, whose decay factors stay in float32; set "
+            "precision: bfloat16-autocast or float32"
+        )
 
 
 def _tokenizer(recipe: Recipe, model: str, vocabulary: int, sharded: bool) -> Any:
@@ -303,7 +318,8 @@ def refuse_on_mesh(
         methods: RoPE methods of the checkpoint and of all stages.
 
     Raises:
-        RopewalkError: for dropout, because every process would draw the same mask for different tokens.
+        RopewalkError: for dropout and other noise, because every process would draw the same numbers for different
+            tokens.
         EngineError: for recurrent layers if rows are sharded, and for transformers' own length-dependent RoPE, which
             would use the length of a shard instead of the row's.
     """
@@ -313,11 +329,18 @@ def refuse_on_mesh(
             f"not passed between ranks, but parallel ({mesh}) shards rows over {mesh.sequence_degree} ranks; use "
             "parallel.ring 1 and parallel.sequence 1, with any parallel.replicate and parallel.shard"
         )
-    for key, value in config.values.items():
+    if config.model_type in DRAWS_EXPERTS:
+        raise RopewalkError(
+            f"the routers of {config.model_type} draw experts at random in training, but several processes would not "
+            "draw the same random numbers as one process; train with one process"
+        )
+    # DBRX states the noise of its routers in ffn_config.
+    parts = [config.values, *(each for each in config.values.values() if isinstance(each, Mapping))]
+    for key, value in (item for part in parts for item in part.items()):
         active = isinstance(value, float) and value > 0 and key != "classifier_dropout"
-        if active and ("dropout" in key or key.endswith("pdrop")):
+        if active and ("dropout" in key or "jitter" in key or key.endswith("pdrop")):
             raise RopewalkError(
-                f"the model has {key} {value}, but several processes would not drop the same activations as one "
+                f"the model has {key} {value}, but several processes would not draw the same random numbers as one "
                 "process; set it to 0 in config.json, or train with one process"
             )
     dependent = sorted({method.name for method in methods if method.length_dependent})
