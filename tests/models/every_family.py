@@ -26,12 +26,17 @@ from ropewalk import PackedLayout
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.intercept import AuditedModel
-from ropewalk.models.load import attach, with_rope
+from ropewalk.models.load import ModelSetup, attach, with_rope
+from ropewalk.models.losses import OutputHead
+from ropewalk.models.routing import routers_of
+from ropewalk.models.support import COLUMNS
 from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh
 from ropewalk.rope import Default
 from ropewalk.testing import Ranks
+from ropewalk.training.preflight import refuse_on_mesh
 from tests.models.test_attention_hooks import LENGTHS, documents_alone
 from tests.models.test_recurrent_layers import apart_from_the_anchor
+from tests.training.family_cases import BALANCING, rows_with_padding, two_steps, two_steps_on_ranks
 
 WINDOW = 7
 """Tokens of windows and chunks: shorter than the documents."""
@@ -39,6 +44,9 @@ ROUNDING = 1024 * 2.0**-23
 """Of the largest logit or gradient: norms and rotary angles of transformers are float32 in a float64 model."""
 EXACT = 2.0**-12
 """The same for float32 models whose angles are rounded to float32 and not."""
+STEPS = 2.0**-36
+"""Relative, of losses and gradient norms, and absolute, of weights near 1: float64's rounding, 2**-53, grows by no more
+than 2**17 in two steps; whatever one side alone rounds to float32, or computes otherwise, is off by 2**-24 at least."""
 NOTICED = 1e-3
 """Of the largest logit: how far off a row must be whose documents see each other, or the comparison says nothing."""
 SECONDS = 60
@@ -58,6 +66,7 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
     "head_dim": 8,
     "attention_dropout": 0.0,
+    "residual_dropout": 0.0,
     # Windows and chunks
     "sliding_window": WINDOW,
     "attention_chunk_size": WINDOW,
@@ -372,9 +381,9 @@ def support_of(name: str, ranks: Ranks | None = None) -> Support:
 
     Args:
         name: of the family.
-        ranks: two processes for context parallelism; without them it is left as None.
+        ranks: two processes for what needs them; without them it is left as None.
     """
-    columns = ("packed_training", "context_parallelism", "audit", "planning", "export")
+    columns = tuple(COLUMNS)
     if name in NOT_TRIED:
         return dict.fromkeys(columns, entry("not tried", NOT_TRIED[name]))
     try:
@@ -391,14 +400,17 @@ def support_of(name: str, ranks: Ranks | None = None) -> Support:
         found = {
             "packed_training": packed,
             "context_parallelism": None,
+            "distributed_training": None,
             "audit": judged(lambda: audit(name)),
             "planning": judged(lambda: planning(name)),
             "export": judged(lambda: export(name)),
         }
     if packed["status"] != "tested":
-        found["context_parallelism"] = packed
-    elif ranks is not None:
-        found["context_parallelism"] = judged(lambda: context_parallelism(name, ranks))
+        return {**found, "context_parallelism": packed, "distributed_training": packed}
+    if ranks is not None:
+        with at_most(4 * SECONDS):
+            found["context_parallelism"] = judged(lambda: context_parallelism(name, ranks))
+            found["distributed_training"] = judged(lambda: distributed_training(name, packed, ranks))
     return found
 
 
@@ -406,6 +418,8 @@ def packed_training(name: str, plain: Any) -> Support:
     """Rows of documents longer than windows equal each document alone, outputs and gradients in float64."""
     ours = copy.deepcopy(plain)
     attach(ours, engine="segments", exact_rope=False)
+    # As a run does, which computes logits in chunks.
+    OutputHead.of(tiny_model(name, torch.float32))
     torch.manual_seed(1)
     for pattern in ("intra_document", "anchor"):
         layout = PackedLayout.from_lengths(LENGTHS, pattern, int(pattern == "anchor"), "reset")
@@ -514,6 +528,50 @@ def sharded_difference(kind: str, name: str) -> float | str:
         said = f"fails|{type(error).__name__}: {_short(error)}"
     dist.barrier()
     return said
+
+
+def distributed_training(name: str, packed: Support, ranks: Ranks) -> Support:
+    """Two optimiser steps of two processes are those of one, in float64.
+
+    Rows are cut by the ring and by Ulysses; where the state of recurrent layers forbids it, each process has its own
+    rows. Parameters are sharded in all three.
+
+    Args:
+        name: of the family.
+        packed: what was found of packed training, which says whether the exact rotary module fits.
+        ranks: two processes.
+    """
+    config = ModelConfig.of(tiny_config(name))
+    setup = ModelSetup(exact_rope="exact_rope: false" not in packed["reason"])
+    meshes = [{"shard": 2}] if config.recurrent_layers else [{"ring": 2}, {"sequence": 2}]
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny_model(name, torch.float32)
+        model.save_pretrained(folder)
+        # Some language models are loaded from the config of the larger model alone.
+        tiny_config(name).save_pretrained(folder)
+        options = {"balancing": BALANCING if routers_of(model) else 0.0, "setup": setup}
+        for mesh in meshes:
+            refuse_on_mesh(MeshShape(**mesh), config, setup.exact_rope, config.methods.values())
+        steps, weights = two_steps(folder, rows_with_padding(), **options)
+        for mesh in meshes:
+            arguments = (mesh, folder, rows_with_padding(), options)
+            (found, gathered), _ = ranks.run(two_steps_on_ranks, *arguments)
+            for (loss, norm, routing), (loss_alone, norm_alone, routing_alone) in zip(
+                found, steps, strict=True
+            ):
+                off = max(abs(loss / loss_alone - 1), abs(norm / norm_alone - 1))
+                if not off <= STEPS:
+                    return entry("WRONG", f"the loss or gradient norm of a step ({mesh}) is off by {off:.1e}")
+                if routing and routing.counts != routing_alone.counts:
+                    return entry("WRONG", f"tokens of a step ({mesh}) went to other experts")
+            if gathered.keys() != weights.keys():
+                return entry("WRONG", f"the ranks ({mesh}) have other weights than one process")
+            off, key = max(
+                (float((gathered[key] - value).abs().max()), key) for key, value in weights.items()
+            )
+            if not off <= STEPS:
+                return entry("WRONG", f"after two steps ({mesh}) {key} is off by {off:.1e}")
+    return entry("tested")
 
 
 def audit(name: str) -> Support:

@@ -1,5 +1,6 @@
 """The table of supported families: it knows every family of transformers, and says what their models do."""
 
+import functools
 import importlib
 import json
 
@@ -10,9 +11,25 @@ from ropewalk.models.support import COLUMNS, ModelsSettings, supported
 from ropewalk.testing import Ranks
 from tests.models import every_family
 from tests.places import ROOT
+from tests.training.family_cases import two_steps_wrongly
 
-SAMPLE = ("llama", "gemma3_text", "gpt_oss", "llama4_text", "longcat_flash", "granite_swa", "falcon", "moshi")
-"""Families of every kind: windows, sinks, chunks, latent attention, two rotary modules, refused ones."""
+SAMPLE = (
+    "llama",
+    "gemma3_text",
+    "gpt_oss",
+    "llama4_text",
+    "longcat_flash",
+    "granite_swa",
+    "falcon",
+    "moshi",
+    "emu3",
+    "ernie4_5_moe",
+    "gemma3n_text",
+    "olmo_hybrid",
+    "phimoe",
+)
+"""Families of every kind: windows, sinks, chunks, latent attention, two rotary modules, a config that only holds the
+decoder's, routers in float32, buffers that a part of the model computes, layers with a state, refused ones."""
 
 
 def test_every_family_of_transformers_is_known():
@@ -65,7 +82,8 @@ def test_an_unknown_family_is_refused(family, message):
 def test_a_family_without_other_processes_is_as_the_table_says(family):
     found = every_family.support_of(family)
     expected = supported(ModelsSettings(family=family)).to_json()["families"][family]
-    del found["context_parallelism"], expected["context_parallelism"]
+    for column in ("context_parallelism", "distributed_training"):
+        del found[column], expected[column]
     assert found == expected
 
 
@@ -89,6 +107,16 @@ def test_a_wrong_row_would_be_noticed(monkeypatch):
     plain = every_family.tiny_model("mistral", every_family.torch.float64)
     found = every_family.packed_training("mistral", plain)
     assert (found["status"], "off by" in found["reason"]) == ("WRONG", True)
+
+
+@pytest.mark.slow
+def test_a_wrong_step_would_be_noticed(monkeypatch, two_ranks: Ranks):
+    """With padding among the tokens that the ranks balance, the comparison says WRONG."""
+    wrong = functools.partial(two_steps_wrongly, "padding counts")
+    monkeypatch.setattr(every_family, "two_steps_on_ranks", wrong)
+    packed = every_family.entry("tested")
+    found = every_family.distributed_training("mixtral", packed, two_ranks)
+    assert (found["status"], "is off by" in found["reason"]) == ("WRONG", True)
 
 
 def test_the_table_is_in_the_package():

@@ -20,7 +20,7 @@ RESULT = SupportResult(
 def test_all_families_in_a_table_with_a_star_where_there_is_more_to_say():
     table, _, *lines = describe_support(RESULT, ModelsSettings())
     assert isinstance(table, ResultTable)
-    assert table.rows[1] == ("b", "tested *", "tested", "refused", "tested", "tested")
+    assert table.rows[1] == ("b", "tested *", "tested", "tested", "refused", "tested", "tested")
     assert "2 families" in table.title
     assert str(lines[0]) == "no RoPE: c, d"
 

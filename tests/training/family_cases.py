@@ -10,7 +10,7 @@ import torch
 from ropewalk import PackedLayout, Row
 from ropewalk.attention.layout import IGNORED, next_token_labels
 from ropewalk.models.intercept import KeepFloat64, run_experts_one_by_one
-from ropewalk.models.load import checkpoint_activations, load_model
+from ropewalk.models.load import AS_IT_IS, cast_parameters, checkpoint_activations, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.routing import Recorder
 from ropewalk.models.sharding import gathered_state, load_sharded
@@ -54,17 +54,20 @@ def rows_with_padding():
     return [replace(first, labels=labels, padding=9), *others]
 
 
-def two_steps(folder, rows, mesh=None, world=None, balancing=0.0, wide=True, checkpointing=False):
+def two_steps(
+    folder, rows, mesh=None, world=None, balancing=0.0, wide=True, checkpointing=False, setup=AS_IT_IS
+):
     """Loss, gradient norm and routing of two optimiser steps, and the weights after them.
 
     In float64 all the way, or in float32.
     """
     dtype = torch.float64 if wide else torch.float32
     if mesh is None:
-        whole = load_model(folder, dtype=dtype)
+        whole = load_model(folder, setup, dtype=dtype)
+        cast_parameters(whole, dtype)
         model, mine = LossModel(whole, OutputHead.unchecked(whole)), rows
     else:
-        model = load_sharded(folder, mesh, world, dtype=dtype)
+        model = load_sharded(folder, mesh, world, setup, dtype=dtype)
         mine = rows[mesh.data_rank :: mesh.shape.data_degree]
     run_experts_one_by_one(model.model)
     model.train()

@@ -22,6 +22,7 @@ from ropewalk.io.settings import Option, Settings
 COLUMNS = {
     "packed_training": "packed training",
     "context_parallelism": "context parallelism",
+    "distributed_training": "distributed training",
     "audit": "audit",
     "planning": "planning",
     "export": "export",
