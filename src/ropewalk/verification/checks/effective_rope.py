@@ -202,8 +202,9 @@ def _angle_errors(applied: Applied, angles: Tensor, inv_freq: Tensor, factor: fl
 
     The error is the larger of the error of the angle and the relative error of the norm of (cos, sin), which is the
     attention factor. cos and sin are rounded to their dtype. The module of transformers also computes in float32: the
-    frequency is a power of theta, whose relative error grows with its logarithm, and the product with the position is
-    rounded again.
+    frequency is a power of theta, whose relative error grows with its logarithm. It is rounded again as a power, for
+    longrope in a product with a rounded factor, as a reciprocal, and in the product with the position: six units of
+    half an epsilon.
     """
     turn = 2 * math.pi
     angle = torch.remainder(torch.atan2(applied.sin, applied.cos) - angles + math.pi, turn) - math.pi
@@ -212,7 +213,7 @@ def _angle_errors(applied: Applied, angles: Tensor, inv_freq: Tensor, factor: fl
     budget = torch.full_like(angles, torch.finfo(applied.dtype).eps)
     if not applied.exact:
         budget = budget + angles * torch.finfo(torch.float32).eps * (
-            1 + inv_freq.where(inv_freq > 0, 1).log().abs()
+            3 + inv_freq.where(inv_freq > 0, 1).log().abs()
         )
     return error, budget
 
