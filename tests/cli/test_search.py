@@ -404,7 +404,10 @@ def test_a_log_of_more_rows_than_there_are_is_damaged(search, tmp_path, capsys):
     log = tmp_path / "factors.jsonl"
     log.write_text(log.read_text().replace('"document": 1', '"document": 2'))
     assert search("--resume") == 2
-    assert "document 2, where there are 2 from 0 on" in capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "document 2 does not exist; the search has documents 0 to 1"
+        in capsys.readouterr().err.splitlines()[-1]
+    )
 
 
 def test_losses_that_are_no_numbers_are_a_failure(search, monkeypatch, capsys):

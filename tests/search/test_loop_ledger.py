@@ -56,19 +56,19 @@ def test_a_damaged_log_is_refused(tmp_path, text, number):
         ('"document": Infinity', "Infinity is not a JSON value"),
         ('"document": NaN', "NaN is not a JSON value"),
         ('"document": 1e999', "1e999 is beyond the largest float64"),
-        ('"document": 1.0', r"document 1\.0 is no whole number"),
-        ('"document": true', "document True is no whole number"),
-        ('"document": -1', "document -1 is no whole number"),
-        ('"document": 2', "document 2, where there are 2 from 0 on"),
+        ('"document": 1.0', r"document 1\.0 is not a whole number"),
+        ('"document": true', "document True is not a whole number"),
+        ('"document": -1', "document -1 is not a whole number"),
+        ('"document": 2', "document 2 does not exist; the search has documents 0 to 1"),
         ('"loss": NaN', "NaN is not a JSON value"),
         ('"loss": -Infinity', "-Infinity is not a JSON value"),
         ('"loss": -1e999', "-1e999 is beyond the largest float64"),
-        ('"loss": "1.5"', "loss '1.5' is no finite number"),
+        ('"loss": "1.5"', "loss '1.5' is not a finite number"),
         ('"loss": ' + "1" * 400, "too large"),
-        ('"rescale_factors": "12"', "rescale_factors '12' are no list of numbers"),
-        ('"rescale_factors": [1.0, null]', "rescale_factors None is no finite number"),
-        ('"start_tokens": 0.5', r"start_tokens 0\.5 is no whole number"),
-        ('"start_tokens": -4', "start_tokens -4 is no whole number"),
+        ('"rescale_factors": "12"', "rescale_factors '12' is not a list of numbers"),
+        ('"rescale_factors": [1.0, null]', "rescale_factors None is not a finite number"),
+        ('"start_tokens": 0.5', r"start_tokens 0\.5 is not a whole number"),
+        ('"start_tokens": -4', "start_tokens -4 is not a whole number"),
     ],
 )
 def test_values_that_no_search_writes_are_damage(tmp_path, change, message):
@@ -100,7 +100,7 @@ def test_a_job_has_one_loss(tmp_path):
         if losses[0] == losses[1]:
             assert read_log(path, HEADER) == {JOB: losses[0]}
         else:
-            with pytest.raises(RopewalkError, match=rf"a loss of {losses[1]} where an earlier line has 1\.5"):
+            with pytest.raises(RopewalkError, match=rf"a loss of {losses[1]}, but an earlier line has 1\.5"):
                 read_log(path, HEADER)
 
 

@@ -1,16 +1,17 @@
-"""The search algorithms, and what they and an objective say to each other; neither knows what is behind the other.
+"""Search algorithms, and the interface between an algorithm and an evaluator.
 
-An algorithm is a generator: it yields an :class:`Ask`, gets a :class:`Measured` for each candidate of it, in order,
-and ends when it has nothing more to ask. An evaluator gives the loss of one candidate on one document, which is the
-unit of cost: a *forward*.
+An algorithm is a generator. It yields an :class:`Ask`, receives one :class:`Measured` per candidate in the same order,
+and returns when it has no further candidates. An evaluator computes the loss of one candidate on one document. This is
+the unit of cost, called a *forward*.
 
-``evolution`` is the paper's: mutation and crossover that never leave the space, and the loop of generations. Source:
-Ding et al., LongRoPE, arXiv:2402.13753, algorithm 1 and section 3.3; the numbers are the paper's.
+``evolution`` is the algorithm of the LongRoPE paper: generations of mutation and crossover that stay within the search
+space. Source: Ding et al., LongRoPE, arXiv:2402.13753, algorithm 1 and section 3.3; the default settings are the
+paper's.
 
-``cma-es`` is covariance matrix adaptation of what a few knots add to the log factors of the best candidate so far.
-Between knots the addition is linear in the pair's number, so that neighbouring pairs, which matter alike, move
-together; the shape that a seed has between its knots stays. Each restart has more knots, down to one a pair. Source:
-Hansen, The CMA evolution strategy: a tutorial, arXiv:1604.00772, as the package ``cma`` has it.
+``cma-es`` is covariance matrix adaptation of offsets to the log factors of the best candidate so far. The offsets are
+set at a few knots and interpolated linearly over the pair index between them, because neighbouring pairs have similar
+effects; the best candidate's own shape between knots is kept. Each restart uses more knots, up to one per pair. Source:
+Hansen, The CMA evolution strategy: a tutorial, arXiv:1604.00772, as implemented in the package ``cma``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ropewalk.search.space import Candidate, Space
 
 
 class Job(NamedTuple):
-    """One forward: a candidate on a document, by the document's index."""
+    """One forward: a candidate and the index of the document to evaluate it on."""
 
     candidate: Candidate
     document: int
@@ -37,11 +38,12 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Ask:
-    """Candidates that an algorithm wants measured.
+    """Candidates that an algorithm asks to have measured.
 
     Attributes:
-        candidates: at least one; some may have been measured before, which costs nothing.
-        keep: how many of the best matter for what follows. Racing may leave the others with fewer documents.
+        candidates: at least one; candidates that were measured before cost nothing.
+        keep: number of best candidates that the algorithm needs measured on all documents. Racing may drop the others
+            after fewer documents.
     """
 
     candidates: tuple[Candidate, ...]
@@ -50,12 +52,12 @@ class Ask:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found of a candidate.
+    """Measurement of one candidate.
 
     Attributes:
-        candidate: which.
-        objective: nats a token, the lower the better; infinite where a loss is no finite number.
-        documents: on how many it was measured, the first ones.
+        candidate: the candidate.
+        objective: nats per token, to be minimised; infinite if a loss is NaN or infinite.
+        documents: number of documents it was measured on, counted from the first.
     """
 
     candidate: Candidate
@@ -64,40 +66,43 @@ class Measured:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """What to sort by: those with more documents first, as an objective of fewer says less."""
+        """Sort key: more documents first, because objectives on fewer documents are noisier."""
         return -self.documents, self.objective
 
 
 Algorithm = Callable[[Space, Sequence[Candidate], np.random.Generator], Generator[Ask, list[Measured], None]]
-"""From a space, candidates to begin with and random numbers to what it asks."""
+"""Function from a search space, initial candidates and a random generator to the generator of its asks."""
 
 
 class Evaluator(Protocol):
-    """Gives the loss of candidates on documents. Under several processes all call it alike, and get the same."""
+    """Computes losses of candidates on documents. All ranks make the same calls and get the same results."""
 
     @property
     def n_documents(self) -> int:
-        """Documents that a candidate is measured on."""
+        """Number of documents that a candidate is measured on."""
 
     def losses(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, float]]:
-        """The loss of each job, as they are done; infinite where it is no finite number."""
+        """Yield each job with its loss in nats per token, as it completes; a NaN loss becomes infinite."""
 
     def objective(self, losses: Sequence[float]) -> float:
-        """What the losses of the first documents amount to, in nats a token."""
+        """Objective from the losses of the first ``len(losses)`` documents, in nats per token."""
 
 
 MOST_TRIES = 100
-"""Attempts at a candidate that was not there before; a small space may have none left."""
+"""Maximum number of attempts per new candidate; a small space may contain no new candidate."""
 
 
 @dataclass(frozen=True)
 class EvolutionSettings:
-    """Attributes:
-    population: candidates of the first generation.
-    parents: the best of all so far, from which the next ones come.
-    mutations, crossovers: new candidates of a generation.
-    mutation_probability: of each factor, and of n̂; of a factor of the second parent in a crossover as well.
-    iterations: generations after the first.
+    """Settings of the evolutionary search.
+
+    Attributes:
+        population: number of candidates in the first generation.
+        parents: number of best candidates from which each generation is made.
+        mutations, crossovers: number of new candidates per generation.
+        mutation_probability: probability that a mutation redraws a factor or n̂, and that a crossover takes it from the
+            second parent.
+        iterations: number of generations after the first.
     """
 
     population: int = 64
@@ -109,13 +114,13 @@ class EvolutionSettings:
 
 
 def mutate(space: Space, parent: Candidate, probability: float, random: np.random.Generator) -> Candidate:
-    """A candidate some factors of which are drawn anew, each between its neighbours.
+    """A copy of the parent with some factors redrawn, each between its neighbours, so that factors stay ascending.
 
     Args:
-        space: of the parent.
-        parent: what to change.
-        probability: of each factor, and of n̂, to be drawn.
-        random: where chance comes from.
+        space: search space of the parent.
+        parent: candidate to mutate.
+        probability: probability of redrawing each factor, and n̂.
+        random: random generator.
     """
     levels = space.levels_of(parent)
     for pair in range(space.pairs):
@@ -132,13 +137,13 @@ def mutate(space: Space, parent: Candidate, probability: float, random: np.rando
 def crossover(
     space: Space, first: Candidate, second: Candidate, probability: float, random: np.random.Generator
 ) -> Candidate | None:
-    """The first parent with some factors of the second; None where they would not ascend.
+    """The first parent with some factors taken from the second; None if the result does not ascend.
 
     Args:
-        space: of both.
+        space: search space of both parents.
         first, second: parents.
-        probability: of each factor, and of n̂, to be the second's.
-        random: where chance comes from.
+        probability: probability of taking each factor, and n̂, from the second parent.
+        random: random generator.
     """
     drawn = random.random(space.pairs + 1) < probability
     pairs = zip(first.rescale_factors, second.rescale_factors, drawn[:-1], strict=True)
@@ -148,8 +153,8 @@ def crossover(
 
 
 def evolve(settings: EvolutionSettings | None = None) -> Algorithm:
-    """The paper's algorithm with its numbers, or others."""
-    told = settings or EvolutionSettings()
+    """Evolutionary search; with the paper's settings if ``settings`` is None."""
+    chosen = settings or EvolutionSettings()
 
     def run(
         space: Space, seeds: Sequence[Candidate], random: np.random.Generator
@@ -157,23 +162,24 @@ def evolve(settings: EvolutionSettings | None = None) -> Algorithm:
         seen: set[Candidate] = set()
 
         def mutant() -> Candidate:
-            return mutate(space, _one_of(parents, random), told.mutation_probability, random)
+            return mutate(space, _one_of(parents, random), chosen.mutation_probability, random)
 
         def child() -> Candidate:
             first, second = _one_of(parents, random), _one_of(parents, random)
-            return crossover(space, first, second, told.mutation_probability, random) or mutant()
+            # A crossover can break the order of the factors; a mutant then takes its place in the generation.
+            return crossover(space, first, second, chosen.mutation_probability, random) or mutant()
 
         parents = list(seeds)
         first = _new(seen, len(seeds), iter(seeds).__next__)
-        first += _new(seen, told.population - len(first), mutant)
-        measured = yield Ask(tuple(first), told.parents)
-        for _ in range(told.iterations):
-            measured = sorted(measured, key=lambda each: each.rank)[: told.parents]
+        first += _new(seen, chosen.population - len(first), mutant)
+        measured = yield Ask(tuple(first), chosen.parents)
+        for _ in range(chosen.iterations):
+            measured = sorted(measured, key=lambda each: each.rank)[: chosen.parents]
             parents = [each.candidate for each in measured]
-            offspring = _new(seen, told.mutations, mutant) + _new(seen, told.crossovers, child)
+            offspring = _new(seen, chosen.mutations, mutant) + _new(seen, chosen.crossovers, child)
             if not offspring:
                 return
-            measured = yield Ask((*parents, *offspring), told.parents)
+            measured = yield Ask((*parents, *offspring), chosen.parents)
 
     return run
 
@@ -183,7 +189,7 @@ def _one_of(parents: Sequence[Candidate], random: np.random.Generator) -> Candid
 
 
 def _new(seen: set[Candidate], count: int, make: Callable[[], Candidate]) -> list[Candidate]:
-    """As many candidates as can be found that were not there before."""
+    """Up to ``count`` candidates that are not in ``seen``; they are added to it."""
     found: list[Candidate] = []
     for _ in range(MOST_TRIES * max(count, 0)):
         if len(found) == count:
@@ -198,20 +204,22 @@ def _new(seen: set[Candidate], count: int, make: Callable[[], Candidate]) -> lis
     return found
 
 
-FINEST = 0.005
-"""Smallest standard deviation of a log factor: half a step of the grid at a factor of 1."""
-DULL = 3
-"""Generations with hardly anything new, and restarts with nothing new, that end what they belong to."""
+MIN_STD = 0.005
+"""Standard deviation of log factors below which a run stops: half a grid step at a factor of 1."""
+PATIENCE = 3
+"""Consecutive generations with few new candidates that end a run, and restarts with none that end the search."""
 TOKENS_SCALE = 20.0
-"""Places in the list of start tokens that are as far as a factor e."""
+"""Steps in the list of start-token counts per unit of the search coordinate, where a unit is a factor of e."""
 
 
 @dataclass(frozen=True)
 class CovarianceSettings:
-    """Attributes:
-    knots: of the first run; each restart has twice as many, down to one a pair, and then it begins anew.
-    sigma: standard deviation of the first run's additions to the log factors; 0.2 changes a factor by a fifth.
-    keep: how many of a generation racing has to measure in full; the ranks of the others may be of fewer documents.
+    """Settings of the CMA-ES search.
+
+    Attributes:
+        knots: number of knots of the first run. Each restart doubles it, up to one per pair; then it starts over.
+        sigma: initial standard deviation of the offsets to log factors in the first run; 0.2 is about 20 % of a factor.
+        keep: number of best candidates of a generation that racing measures on all documents.
     """
 
     knots: int = 4
@@ -220,30 +228,30 @@ class CovarianceSettings:
 
 
 def covariance(settings: CovarianceSettings | None = None) -> Algorithm:
-    """The algorithm, with settings that were measured or others."""
-    told = settings or CovarianceSettings()
+    """CMA-ES search; with the settings that did best in our measurements if ``settings`` is None."""
+    chosen = settings or CovarianceSettings()
 
     def run(
         space: Space, seeds: Sequence[Candidate], random: np.random.Generator
     ) -> Generator[Ask, list[Measured], None]:
         known = _Known()
         yield from known.ask(tuple(seeds), len(seeds))
-        knots, sigma, idle = min(told.knots, space.pairs), told.sigma, 0
-        while idle < DULL:
+        knots, sigma, idle = min(chosen.knots, space.pairs), chosen.sigma, 0
+        while idle < PATIENCE:
             before = len(known.measured)
-            yield from _descend(space, known, knots, sigma, told.keep, random)
+            yield from _descend(space, known, knots, sigma, chosen.keep, random)
             idle = 0 if len(known.measured) > before else idle + 1
             if knots < space.pairs:
-                knots, sigma = min(2 * knots, space.pairs), told.sigma / 2
+                knots, sigma = min(2 * knots, space.pairs), chosen.sigma / 2
             else:
-                # All pairs have been free: from the beginning, and further away.
-                knots, sigma = min(told.knots, space.pairs), 2 * told.sigma
+                # The last run moved every pair on its own: start over with few knots and a wider spread.
+                knots, sigma = min(chosen.knots, space.pairs), 2 * chosen.sigma
 
     return run
 
 
 class _Known:
-    """What was measured so far, and the best of it."""
+    """All measurements so far."""
 
     def __init__(self) -> None:
         self.measured: dict[Candidate, Measured] = {}
@@ -255,7 +263,7 @@ class _Known:
     def ask(
         self, candidates: Sequence[Candidate], keep: int
     ) -> Generator[Ask, list[Measured], list[Measured]]:
-        """Ask for candidates, unless all of them are known."""
+        """Ask for candidates, unless all have been measured already."""
         if any(candidate not in self.measured for candidate in candidates):
             for measured in (yield Ask(tuple(candidates), keep)):
                 self.measured[measured.candidate] = measured
@@ -265,25 +273,37 @@ class _Known:
 def _descend(
     space: Space, known: _Known, knots: int, sigma: float, keep: int, random: np.random.Generator
 ) -> Generator[Ask, list[Measured], None]:
-    """One run of the strategy from the best candidate, until it stands still."""
+    """One CMA-ES run from the best candidate so far, until it converges."""
     size = knots + (len(space.start_tokens) > 1)
     decode = _decoder(space, known.best, knots)
-    # The package knows no single coordinate; a second one that means nothing does no harm.
+    # The package does not support one dimension; the decoder ignores a second one.
     strategy = _strategy(max(size, 2), sigma, random)
-    dull = 0
-    while dull < DULL and not strategy.stop() and strategy.sigma * max(strategy.D) > FINEST:
+    stale = 0
+    while stale < PATIENCE and not strategy.stop() and strategy.sigma * max(strategy.D) > MIN_STD:
         points = strategy.ask()
         candidates = [decode(point) for point in points]
         new = sum(candidate not in known.measured for candidate in set(candidates))
-        dull = 0 if 4 * new > len(points) else dull + 1
+        # On a grid, a converging run proposes the same candidates again long before sigma is small.
+        stale = 0 if 4 * new > len(points) else stale + 1
         measured = yield from known.ask(candidates, keep)
-        # Only the order counts, and objectives of unlike numbers of documents cannot be compared as they are.
+        # CMA-ES uses only the order of the values. After racing, objectives cover different numbers of documents and
+        # cannot be compared directly, but ranks can.
         ranks = sorted({each.rank for each in measured})
         strategy.tell(points, [float(ranks.index(each.rank)) for each in measured])
 
 
 def _decoder(space: Space, start: Candidate, knots: int) -> Callable[[NDArray[np.float64]], Candidate]:
-    """From coordinates ``[knots]``, and one for n̂ where there is a choice, to a candidate; zeros are the start."""
+    """Map search coordinates to candidates.
+
+    Args:
+        space: search space.
+        start: candidate at the origin of the coordinates.
+        knots: number of knots.
+
+    Returns:
+        A function from coordinates ``[knots]``, or ``[knots + 1]`` with n̂ last if the space has several start-token
+        counts, to a candidate of the space.
+    """
     pairs = np.arange(space.pairs)
     places = np.linspace(0, space.pairs - 1, knots)
     logs = np.log(start.rescale_factors)
@@ -291,7 +311,8 @@ def _decoder(space: Space, start: Candidate, knots: int) -> Callable[[NDArray[np
 
     def decode(point: NDArray[np.float64]) -> Candidate:
         moved = logs + np.interp(pairs, places, point[:knots])
-        # Between the nearest that ascend from above and from below: neither end of a fall is favoured.
+        # Factors must ascend. The mean of the smallest ascending bound above and the largest below moves both sides of
+        # a descent equally; either bound alone would bias the factors upwards or downwards.
         above, below = np.maximum.accumulate(moved), np.minimum.accumulate(moved[::-1])[::-1]
         factors = np.exp(np.clip((above + below) / 2, 0.0, math.log(space.largest)))
         chosen = index
@@ -303,18 +324,18 @@ def _decoder(space: Space, start: Candidate, knots: int) -> Callable[[NDArray[np
 
 
 def _strategy(size: int, sigma: float, random: np.random.Generator) -> Any:
-    """The package's strategy, silent, without files, and with no chance but ours."""
-    # Imported here: a search by evolution does without.
+    """CMA-ES of the package ``cma``, without output or files, and with all random numbers from ``random``."""
+    # Imported here because only cma-es needs the package.
     import cma
 
     options = {
         "randn": lambda many, dimension: random.standard_normal((many, dimension)),
-        # No number: the package leaves numpy's own generator alone.
+        # With NaN the package does not seed numpy's global generator.
         "seed": math.nan,
         "verbose": -9,
         "verb_log": 0,
         "verb_disp": 0,
-        # Its tests of values would take ranks for objectives; ours end a run instead.
+        # Disable stopping criteria on objective values, because the values here are ranks; _descend has its own.
         "tolfun": 0,
         "tolfunhist": 0,
         "tolflatfitness": math.inf,
@@ -324,10 +345,10 @@ def _strategy(size: int, sigma: float, random: np.random.Generator) -> Any:
 
 
 def algorithm_named(name: str) -> Algorithm:
-    """An algorithm with its published or measured settings.
+    """The algorithm with this name, with its default settings.
 
     Raises:
-        RopewalkError: for a name that is none of :data:`~ropewalk.search.settings.ALGORITHMS`.
+        RopewalkError: if the name is not in :data:`~ropewalk.search.settings.ALGORITHMS`.
     """
     if name not in ALGORITHMS:
         raise RopewalkError(f"unknown search algorithm {name!r}; choose one of {', '.join(ALGORITHMS)}")

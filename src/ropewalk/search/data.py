@@ -36,17 +36,18 @@ from ropewalk.search.settings import SearchSettings
 def search_rows(
     documents: Sequence[Ids], length: int, bos_id: int | None, eos_id: int | None, count: int, held_out: int
 ) -> tuple[EvaluationRows, EvaluationRows | None]:
-    """Rows to search on, and rows of other documents to judge the result by.
+    """Rows to search on, and rows of other documents to evaluate the result on.
 
     Args:
-        documents: int ``[tokens]`` each, without special tokens.
-        length: tokens of a row.
-        bos_id, eos_id: as for :func:`~ropewalk.evaluation.evaluation_rows`.
-        count: rows to search on, exactly; the same whatever ``held_out`` is.
-        held_out: rows to judge by, at most; 0 for none.
+        documents: token ids of each document, int ``[tokens]``, without special tokens.
+        length: tokens per row.
+        bos_id, eos_id: special tokens, see :func:`~ropewalk.evaluation.evaluation_rows`.
+        count: exact number of rows to search on; they do not depend on ``held_out``.
+        held_out: maximum number of held-out rows; 0 for none.
 
     Returns:
-        The two; the second is None where none are wanted, or the text is used up. No document is in both.
+        Search rows and held-out rows, which share no document. Held-out rows are None if none were requested or the
+        text is used up.
 
     Raises:
         RopewalkError: if the text does not fill ``count`` rows.
@@ -58,7 +59,8 @@ def search_rows(
         first = [documents[number] for number in long[:count]]
         rest = [document for number, document in enumerate(documents) if number not in chosen]
     else:
-        # Joined documents: the first that fill the rows, every piece of which begins with a BOS of its own.
+        # Too few documents fill a row alone, so rows join documents. Each document, and each continuation of one in
+        # another row, starts with its own BOS, so the number of documents needed is found by trying.
         sums = list(accumulate(len(document) + 2 for document in documents))
         end = next((number for number, total in enumerate(sums, start=1) if total >= count * length), None)
         end = _that_fill(documents, end or len(documents), length, bos_id, eos_id, count)
@@ -79,14 +81,14 @@ def search_rows(
 
 
 def rows_digest(rows: Sequence[Row]) -> str:
-    """sha256 of the tokens and labels of rows: what a search was measured on."""
+    """SHA-256 of the tokens and labels of rows."""
     return digest([[row.input_ids.tolist(), row.labels.tolist()] for row in rows])
 
 
 def _that_fill(
     documents: Sequence[Ids], start: int, length: int, bos_id: int | None, eos_id: int | None, count: int
 ) -> int:
-    """The fewest first documents, at least ``start``, that fill so many rows; all of them if they do not."""
+    """Smallest number of first documents, from ``start`` on, that fill ``count`` rows; all documents if none does."""
     for end in range(start, len(documents)):
         try:
             if len(evaluation_rows(documents[:end], length, bos_id, eos_id, count).rows) == count:
@@ -97,20 +99,20 @@ def _that_fill(
 
 
 NEEDLES = 4
-"""In a row: the answers' tokens are as many times more, at the cost of one forward."""
+"""Default needles per row: one forward then scores the tokens of several answers."""
 MOST_WORDS = 16
-"""Words that are read for a token of a row, at most: some tokenizers join words, none so many."""
+"""Maximum number of words read per token of a row: some tokenizers join words, but never so many."""
 
 
 @dataclass(frozen=True)
 class Needles:
-    """What a row hides.
+    """Needles of a row.
 
     Attributes:
-        beyond: tokens between the position that says the first token of an answer and the last token of its number
-            in the text, at least: the trained length, so that no answer is within reach of what the model was
-            trained for; half of the row if None.
-        count: numbers that are hidden in it.
+        beyond: minimum distance in tokens from the last token of a number in the text to the position that predicts
+            the first token of its answer. With the trained length, no answer lies within the distances that the model
+            was trained for. None means half of the row.
+        count: number of needles per row.
     """
 
     beyond: int | None = None
@@ -128,26 +130,26 @@ def needle_rows(
     seed: int,
     needles: Needles = FOUR_NEEDLES,
 ) -> list[Row]:
-    """Rows of text with numbers hidden in it, of which only the answers at the end are scored.
+    """Rows of text with hidden numbers, in which only the tokens of the answers at the end are scored.
 
-    The places of all needles of all rows are spread evenly, from the beginning of the text to where the answer is just
-    ``needles.beyond`` tokens away: after the sentence, or else the word, that ends there. Words are one space apart.
-    Keys, numbers and text are the same at every length.
+    The depths of all needles of all rows are spread evenly, from the beginning of the text to the last place that is
+    ``needles.beyond`` tokens before its answer. A needle follows the end of a sentence, or of a word if no sentence
+    ends nearby. Words are separated by one space. Keys, numbers and text are the same at every length.
 
     Args:
-        tokenizer: the model's own, with a ``tokenizers`` backend.
-        documents: text, joined; each row begins at another place of it, and it begins again where it ends.
-        length: tokens of a row, exactly, BOS included where the tokenizer has one.
-        count: rows.
-        seed: of keys and numbers.
-        needles: how many each row hides, and how far back.
+        tokenizer: tokenizer of the model, with a ``tokenizers`` backend.
+        documents: text, which is joined and repeated as needed; each row starts at another place.
+        length: exact number of tokens per row, including BOS if the tokenizer has one.
+        count: number of rows.
+        seed: random seed of keys and numbers.
+        needles: number of needles per row and their minimum distance.
 
     Returns:
-        Rows of pattern ``full``.
+        Rows with the pattern ``full``.
 
     Raises:
         RopewalkError: if there is no text, a number is out of range, ``length`` is too short (the message gives one
-            that suffices), or the word lists or the tokenizer cannot give such text.
+            that suffices), or the tokenizer cannot encode the text.
     """
     hidden, beyond = needles.count, length // 2 if needles.beyond is None else needles.beyond
     for name, value, least in (("rows", count, 1), ("needles", hidden, 1), ("tokens beyond", beyond, 0)):
@@ -162,7 +164,7 @@ def needle_rows(
     encoder.check_alphabet()
     places = count * hidden
     texts = [
-        _Text.of(encoder, words, len(words) * index // count, length, _riddle(seed, index, hidden))
+        _Text.of(encoder, words, len(words) * index // count, length, _draw_hidden(seed, index, hidden))
         for index in range(count)
     ]
     slack = min(text.row([0.0] * hidden, 0, length).slack(beyond) for text in texts)
@@ -179,32 +181,32 @@ def needle_rows(
 
 
 @dataclass(frozen=True)
-class _Riddle:
-    """Keys and numbers in the order they are hidden in, and the order that they are asked for in."""
+class _Hidden:
+    """Keys and numbers of a row in the order of the text, and the order of the questions."""
 
     keys: tuple[str, ...]
     values: tuple[str, ...]
     asked: tuple[int, ...]
 
 
-def _riddle(seed: int, index: int, needles: int) -> _Riddle:
+def _draw_hidden(seed: int, index: int, needles: int) -> _Hidden:
     draw = random.Random(f"{seed}/needle rows/{index}")
     found: dict[str, str] = {}
     while len(found) < needles:
         found[draw_word("words", draw)] = draw_word("numbers", draw)
-    return _Riddle(tuple(found), tuple(found.values()), tuple(draw.sample(range(needles), needles)))
+    return _Hidden(tuple(found), tuple(found.values()), tuple(draw.sample(range(needles), needles)))
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """A row of a length that is about to be cut to it; places are indices of its tokens.
+    """A row before it is cut to its length; all places are token indices.
 
     Attributes:
-        ids: all tokens, BOS first.
-        hidden: the last token of each number in the text.
+        ids: all tokens, starting with BOS if there is one.
+        hidden: last token of each number in the text.
         answers: first and last token of each answer, in the same order.
-        end: the first token behind the text.
-        surplus: tokens before ``end`` that are too many.
+        end: first token after the text.
+        surplus: number of tokens to remove before ``end``.
     """
 
     ids: list[int]
@@ -214,7 +216,7 @@ class _Draft:
     surplus: int
 
     def slack(self, beyond: int) -> int:
-        """Tokens by which the needles could stand later; negative if something is too near."""
+        """Tokens by which all needles could move later; negative if a needle is too close to its answer."""
         gaps = [
             first - self.surplus - 1 - last
             for (first, _), last in zip(self.answers, self.hidden, strict=True)
@@ -233,23 +235,24 @@ class _Draft:
 
 @dataclass(frozen=True)
 class _Text:
-    """The text of a row before needles are hidden in it.
+    """Text of a row before needles are inserted.
 
     Attributes:
-        words: as many as have a row's tokens.
-        tokens: of the text up to each word's end.
-        sentences: words up to each sentence's end.
+        words: enough words for a row.
+        tokens: number of tokens up to the end of each word.
+        sentences: number of words up to the end of each sentence.
+        needles: keys and numbers to insert.
     """
 
     encoder: PromptEncoder
     words: list[str]
     tokens: list[int]
     sentences: list[int]
-    riddle: _Riddle
+    needles: _Hidden
 
     @classmethod
     def of(
-        cls, encoder: PromptEncoder, pool: Sequence[str], start: int, length: int, riddle: _Riddle
+        cls, encoder: PromptEncoder, pool: Sequence[str], start: int, length: int, needles: _Hidden
     ) -> _Text:
         size = length
         while size <= MOST_WORDS * length:
@@ -258,14 +261,14 @@ class _Text:
             if len(ends) >= length:
                 chars = accumulate(len(word) + 1 for word in words)
                 tokens = [bisect_right(ends, char - 1) for char in chars]
-                return cls(encoder, words, tokens, sentence_ends(words), riddle)
+                return cls(encoder, words, tokens, sentence_ends(words), needles)
             size *= 2
         raise RopewalkError(
             f"{size // 2} words of the text give fewer than {length} tokens with this tokenizer; give other text"
         )
 
     def placed(self, shares: Sequence[float], length: int, beyond: int) -> Row:
-        """The row with its needles at such shares of the places that are far enough back."""
+        """The row with its needles at these fractions of the text before the last allowed place."""
         reach = self.row([0.0] * len(shares), 0, length).slack(beyond)
         # Needles change the tokenisation of the text around them; move them back until the distance suffices.
         while (draft := self.row(shares, reach, length)).slack(beyond) < 0:
@@ -273,22 +276,22 @@ class _Text:
         return draft.cut()
 
     def row(self, shares: Sequence[float], reach: int, length: int) -> _Draft:
-        """Needles at shares, ascending, of the first ``reach`` tokens."""
-        riddle = self.riddle
-        lines = [needle_line("numbers", *each) for each in zip(riddle.keys, riddle.values, strict=True)]
+        """Insert needles at ascending fractions of the first ``reach`` tokens."""
+        needles = self.needles
+        lines = [needle_line("numbers", *each) for each in zip(needles.keys, needles.values, strict=True)]
         step = reach * (shares[1] - shares[0]) / 2 if len(shares) > 1 else reach / 2
         at = [self._place(round(share * reach), step) for share in shares]
         parts: list[str] = []
         for start, stop, line in zip([0, *at], [*at, len(self.words)], [*lines, None], strict=True):
             parts += [*self.words[start:stop], *([line] if line else [])]
         context = " ".join(parts)
-        text, _ = niah_prompt("numbers", riddle.keys, 1, context)
+        text, _ = niah_prompt("numbers", needles.keys, 1, context)
         behind = text.index(context) + len(context)
         spans = {}
-        for number in riddle.asked:
-            text += NIAH_SINGLE.prefix(type="number", query=riddle.keys[number]) + " "
-            spans[number] = (len(text), len(text) + len(riddle.values[number]))
-            text += riddle.values[number] + "."
+        for number in needles.asked:
+            text += NIAH_SINGLE.prefix(type="number", query=needles.keys[number]) + " "
+            spans[number] = (len(text), len(text) + len(needles.values[number]))
+            text += needles.values[number] + "."
         text = text.removesuffix(".")
         encoded = self.encoder.backend().encode(text, add_special_tokens=False)
         bos = self.encoder.tokenizer.bos_token_id
@@ -304,7 +307,7 @@ class _Text:
         return _Draft(ids, hidden, answers, bisect_right(ends, behind), len(ids) - length)
 
     def _place(self, tokens: int, step: float) -> int:
-        """The last word's end within so many tokens, or the sentence's if one lies within a step before."""
+        """Word index of the last sentence end within ``step`` tokens before ``tokens``, else of the last word end."""
         word = bisect_right(self.tokens, tokens)
         known = bisect_right(self.sentences, word)
         sentence = self.sentences[known - 1] if known else 0
@@ -313,27 +316,26 @@ class _Text:
 
 
 def _ends(encoder: PromptEncoder, text: str) -> list[int]:
-    """Where each token of a text ends, in characters."""
+    """End of each token in characters of the text."""
     return [end for _, end in encoder.backend().encode(text, add_special_tokens=False).offsets]
 
 
 CHARACTERS = 32
-"""Read for a token that needle rows of both kinds hold: more than enough of any language."""
+"""Characters read per token of all needle rows: more than enough in any language."""
 SEARCH_SEED, HELD_OUT_SEED = 0, 1
-"""Of the needles; not that of the search: searches of several seeds have the same documents."""
+"""Random seeds of the needles; independent of the search's seed, so that searches with other seeds share rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class SearchData:
-    """What a search measures on.
+    """Rows of a search.
 
     Attributes:
-        rows: that candidates are measured on, of the target length.
-        held_out: rows of other documents that the result is judged by; empty where none are wanted or the text is used
-            up.
-        short_rows: of the length that the model is trained for; empty without a short penalty.
-        source: what they are made of, for people.
-        joined: whether a row is several documents, since too few fill one alone.
+        rows: rows of the target length that candidates are measured on.
+        held_out: rows of other documents to evaluate the result on; may be empty.
+        short_rows: rows of at most the trained length for the short penalty; empty without a penalty.
+        source: description of the text.
+        joined: whether rows join several documents because too few documents fill a row alone.
     """
 
     rows: Sequence[Row]
@@ -344,12 +346,12 @@ class SearchData:
 
     @property
     def measured(self) -> list[Row]:
-        """All rows that a candidate is measured on."""
+        """All rows that a candidate is measured on, including those of the penalty."""
         return [*self.rows, *self.short_rows]
 
     @cached_property
     def sha256(self) -> str:
-        """Of the rows that candidates are measured on."""
+        """SHA-256 of the rows that candidates are measured on."""
         return rows_digest(self.measured)
 
     @cached_property
@@ -359,14 +361,14 @@ class SearchData:
 
 
 def search_data(source: str, tokenizer: Any, goal: Goal, settings: SearchSettings) -> SearchData:
-    """Read text and make the rows of a search of it.
+    """Read text and make the rows of a search from it.
 
     Args:
-        source: of the text, as for ``ropewalk data pack``.
-        tokenizer: the model's.
-        goal: what is searched for: rows are as long as its target; needles of longer rows stand back at least as far
-            as the model is trained for.
-        settings: objective, how many rows, and whether short ones are wanted: beginnings of the others.
+        source: source of the text, given like the sources of ``ropewalk data pack``.
+        tokenizer: tokenizer of the model.
+        goal: rows have its target length. If that exceeds the trained length, needles are at least the trained length
+            away from their answers.
+        settings: objective and number of rows. With a short penalty, the beginnings of the rows are its rows.
 
     Raises:
         RopewalkError: if the text does not fill the rows.

@@ -1,4 +1,4 @@
-"""Factor tables: JSON files of rescale factors, with their checkpoint and their origin."""
+"""Factor tables: JSON files with rescale factors, the checkpoint they belong to, and their origin."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from ropewalk.search.goal import TITLES, Goal, goal_of, rescale_factors
 
 FORMAT: Literal["ropewalk-factors/1"] = "ropewalk-factors/1"
 LARGEST_NATS = math.log(sys.float_info.max)
+"""Largest loss in nats whose perplexity fits a float64."""
 SAME_FACTOR = 1e-6
-"""Relative: attention factors that differ by less are the same one, written with six or more digits."""
+"""Relative tolerance between attention factors: configs write them with six digits or more."""
 
 
 class _Strict(BaseModel):
@@ -39,14 +40,14 @@ class _Strict(BaseModel):
 
 
 class FactorsModel(_Strict):
-    """The checkpoint that factors belong to.
+    """Checkpoint that factors belong to.
 
     Attributes:
-        name: as the user gave it.
-        digest: sha256 of its weights and config as ``model_identity`` gives it; None for imported factors.
-        rotary_dim: rotated dimensions of a head.
-        rope_theta: its base.
-        original_max_position_embeddings: ``T``, tokens before any extension by longrope.
+        name: name or path of the checkpoint as the user wrote it.
+        digest: SHA-256 of its weights and config from ``model_digest``; None for imported factors.
+        rotary_dim: number of rotated dimensions per head.
+        rope_theta: RoPE base.
+        original_max_position_embeddings: ``T``, trained length before any extension by longrope, tokens.
     """
 
     name: str
@@ -57,7 +58,7 @@ class FactorsModel(_Strict):
 
     @classmethod
     def of(cls, name: str, goal: Goal, digest: str | None = None) -> FactorsModel:
-        """The checkpoint that a search with this goal begins with."""
+        """Record of the checkpoint that a search with this goal runs on."""
         return cls(
             name=name,
             digest=digest,
@@ -68,14 +69,14 @@ class FactorsModel(_Strict):
 
 
 class Provenance(_Strict):
-    """Where factors come from: a search, a CSV of the paper's code, or a published config."""
+    """Origin of factors: a search, a CSV written by the LongRoPE code, or a published config."""
 
     kind: Literal["search", "csv", "config"]
     source: str
 
 
 class Best(_Strict):
-    """The result of a search: perplexity (of the objective), and where."""
+    """Best candidate of a search, with the perplexity of its objective."""
 
     objective: float
     rescale_factors: tuple[float, ...]
@@ -83,28 +84,29 @@ class Best(_Strict):
 
 
 class Point(_Strict):
-    """The objective of a candidate, None where it is infinite, and what the search had cost by then."""
+    """Objective of one candidate as a perplexity (None if infinite), and the forwards spent when it was reached."""
 
     forwards: int
     objective: float | None
 
 
 class SearchRecord(_Strict):
-    """What was searched and how.
+    """Settings and course of a search.
 
     Attributes:
-        objective: ``perplexity`` or ``needle``, with ``short_penalty`` if there was one.
-        short_penalty: weight of the short-context penalty; 0 for none.
-        algorithm, seed, budget, racing: of the search.
-        documents: that each candidate was measured on.
-        text: source of the documents.
-        documents_sha256: of their token ids.
-        largest: cap of the factors.
-        start_tokens: n̂ that were searched.
-        device, dtype: that it ran in.
-        candidates: how many there were.
-        ended_by: what ended it: the budget, or the algorithm that had nothing more to ask.
-        seconds: of the run that ended it.
+        objective: ``perplexity`` or ``needle``.
+        short_penalty: weight of the penalty at the trained length; 0 for none.
+        algorithm, seed, budget, racing: settings of the search, see
+            :class:`~ropewalk.search.settings.SearchSettings`.
+        documents: number of rows that each candidate was measured on, including those of the penalty.
+        text: source of the rows.
+        documents_sha256: SHA-256 of the rows' token ids and labels.
+        largest: upper bound of the factors.
+        start_tokens: start-token counts n̂ in the search space.
+        device, dtype: device and dtype of the model during the search.
+        candidates: number of candidates measured, including those that racing dropped.
+        ended_by: ``budget``, or ``algorithm`` if the algorithm had no further candidates; None in older tables.
+        seconds: wall-clock time of the run that completed the search.
     """
 
     objective: str
@@ -126,7 +128,7 @@ class SearchRecord(_Strict):
 
 
 class HeldOut(_Strict):
-    """Perplexity on documents that the search did not see, of the factors found and the baselines; None: infinite."""
+    """Perplexity of the factors found and of the baselines on held-out documents; None means infinite."""
 
     documents: int
     documents_sha256: str
@@ -138,16 +140,21 @@ class Factors(_Strict):
     """One factor table.
 
     Attributes:
-        model: whose.
-        target_length: tokens that the factors are for.
-        long_factor: beyond the original length; None where only short ones are known.
-        short_factor: up to the original length; None where only long ones are known.
-        start_tokens: n̂ of the long factors.
-        attention_factor: that they were found or published with.
-        provenance: where they come from.
-        best, baselines, forwards, history, search, held_out: of a search; None or empty for imported factors.
-        baseline_factors: λ by pair of the baselines, as the search ran them; empty where they are not known.
-        versions: of the software that made the file.
+        model: checkpoint that the factors belong to.
+        target_length: tokens that the factors extend the context to.
+        long_factor: ``[pairs]`` factors beyond the original length; None if the table has only short factors.
+        short_factor: ``[pairs]`` factors up to the original length; None if the table has only long factors.
+        start_tokens: n̂ of the long factors: number of initial tokens whose RoPE angles stay unscaled.
+        attention_factor: attention factor that the factors were found or published with.
+        provenance: origin of the factors.
+        best: best candidate of the search; None for imported factors, for which the fields below are None or empty too.
+        baselines: perplexity of each baseline on the search rows; None means infinite.
+        baseline_factors: ``[pairs]`` factors of each baseline in the search; empty if not recorded.
+        forwards: number of forward passes of the search.
+        history: objective of each candidate that was measured on all rows, in order.
+        search: settings of the search.
+        held_out: comparison on held-out rows; None if there were none.
+        versions: versions of the software that wrote the file.
     """
 
     format: Literal["ropewalk-factors/1"] = FORMAT
@@ -186,15 +193,15 @@ class Factors(_Strict):
         return self
 
     def method(self, current: RopeMethod, trained_length: int) -> LongRope:
-        """The method that a checkpoint gets from these factors; what they do not say stays as it is there.
+        """RoPE method of a checkpoint with these factors; a factor list that the table lacks stays the checkpoint's.
 
         Args:
-            current: method of the checkpoint.
-            trained_length: tokens that it is trained for.
+            current: RoPE method of the checkpoint.
+            trained_length: tokens that the checkpoint is trained for.
 
         Raises:
-            RopewalkError: if they are for a model with other frequencies or another original length, or are short
-                ones that were found under another attention factor than the checkpoint has.
+            RopewalkError: if the factors are for other frequencies or another original length, or the table has only
+                short factors and they were found with another attention factor than the checkpoint's.
         """
         plain = current.as_default() if isinstance(current, Ntk) else current
         if not isinstance(plain, Default | DynamicNtk | LongRope):
@@ -223,6 +230,7 @@ class Factors(_Strict):
                     "the table has only short factors, which need a checkpoint with long factors; this checkpoint's "
                     f"RoPE is {current.name}"
                 )
+            # A config has one attention factor for both lists, and factors are optimal only with the one of the search.
             if not math.isclose(attention, kept.attention_factor, rel_tol=SAME_FACTOR):
                 raise RopewalkError(
                     f"the table has only short factors, found with the attention factor {attention:.6g}, but the "
@@ -233,7 +241,7 @@ class Factors(_Strict):
         return LongRope(plain.rotary_dim, plain.rope_theta, short, long, attention, original, start_tokens)
 
     def lists(self) -> dict[str, Sequence[float]]:
-        """The factor lists that a table has, by what people call them."""
+        """Factor lists of the table by their label in figures."""
         lists = {"long": self.long_factor, "short": self.short_factor}
         known: dict[str, Sequence[float]] = {
             name: factors for name, factors in lists.items() if factors is not None
@@ -241,15 +249,15 @@ class Factors(_Strict):
         return {"found": next(iter(known.values()))} if self.search and len(known) == 1 else known
 
     def periods(self) -> list[float]:
-        """``[pairs]`` tokens that each pair takes for a full turn, before any scaling."""
+        """Period of each pair ``[pairs]`` before any scaling, in tokens."""
         inv_freq = unscaled_inv_freq(self.model.rotary_dim, self.model.rope_theta)
         return [2 * math.pi / each for each in inv_freq.tolist()]
 
     def rule_factors(self) -> dict[str, tuple[float, ...]]:
-        """Factors of what the search had to beat, as it ran them, by what people call them.
+        """Factors of the baselines by title.
 
-        A table that does not say them gets those of PI, NTK and YaRN from the original to the target length, and none
-        up to the original length.
+        If the table does not record them, they are those of PI, NTK and YaRN for the target length; a table of short
+        factors then has none.
         """
         if self.baseline_factors:
             return {TITLES.get(name, name): factors for name, factors in self.baseline_factors.items()}
@@ -261,7 +269,7 @@ class Factors(_Strict):
         return {TITLES[name]: rescale_factors(method) for name, method in goal.baselines().items()}
 
     def shown(self) -> dict[str, Any]:
-        """The table as JSON values, with its rules' factors, whether a plain config can hold it, and remarks."""
+        """The table as JSON values, with the baselines' factors, remarks, and whether a config can store it."""
         return {
             **self.model_dump(mode="json"),
             "rules": {name.lower(): list(factors) for name, factors in self.rule_factors().items()},
@@ -270,7 +278,7 @@ class Factors(_Strict):
         }
 
     def remarks(self) -> list[str]:
-        """What to know before these factors are used, a sentence each."""
+        """Properties of the factors that affect their use, one sentence each."""
         told = []
         if self.start_tokens:
             told.append(
@@ -294,7 +302,7 @@ class Factors(_Strict):
         return told
 
     def cautions(self) -> list[str]:
-        """Where the factors are no better than what needs no search, or that is not known, a sentence each."""
+        """Warnings if a baseline is better than the factors found, or no held-out rows tell; one sentence each."""
         told = []
         judged = self.held_out
         own = _better(self.best.objective if self.best else None, self.baselines)
@@ -324,7 +332,7 @@ class Factors(_Strict):
 
 
 def _better(best: float | None, baselines: Mapping[str, float | None]) -> str | None:
-    """The lowest baseline, if it is lower than the best; None stands for infinite."""
+    """Name of the lowest baseline if it is lower than ``best``; a value of None means infinite."""
     lowest = min(baselines, key=lambda name: _number(baselines[name]), default=None)
     return lowest if lowest is not None and _number(baselines[lowest]) < _number(best) else None
 
@@ -334,12 +342,12 @@ def _number(value: float | None) -> float:
 
 
 def perplexity_text(value: float | None) -> str:
-    """A perplexity in five digits; ∞ for None."""
+    """Perplexity with five significant digits; ∞ for None."""
     return "∞" if value is None else f"{value:#.5g}" if value < 1e5 else f"{value:.2e}"
 
 
 def _oddities(name: str, factors: tuple[float, ...]) -> list[str]:
-    """What a search would not have made: published tables have such factors too."""
+    """Properties that only imported factors can have: decreasing factors, and factors below 1."""
     told = []
     falls = [pair for pair, (before, after) in enumerate(pairwise(factors), start=1) if after < before]
     if falls:
@@ -357,15 +365,15 @@ def _oddities(name: str, factors: tuple[float, ...]) -> list[str]:
 
 
 def perplexity(nats: float) -> float | None:
-    """``e^nats``; None where that is no finite number."""
+    """Perplexity ``e^nats``; None if it overflows float64."""
     return math.exp(nats) if nats < LARGEST_NATS else None
 
 
 def read_factors(path: Path) -> Factors:
-    """A factor table.
+    """Read a factor table from a file.
 
     Raises:
-        RopewalkError: if there is no such file, or it is none; the message says what is wrong in it.
+        RopewalkError: if the file cannot be read or is not a valid factor table; the message names the mistake.
     """
     try:
         values: Any = parse_json(path.read_text(encoding="utf-8"))
@@ -388,23 +396,23 @@ def read_factors(path: Path) -> Factors:
 
 
 def write_factors(path: Path, factors: Factors) -> None:
-    """Write a factor table, whole or not at all."""
+    """Write a factor table to a file atomically."""
     write_text(path, factors.model_dump_json(indent=2) + "\n")
 
 
 TABLES = (".csv", ".txt")
 BORDERS = 2
-"""Whole numbers that files of the algorithm ``dim_piece_mono`` have before their factors."""
+"""Number of integers that files of the algorithm ``dim_piece_mono`` contain before the factors."""
 
 
 @dataclass(frozen=True)
 class ImportedFactors(Result):
-    """A table that was made of something else.
+    """A factor table imported from a CSV or a config.
 
     Attributes:
         factors: the table.
-        notes: what was done to the source to get it, a sentence each.
-        file: that it lies in; None where it was not written.
+        notes: what the import ignored in the source, one sentence each.
+        file: file that the table was written to; None if it was not written.
     """
 
     factors: Factors
@@ -412,7 +420,7 @@ class ImportedFactors(Result):
     file: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The table, the notes, and where it lies."""
+        """The table, the notes and the file as JSON values."""
         file = None if self.file is None else str(self.file)
         return {**self.factors.model_dump(mode="json"), "notes": list(self.notes), "file": file}
 
@@ -424,17 +432,17 @@ def import_factors(
     start_tokens: int = 0,
     out: Path | None = None,
 ) -> ImportedFactors:
-    """A factor table of a CSV that the paper's code wrote, or of the factors in a published config.
+    """Import a CSV written by the LongRoPE code, or the factors of a published config, as a factor table.
 
     Args:
-        source: a CSV file, or a config.json, model folder or Hub id with longrope factors.
-        model: whose factors they are; needed for a CSV; a config is of its own model if None.
-        target_length: tokens that they are for; needed for a CSV, and a config states it itself.
-        start_tokens: first tokens that keep their angles; a CSV does not say.
-        out: file that the table is written to, if any.
+        source: CSV file, or a config.json, model folder or Hub id with longrope factors.
+        model: checkpoint that the factors belong to; required for a CSV. None for a config means its own model.
+        target_length: tokens that the factors are for; required for a CSV, while a config states its own.
+        start_tokens: number of initial tokens whose RoPE angles stay unscaled; a CSV does not record it.
+        out: file to write the table to; None writes nothing.
 
     Raises:
-        RopewalkError: if the source holds no factors, or none for this model; or a file is in the way.
+        RopewalkError: if the source has no factors or its factors do not fit the model, or ``out`` already exists.
     """
     if out is not None and out.suffix != ".json":
         raise RopewalkError(f"--out {out}: the name of a factor table must end in .json")
@@ -458,25 +466,25 @@ def import_factors(
 
 
 def is_config(source: str) -> bool:
-    """Whether a source is a config (a JSON file, a model folder, a hub id), and not a table of numbers."""
+    """Whether a source is a config (JSON file, model folder or Hub id) rather than a CSV."""
     path = Path(source).expanduser()
     return path.suffix == ".json" or not (path.is_file() or path.suffix in TABLES)
 
 
 def from_csv(source: Path, model: ModelConfig, target_length: int, start_tokens: int = 0) -> ImportedFactors:
-    """The factors of a CSV, for a checkpoint.
+    """Factor table from a CSV, for a checkpoint.
 
     Args:
-        source: one factor a line (``np.savetxt(file, factors, delimiter="\\n")``), one row with commas between, or
-            such a row for every layer. Two whole numbers before the factors are the piece borders of
-            ``dim_piece_mono``, which are no part of them.
-        model: whose factors they are.
-        target_length: tokens; up to the original length of a longrope checkpoint they are its short factors.
-        start_tokens: n̂ that they were searched with; the file does not say.
+        source: file with one factor per line (``np.savetxt(file, factors, delimiter="\\n")``), one comma-separated
+            row, or one such row per layer. Two integers before the factors are the piece borders of
+            ``dim_piece_mono`` and are ignored.
+        model: checkpoint that the factors belong to.
+        target_length: tokens; up to the original length of a longrope checkpoint the factors are short factors.
+        start_tokens: n̂ that the factors were searched with; the file does not record it.
 
     Raises:
-        RopewalkError: if the file cannot be read, a value is no positive number, the count is not that of the
-            checkpoint's rotary pairs, or layers have different factors.
+        RopewalkError: if the file cannot be read, a value is not a number above 0, the number of factors differs from
+            the number of rotary pairs, or layers have different factors.
     """
     current = method_of(model)
     pairs = current.rotary_dim // 2
@@ -500,11 +508,11 @@ def from_csv(source: Path, model: ModelConfig, target_length: int, start_tokens:
 
 
 def from_config(source: ModelConfig, target_length: int | None = None) -> ImportedFactors:
-    """The factors of a config of type longrope (also spelled ``su``): both lists, its lengths and attention factor.
+    """Factor table from a config with RoPE type longrope (formerly ``su``).
 
     Args:
-        source: as read.
-        target_length: tokens, if the user states them; must be the config's.
+        source: the config.
+        target_length: tokens; None for the config's own length, which is the only one allowed.
 
     Raises:
         RopewalkError: if the config has no factors, or is for another length.
@@ -536,10 +544,10 @@ def from_config(source: ModelConfig, target_length: int | None = None) -> Import
 
 
 def for_model(imported: ImportedFactors, model: ModelConfig) -> ImportedFactors:
-    """A table that is handed to another checkpoint.
+    """An imported table reassigned to another checkpoint.
 
     Raises:
-        RopewalkError: if that one has other frequencies or another original length.
+        RopewalkError: if that checkpoint has other frequencies or another original length.
     """
     current = method_of(model)
     imported.factors.method(current, model.trained_length)
@@ -548,7 +556,7 @@ def for_model(imported: ImportedFactors, model: ModelConfig) -> ImportedFactors:
 
 
 def checkpoint(model: str) -> ModelConfig:
-    """The config of a folder, of a JSON file, of a hub id, or of the embedded checkpoint."""
+    """Config of a checkpoint: a folder, a JSON file, a Hub id or ``embedded``."""
     from ropewalk.data.read.embedded import resolve_model
 
     path = resolve_model(model)
@@ -556,16 +564,16 @@ def checkpoint(model: str) -> ModelConfig:
 
 
 def method_of(config: ModelConfig) -> RopeMethod:
-    """The one RoPE method of a checkpoint.
+    """RoPE method of a checkpoint's full-attention layers, which factors apply to.
 
     Raises:
-        RopewalkError: if its layer types have methods of their own.
+        RopewalkError: if no layer of the checkpoint has full attention.
     """
     return config.full_attention_rope
 
 
 def _rows(path: Path) -> list[list[float]]:
-    """The numbers of a file, line by line."""
+    """Numbers of a file, one list per line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -589,9 +597,9 @@ def _factor(path: Path, word: str) -> float:
 
 
 def _the_factors(path: Path, rows: list[list[float]], pairs: int) -> tuple[tuple[float, ...], list[str]]:
-    """One factor a pair, and what was left out."""
+    """One factor per pair, and a note on each part of the file that was ignored."""
     notes: list[str] = []
-    # One number a line is one row.
+    # A file with one number per line is one list, not one row per layer.
     values = [row[0] for row in rows] if all(len(row) == 1 for row in rows) else rows[0]
     if len(rows) > 1 and len(rows[0]) > 1:
         if any(row != rows[0] for row in rows):

@@ -1,4 +1,4 @@
-"""A checkpoint and a factor table for it: what ``--rope FILE`` means, and the checkpoint written with its factors."""
+"""Apply a factor table to a checkpoint: the meaning of ``--rope FILE``, and export of a checkpoint with its factors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class FittedTable:
     """A factor table as it applies to one checkpoint.
 
     Attributes:
-        factors: as the file holds them.
-        sha256: of the file.
-        method: that the checkpoint gets.
-        context: tokens that it then states as its longest input.
+        factors: content of the table.
+        sha256: SHA-256 of the file.
+        method: RoPE method of the checkpoint with these factors.
+        context: max_position_embeddings of the checkpoint with these factors.
     """
 
     factors: Factors
@@ -36,7 +36,7 @@ class FittedTable:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What results under these factors are known by, as JSON values."""
+        """Identity of the factors in recorded results, as JSON values."""
         return {
             "sha256": self.sha256,
             "found_on": {"name": self.factors.model.name, "sha256": self.factors.model.digest},
@@ -52,11 +52,11 @@ class FittedTable:
 
 
 def other_checkpoint(record: Mapping[str, Any], digest: str | None) -> list[str]:
-    """That a table was found on other weights than it is used with, one sentence; nothing where that is not known.
+    """A warning if the factors were found on other weights than the checkpoint's; empty if the same or unknown.
 
     Args:
-        record: of the table, as :class:`FittedTable` gives it.
-        digest: sha256 of the checkpoint, as ``model_digest`` gives it.
+        record: :attr:`FittedTable.record` of the table.
+        digest: SHA-256 of the checkpoint from ``model_digest``; None if unknown.
     """
     found_on = record["found_on"]
     if digest is None or found_on["sha256"] in (None, digest):
@@ -68,14 +68,14 @@ def other_checkpoint(record: Mapping[str, Any], digest: str | None) -> list[str]
 
 
 def fitted_table(file: Path, model: str) -> FittedTable:
-    """A factor table for a checkpoint.
+    """Read a factor table and apply it to a checkpoint.
 
     Args:
-        file: the table.
-        model: folder or hub id of the checkpoint.
+        file: factor table.
+        model: folder or Hub id of the checkpoint.
 
     Raises:
-        RopewalkError: if one of them cannot be read, or the factors are not for such a checkpoint.
+        RopewalkError: if either cannot be read, or the factors do not fit the checkpoint.
     """
     factors = read_factors(file)
     config = checkpoint(model)
@@ -83,7 +83,7 @@ def fitted_table(file: Path, model: str) -> FittedTable:
     trained = config.trained_length
     method = factors.method(current, trained)
     if factors.long_factor is None:
-        # Short factors alone make nothing longer.
+        # Short factors alone do not extend the context.
         context = trained
     elif factors.target_length > method.original_max_position_embeddings:
         context = factors.target_length
@@ -96,16 +96,16 @@ def fitted_table(file: Path, model: str) -> FittedTable:
 
 
 def export(model: str, rope: Path | str, out: Path | str) -> ExportResult:
-    """Write a checkpoint with a factor table in its config, as longrope, and the weights as they are.
+    """Write a checkpoint with a factor table in its config, as longrope, and unchanged weights.
 
     Args:
-        model: folder, hub id, or ``embedded``.
-        rope: a factor table, from ``ropewalk search``.
-        out: a new folder.
+        model: folder, Hub id, or ``embedded``.
+        rope: factor table, for example from ``ropewalk search``.
+        out: new folder to write to.
 
     Raises:
-        RopewalkError: if there is something at ``out``, one of them cannot be read, the factors are not for such a
-            checkpoint, or a config has no field for them (start tokens).
+        RopewalkError: if ``out`` exists, the model or the table cannot be read, the factors do not fit the model, or
+            the table has start tokens, which a config cannot store.
     """
     rope, out = Path(rope), Path(out)
     refuse_existing(out)

@@ -21,22 +21,23 @@ from ropewalk.search.space import CAP, Candidate, Space
 PI, NTK, YARN = "pi", "ntk", "yarn"
 ORIGINAL, LONG = "original", "long"
 TITLES = {PI: "PI", NTK: "NTK", YARN: "YaRN"}
-"""Baselines as people write them; the others go by their names."""
+"""Titles of baselines; a baseline without one is shown by its name."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A checkpoint, and the length that factors are searched for.
+    """Checkpoint and target length of a search.
 
-    Beyond the original length the long factors are searched, up to it the short ones. A longrope checkpoint keeps
-    its original length: the factors of a second search are relative to the unscaled frequencies too.
+    A target beyond the original length is a search for long factors, otherwise for short factors. A longrope
+    checkpoint keeps its original length, so the factors of a second search are relative to the unscaled frequencies
+    too.
 
     Attributes:
-        current: :class:`~ropewalk.rope.Default` or :class:`~ropewalk.rope.LongRope`, as :func:`goal_of` gives it.
-        trained_length: tokens that the checkpoint is trained for now.
-        original_length: ``T``, tokens before any extension by longrope.
-        target_length: tokens.
-        attention_factor: of every candidate; it belongs to the whole of the config.
+        current: current RoPE method of the checkpoint, with dynamic and plain NTK resolved by :func:`goal_of`.
+        trained_length: tokens that the checkpoint is trained for.
+        original_length: ``T``, trained length before any extension by longrope, tokens.
+        target_length: tokens that factors are searched for.
+        attention_factor: attention factor of every candidate; a config has only one for short and long factors.
     """
 
     current: Default | LongRope
@@ -47,21 +48,24 @@ class Goal:
 
     @property
     def short(self) -> bool:
-        """Whether the short factors are searched."""
+        """Whether this is a search for short factors."""
         return self.target_length <= self.original_length
 
     @property
     def scale(self) -> float:
-        """``s``: target over original length, at least 1."""
+        """Extension ratio ``s``: target length / original length, at least 1."""
         return max(1.0, self.target_length / self.original_length)
 
     def space(self, start_tokens: tuple[int, ...] = (0,), largest: float | None = None) -> Space:
-        """Where to search.
+        """Search space of this goal.
 
         Args:
-            start_tokens: the n̂ to choose from.
-            largest: upper bound of the factors; ``1.25 · s`` if None. For short factors, None means half of the
-                checkpoint's largest long factor, at least 1.25, because less has to be interpolated.
+            start_tokens: allowed start-token counts n̂.
+            largest: upper bound of the factors. None means ``1.25 · s`` for long factors; for short factors, half of
+                the checkpoint's largest long factor but at least 1.25, because short texts need less interpolation.
+
+        Raises:
+            RopewalkError: if the start tokens cover the whole target length.
         """
         if largest is None:
             scale = self.scale
@@ -76,9 +80,9 @@ class Goal:
         return Space(self.current.rotary_dim // 2, largest, start_tokens)
 
     def method(self, candidate: Candidate) -> LongRope:
-        """The method to measure a candidate with: its factors at every length.
+        """Method to measure a candidate with; its factors apply at every length.
 
-        Short factors are measured with the start tokens of the long ones, which the checkpoint will run them with.
+        Short factors are measured with the start tokens of the long factors, because a config has one count for both.
         """
         factors = candidate.rescale_factors
         own = self.current.start_tokens if self.short and isinstance(self.current, LongRope) else 0
@@ -93,7 +97,11 @@ class Goal:
         )
 
     def extended(self, candidate: Candidate) -> LongRope:
-        """The method that a checkpoint gets: the other length's factors stay as they were, 1 if there are none."""
+        """Method for the extended checkpoint: the candidate's factors beside the checkpoint's other factor list, or 1s.
+
+        Raises:
+            RopewalkError: if a search for short factors has start tokens.
+        """
         ones = (1.0,) * len(candidate.rescale_factors)
         kept = self.current if isinstance(self.current, LongRope) else None
         if not self.short:
@@ -105,11 +113,11 @@ class Goal:
         return replace(self.method(candidate), long_factor=kept.long_factor if kept else ones)
 
     def baselines(self) -> dict[str, RopeMethod]:
-        """What a search has to beat, by name: methods that need none.
+        """Methods that need no search, by name; the result is compared with them.
 
-        For long factors PI, NTK and YaRN, each with its own attention factor; on top of a longrope checkpoint,
-        whose factors they multiply, with that of the candidates. For short factors the original frequencies and
-        the long factors.
+        For long factors these are PI, NTK and YaRN, each with its own attention factor. On a longrope checkpoint their
+        factors multiply the checkpoint's, with the candidates' attention factor. For short factors they are the
+        original frequencies and the checkpoint's long factors.
         """
         if self.short:
             named = {ORIGINAL: (1.0,) * (self.current.rotary_dim // 2)}
@@ -135,11 +143,11 @@ class Goal:
         }
 
     def seeds(self, space: Space) -> dict[str, Candidate]:
-        """The candidates to begin with: the baselines' factors, brought into the space."""
+        """Initial candidates by name: the baselines' factors, moved to the nearest point of the space."""
         return {name: space.nearest(factors) for name, factors in self.baseline_factors().items()}
 
     def baseline_factors(self) -> dict[str, tuple[float, ...]]:
-        """``[pairs]`` λ of each baseline, relative to the unscaled frequencies."""
+        """Rescale factors λ ``[pairs]`` of each baseline, relative to the unscaled frequencies."""
         return {
             name: method.long_factor if isinstance(method, LongRope) else rescale_factors(method)
             for name, method in self.baselines().items()
@@ -149,17 +157,19 @@ class Goal:
 def goal_of(
     current: RopeMethod, trained_length: int, target_length: int, attention_factor: float | None = None
 ) -> Goal:
-    """The goal of a search from a checkpoint's method.
+    """Goal of a search on a checkpoint with the given RoPE method.
 
     Args:
-        current: method of the checkpoint.
-        trained_length: tokens that it is trained for.
+        current: RoPE method of the checkpoint.
+        trained_length: tokens that the checkpoint is trained for.
         target_length: tokens; beyond the trained length, or at most the original length of a longrope checkpoint.
-        attention_factor: the published ``√(1 + ln s / ln T)`` if None; for short factors the checkpoint's own.
+        attention_factor: attention factor of all candidates. None means the published ``√(1 + ln s / ln T)``, or for
+            short factors the checkpoint's own.
 
     Raises:
-        RopewalkError: if factors would come on top of another scaling, or the length needs none.
+        RopewalkError: if the checkpoint already uses another scaling method, or the target length needs no scaling.
     """
+    # NTK only changes the base, and dynamic NTK leaves the frequencies unchanged up to the trained length.
     plain = current.as_default() if isinstance(current, Ntk) else current
     if isinstance(plain, DynamicNtk):
         plain = Default(plain.rotary_dim, plain.rope_theta)
@@ -188,6 +198,6 @@ def goal_of(
 
 
 def rescale_factors(method: RopeMethod) -> tuple[float, ...]:
-    """``[pairs]`` λ: the unscaled frequencies over those of a method that does not depend on the length."""
+    """Rescale factors λ ``[pairs]`` of a method that does not depend on the length: unscaled inv_freq / inv_freq."""
     unscaled = unscaled_inv_freq(method.rotary_dim, method.rope_theta)
     return tuple((unscaled / method.frequencies().inv_freq).tolist())

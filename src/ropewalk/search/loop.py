@@ -39,24 +39,24 @@ class Ledger:
         self.known = dict(known or {})
         self._log = log
         self.losses: dict[Job, float] = {}
-        """Of the jobs that this run has asked for, in the order of their answers."""
+        """Losses of the jobs that this run has asked for, in the order of their completion."""
 
     @property
     def forwards(self) -> int:
-        """What the run has cost, counting what an earlier run of it had measured."""
+        """Number of forwards so far, including those of an interrupted run that this one resumes."""
         return len(self.losses)
 
     def recall(self, job: Job) -> bool:
-        """Whether the loss of a job is known; from now on it counts."""
+        """Whether the loss of a job is known; if so, it counts as a forward of this run."""
         if job not in self.losses and job in self.known:
             self.losses[job] = self.known[job]
         return job in self.losses
 
     def add(self, job: Job, loss: float) -> None:
-        """Keep the loss of a job.
+        """Record the loss of a job.
 
         Raises:
-            RunFailure: if its line cannot be written; the lines before it stay.
+            RunFailure: if its line cannot be written to the log; earlier lines are kept.
         """
         self.losses[job] = loss
         if self._log is not None:
@@ -73,17 +73,18 @@ class Ledger:
 def search_log(
     path: Path, header: Mapping[str, Any], resume: bool, n_documents: int | None = None
 ) -> Iterator[Ledger]:
-    """The ledger of a search that is kept in a log; no other process can open the log until the block ends.
+    """Open the log of a search as a ledger; the log stays locked for other processes until the block ends.
 
     Args:
-        path: of the log. Its first line is the header, each further one a loss.
-        header: what decides the search; a log with another header is another search's.
-        resume: go on with the log that is there; otherwise there must be none, or an empty one.
-        n_documents: how many documents losses may be of; not checked if None.
+        path: log file. Its first line is the header, each other line a loss.
+        header: all inputs that determine the search; a log with a different header belongs to another search.
+        resume: continue an existing log. Without it, the log must be missing or empty.
+        n_documents: number of documents of the search, to check the log's entries; None skips this check.
 
     Raises:
-        RopewalkError: if there is a log, or with ``resume`` none; if a line of it is damaged; if it is of another
-            search (the message says in what); if another process has it open, or it cannot be written.
+        RopewalkError: if the log exists although ``resume`` is false, or is missing although it is true; if a line is
+            damaged, the log belongs to another search (the message names the difference), another process has it
+            open, or it cannot be written.
     """
     if resume and not path.is_file():
         raise RopewalkError(f"nothing to resume: the log {path} does not exist")
@@ -93,7 +94,7 @@ def search_log(
                 f"{path} already holds a search; resume it with --resume, or give another --out"
             )
         known = read_log(path, header, n_documents)
-        # A search killed before its first line was complete has not begun.
+        # A search that was killed before it wrote its first line starts afresh.
         if known is None:
             append_line(path, header)
         yield Ledger(known, path)
@@ -102,13 +103,13 @@ def search_log(
 def read_log(
     path: Path, header: Mapping[str, Any], n_documents: int | None = None
 ) -> dict[Job, float] | None:
-    """The losses in a log; None where not even its first line is whole.
+    """Losses in a log; None if it does not contain a complete first line.
 
     Args:
-        path, header, n_documents: as for :func:`search_log`.
+        path, header, n_documents: see :func:`search_log`.
 
     Raises:
-        RopewalkError: if a line is damaged, or the log is of another search; the message says in what.
+        RopewalkError: if a line is damaged, or the log belongs to another search; the message names the difference.
     """
     found: dict[Job, float] = {}
 
@@ -116,7 +117,9 @@ def read_log(
         if number > 1:
             job, loss = _entry(values, n_documents)
             if found.setdefault(job, loss) != loss:
-                raise ValueError(f"a loss of {loss:g} where an earlier line has {found[job]:g}")
+                raise ValueError(
+                    f"it has a loss of {loss:g}, but an earlier line has {found[job]:g} for the same job"
+                )
         return values
 
     lines = list(read_lines(path, parse, "restore the file, or remove it to start again"))
@@ -134,47 +137,49 @@ def read_log(
 
 
 def _entry(line: Mapping[str, Any], n_documents: int | None) -> tuple[Job, float]:
-    """The job and the loss of a line.
+    """Job and loss of a line.
 
     Raises:
-        ValueError, KeyError, TypeError, OverflowError: if it is none that a ledger writes.
+        ValueError, KeyError, TypeError, OverflowError: if the ledger cannot have written the line.
     """
     factors, loss, document = line["rescale_factors"], line["loss"], line["document"]
     if not (isinstance(factors, list) and factors):
-        raise TypeError(f"rescale_factors {factors!r} are no list of numbers")
+        raise TypeError(f"rescale_factors {factors!r} is not a list of numbers")
     candidate = Candidate(
         tuple(_finite("rescale_factors", each) for each in factors),
         _count("start_tokens", line["start_tokens"]),
     )
     if n_documents is not None and _count("document", document) >= n_documents:
-        raise ValueError(f"document {document}, where there are {n_documents} from 0 on")
+        raise ValueError(
+            f"document {document} does not exist; the search has documents 0 to {n_documents - 1}"
+        )
     return Job(candidate, _count("document", document)), math.inf if loss is None else _finite("loss", loss)
 
 
 def _finite(name: str, value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ValueError(f"{name} {value!r} is no finite number")
+        raise ValueError(f"{name} {value!r} is not a finite number")
     return float(value)
 
 
 def _count(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name} {value!r} is no whole number from 0 on")
+        raise ValueError(f"{name} {value!r} is not a whole number of 0 or more")
     return value
 
 
 BLOCK = 16
-"""Candidates that are brought to the end together: enough to fill a forward pass and several processes."""
+"""Candidates measured together: enough to fill the batches of several processes."""
 MARGIN = 1.5
-"""Standard deviations of a difference that a candidate must be behind to be dropped; measured in docs/log.md."""
+"""Racing drops a candidate that is behind by this many standard deviations; chosen by measurement, see docs/log.md."""
 RECENT = 16
-"""Complete candidates that the standard deviation is taken from: near where the search is now."""
+"""Number of recent complete candidates that the standard deviation is estimated from; older ones lie elsewhere."""
 FEWEST = 4
-"""With fewer of them the better half goes on."""
+"""Complete candidates needed for that estimate; with fewer, racing keeps the better half."""
 SQRT_2 = math.sqrt(2)
 
 Progress = Callable[[int, float], None]
-"""Called with the forwards so far and the best objective, which is infinite at first."""
+"""Called with the number of forwards so far and the best objective, which is infinite at first."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,7 @@ class Trace:
     """A candidate that was measured on all documents.
 
     Attributes:
-        forwards: what the search had cost by then.
+        forwards: number of forwards when its measurement was complete.
         measured: the candidate and its objective.
     """
 
@@ -192,14 +197,14 @@ class Trace:
 
 @dataclass(frozen=True)
 class Minimum:
-    """What a search found.
+    """Result of the search loop.
 
     Attributes:
-        best: the lowest objective among candidates measured on all documents; the first of equals.
-        traces: all of those, in order.
-        forwards: documents that candidates were run on.
-        candidates: how many there were, those dropped on the way included.
-        spent: whether the budget ended the search, and not the algorithm.
+        best: candidate with the lowest objective among those measured on all documents; the first of equals.
+        traces: all candidates measured on all documents, in order.
+        forwards: number of forwards.
+        candidates: number of candidates, including those that racing dropped.
+        spent: whether the search ended because the budget was used up, rather than by its algorithm.
     """
 
     best: Measured
@@ -209,7 +214,7 @@ class Minimum:
     spent: bool
 
     def improvements(self) -> list[Trace]:
-        """Those of ``traces`` that were the best when they came."""
+        """The ``traces`` that were the best so far."""
         found: list[Trace] = []
         for trace in self.traces:
             if not found or trace.measured.objective < found[-1].measured.objective:
@@ -217,24 +222,24 @@ class Minimum:
         return found
 
     def forwards_to(self, objective: float) -> int | None:
-        """What it cost to reach an objective; None if it never did."""
+        """Number of forwards needed to reach an objective; None if it was not reached."""
         reached = (trace.forwards for trace in self.traces if trace.measured.objective <= objective)
         return next(reached, None)
 
 
 class _Spent(Exception):
-    """The budget does not pay for the next forward."""
+    """Raised when the budget is used up."""
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How the lowest objective is looked for.
+    """How to minimise the objective.
 
     Attributes:
-        algorithm: asks.
-        budget: forwards, at least those of the seeds on all documents.
-        seed: of all chance; the same seed gives the same search.
-        racing: drop candidates after their first documents where they are clearly behind.
+        algorithm: algorithm that proposes candidates.
+        budget: maximum number of forwards; at least enough for the initial candidates on all documents.
+        seed: random seed; the same seed gives the same search.
+        racing: drop candidates that are clearly behind after their first documents.
     """
 
     algorithm: Algorithm
@@ -251,18 +256,18 @@ def minimise(
     ledger: Ledger | None = None,
     progress: Progress | None = None,
 ) -> Minimum:
-    """Look for the candidate of lowest objective.
+    """Find the candidate with the lowest objective.
 
     Args:
-        space: where; a candidate outside of it is a defect of the algorithm.
-        evaluator: gives losses. Under several processes all of them call this alike.
-        strategy: how.
-        seeds: candidates to begin with.
-        ledger: keeps what is measured; a new one if None.
+        space: search space; a candidate outside it is a bug of the algorithm.
+        evaluator: computes losses. With several processes, every rank must call this function.
+        strategy: algorithm, budget and seed.
+        seeds: initial candidates by name.
+        ledger: records losses; None for a new one.
         progress: called after each forward.
 
     Raises:
-        RopewalkError: if the budget does not pay for the seeds.
+        RopewalkError: if the budget is too small for the initial candidates.
         RunFailure: if no candidate has a finite objective.
     """
     check_budget(strategy.budget, len(set(seeds.values())), evaluator.n_documents)
@@ -288,7 +293,7 @@ def minimise(
 
 
 class _Run:
-    """The state of one search."""
+    """State of one search."""
 
     def __init__(
         self,
@@ -303,17 +308,18 @@ class _Run:
         self.best: Measured | None = None
         self.traces: list[Trace] = []
         self.candidates: dict[Candidate, int] = {}
-        """Documents that each was measured on."""
+        """Number of documents that each candidate was measured on."""
 
     def answer(self, ask: Ask) -> list[Measured]:
-        """Measure what an algorithm asks for.
+        """Measure the candidates that an algorithm asks for.
 
         Raises:
-            _Spent: if the budget ends on the way; what could be measured was.
+            _Spent: if the budget runs out, after measuring as much as it allows.
         """
         for candidate in ask.candidates:
             assert self.space.contains(candidate), candidate
         alive = list(dict.fromkeys(ask.candidates))
+        # Racing measures one document at a time, to drop candidates in between.
         rounds = range(1, self.evaluator.n_documents + 1) if self.racing else [self.evaluator.n_documents]
         for documents in rounds:
             self._measure(alive, documents)
@@ -322,7 +328,7 @@ class _Run:
         return [self._measured(candidate) for candidate in ask.candidates]
 
     def _measure(self, candidates: Sequence[Candidate], documents: int) -> None:
-        """Bring candidates up to so many documents."""
+        """Measure candidates on their first ``documents`` documents, as far as not yet done."""
         blocks = (candidates[start : start + BLOCK] for start in range(0, len(candidates), BLOCK))
         wanted = [
             Job(candidate, document)
@@ -351,12 +357,13 @@ class _Run:
             raise _Spent
 
     def _note(self, candidate: Candidate) -> None:
-        """Enter a candidate's documents, and the candidate itself once it has them all."""
+        """Update a candidate's number of documents, and record the candidate once it is complete."""
         before = self.candidates.get(candidate, 0)
         documents = before
         while documents < self.evaluator.n_documents and Job(candidate, documents) in self.ledger.losses:
             documents += 1
         self.candidates[candidate] = documents
+        # Only complete candidates can become the best: objectives on fewer documents are not comparable.
         if before < documents == self.evaluator.n_documents:
             measured = self._measured(candidate)
             self.traces.append(Trace(self.ledger.forwards, measured))
@@ -366,26 +373,28 @@ class _Run:
                 self.best = measured
 
     def _racing(self, alive: list[Candidate], documents: int, keep: int) -> list[Candidate]:
-        """Those of the candidates that go on to the next document; never fewer than are kept."""
+        """Candidates to measure on the next document; at least ``keep`` of them."""
         ranked = sorted(alive, key=lambda each: self._objective(each, documents))
         error = self._error(documents)
         if error is None:
-            going_on = set(ranked[: max(keep, math.ceil(len(alive) / 2))])
+            continued = set(ranked[: max(keep, math.ceil(len(alive) / 2))])
         else:
             # The difference of two candidates has the errors of both: sqrt(2) times one error.
             limit = self._objective(ranked[min(keep, len(ranked)) - 1], documents) + MARGIN * SQRT_2 * error
-            going_on = {
+            # An infinite limit says nothing about the others, so then only the first ``keep`` continue.
+            continued = {
                 each
                 for place, each in enumerate(ranked)
                 if place < keep or self._objective(each, documents) <= limit < math.inf
             }
-        return [candidate for candidate in alive if candidate in going_on]
+        return [candidate for candidate in alive if candidate in continued]
 
     def _error(self, documents: int) -> float | None:
-        """How far the first documents have been off of late: spread of what the others then added.
+        """Standard error of an objective on the first documents, as an estimate of the one on all; None if unknown.
 
-        It is taken from candidates measured on all documents, as two or three of a new one have no variance worth the
-        name; what the documents have in common cancels. None while there are too few to tell.
+        It is the standard deviation, over recent complete candidates, of the change from the first documents to all of
+        them. Two or three documents of one candidate are too few for a variance, and the change cancels what the
+        documents contribute to every candidate.
         """
         added = [
             trace.measured.objective - self._objective(trace.measured.candidate, documents)

@@ -24,14 +24,14 @@ from ropewalk.search.goal import Goal
 
 @dataclass(frozen=True, eq=False)
 class ShortPenalty:
-    """What it costs that a candidate is worse than the checkpoint's own RoPE at a length that it was trained for.
+    """Penalty for a candidate whose loss at the trained length exceeds that of the checkpoint's own RoPE.
 
     Attributes:
-        rows: of that length; each is one more document.
-        weight: of the loss above that of the checkpoint's own method on the same rows, in nats a nat; above 0.
+        rows: rows of at most the trained length; each counts as one more document.
+        weight: objective per nat of loss increase over the checkpoint's own RoPE on these rows; above 0.
 
     Raises:
-        RopewalkError: if the weight is no such number.
+        RopewalkError: if the weight is not a finite number above 0.
     """
 
     rows: Sequence[Row]
@@ -46,13 +46,14 @@ class ShortPenalty:
 
 @dataclass(frozen=True)
 class Forwards:
-    """How the forward passes of a search are made; no loss depends on it but by rounding.
+    """How to run the forward passes of a search. Losses depend on it only through rounding.
 
     Attributes:
-        batch: candidates in one forward pass.
-        prefill_chunk: as in :func:`~ropewalk.evaluation.tasks.perplexity.causal_losses`.
-        world: processes that share the forwards, each with the whole model. A batch is the same whoever computes it, so
-            the losses do not depend on how many there are.
+        batch: number of candidates per forward pass.
+        prefill_chunk: tokens per forward call, see :func:`~ropewalk.evaluation.backends.likelihoods.causal_losses`;
+            None for a whole row.
+        world: processes that share the forward passes, each with the whole model. Batches are formed before they are
+            distributed, so the losses do not depend on the number of processes.
     """
 
     batch: int = 1
@@ -67,16 +68,16 @@ class ModelEvaluator:
     """Measures candidates on a model in memory; see :class:`~ropewalk.search.algorithms.Evaluator`.
 
     Args:
-        model: from ``load_model`` with its exact rotary module; nothing of it is changed.
-        goal: what a candidate means.
-        rows: pattern ``full``, what the objective is measured on: mean loss of all their targets.
-        penalty: for lengths that the checkpoint is trained for; none if None.
-        forwards: how the forward passes are made.
+        model: result of ``load_model`` with the exact rotary module; it is not modified.
+        goal: turns a candidate into a RoPE method.
+        rows: rows with the pattern ``full``; the objective is the mean loss of all their targets.
+        penalty: penalty at the trained length; None for no penalty.
+        forwards: how to run the forward passes.
 
     Raises:
-        RopewalkError: if there are no rows, some have another pattern or no target, or those of the penalty are
-            longer than what the checkpoint is trained for.
-        EngineError: if the model cannot be read in chunks.
+        RopewalkError: if there are no rows, a row has another pattern or no target, or a row of the penalty is longer
+            than the trained length.
+        EngineError: if the model cannot process a row in chunks.
         RunFailure: if the checkpoint's own method gives the penalty's rows no finite loss, or, here and later, if the
             memory gives out.
     """
@@ -121,6 +122,7 @@ class ModelEvaluator:
             raise RopewalkError(
                 "every row of a search needs at least one labelled token, got a row without any"
             )
+        # The penalty counts only the loss that a candidate adds to the checkpoint's own, which is measured once, here.
         indices = [index for index, kind in enumerate(self.is_short) if kind]
         own = self._shared(([goal.current], index) for index in indices)
         self.reference = {index: loss for index, (loss,) in zip(indices, own, strict=True)}
@@ -145,7 +147,7 @@ class ModelEvaluator:
             yield from zip(batch, found, strict=True)
 
     def objective(self, losses: Sequence[float]) -> float:
-        """Mean loss of the documents' targets, and the penalty."""
+        """Mean loss of the target-length rows in nats per token, plus the penalty."""
         long = self._mean(losses, short=False)
         if not any(self.is_short[: len(losses)]):
             return long
@@ -153,7 +155,7 @@ class ModelEvaluator:
         return long + self.weight * max(0.0, self._mean(losses, short=True) - self._mean(own, short=True))
 
     def baseline(self, method: RopeMethod) -> float:
-        """The objective of any method, measured as a candidate is; it costs a forward for each document."""
+        """Objective of a RoPE method, measured like a candidate's; it costs one forward per document."""
         found = self._shared(([method], index) for index in range(self.n_documents))
         return self.objective([loss for (loss,) in found])
 
@@ -164,13 +166,14 @@ class ModelEvaluator:
         return math.fsum(losses[i] * self.targets[i] for i in chosen) / total if total else 0.0
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
-        """Jobs of one document together, as many as one forward pass takes."""
+        """Group consecutive jobs on the same document into forward passes."""
         for _, group in groupby(jobs, key=lambda job: job.document):
             rest, size = list(group), self.forwards.batch
             yield from (rest[start : start + size] for start in range(0, len(rest), size))
 
     def _shared(self, forwards: Iterable[tuple[Sequence[RopeMethod], int]]) -> Iterator[list[float]]:
-        """The losses of methods on a document, forward by forward; each is computed by one rank, which tells all."""
+        """Losses of each forward pass; each pass runs on one rank, which sends its losses to all."""
+        # Rounds of one forward per rank: all ranks get the losses in the same order, so their algorithms stay in step.
         left, world = iter(forwards), self.forwards.world
         while together := list(islice(left, world.size)):
             mine = together[world.rank : world.rank + 1]
@@ -181,7 +184,8 @@ class ModelEvaluator:
         return [self._losses(methods, document) for methods, document in forwards]
 
     def _losses(self, methods: Sequence[RopeMethod], document: int) -> list[float]:
-        """Mean loss of a document under each method; infinite where it is no number."""
+        """Mean loss of a document under each method, in nats per token; infinite if NaN."""
+        # The same row once per method, in one batch; expand makes no copies.
         row = self.rows[document]
         length = row.layout.total_length
         ids = row.input_ids.to(self.model.device).expand(len(methods), -1)

@@ -52,18 +52,18 @@ MOST_SHOWN = 20.0
 
 @dataclass(frozen=True)
 class SearchResult(Result):
-    """What a search gives.
+    """Result of a search.
 
     Attributes:
-        table: the factors, what they had to beat, and how they were found.
-        file: that the table lies in; None where it was not written.
+        table: the factors found, the baselines, and a record of the search.
+        file: file that the table was written to; None if it was not written.
     """
 
     table: Factors
     file: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The table, and where it lies."""
+        """The table and its file as JSON values."""
         return {
             **self.table.model_dump(mode="json"),
             "file": None if self.file is None else str(self.file),
@@ -71,19 +71,19 @@ class SearchResult(Result):
 
 
 def search(config: SearchConfig, context: RunContext | None = None) -> SearchResult:
-    """Search rescale factors for a longer context on a checkpoint that is not trained.
+    """Search rescale factors for a longer context, without training the checkpoint.
 
     Args:
-        config: model, length, text, and how to search.
-        context: the processes that share the forwards, all of which call this alike, and where progress goes; this
-            process alone, in silence, if None.
+        config: model, target length, text and search settings.
+        context: processes that share the forwards, all of which must call this function, and the reporter of progress.
+            None means this process alone, without progress.
 
     Returns:
-        The table; it lies in ``config.out`` too, if there is one, with a log of all losses beside it.
+        The factor table, which is also written to ``config.out`` if given, with a log of all losses next to it.
 
     Raises:
-        RopewalkError: if the checkpoint cannot be extended by factors, the text does not fill the rows, the budget
-            does not pay for the candidates that a search begins with, or a file is in the way.
+        RopewalkError: if factors cannot extend the checkpoint, the text does not fill the rows, the budget is too
+            small for the initial candidates, or an output file already exists.
 
     Example:
         >>> from ropewalk.search import SearchConfig, search
@@ -125,13 +125,13 @@ def search(config: SearchConfig, context: RunContext | None = None) -> SearchRes
 
 @dataclass(frozen=True, eq=False)
 class SearchProblem:
-    """What is searched for, on what, and how.
+    """One search problem.
 
     Attributes:
-        goal: what for.
+        goal: checkpoint and target length.
         data: rows to measure on.
-        settings: how.
-        label: of its progress bar.
+        settings: search settings.
+        label: label of the progress bar.
     """
 
     goal: Goal
@@ -142,15 +142,15 @@ class SearchProblem:
 
 @dataclass(frozen=True, eq=False)
 class SearchOutcome:
-    """What a search found, and what it had to beat; objectives in nats a token.
+    """Result of a search and of its baselines; objectives in nats per token.
 
     Attributes:
-        problem: what was searched for.
-        minimum: what the search found.
-        baselines: objectives of the methods that need no search, by name.
-        held_out: objectives on rows that the search did not see, of the best candidate under ``best`` and of each
-            baseline; None without such rows.
-        seconds: that all of it took.
+        problem: the search problem.
+        minimum: result of the search loop.
+        baselines: objectives of the baselines by name.
+        held_out: objectives on held-out rows, of the best candidate under ``best`` and of each baseline; None without
+            held-out rows.
+        seconds: wall-clock time, including baselines and held-out rows.
     """
 
     problem: SearchProblem
@@ -163,13 +163,13 @@ class SearchOutcome:
 def find(
     model: Any, problem: SearchProblem, context: RunContext | None = None, ledger: Ledger | None = None
 ) -> SearchOutcome:
-    """Search for a goal on rows of text, and measure what the result has to beat.
+    """Run a search on a loaded model, and measure the baselines.
 
     Args:
-        model: as for :class:`~ropewalk.search.objective.ModelEvaluator`.
-        problem: what for, on what, and how.
-        context: processes that share the work, all of which call this alike, and where progress goes.
-        ledger: as for :func:`~ropewalk.search.loop.minimise`.
+        model: model, see :class:`~ropewalk.search.objective.ModelEvaluator`.
+        problem: goal, rows and settings.
+        context: processes that share the forwards, all of which must call this function, and the reporter of progress.
+        ledger: record of losses, see :func:`~ropewalk.search.loop.minimise`.
 
     Raises:
         RopewalkError: if a short penalty lacks its rows.
@@ -207,16 +207,16 @@ def search_ledger(
     world: World,
     n_documents: int | None = None,
 ) -> Iterator[Ledger]:
-    """The ledger of a search that processes share: rank 0 keeps the log, and the others get what it knows.
+    """Ledger of a search that several processes share: rank 0 owns the log and sends the known losses to the others.
 
     Args:
-        log: file of losses; none is kept if None.
-        header: gives what decides the search, on rank 0.
-        resume, n_documents: as for :func:`~ropewalk.search.loop.search_log`.
-        world: the processes; all of them call this.
+        log: log file; None keeps no log.
+        header: called on rank 0 for the inputs that determine the search.
+        resume, n_documents: see :func:`~ropewalk.search.loop.search_log`.
+        world: the processes, all of which must call this function.
 
     Raises:
-        RopewalkError: as :func:`~ropewalk.search.loop.search_log`.
+        RopewalkError: see :func:`~ropewalk.search.loop.search_log`.
     """
     if log is None:
         yield Ledger()
@@ -235,14 +235,14 @@ def search_ledger(
 
 @contextmanager
 def progress_bar(reporter: Reporter, label: str, budget: int) -> Iterator[Progress]:
-    """The progress of a search, drawn as a bar that begins with the first new forward.
+    """Progress bar of a search, which starts at the first new forward.
 
-    The baselines before it, and what a log holds, would spoil its time left.
+    Forwards of the baselines and those recalled from a log would distort the estimate of the remaining time.
 
     Args:
-        reporter: where it is drawn.
-        label: of the bar.
-        budget: forwards.
+        reporter: draws the bar.
+        label: label of the bar.
+        budget: maximum number of forwards.
     """
     bars: list[Advance] = []
     before: list[int] = []
@@ -264,15 +264,15 @@ def progress_bar(reporter: Reporter, label: str, budget: int) -> Iterator[Progre
 
 
 def factors_found(outcome: SearchOutcome, model: FactorsModel, device: str, dtype: str) -> Factors:
-    """The table of a search.
+    """Factor table of a search.
 
     Args:
-        outcome: what it found.
-        model: searched on.
-        device, dtype: that it ran in.
+        outcome: result of the search.
+        model: checkpoint that was searched on.
+        device, dtype: device and dtype of the model during the search.
 
     Raises:
-        RopewalkError: if the best objective is no perplexity.
+        RopewalkError: if the perplexity of the best objective overflows float64.
     """
     goal, data, settings = outcome.problem.goal, outcome.problem.data, outcome.problem.settings
     minimum = outcome.minimum
@@ -338,7 +338,7 @@ def _record(outcome: SearchOutcome, device: str, dtype: str) -> SearchRecord:
 
 @dataclass(frozen=True, eq=False)
 class _Ready:
-    """What is known before the model loads: its place, what to search for, and the rows."""
+    """Inputs that are known before the model is loaded: its path, the goal and the rows."""
 
     path: str
     goal: Goal
@@ -377,7 +377,7 @@ def _prepared(config: SearchConfig, context: RunContext) -> _Ready:
 
 
 def _check_files(config: SearchConfig) -> None:
-    """Raise for what would be overwritten, for what is missing, and for what cannot be written."""
+    """Raise if an output file would be overwritten or cannot be written, or the log to resume is missing."""
     out, log = config.out, config.log
     if out is None or log is None:
         return
@@ -393,7 +393,7 @@ def _check_files(config: SearchConfig) -> None:
 
 
 def _check_goal(goal: Goal, settings: SearchSettings) -> None:
-    """Raise for settings that do not go with the goal."""
+    """Raise for settings that contradict the goal."""
     space = goal.space(settings.start_tokens, settings.largest)
     # Build the method once, so that its own checks (an attention factor of 0, say) fail before the search.
     goal.extended(Candidate((1.0,) * space.pairs, max(settings.start_tokens)))
@@ -416,7 +416,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _header(config: SearchConfig, ready: _Ready, loaded: Any) -> dict[str, Any]:
-    """Everything that decides a loss or what is asked next; not what changes only the speed, nor the budget."""
+    """Inputs that determine losses and candidates; without the budget and settings that affect only speed."""
     settings = config.settings
     return {
         "format": LOG_FORMAT,

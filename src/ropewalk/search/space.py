@@ -1,4 +1,4 @@
-"""The search space: rescale factors on a grid, non-decreasing from the fastest pair to the slowest, and start tokens.
+"""Search space of rescale factors: a grid, factors that do not decrease from the fastest pair on, and start tokens.
 
 Source: Ding et al., LongRoPE, arXiv:2402.13753, section 3.2 and table 4.
 """
@@ -13,20 +13,22 @@ from itertools import pairwise
 from ropewalk.errors import RopewalkError
 
 STEPS_PER_UNIT = 100
-"""The grid has steps of 0.01."""
+"""Grid points per unit: factors are multiples of 0.01."""
 SMALLEST = 1.0
+"""Lower bound of the factors: below 1 a pair would rotate faster than in training."""
 CAP = 1.25
-"""Largest factor over the ratio of target to original length."""
+"""Default upper bound of the factors, as a multiple of target length / original length."""
 START_TOKENS = (0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)
+"""Start-token counts n̂ of the paper's search."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One point of the space; two that are equal are the same point.
+    """One point of the search space.
 
     Attributes:
-        rescale_factors: ``[pairs]`` λ, the fastest pair first, each a multiple of 0.01.
-        start_tokens: n̂, the first positions that keep their angles.
+        rescale_factors: ``[pairs]`` λ, fastest pair first, multiples of 0.01.
+        start_tokens: n̂, number of initial tokens whose RoPE angles stay unscaled.
     """
 
     rescale_factors: tuple[float, ...]
@@ -35,15 +37,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """Which candidates there are.
+    """Set of all candidates.
 
     Attributes:
-        pairs: rotary pairs of a head.
-        largest: no factor is above it; brought down to the grid.
-        start_tokens: the n̂ to choose from, ascending; ``(0,)`` for a result that a config can hold.
+        pairs: number of rotary pairs per head.
+        largest: upper bound of the factors; rounded down to the grid.
+        start_tokens: allowed start-token counts n̂, ascending. A transformers config can store only ``(0,)``.
 
     Raises:
-        RopewalkError: if it would be empty.
+        RopewalkError: if an attribute is out of range.
     """
 
     pairs: int
@@ -63,35 +65,35 @@ class Space:
 
     @property
     def levels(self) -> int:
-        """How many values one factor can have."""
+        """Number of values that a factor can have."""
         # 1.25 · s can fall just below a grid value in float64; the tolerance undoes that before the floor.
         return math.floor((self.largest - SMALLEST) * STEPS_PER_UNIT + 1e-6) + 1
 
     def value(self, level: int) -> float:
-        """The factor of a level, 0 to ``levels - 1``: the double nearest to its two decimals."""
+        """Factor of a level from 0 to ``levels - 1``, rounded to two decimals so that equal factors compare equal."""
         return round(SMALLEST + level / STEPS_PER_UNIT, 2)
 
     def level(self, factor: float) -> int:
-        """The level nearest to any factor."""
+        """Level nearest to a factor, which may be out of bounds."""
         return min(max(round((factor - SMALLEST) * STEPS_PER_UNIT), 0), self.levels - 1)
 
     def of_levels(self, levels: Sequence[int], start_tokens: int = 0) -> Candidate:
-        """The candidate with such levels; they must be in range and ascend."""
+        """Candidate with these levels, which must be in range and not decrease."""
         return Candidate(tuple(self.value(level) for level in levels), start_tokens)
 
     def levels_of(self, candidate: Candidate) -> list[int]:
-        """The levels of a candidate's factors."""
+        """Levels of a candidate's factors."""
         return [self.level(factor) for factor in candidate.rescale_factors]
 
     def nearest(self, factors: Sequence[float], start_tokens: int = 0) -> Candidate:
-        """A candidate near any factors: each put on the grid, none below the one before it.
+        """Candidate near arbitrary factors: each rounded to the grid, then raised to its predecessor if it is smaller.
 
         Args:
-            factors: ``[pairs]``.
-            start_tokens: any number; the nearest of the space's, the smaller of two.
+            factors: ``[pairs]`` finite factors.
+            start_tokens: any count; replaced by the nearest allowed one, on a tie by the smaller.
 
         Raises:
-            RopewalkError: if there are not as many factors as pairs, or one is no finite number.
+            RopewalkError: if the number of factors is not ``pairs``, or a factor is NaN or infinite.
         """
         if len(factors) != self.pairs:
             raise RopewalkError(
@@ -106,7 +108,7 @@ class Space:
         return self.of_levels(levels, tokens)
 
     def contains(self, candidate: Candidate) -> bool:
-        """Whether a candidate is one of this space: grid, bounds, order and start tokens."""
+        """Whether a candidate lies in this space: grid, bounds, order and start tokens."""
         factors = candidate.rescale_factors
         return (
             len(factors) == self.pairs
