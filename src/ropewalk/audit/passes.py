@@ -104,6 +104,7 @@ class Runner:
         """
         if dtype == torch.float64:
             return EXACT
+        # Sorted with the model's own dtype first, which min() then prefers among equals.
         choices = {dtype, torch.float32}
         positions, calls = self.audited_model.with_and_without_rotation(dtype)
         fits = {
@@ -191,6 +192,7 @@ class Runner:
             output, trace = streamed_attention(layer, self.block_bytes)
             traces.append(trace)
             if "layers" in keep:
+                # Attention weights need no values, which are as large as the keys.
                 nothing = call.value[:, :0].cpu()
                 kept.append(replace(call, query=call.query.cpu(), key=call.key.cpu(), value=nothing))
             return output
@@ -678,6 +680,7 @@ def share(runner: Runner, whole: Sequence[Term], part: Sequence[Term]) -> tuple[
         )
         seen = queries_from(passes[0].received.shape[-1])[:end].to(first.device)
         total += float((first.abs() / seen).sum())
+        # sign(whole) * part: over parts that add up to the whole, these terms add up to |whole|.
         added += float((first.sign() * second / seen).sum())
     return added, total
 
@@ -701,6 +704,7 @@ def _blocks(
 ) -> Iterator[tuple[int, int, dict[Pass, Tensor]]]:
     """Layer, end of the block of queries, and each pass's attention ``[heads, queries, keys]`` in float64."""
     layers, heads, length = passes[0].received.shape
+    # The float64 weights of all passes are in memory at once, 8 bytes each.
     edges = block_edges(
         length, heads, 8 * len(passes), lengths, runner.block_bytes, runner.audited_model.device
     )

@@ -171,8 +171,10 @@ def advise(
         seen = min(trained_length, about.windows)
         without = Checkpoint(lift=("windows",), head_dim=about.head_dim, seen=seen)
         lifted = advise(current, trained_length, target_length, without)
+    # An unchanged setting would only repeat the exposure of the checkpoint.
     if chosen is not None and chosen.method is not None and chosen.rule != CURRENT:
         then = exposure(trained, seen, chosen.method.frequencies(target_length).inv_freq, target_length)
+    # Without a layer whose RoPE limits the context, the base does not matter and there is nothing to compare.
     compared = not fits and about.limits_context
     if compared:
         why += _need(now, then, bound, seen, target_length)
@@ -226,12 +228,14 @@ def _plan(
     current: RopeMethod, trained_length: int, target_length: int, head_dim: int | None
 ) -> tuple[list[PlannedStage], Setting | None, Recommendation | None, list[str]]:
     """Return the stages, the setting of the last stage, how its base was chosen, and the reasons."""
+    # No formula gives rescale factors for another length; the action is then to search them.
     if isinstance(current, LongRope):
         return [], None, None, []
     try:
         stages = plan_stages(current, trained_length, target_length)
     except RopewalkError as error:
         return [], None, None, [f"The checkpoint's own method cannot be extended: {error}."]
+    # The last stage trains at the target length, so its setting is the recommendation.
     method = stages[-1].method
     if not is_unscaled(current):
         chosen = setting_of(current.name, current, method, target_length)

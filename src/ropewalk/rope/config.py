@@ -122,6 +122,7 @@ def methods_from_config(config: Config) -> dict[str | None, RopeMethod]:
         if value and not isinstance(value, Mapping):
             raise RopewalkError(f"{key} must be a mapping, got {value!r}")
     local_theta = config.get("rope_local_base_freq")
+    # One entry per layer type; null marks a layer type without RoPE.
     if parameters and all(entry is None or isinstance(entry, Mapping) for entry in parameters.values()):
         return _nested_methods(config, parameters)
     if local_theta is None:
@@ -149,6 +150,7 @@ def _nested_methods(config: Config, parameters: Config) -> dict[str | None, Rope
             if entry.get("rope_theta") is None:
                 raise RopewalkError(f"no rope_theta for layer type {layer_type!r} in rope_parameters")
             methods[layer_type] = _method(config, entry)
+    # A base at the top level may repeat that of a layer type. If it repeats none, it is unclear which one was meant.
     for key in ("rope_theta", "rope_local_base_freq"):
         stated = config.get(key)
         if stated is not None and all(method.rope_theta != stated for method in methods.values()):
@@ -164,6 +166,7 @@ def _plain_method(config: Config) -> RopeMethod:
     found = {key: _method(config, _with_theta(config, entry)) for key, entry in spellings.items()}
     if not found:
         return _method(config, _with_theta(config, {}))
+    # Methods are compared, not keys, because the two spellings write the same method differently.
     if len(set(found.values())) > 1:
         said = " but ".join(f"{key} says {method}" for key, method in found.items())
         raise RopewalkError(f"the config contradicts itself: {said}; remove the wrong one")
@@ -205,10 +208,13 @@ def _method(config: Config, entry: Config) -> RopeMethod:
     theta = values.pop("rope_theta")
     partial = _partial(config, values.pop(PARTIAL, None))
     dim = head_dim(config)
+    # Proportional RoPE spaces its frequencies by the fraction itself; the others need only the rotated dimensions,
+    # which readers round down.
     if PARTIAL in (method.config_keys or ()):
         values[PARTIAL] = partial
     else:
         dim = int(dim * partial)
+    # A factor of 1 beside type default changes nothing; any other factor there is an error.
     if method is Default and values.get("factor") == 1:
         del values["factor"]
     unknown = sorted(set(values) - set(method.config_keys or ()))
@@ -220,6 +226,7 @@ def _method(config: Config, entry: Config) -> RopeMethod:
 
 def _method_of_type(entry: Config) -> type[RopeMethod]:
     known = methods_by_type()
+    # Some configs have both the old and the new key; they may spell one method differently (su and longrope).
     kinds = {entry[key] for key in ("rope_type", "type") if entry.get(key)} or {Default.name}
     unknown = [kind for kind in kinds if kind not in known]
     methods = {known[kind] for kind in kinds if kind in known}

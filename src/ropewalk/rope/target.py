@@ -76,6 +76,7 @@ def method_for_target(
     given = _given(name, parameters or {})
     if rope_theta is not None and name != "theta":
         raise RopewalkError(f"rope_theta {rope_theta} has no meaning for {name!r}; the method is 'theta'")
+    # "default" means the checkpoint's own method: training continues at its frequencies.
     if name == "default":
         if not current.trainable:
             raise RopewalkError(f"{current.name} cannot be trained with; choose theta, linear, ntk or yarn")
@@ -83,6 +84,7 @@ def method_for_target(
     plain = current.plain
     if name == "theta":
         return _with_theta(plain, original_length, target_length, rope_theta)
+    # A config states one method, so a second scaling on top of another could not be saved.
     if not isinstance(plain, Default | METHODS[name]):
         raise RopewalkError(
             f"{name!r} on a checkpoint that is already {current.name}-scaled is ambiguous: choose "

@@ -64,6 +64,7 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     bounds = bounds_of(stage_ropes(recipe, tables), (current, trained))
     others = ropes_of_other_layers(recipe, config, trained)
     possible = [method for each in bounds for method in (each.low, each.high)]
+    # The configs are discarded: making them raises now for a RoPE that the model could not have in the run.
     for stage, each, other in zip(recipe.stages, bounds, others, strict=True):
         for method in (each.low, each.high):
             with_rope(config, method, stage.context, other)
@@ -72,6 +73,8 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     last = bounds[-1].low
     device, precision = _device_and_precision(recipe, world)
     compute = torch.float32 if precision == "float32" else torch.bfloat16
+    # An engine that cannot run the model at all is refused first; whether it suits the ring is checked below, once the
+    # mesh is known.
     check_engine(recipe.engine, attention_spec(config, device, compute))
     mesh = mesh or mesh_of(recipe, config, world, device, precision)
     _refuse_precision(config, precision, mesh)
@@ -281,6 +284,7 @@ def _chosen(
     stage: Stage, config: ModelConfig, world: World, device: torch.device, precision: str
 ) -> MeshShape:
     shape = ModelShape.from_config(config)
+    # CPU processes share the machine's memory; on CUDA each has a device.
     memory = device_bytes(device) // (world.local_size if device.type == "cpu" else 1)
     if precision == "bfloat16-autocast" and not stage.gradient_checkpointing:
         # Autograd keeps the bfloat16 copy of each weight that autocast made until the backward, 2 bytes per parameter.

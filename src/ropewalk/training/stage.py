@@ -96,6 +96,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             result = train_step(model, batches, optimizer, rate, forward, context.mesh)
             seconds = time.perf_counter() - began
             done = step + 1
+            # Rows have a fixed length, so progress in tokens follows from the step, in a resumed run too.
             tokens = run.tokens_before + done * stage.rows_per_step * stage.context
             if context.is_rank_0:
                 values = _values(run.number, done, result, rate, tokens, seconds)
@@ -132,6 +133,7 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
         torch.bfloat16 if bfloat16 else None,
         resolved.other_ropes[run.number],
     )
+    # Before the masters are made, which are copies of these weights.
     if after is not None and not resumed:
         load_weights(after, model, context.world, context.mesh)
     masters = None
@@ -153,11 +155,13 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
 
 def made_ahead(make: Callable[[int], Made], steps: Sequence[int]) -> Iterator[Made]:
     """Yield ``make(step)`` for each step, computing the next one in a background thread."""
+    # One step ahead and no more: a prepared step holds its rows and attention plans in memory.
     with ThreadPoolExecutor(1, "rows") as pool:
         coming = [pool.submit(make, step) for step in steps[:1]]
         for following in (*steps[1:], None):
             if not coming:
                 return
+            # Also raises here what the thread raised, such as damage to the packed rows.
             made = coming.pop().result()
             if following is not None:
                 coming.append(pool.submit(make, following))

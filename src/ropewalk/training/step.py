@@ -80,6 +80,7 @@ class Batch:
         """Build a batch. Labels are shifted and positions computed on whole rows, so a shard is a plain selection."""
         layouts = tuple(row.layout for row in rows)
         ids, labels = [row.input_ids for row in rows], [row.labels for row in rows]
+        # Padding of a row stands at its end, and is no token for the routing statistics.
         ends = [row.layout.total_length - row.padding for row in rows]
         tokens = [torch.arange(len(each)) < end for each, end in zip(ids, ends, strict=True)]
         if mesh is None or mesh.shape.sequence_degree == 1:
@@ -222,6 +223,7 @@ def train_step(
             does not record the model's routers.
     """
     ranks = 1 if mesh is None else mesh.shape.world_size
+    # Known before the first backward, so that gradients accumulate with their final divisor.
     trained_tokens = _targets(batches, mesh, model.device)
     if trained_tokens == 0:
         message = "no row of this step has a token to train on, because every document is one token; check the sources"
@@ -248,6 +250,7 @@ def train_step(
             optimizer.collect_gradients()
             total += loss.detach()
     routed = _routed(recorder, aux_loss)
+    # The sums decide below whether the weights are updated, and the ranks must not decide differently.
     if mesh is not None:
         dist.all_reduce(total)
         for each in routed:
@@ -260,6 +263,7 @@ def train_step(
     if applied:
         optimizer.step(learning_rate)
     optimizer.zero_grad()
+    # Ranks of one sequence group share their rows, so a group counts once.
     data_ranks = 1 if mesh is None else mesh.shape.data_degree
     return StepResult(
         summed / trained_tokens,

@@ -15,7 +15,7 @@ from ropewalk.parallel.ulysses import replicated_kv_heads
 from ropewalk.planning.sizing.model_shape import MASTER_BYTES, ModelShape, ShardedRun, numel
 
 COPY_BYTES = 4 * 8 + 2 * MASTER_BYTES
-"""Of one copy of a token for an expert: four indices, and its weight before and after the copies are put in order."""
+"""Bytes per token sent to an expert, besides hidden states: four int64 indices, two float32 copies of its weight."""
 LOGITS_BYTES = 256 * 2**20
 """Bytes of float32 logits that the chunked loss holds at once. A test compares it with the loss's own constant."""
 
@@ -128,7 +128,8 @@ def _gathered(run: ShardedRun) -> tuple[int, int, int]:
         return 0, (2 * width * shape.parameters if width < MASTER_BYTES else 0), 0
     layer, root = numel(shape.layer_sizes, ranks), numel(shape.root_sizes, ranks)
     messages = 2 * MASTER_BYTES * layer
-    # What is not cut in its first dimension is put in order once more, and so is its gradient.
+    # FSDP2 gathers along the first dimension; tensors sharded along another one are copied into order after the gather,
+    # and their gradients before the reduction.
     messages += (
         2 * width * sum(math.prod(size) for size in shape.layer_sizes if sharded_dimension(size, ranks))
     )
@@ -159,9 +160,9 @@ def _saved_by_mlp(shape: ModelShape, width: int) -> int:
     experts = shape.experts
     if experts is None:
         return dense
-    # The same of each copy, its hidden state, and what it becomes; the order of copies and back, experts and weights.
+    # Per copy: the SwiGLU tensors, the hidden states before and after the expert, and COPY_BYTES.
     copies = experts.copies * ((4 * experts.intermediate + 2 * shape.hidden) * width + COPY_BYTES)
-    # Beside them the shared MLP, with its result where that is weighted; probabilities in float32.
+    # The shared experts, whose output is saved only if a gate multiplies it; router probabilities in float32.
     shared = (4 * experts.shared + shape.hidden * int(experts.shared_gate)) * width
     return max(dense, copies + shared + experts.number * MASTER_BYTES)
 
@@ -173,7 +174,7 @@ def _backward_of_mlp(shape: ModelShape, width: int) -> int:
     experts = shape.experts
     if experts is None:
         return dense
-    # Gradients of all copies, weighted in float32, in both orders, and without the weights.
+    # Gradients of all copies: float32 in token order and in expert order, and in the compute dtype without the weights.
     copies = experts.copies * shape.hidden * (2 * MASTER_BYTES + width)
     return max(dense, copies, 2 * (experts.copies * experts.intermediate + experts.shared) * width)
 

@@ -161,6 +161,7 @@ class _Search:
         )
         fitting = [mesh for mesh in meshes if self.fits(mesh)]
         if fitting:
+            # The finest split of sequences has the fewest data-parallel groups, hence the smallest multiple.
             mesh = fitting[-1]
             each = mesh.data_degree * self.run.rows_per_batch
             return (

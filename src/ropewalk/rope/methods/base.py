@@ -224,6 +224,7 @@ class RopeMethod(ABC):
             RopewalkError: if a parameter is missing or wrong; the message names it.
         """
         values: dict[str, Any] = {}
+        # The first two fields, rotary_dim and rope_theta, are not parameters of a method: they come with the entry.
         for field in fields(cls)[2:]:
             if field.name == ORIGINAL:
                 values[ORIGINAL] = entry.length_before_extension()
@@ -247,6 +248,7 @@ class RopeMethod(ABC):
 
     def to_entry(self) -> dict[str, Any]:
         """The parameters for a config as JSON values, without fields that are None."""
+        # Without rotary_dim, which a config states as partial_rotary_factor.
         said = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
         return {
             key: list(value) if isinstance(value, tuple) else value
@@ -313,12 +315,14 @@ class RopeMethod(ABC):
         """
         own = {field.name: field for field in fields(cls)}
         changes = dict(wanted.given)
+        # A factor counts from the original length, so that of a scaled checkpoint is part of the new one.
         if "factor" in own:
             changes["factor"] = wanted.factor(current.factor if isinstance(current, cls) else 1.0)  # type: ignore[attr-defined]
         if isinstance(current, cls):
             return replace(current, **changes)
         if ORIGINAL in own:
             changes.setdefault(ORIGINAL, wanted.original_length)
+        # Again without rotary_dim and rope_theta, which the checkpoint provides.
         missing = [n for n, f in own.items() if f.default is MISSING and n not in changes][2:]
         if missing:
             raise RopewalkError(f"{cls.name} needs {missing[0]}")

@@ -88,6 +88,7 @@ class Llama3(RopeMethod):
 
     @classmethod
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
+        # A llama3 checkpoint keeps its own ramp; a checkpoint that was not scaled before gets Meta's.
         given = {**METAS, **wanted.given}
         return super().for_target(
             current, wanted if isinstance(current, Llama3) else replace(wanted, given=given)

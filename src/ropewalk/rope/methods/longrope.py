@@ -90,6 +90,7 @@ class LongRope(RopeMethod):
     def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
         import torch
 
+        # Without a length, the frequencies are those of short sequences, as transformers initialises its module.
         length = check_sequence_length(sequence_length) or self.original_max_position_embeddings
         long = length > self.original_max_position_embeddings
         factors = torch.tensor(

@@ -89,12 +89,15 @@ class DynamicNtk(RopeMethod):
 
     def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
         original = self.original_max_position_embeddings
+        # Below T the formula would shrink the base, but dynamic NTK leaves short sequences unscaled.
         length = max(check_sequence_length(sequence_length) or original, original)
         scale = self.factor * length / original - (self.factor - 1)
         return Default(self.rotary_dim, ntk_theta(self.rotary_dim, self.rope_theta, scale)).frequencies()
 
     @classmethod
     def from_entry(cls, entry: ConfigEntry) -> RopeMethod:
+        # transformers starts dynamic NTK from max_position_embeddings; a config that states another original length
+        # would run differently from what its author meant.
         length = entry.max_length()
         if entry.values.get(ORIGINAL, length) != length:
             raise RopewalkError(

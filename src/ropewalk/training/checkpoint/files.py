@@ -115,6 +115,7 @@ def read_record(path: Path) -> Record:
         files = {} if oldest else read_sealed(values, path / RECORD)
         check_types(values, dict.fromkeys(("stage", "step", "tokens"), (int,)))
         position = Position(values["stage"], values["step"], values["tokens"])
+        # The latest checkpoint is found by its name, so a renamed folder would resume at the wrong step.
         if _NAME.fullmatch(path.name) and place_of(path) != (position.stage, position.step):
             raise ValueError(
                 f"the folder contains {checkpoint_name(position)} under another name; rename it to that"
@@ -136,6 +137,7 @@ def read_record(path: Path) -> Record:
         raise RopewalkError(
             f"{path} is not a checkpoint of a run: {RECORD} cannot be read: {reason}"
         ) from error
+    # A damaged record may still be JSON, with any value in any place.
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise RopewalkError(f"{path} is not a checkpoint of a run: {RECORD} is damaged: {error}") from error
     except KeyError as error:

@@ -131,6 +131,7 @@ class ShardedCheckpoints:
         if self._writers is None:
             self._write(position, state)
         else:
+            # Training changes the tensors while the thread writes, so it writes a copy.
             copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
             self._writing = self._writers.submit(self._write, position, copies)
         return self.folder / checkpoint_name(position)
@@ -178,7 +179,9 @@ class ShardedCheckpoints:
                 random_states=tuple(random_states()),
             )
             write_record(partial, record)
+            # All entries must be on disk before the final name, which says that the checkpoint is complete.
             sync_folder(partial)
+            # A resumed run may write a step again: the old folder keeps its content until the new one has its place.
             retired = unique_name(path, REPLACED) if path.exists() else None
             if retired is not None:
                 path.rename(retired)
@@ -215,6 +218,7 @@ def load_checkpoint(
     masters, state = named_weights(model, optimizer), named_moments(model, optimizer)
     if record.sharded:
         there = world.rank < record.world_size
+        # The loader fills these tensors in place.
         here = {d: t.clone() for d, t in random_states().items() if there and d in record.random_states}
         _read_shards(
             path,

@@ -179,6 +179,7 @@ def _send(source: Mapping[str, Tensor], into: Mapping[str, Tensor], world: World
         if world.size == 1:
             target.copy_(source[name])
             continue
+        # Ranks other than 0 hold one whole tensor at a time besides their shards.
         full = torch.empty(target.shape, dtype=target.dtype, device=target.device)
         if world.is_rank_0:
             full.copy_(source[name])
