@@ -98,7 +98,7 @@ CHANGED_SENTENCES: dict[str, str] = {
     "nothing to resume": "error: nothing to resume in run: there is no such run; leave out --resume",
     "a short context without longrope": (
         "error: recipe ../inputs/recipe.yaml: short_context searches the short factors of longrope, but the last "
-        "stage's rope is 'theta'; leave it out, or end with a longrope stage"
+        "stage's rope is 'theta'; omit it, or end with a longrope stage"
     ),
     "no shift but the one compared with": (
         "error: give a shift other than delta2, 16 tokens, to compare with it (see ropewalk audit --help)"

@@ -379,7 +379,7 @@ def test_tensorboard_gets_the_metrics(recipe_values):
 def test_starting_tokens_cannot_be_exported(recipe_values):
     factors = {"short_factor": [1, 1, 1, 1], "long_factor": [1, 1, 2, 4], "start_tokens": 4}
     recipe_values["stages"][0]["rope"] = {"method": "longrope", **factors}
-    with pytest.raises(RopewalkError, match="start_tokens 4 has no place in a transformers config"):
+    with pytest.raises(RopewalkError, match="a transformers config cannot store start_tokens 4"):
         extend(recipe_of(recipe_values))
 
 
@@ -542,7 +542,7 @@ def test_a_scaled_checkpoint_whose_config_says_the_original_length(
 def test_longrope_with_reset_positions_is_refused(recipe_values):
     factors = {"short_factor": [1, 1, 1, 1], "long_factor": [1, 1, 2, 4]}
     recipe_values["stages"][0].update(rope={"method": "longrope", **factors}, positions="reset")
-    with pytest.raises(RopewalkError, match="use positions continuous"):
+    with pytest.raises(RopewalkError, match="set positions to continuous"):
         resolve(recipe_of(recipe_values))
 
 

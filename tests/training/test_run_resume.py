@@ -431,9 +431,9 @@ def test_what_cannot_change_a_number_changes_freely(done, cut, tiny_checkpoint, 
     ("override", "why"),
     [
         ("seed=1", "seed 0 -> 1: what was computed so far depends on it"),
-        ("stages.0.context=128", "stages.0.context 64 -> 128: the stage has begun with it"),
-        ("stages.0.rope=yarn", "stages.0.rope.method theta -> yarn: the stage trains with the RoPE"),
-        ("stages.0.rows_per_step=4", "stages.0.rows_per_step 2 -> 4: the stage has begun"),
+        ("stages.0.context=128", "stages.0.context 64 -> 128: the stage has started with it"),
+        ("stages.0.rope=yarn", "stages.0.rope.method theta -> yarn: the stage keeps the RoPE"),
+        ("stages.0.rows_per_step=4", "stages.0.rows_per_step 2 -> 4: the stage has started"),
         ("stages.0.steps=1", "stages.0.steps 4 -> 1: 2 steps of stage 1 are done"),
         ("data.eos=false", "data.eos true -> false: it decides the rows"),
         ("data.mixture={shuffle: true}", "data.mixture none -> "),
@@ -603,8 +603,8 @@ def test_a_run_does_not_go_on_with_a_base_that_another_version_would_choose(
     monkeypatch.setattr(target, "recommended_theta", doubled)
     trained = recommended_theta(10_000, 32, 64).rope_theta
     error = refused(capsys, tmp_path, cut)
-    assert f"was trained with default of rope_theta {trained:.10g}" in error
-    assert f"write rope_theta: {trained:.10g}" in error
+    assert f"was trained with default and rope_theta {trained:.10g}" in error
+    assert f"set rope_theta: {trained:.10g}" in error
     # What the message says to do goes on, to the bit.
     given = with_stage(cut, rope={"rope_theta": float(f"{trained:.10g}")})
     saved = Path(cut["output"]) / "recipe.yaml"

@@ -64,7 +64,10 @@ def test_tags_are_no_targets(recipe, tmp_path):
 def test_auto_takes_its_first_candidate(recipe, tmp_path):
     recipe["stages"][0]["rope"] = "auto"
     _, remarks, _ = prepared(recipe, tmp_path, rows=2, length=64)
-    assert "rope auto chooses its base in the run; verified with its candidate critical-dimension" in remarks
+    assert (
+        "rope auto chooses the base during the run; verified with its first candidate, critical-dimension"
+        in remarks
+    )
 
 
 def test_the_first_layers_are_those_of_the_model(recipe, tmp_path):

@@ -276,7 +276,7 @@ def test_a_choice_that_is_gone_is_not_made_again(interrupted, content):
         path.unlink()
         if content is not None:
             path.write_text(content)
-        with pytest.raises(RopewalkError, match=r"rope-choices\.json .*(restore|start again)"):
+        with pytest.raises(RopewalkError, match=r"rope-choices\.json .*(restore|start a new run)"):
             extend(recipe, resume=True)
 
 
@@ -363,15 +363,15 @@ def test_auto_as_a_string_and_in_full():
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ("{method: auto, candidates: [yarn]}", "yarn is no base"),
+        ("{method: auto, candidates: [yarn]}", "yarn does not set a base"),
         ("{method: auto, candidates: [ntkk]}", "stages.0.rope.candidates: .*'ntkk'"),
         ("{method: auto, candidates: [theta=x]}", "theta=x is not a number"),
         ("{method: auto, candidates: []}", "at least 1 item"),
         ("{method: auto, probe_rows: 0}", "probe_rows"),
-        ("{method: auto, factor: 2}", "factor has no meaning for 'auto'"),
-        ("{method: auto, rope_theta: 5.0e6}", "rope_theta has no meaning for 'auto'"),
-        ("{method: yarn, candidates: [ntk]}", "candidates has no meaning for 'yarn'"),
-        ("{probe_rows: 4}", "probe_rows has no meaning for 'theta'"),
+        ("{method: auto, factor: 2}", "method auto does not accept factor"),
+        ("{method: auto, rope_theta: 5.0e6}", "method auto does not accept rope_theta"),
+        ("{method: yarn, candidates: [ntk]}", "candidates applies only to method auto, got method 'yarn'"),
+        ("{probe_rows: 4}", "probe_rows applies only to method auto, got method 'theta'"),
         ("{method: auto, candidate: [ntk]}", "did you mean candidates"),
         ("automatic", "got 'automatic'"),
     ],
@@ -395,9 +395,9 @@ def test_bad_keys_of_auto_are_refused(rope, message):
         ({"exact_rope": False}, r"stages\.1\.rope: auto .* set exact_rope: true"),
         (
             {"stages.0.rope": {"method": "yarn"}},
-            r"stages\.1\.rope: auto .* the stage before leaves the checkpoint yarn-scaled; choose yarn",
+            r"stages\.1\.rope: auto .* the model after the previous stage is scaled by yarn; set the method to yarn",
         ),
-        ({"stages.2.rope": {"method": "ntk", "factor": 2}}, "an ntk factor multiplies the base"),
+        ({"stages.2.rope": {"method": "ntk", "factor": 2}}, "an ntk factor would multiply the base"),
         ({"stages.2.rope": {"method": "longrope"}}, "short_factor"),
     ],
 )
@@ -440,7 +440,10 @@ def test_a_scaled_checkpoint_is_refused_by_name(recipe_values, tiny_checkpoint, 
     file.write_text(yaml.safe_dump(recipe_values))
     assert main(["extend", str(file)]) == 2
     said = capsys.readouterr().err
-    assert f"the checkpoint is {scaling['rope_type']}-scaled; choose {scaling['rope_type']}" in said
+    assert (
+        f"the checkpoint is scaled by {scaling['rope_type']}; set the method to {scaling['rope_type']}"
+        in said
+    )
     assert not Path(recipe_values["output"]).exists()
 
 

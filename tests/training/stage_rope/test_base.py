@@ -58,7 +58,7 @@ def test_start_tokens_are_refused_because_no_config_can_hold_them():
     refuse_start_tokens(Rope(method="default"))
     factors = {"long_factor": [1.0] * 4, "short_factor": [1.0] * 4}
     refuse_start_tokens(Rope(method="longrope", start_tokens=0, **factors))
-    with pytest.raises(RopewalkError, match="start_tokens 4 has no place in a transformers config"):
+    with pytest.raises(RopewalkError, match="a transformers config cannot store start_tokens 4"):
         refuse_start_tokens(Rope(method="longrope", start_tokens=4, **factors))
 
 

@@ -103,7 +103,7 @@ def test_a_table_trains_as_its_numbers_do_and_is_kept_for_the_resumed_run(longro
     # Refused before the results of the run make room for those of another step.
     longrope_values["stages"][0]["steps"] = 2
     values = {**with_rope(longrope_values, factors=path), "output": str(tmp_path / "table")}
-    with pytest.raises(RopewalkError, match=r"f\.json has changed since the run began .*restore"):
+    with pytest.raises(RopewalkError, match=r"f\.json has changed since the run started .*restore"):
         extend(recipe_of(values), resume=True)
     assert (tmp_path / "table" / "model").is_dir()
     assert not (tmp_path / "table" / "earlier").exists()
@@ -112,8 +112,11 @@ def test_a_table_trains_as_its_numbers_do_and_is_kept_for_the_resumed_run(longro
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"start_tokens": 4}, r"f\.json has start_tokens 4, which have no place .*start tokens 0"),
-        ({"target_length": 127}, r"f\.json is for 127 tokens, and the stage has a context of 128"),
+        (
+            {"start_tokens": 4},
+            r"f\.json has start_tokens 4, which a transformers config cannot store.*start-tokens 0",
+        ),
+        ({"target_length": 127}, r"f\.json is for 127 tokens, but the stage has a context of 128"),
         ({"model": {"rope_theta": 5e5}}, "rope_theta 500000 .*, but this model has 10000"),
         ({"model": {"original_max_position_embeddings": 64}}, "original_max_position_embeddings 64"),
         ({"model": {"rotary_dim": 2}, "long_factor": (1.0,)}, "rotary_dim 2 "),
@@ -160,12 +163,15 @@ BASE = "model: m\noutput: o\ndata: {sources: [a]}\nstages: [{context: 8k, steps:
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ("{method: longrope, factors: f.json, search: {}}", "give one of factors and search"),
-        ("{method: longrope, long_factor: [1.0], search: {}}", "give one of long_factor and search"),
-        ("{method: longrope, short_factor: [1.0], factors: f.json}", "give one of short_factor and factors"),
-        ("{method: yarn, search: {}}", "search has no meaning for 'yarn'; the method is 'longrope'"),
-        ("{method: theta, factors: f.json}", "factors has no meaning for 'theta'"),
-        ("{method: auto, search: {}}", "search has no meaning for 'auto'"),
+        ("{method: longrope, factors: f.json, search: {}}", "give only one of factors and search"),
+        ("{method: longrope, long_factor: [1.0], search: {}}", "give only one of long_factor and search"),
+        (
+            "{method: longrope, short_factor: [1.0], factors: f.json}",
+            "give only one of short_factor and factors",
+        ),
+        ("{method: yarn, search: {}}", "search applies only to method longrope, got method 'yarn'"),
+        ("{method: theta, factors: f.json}", "factors applies only to method longrope, got method 'theta'"),
+        ("{method: auto, search: {}}", "method auto does not accept search"),
         (
             "{method: longrope, search: {algorithm: annealing}}",
             "algorithm 'annealing'; choose from cma-es, evolution",
@@ -195,7 +201,10 @@ def test_a_recipe_with_a_search_survives_being_written_out():
 
 @pytest.mark.parametrize("method", ["theta", "yarn", "auto", "default"])
 def test_a_stage_of_no_steps_is_for_longrope_alone(method):
-    with pytest.raises(RopewalkError, match=f"steps 0 trains nothing, .* rope '{method}' needs 1 or more"):
+    with pytest.raises(
+        RopewalkError,
+        match=f"steps 0 is allowed only for longrope stages, .* rope '{method}' needs 1 or more",
+    ):
         parse_recipe((BASE % method).replace("steps: 1", "steps: 0"), "x")
 
 
@@ -207,14 +216,14 @@ def test_short_factors_need_a_last_stage_of_longrope():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "longrope needs factors: give long_factor .*factors: FILE, or search"),
+        ({}, "longrope needs factors; set long_factor .*factors: FILE, or search"),
         ({"exact_rope": False, "rope": {"search": {}}}, r"stages\.0\.rope: a search .*exact_rope: true"),
         (
             {"exact_rope": False, "rope": {"long_factor": LONG}, "short_context": {}},
             "short_context needs .*exact_rope",
         ),
-        ({"rope": {"search": {}, "start_tokens": 4}}, "start_tokens 4 has no place"),
-        ({"rope": {"search": {}}, "positions": "reset"}, "longrope would choose its factors"),
+        ({"rope": {"search": {}, "start_tokens": 4}}, "cannot store start_tokens 4"),
+        ({"rope": {"search": {}}, "positions": "reset"}, "longrope would select factors"),
         ({"rope": {"factors": "missing.json"}}, r"cannot read factors from missing\.json"),
         ({"rope": {"long_factor": LONG, "attention_factor": 0.0}}, "attention_factor"),
     ],
@@ -239,7 +248,7 @@ def test_a_search_on_top_of_other_scalings_is_refused(longrope_values):
     with pytest.raises(RopewalkError, match=r"stages\.1\.rope\.search: the checkpoint uses yarn scaling"):
         resolve(search_stages(longrope_values, "yarn", search))
     of_model = {"method": "longrope", "search": {"weights": "checkpoint"}}
-    with pytest.raises(RopewalkError, match=r"stages\.1\.rope\.search\.weights: .* choose current"):
+    with pytest.raises(RopewalkError, match=r"stages\.1\.rope\.search\.weights: .* set weights to current"):
         resolve(search_stages(longrope_values, "theta", of_model))
     # A new base and then factors on top of it: relative to the new base, from the new length on.
     assert resolve(search_stages(longrope_values, "theta", search)).methods[1] is None
@@ -280,11 +289,11 @@ def test_each_table_goes_to_the_stage_of_its_length(longrope_values, tmp_path):
 @pytest.mark.parametrize(
     ("lengths", "contexts", "message"),
     [
-        ([100], (64, 128), r"100 tokens, and no stage has that context: they have 64, 128"),
-        ([256], (64, 128), "256 tokens, and no stage"),
-        ([63], (64,), "63 tokens, and no stage"),
-        ([64, 64], (64, 128), "both for 64 tokens, and stage 1 takes one"),
-        ([64, 128], (64,), "128 tokens, and no stage"),
+        ([100], (64, 128), r"100 tokens, but no stage has that context; the stages have 64, 128"),
+        ([256], (64, 128), "256 tokens, but no stage"),
+        ([63], (64,), "63 tokens, but no stage"),
+        ([64, 64], (64, 128), "both for 64 tokens, but stage 1 takes only one"),
+        ([64, 128], (64,), "128 tokens, but no stage"),
         ([64], (64, 64), "64 tokens, and 2 stages have that context"),
     ],
 )
@@ -319,7 +328,7 @@ def test_verify_takes_a_recipe_that_is_to_search(longrope_values, tmp_path):
 
     values = with_rope(longrope_values, search={"documents": 1})
     case, remarks, _ = prepare(recipe_of(values), tmp_path, rows=2)
-    assert any("searched for in the run" in remark for remark in remarks)
+    assert any("searched during the run" in remark for remark in remarks)
     assert isinstance(case.rope, LongRope)
     # NTK's factors, a power law from 1 to the ratio of lengths.
     assert case.rope.long_factor == tuple(round(4 ** (i / 3), 2) for i in range(PAIRS))

@@ -141,12 +141,12 @@ def test_a_recipe_by_layer_type_reads_back_as_it_was_written(values):
 @pytest.mark.parametrize(
     ("rope", "sentence"),
     [
-        ({FULL: "yarn", "method": "theta"}, "method stands beside layer types"),
-        ({FULL: {FULL: "yarn"}}, "full_attention holds layer types again"),
+        ({FULL: "yarn", "method": "theta"}, "method is given together with layer types"),
+        ({FULL: {FULL: "yarn"}}, "full_attention contains layer types itself"),
         ({SLIDING: "theta"}, "sliding_attention with method theta needs rope_theta"),
         ({SLIDING: "yarn"}, "sliding_attention with method yarn needs factor"),
-        ({SLIDING: "auto"}, "fixed frequencies, and auto is none"),
-        ({SLIDING: {"method": "longrope", "long_factor": [1.0] * 4}}, "fixed frequencies, and longrope is none"),
+        ({SLIDING: "auto"}, "fixed frequencies, got auto"),
+        ({SLIDING: {"method": "longrope", "long_factor": [1.0] * 4}}, "fixed frequencies, got longrope"),
         ({"chunked_attention": "theta"}, r"stages\.0\.rope\.chunked_attention"),
     ],
 )  # fmt: skip

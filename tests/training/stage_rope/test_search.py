@@ -205,14 +205,14 @@ def test_notes_and_report_say_what_was_found(finished):
         "stage 3: 256 tokens, longrope with factors to be searched in the run" in line for line in said
     )
     assert any(
-        line.startswith("stage 1: factors for 64 tokens from a search of 14 forwards") for line in said
+        line.startswith("stage 1: factors for 64 tokens from a search of 14 forward passes") for line in said
     )
     files = write_run_report(output)
     page = files[0].read_text()
     assert {path.name for path in files} == {"report.html", "perplexity.png", "training.png", "factors.png"}
     assert "Short context" in page
     assert f"perplexity at 32 tokens {summary['short_context']['before']:.3f} before" in page
-    assert "factors for 256 tokens from a search of 14 forwards on 2 held-out rows" in page
+    assert "factors for 256 tokens from a search of 14 forward passes on 2 held-out rows" in page
     assert "not trained" in page
 
 
@@ -379,14 +379,14 @@ def test_a_table_that_is_gone_or_of_another_search_is_not_searched_for_again(
     edited = json.loads(written)
     edited["long_factor"][-1] += 0.5
     path.write_text(json.dumps(edited))
-    with pytest.raises(RopewalkError, match=r"factors-stage2\.json does not hold .*restore"):
+    with pytest.raises(RopewalkError, match=r"factors-stage2\.json does not contain .*restore"):
         extend(recipe_of(values), resume=True)
     path.unlink()
     with pytest.raises(
-        RopewalkError, match=r"stage 2 has begun, and .*factors-stage2\.json .* is gone; restore"
+        RopewalkError, match=r"stage 2: the factor table .*factors-stage2\.json is missing, .* restore"
     ):
         extend(recipe_of(values), resume=True)
     path.write_text(written)
     (copy / "factors-short.json").unlink()
-    with pytest.raises(RopewalkError, match=r"factors-short\.json with its factors is gone"):
+    with pytest.raises(RopewalkError, match=r"the factor table .*factors-short\.json is missing"):
         extend(recipe_of(values), resume=True)

@@ -1,4 +1,4 @@
-"""What the searches of a run measure on, by the identity of documents: never what the evaluation takes."""
+"""What the searches of a run measure on, by the identity of documents: never what the evaluation uses."""
 
 import random
 import re
@@ -109,7 +109,7 @@ def test_no_document_of_a_search_is_in_the_evaluation(held_out, stream):
             continue
         found, refusal = found_or_refused(resolved, rng.choice([64, context]))
         if found is None:
-            assert "the evaluation takes" in refusal
+            assert "the evaluation uses" in refusal
             outcomes["refused"] += 1
             continue
         searched = numbers_in(found.rows)
@@ -139,7 +139,7 @@ def test_without_perplexity_every_held_out_document_may_be_searched_on(held_out)
     recipe = recipe_of(3, 4, 64, suites=())
     assert evaluated_documents(resolved_of(recipe, BOS), None) == frozenset()
     assert numbers_in(material(resolved_of(recipe, BOS), 64).rows) == {0, 1, 2}
-    with pytest.raises(RopewalkError, match=r"takes 3 of the 3 .* the other 0 fill 0 rows of 64 .* wants 3"):
+    with pytest.raises(RopewalkError, match=r"uses 3 of the 3 .* the other 0 fill 0 rows of 64 .* needs 3"):
         material(resolved_of(recipe_of(3, 3, 64), BOS), 64)
 
 
@@ -161,7 +161,9 @@ def test_the_sentence_names_as_many_documents_as_it_takes(held_out, length, firs
     with pytest.raises(RopewalkError, match=r"or lower evaluation\.rows or the search's documents") as raised:
         material(resolved, 64)
     more = int(
-        re.search(r"hold out about (\d+) more \(raise data\.validation_documents\)", str(raised.value))[1]
+        re.search(
+            r"hold out about (\d+) more documents \(raise data\.validation_documents\)", str(raised.value)
+        )[1]
     )
     held_out([length] * (first + more), stream=False)
     assert len(material(resolved, 64).rows) == 4
@@ -179,9 +181,7 @@ def test_the_refusal_comes_before_any_work(recipe_values):
     ]
     recipe_values["evaluation"]["rows"] = 10
     recipe = parse_recipe(yaml.safe_dump(recipe_values), "test")
-    with pytest.raises(
-        RopewalkError, match=r"stage 1: the evaluation takes \d+ of the 20 held-out documents"
-    ):
+    with pytest.raises(RopewalkError, match=r"stage 1: the evaluation uses \d+ of the 20 held-out documents"):
         extend(recipe)
     assert not {"recipe.yaml", "evaluation-before.json"} & {
         path.name for path in Path(recipe_values["output"]).iterdir()

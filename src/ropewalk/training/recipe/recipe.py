@@ -29,7 +29,7 @@ __all__ = [
     "Stage",
 ]
 
-BEGUN = OnResume("fixed", "the stage has begun with it")
+BEGUN = OnResume("fixed", "the stage has started with it")
 DECIDES = OnResume("fixed", "what was computed so far depends on it")
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -38,7 +38,7 @@ Precision = Literal["auto", "float32", "bfloat16-autocast", "bfloat16"]
 
 
 class Stage(Settings):
-    """One stretch of training at one context length."""
+    """One training stage at one context length."""
 
     context: Annotated[Length, BEGUN] = Field(
         description="row length in tokens, which becomes the model's context"
@@ -89,7 +89,7 @@ class Stage(Settings):
     def _check(self) -> Stage:
         if not self.steps and self.rope.limiting.method != "longrope":
             raise ValueError(
-                f"steps 0 trains nothing, which makes sense where factors are swapped; rope "
+                f"steps 0 is allowed only for longrope stages, which can change factors without training; rope "
                 f"{self.rope.limiting.method!r} needs 1 or more"
             )
         if self.offload_activations and not self.gradient_checkpointing:
@@ -255,7 +255,7 @@ class Recipe(Settings):
         last = self.stages[-1].rope.limiting.method
         if self.short_context is not None and last != "longrope":
             raise ValueError(
-                f"short_context searches the short factors of longrope, but the last stage's rope is {last!r}; leave "
-                "it out, or end with a longrope stage"
+                f"short_context searches the short factors of longrope, but the last stage's rope is {last!r}; omit "
+                "it, or end with a longrope stage"
             )
         return self

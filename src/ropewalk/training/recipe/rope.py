@@ -30,7 +30,7 @@ SEEDS = 3
 
 
 class ShortContext(ShortFactorSearch):
-    """How the short factors are searched for after the last stage."""
+    """Settings of the search for short factors after the last stage."""
 
     @model_validator(mode="after")
     def _check(self) -> ShortContext:
@@ -39,12 +39,12 @@ class ShortContext(ShortFactorSearch):
 
 
 class Search(LongFactorSearch):
-    """How a stage's long factors are searched for; `search: {}` takes the defaults."""
+    """Settings of the search for a stage's long factors; `search: {}` uses the defaults."""
 
     weights: Literal["current", "checkpoint"] = Field(
         "current",
-        description="weights to search on: those that the stage begins with, or the recipe's model (as the "
-        "paper does for its first two lengths)",
+        description="weights to search on: current, those that the stage starts from, or checkpoint, the recipe's "
+        "model (as the LongRoPE paper does for its first two lengths)",
     )
 
     @model_validator(mode="after")
@@ -53,7 +53,7 @@ class Search(LongFactorSearch):
         return self
 
 
-def _told(name: str, owners: Sequence[type[RopeMethod]]) -> str:
+def _describe(name: str, owners: Sequence[type[RopeMethod]]) -> str:
     """Description of a parameter in docs/recipes.md: its methods, and its meaning or default."""
     default = next((f.default for f in fields(owners[0]) if f.name == name), None)
     said = dict.fromkeys(text for owner in owners if (text := owner.parameters[name]))
@@ -71,14 +71,14 @@ def _parameters() -> dict[str, Any]:
     return {
         name: (
             reduce(or_, (get_type_hints(owner)[name] for owner in each)) | None,
-            Field(None, description=_told(name, each)),
+            Field(None, description=_describe(name, each)),
         )
         for name, each in owners.items()
     }
 
 
 class _Method(Settings):
-    on_resume = OnResume("fixed", "the stage trains with the RoPE that it began with")
+    on_resume = OnResume("fixed", "the stage keeps the RoPE that it started with")
 
     method: str = Field("theta", description="RoPE method; the table above lists them")
     rope_theta: float | Literal["auto"] = Field(
@@ -94,27 +94,27 @@ else:
 
 
 class Rope(_Parameters):
-    """How a stage changes RoPE; parameters that are not given are derived, or as published.
+    """RoPE of a stage. Parameters that are not given are derived from the context, or have their published values.
 
-    Beside the keys below each parameter of each method of :data:`~ropewalk.rope.methods.METHODS` is a key. A plain
-    string in the recipe is its method. For a checkpoint with a RoPE for each layer type the keys may be these types
-    instead, each with a RoPE; otherwise everything said is about the layers that limit the context.
+    In addition to the fields below, every parameter of every method of :data:`~ropewalk.rope.methods.METHODS` is a
+    key. A plain string in a recipe is the method. For a checkpoint with separate RoPE per layer type, the keys may be
+    the layer types instead, each with its own RoPE; otherwise the keys apply to the layers that limit the context.
     """
 
     factors: Annotated[str | None, SAME] = Field(
         None,
-        description="longrope: a factor table from `ropewalk search` for this context or a longer one",
+        description="longrope: factor table from `ropewalk search`, for this context or a longer one",
     )
     search: Search | None = Field(
         None, description="longrope: search the long factors right before the stage, instead of `factors`"
     )
     parameters: dict[str, Any] | None = Field(
-        None, description="parameters of the method that are not among the keys above, by name"
+        None, description="further parameters of the method by name, for methods that other packages register"
     )
     candidates: list[str] | None = Field(
         None,
         min_length=1,
-        description="auto: rules to compare, from those that set a base, `theta=5.0e6`, and `current`; default "
+        description="auto: bases to compare, each a rule that sets a base, `theta=5.0e6`, or `current`; default "
         "`[critical-dimension, ntk, current]`",
     )
     probe_rows: Count | None = Field(
@@ -122,11 +122,12 @@ class Rope(_Parameters):
     )
     full_attention: Rope | None = Field(
         None,
-        description="in place of the keys above, where the checkpoint has a RoPE for each layer type: these keys for "
-        "layers of full attention, which limit the context; left out, they keep what the checkpoint states",
+        description="for a checkpoint with separate RoPE per layer type: the keys above for full-attention layers, "
+        "which limit the context; default: as in the checkpoint",
     )
     sliding_attention: Rope | None = Field(
-        None, description="the same for layers with a window; nothing is derived for them, so give the value"
+        None,
+        description="the same for sliding-window layers; nothing is derived for them, so set every value",
     )
 
     @property
@@ -193,7 +194,7 @@ class Rope(_Parameters):
         for name in names or ():
             if name in compared_methods():
                 raise ValueError(
-                    f"{name} is no base, and later stages could not build on it; give {name} as the stage's method"
+                    f"{name} does not set a base, so it cannot be a candidate; set method: {name} for the stage instead"
                 )
             check_candidate(name)
         return names
@@ -204,41 +205,41 @@ class Rope(_Parameters):
         beside = sorted(self.model_fields_set - set(LAYER_TYPES))
         if by_layer and beside:
             raise ValueError(
-                f"{beside[0]} stands beside layer types ({', '.join(by_layer)}); write it inside the one that it is for"
+                f"{beside[0]} is given together with layer types ({', '.join(by_layer)}); move it into one of them"
             )
         nested = [name for name, rope in by_layer.items() if rope.by_layer_type]
         if nested:
-            raise ValueError(f"{nested[0]} holds layer types again; it takes a method with its parameters")
+            raise ValueError(
+                f"{nested[0]} contains layer types itself; write a method and its parameters there"
+            )
         window = self.sliding_attention
         if window is not None:
-            window._check_of_windows()
+            window._check_windows()
         return self
 
-    def _check_of_windows(self) -> None:
-        """Raise for settings that layers with a window cannot have: no distance in them grows with the context."""
+    def _check_windows(self) -> None:
+        """Raise for settings that sliding-window layers cannot have: their distances do not grow with the context."""
         here = LAYER_TYPES[1]
-        none_derived = "no distance in these layers grows with the context, so none is derived"
+        not_derived = "it is not derived, because distances in these layers do not grow with the context"
         taken = METHODS.get(self.method)
         if self.method == "auto" or taken is None or taken.length_dependent:
-            raise ValueError(
-                f"{here} takes a method with fixed frequencies, and {self.method} is none; give theta"
-            )
+            raise ValueError(f"{here} needs a method with fixed frequencies, got {self.method}; use theta")
         if self.method == "theta" and self.rope_theta == "auto":
-            raise ValueError(f"{here} with method theta needs rope_theta: {none_derived}")
+            raise ValueError(f"{here} with method theta needs rope_theta: {not_derived}")
         if "factor" in taken.parameters and self.parameter("factor") is None:
-            raise ValueError(f"{here} with method {self.method} needs factor: {none_derived}")
+            raise ValueError(f"{here} with method {self.method} needs factor: {not_derived}")
 
     @model_validator(mode="after")
     def _one_source_of_factors(self) -> Rope:
         if self.method not in ("longrope", "auto"):
             for key in ("factors", "search"):
                 if getattr(self, key) is not None:
-                    raise ValueError(f"{key} has no meaning for {self.method!r}; the method is 'longrope'")
+                    raise ValueError(f"{key} applies only to method longrope, got method {self.method!r}")
         numbers = next((key for key in ("long_factor", "short_factor") if self.parameter(key)), None)
         found = [key for key in ("factors", "search") if getattr(self, key) is not None]
         found = found if numbers is None else [numbers, *found]
         if len(found) > 1:
-            raise ValueError(f"give one of {' and '.join(found)}: the stage's factors come from one place")
+            raise ValueError(f"give only one of {' and '.join(found)}: both set the stage's factors")
         return self
 
     @model_validator(mode="after")
@@ -247,10 +248,10 @@ class Rope(_Parameters):
         if self.method != "auto":
             given = [key for key in own if getattr(self, key) is not None]
             if given:
-                raise ValueError(f"{given[0]} has no meaning for {self.method!r}; the method is 'auto'")
+                raise ValueError(f"{given[0]} applies only to method auto, got method {self.method!r}")
             return self
         others = [key for key in type(self).model_fields if key not in ("method", *own)]
         given = [key for key in others if getattr(self, key) not in (None, "auto")]
         if given:
-            raise ValueError(f"{given[0]} has no meaning for 'auto', which takes {' and '.join(own)}")
+            raise ValueError(f"method auto does not accept {given[0]}; it takes only {' and '.join(own)}")
         return self

@@ -76,13 +76,13 @@ class AutoRope(StageRope):
             RopewalkError: if the checkpoint is scaled, or a candidate has no base for this context.
         """
         current, number = before.method, self.number
-        # A dynamic-NTK checkpoint was trained unscaled, and could not be trained with otherwise.
+        # A dynamic-NTK checkpoint was trained unscaled: at its trained length dynamic NTK changes nothing.
         base = current.plain
         if not isinstance(base, Default):
-            scaled = "the checkpoint is" if number == 0 else "the stage before leaves the checkpoint"
+            scaled = "the checkpoint is" if number == 0 else "the model after the previous stage is"
             raise RopewalkError(
-                f"stages.{number}.rope: auto chooses among bases of unscaled RoPE, and {scaled} "
-                f"{current.name}-scaled; choose {current.name} to scale it further, or default"
+                f"stages.{number}.rope: auto compares bases of unscaled RoPE, but {scaled} "
+                f"scaled by {current.name}; set the method to {current.name} to scale it further, or to default"
             )
         bases = {}
         for name in self.stage.rope.limiting.candidates or AUTO_CANDIDATES:
@@ -96,29 +96,30 @@ class AutoRope(StageRope):
     def bounds(self, low: Before, high: Before) -> tuple[RopeMethod, RopeMethod]:
         if not self.recipe.exact_rope:
             raise RopewalkError(
-                f"stages.{self.number}.rope: auto measures through ropewalk's rotary module; set exact_rope: true"
+                f"stages.{self.number}.rope: auto needs ropewalk's rotary module; set exact_rope: true"
             )
         bases = [*self.candidates(low).values()]
         if high.method != low.method:
             bases += self.candidates(high).values()
+        # Which candidate wins is unknown before the run, so the bounds are the extremes of all of them.
         first, last = (end(bases, key=lambda base: base.rope_theta) for end in (min, max))
         return first, last
 
     def provisional(self, before: Before) -> tuple[RopeMethod, str]:
         name, method = next(iter(self.candidates(before).items()))
-        return method, f"rope auto chooses its base in the run; verified with its candidate {name}"
+        return method, f"rope auto chooses the base during the run; verified with its first candidate, {name}"
 
     def settled(self, before: Before, resolved: ResolvedRecipe, output: Path, begun: bool) -> Decision | None:
         choice = choices_in(output).get(self.number)
         if choice is not None and self.candidates(before).get(choice.name) != choice.method:
             raise RopewalkError(
-                f"{output / CHOICES} says that stage {self.number + 1} trains with {choice.name} and rope_theta "
-                f"{choice.method.rope_theta:g}, which is none of its candidates; restore the file, or start again"
+                f"{output / CHOICES} records {choice.name} with rope_theta {choice.method.rope_theta:g} for stage "
+                f"{self.number + 1}, which is not one of its candidates; restore the file, or start a new run"
             )
         if choice is None and begun:
             raise RopewalkError(
-                f"stage {self.number + 1} has begun, and {output / CHOICES} does not say with which base; restore the "
-                "file, or start again"
+                f"stage {self.number + 1} has started, but {output / CHOICES} does not record its base; restore the "
+                "file, or start a new run"
             )
         return None if choice is None else Decision(choice.method, {"choice": choice.to_json()})
 
@@ -134,8 +135,8 @@ class AutoRope(StageRope):
         if not math.isfinite(results[0].loss):
             raise context.world.known_to_all(
                 RunFailure(
-                    f"stage {self.number + 1}: no candidate of rope auto has a finite loss "
-                    f"({', '.join(candidates)}); the checkpoint is damaged, or give the base itself with method theta"
+                    f"stage {self.number + 1}: the loss of every candidate of rope auto is NaN or infinite "
+                    f"({', '.join(candidates)}); check the checkpoint, or set rope_theta with method theta"
                 )
             )
         best = results[0].name
@@ -160,7 +161,7 @@ class AutoRope(StageRope):
         )
         if at.weights is not None:
             load_weights(at.weights, model, context.world, context.mesh)
-        label = f"stage {self.number + 1} choosing its base"
+        label = f"stage {self.number + 1}: compare bases"
         with (
             context.rank_0_reporter.bar(label, len(candidates) * len(rows)) as advance,
             autocast(resolved.device, resolved.precision, context.mesh is not None),
@@ -205,10 +206,10 @@ def choices_in(output: Path) -> dict[int, Choice]:
     try:
         choices = [Choice.from_json(value) for value in parse_json(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RopewalkError(f"{path} is damaged ({error}); restore it, or start again") from error
+        raise RopewalkError(f"{path} is damaged ({error}); restore it, or start a new run") from error
     by_stage = {choice.stage: choice for choice in choices}
     if len(by_stage) < len(choices) or not all(choice.results for choice in choices):
         raise RopewalkError(
-            f"{path} is damaged (a stage stands twice, or has no results); restore it, or start again"
+            f"{path} is damaged (a stage appears twice, or has no results); restore it, or start a new run"
         )
     return by_stage

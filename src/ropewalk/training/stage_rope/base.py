@@ -144,7 +144,7 @@ class StageRope(ABC):
             RopewalkError: if there are too few documents to measure on.
             RunFailure: if no candidate has a finite loss.
         """
-        raise NotImplementedError(f"{type(self).__name__} is settled without measuring")
+        raise NotImplementedError(f"{type(self).__name__} needs no measurement")
 
     def decide(self, before: Before, at: AtStage) -> Decision:
         """The stage's decision, already settled or measured now; every rank must call this method."""
@@ -213,8 +213,8 @@ def refuse_start_tokens(rope: Rope) -> None:
     start_tokens = rope.parameter("start_tokens")
     if start_tokens:
         raise RopewalkError(
-            f"start_tokens {start_tokens} has no place in a transformers config, so the result would not load "
-            "elsewhere; set it to 0"
+            f"a transformers config cannot store start_tokens {start_tokens}, so other programs could not load the "
+            "result; set it to 0"
         )
 
 
@@ -243,14 +243,14 @@ def refuse_other_rope(
         if not _same_frequencies(config.methods.get(kind, other), other, rope.stage.context):
             raise RopewalkError(
                 f"{checkpoint.name} was trained with another RoPE for layers of type {kind} than "
-                f"stages.{rope.number}.rope comes to now ({other.name}, rope_theta {other.rope_theta:.10g}); give "
-                "another output and begin a new run"
+                f"stages.{rope.number}.rope gives now ({other.name}, rope_theta {other.rope_theta:.10g}); start a new "
+                "run with another output"
             )
     if not _same_frequencies(saved, method, rope.stage.context):
         raise RopewalkError(
-            f"{checkpoint.name} was trained with {saved.name} of rope_theta {saved.rope_theta:.10g}, and "
-            f"stages.{rope.number}.rope comes to {method.name} of rope_theta {method.rope_theta:.10g} now; write "
-            f"rope_theta: {saved.rope_theta:.10g} for the stage into the recipe and into the run's own recipe.yaml"
+            f"{checkpoint.name} was trained with {saved.name} and rope_theta {saved.rope_theta:.10g}, but "
+            f"stages.{rope.number}.rope gives {method.name} and rope_theta {method.rope_theta:.10g} now; set "
+            f"rope_theta: {saved.rope_theta:.10g} for the stage, in the recipe and in the run's own recipe.yaml"
         )
 
 
@@ -264,16 +264,16 @@ def _refuse_ambiguous(stage: Stage, current: RopeMethod, number: int) -> None:
     factor = rope.parameter("factor")
     if isinstance(current, Linear) and rope.method == "linear" and number == 0 and factor is None:
         raise RopewalkError(
-            f"the checkpoint is scaled by {current.factor:g} already, and its config cannot say whether "
-            "max_position_embeddings counts that in; give the whole factor as stages.0.rope.factor"
+            f"the checkpoint is already scaled linearly by {current.factor:g}, and its config does not say whether "
+            "max_position_embeddings includes that factor; set the total factor as stages.0.rope.factor"
         )
     if rope.method == "ntk" and number and factor is not None:
         raise RopewalkError(
-            f"stages.{number}.rope.factor {factor:g}: an ntk factor multiplies the base of the stage before; "
-            "leave it out, or give the base itself with method theta"
+            f"stages.{number}.rope.factor {factor:g}: an ntk factor would multiply the base of the previous stage; "
+            "omit it, or set rope_theta with method theta"
         )
     if rope.method == LongRope.name and stage.positions == "reset":
         raise RopewalkError(
-            f"stages.{number}: with positions reset, longrope would choose its factors by the longest document and "
-            "not by the context; use positions continuous"
+            f"stages.{number}: with positions reset, longrope would select factors by the longest document instead of "
+            "the context; set positions to continuous"
         )

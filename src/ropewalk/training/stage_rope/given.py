@@ -61,8 +61,8 @@ class GivenRope(_Settled):
         if rope.method == LongRope.name:
             if parameters["long_factor"] is None:
                 raise RopewalkError(
-                    "longrope needs factors: give long_factor (and short_factor if it is not to be 1s), factors: FILE, "
-                    "or search: {}"
+                    "longrope needs factors; set long_factor (and short_factor, by default 1s), factors: FILE, or "
+                    "search: {}"
                 )
             if parameters["short_factor"] is None:
                 parameters["short_factor"] = _short_factor(before.method)
@@ -89,13 +89,13 @@ class TableRope(_Settled):
         refuse_start_tokens(rope)
         if table.start_tokens:
             raise RopewalkError(
-                f"the factor table {rope.factors} has start_tokens {table.start_tokens}, which have no place in a "
-                "transformers config, so the result would not load elsewhere; search again with start tokens 0"
+                f"the factor table {rope.factors} has start_tokens {table.start_tokens}, which a transformers config "
+                "cannot store, so other programs could not load the result; search again with --start-tokens 0"
             )
         if table.target_length < context:
             raise RopewalkError(
-                f"the factor table {rope.factors} is for {table.target_length} tokens, and the stage has a context of "
-                f"{context}; search for that length, or give a context of at most {table.target_length}"
+                f"the factor table {rope.factors} is for {table.target_length} tokens, but the stage has a context of "
+                f"{context}; search for that length, or set a context of at most {table.target_length}"
             )
         method = table.method(before.method, before.length)
         attention_factor = rope.parameter("attention_factor")
@@ -110,8 +110,8 @@ class TableRope(_Settled):
         if name in outdated or not kept.is_file() or read_factors(kept) == self.table:
             return
         raise RopewalkError(
-            f"the factor table {self.stage.rope.limiting.factors} has changed since the run began with what "
-            f"lies in {kept}; restore it, or start again"
+            f"the factor table {self.stage.rope.limiting.factors} has changed since the run started (the run's copy is "
+            f"{kept}); restore it, or start a new run"
         )
 
 
@@ -140,8 +140,8 @@ def with_tables(recipe: Recipe, tables: Sequence[str | Path]) -> Recipe:
         number = _stage_of(recipe, path, length, len(tables))
         if number in taken:
             raise RopewalkError(
-                f"the factor tables {taken[number]} and {path} are both for {length} tokens, and stage {number + 1} "
-                "takes one; leave one of them out"
+                f"the factor tables {taken[number]} and {path} are both for {length} tokens, but stage {number + 1} "
+                "takes only one; omit one of them"
             )
         taken[number] = path
     stages = [
@@ -170,10 +170,10 @@ def _stage_of(recipe: Recipe, path: str | Path, length: int, tables: int) -> int
     there = ", ".join(map(str, contexts))
     if fitting:
         raise RopewalkError(
-            f"the factor table {path} is for {length} tokens, and {len(fitting)} stages have that context; name it in "
-            "the recipe as rope: {method: longrope, factors: FILE}"
+            f"the factor table {path} is for {length} tokens, and {len(fitting)} stages have that context; assign it "
+            "in the recipe with rope: {method: longrope, factors: FILE}"
         )
     raise RopewalkError(
-        f"the factor table {path} is for {length} tokens, and no stage has that context: they have {there}; give "
-        "tables for these, or change the context"
+        f"the factor table {path} is for {length} tokens, but no stage has that context; the stages have {there}; "
+        "use tables for these lengths, or change a context"
     )

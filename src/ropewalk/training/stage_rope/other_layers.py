@@ -14,17 +14,17 @@ from ropewalk.training.recipe.rope import Rope
 def ropes_of_other_layers(
     recipe: Recipe, config: ModelConfig, trained_length: int
 ) -> tuple[dict[str, RopeMethod], ...]:
-    """For each stage the RoPE of each layer type that does not limit the context; empty where all layers share one.
+    """RoPE of each layer type that does not limit the context, for each stage; empty if all layers share one RoPE.
 
-    A layer type that a stage does not name keeps what it had before. Nothing here depends on what a run finds out.
+    A layer type that a stage does not name keeps its RoPE. The result does not depend on measurements of the run.
 
     Args:
-        recipe: as it was written.
-        config: of the checkpoint.
-        trained_length: of the checkpoint, tokens.
+        recipe: the recipe.
+        config: config of the checkpoint.
+        trained_length: trained length of the checkpoint, tokens.
 
     Raises:
-        RopewalkError: if a stage names a layer type that has no RoPE of its own there, or its method does not fit.
+        RopewalkError: if a stage names a layer type without a RoPE of its own, or its method does not fit.
     """
     current, length = config.other_ropes, trained_length
     found = []
@@ -51,11 +51,11 @@ def _method(rope: Rope, current: RopeMethod, length: int, context: int) -> RopeM
 
 def _not_there(methods: Mapping[str | None, RopeMethod]) -> str:
     if None in methods:
-        return "all layers of the model share one RoPE; give it as stages[].rope, without layer types"
+        return "all layers of the model share one RoPE; set it in stages[].rope, without layer types"
     return f"the model has no RoPE for this layer type; it has {', '.join(map(str, methods))}"
 
 
 def described(method: RopeMethod) -> str:
-    """``yarn, rope_theta 500,000, factor 8``."""
+    """One-line description, such as ``yarn, rope_theta 500,000, factor 8``."""
     said = {key: value for key, value in method.to_entry().items() if isinstance(value, int | float)}
     return ", ".join([method.name, *(f"{key} {value:,g}" for key, value in said.items())])

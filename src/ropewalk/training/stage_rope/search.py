@@ -102,13 +102,13 @@ def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
             known, limit = len(documents), 2 * limit
     if packed is None or packed.settings.context != target or wanted.has_penalty:
         raise RopewalkError(
-            f"{wanted.label}: there are no held-out documents to search on; raise data.validation_documents, or give "
+            f"{wanted.label}: there are no held-out documents to search on; raise data.validation_documents, or set "
             "data.validation_sources"
         )
     if len(packed) < count:
         raise RopewalkError(
-            f"{wanted.label}: the search wants {count} rows of {target} tokens, and there are {len(packed)} to train "
-            "on and none held out; lower its documents, or give more text"
+            f"{wanted.label}: the search needs {count} rows of {target} tokens, but there are only {len(packed)} "
+            "training rows and no held-out documents; lower the search's documents, or add text"
         )
     return SearchData(training_rows(packed, target, count), source=TRAINING)
 
@@ -168,7 +168,7 @@ def _held_out_rows(
         if taken:
             raise RopewalkError(_too_few(wanted, resolved, documents, free)) from error
         raise RopewalkError(
-            f"{label}: {error}; the text is what data.validation_documents or data.validation_sources holds out"
+            f"{label}: {error}; the search uses documents from data.validation_documents or data.validation_sources"
         ) from error
     if others is None or len(others.rows) < count:
         # Judging the result selects nothing, so it may share documents with the evaluation.
@@ -198,15 +198,15 @@ def _too_few(
     # One more, because the evaluation may use only a part of its last document.
     more = math.ceil(missing * len(documents) / tokens) + 1
     if recipe.data.validation_sources:
-        where = "give more in data.validation_sources"
+        where = "add text to data.validation_sources"
     elif recipe.data.rows:
         where = "pack the rows with more --validation-documents"
     else:
         where = "raise data.validation_documents"
     return (
-        f"{wanted.label}: the evaluation takes {len(documents) - len(free)} of the {len(documents)} held-out "
-        f"documents, and the other {len(free)} fill {filled} rows of {length} tokens where the search wants {count}; "
-        f"hold out about {more} more ({where}), or lower evaluation.rows or the search's documents"
+        f"{wanted.label}: the evaluation uses {len(documents) - len(free)} of the {len(documents)} held-out "
+        f"documents, and the other {len(free)} fill {filled} rows of {length} tokens, but the search needs {count}; "
+        f"hold out about {more} more documents ({where}), or lower evaluation.rows or the search's documents"
     )
 
 
@@ -260,7 +260,7 @@ def search_factors(search: FactorSearch, at: AtStage) -> Factors:
     log = path.with_suffix(".jsonl")
     with search_ledger(log, lambda: _header(search, at.resolved, data), log.exists(), world) as ledger:
         if ledger.known:
-            reporter.note(f"{search.label}: the search goes on after {len(ledger.known)} forwards")
+            reporter.note(f"{search.label}: the search resumes after {len(ledger.known):,} forward passes")
         outcome = _find(search, at, data, ledger)
     table = world.on_rank_0(lambda: _write(search, at.resolved, outcome, path))
     reporter.note(f"{search.label}: {describe_search(search_summary(table, path.name))}")
@@ -285,7 +285,7 @@ class SearchRope(StageRope):
         refuse_start_tokens(self.stage.rope.limiting)
         if not self.recipe.exact_rope:
             raise RopewalkError(
-                f"stages.{self.number}.rope: a search measures through ropewalk's rotary module; set exact_rope: true"
+                f"stages.{self.number}.rope: a search needs ropewalk's rotary module; set exact_rope: true"
             )
         # The factors are unknown before the run; 1s suffice to check everything else.
         ones = Candidate((1.0,) * (low.checkpoint[0].rotary_dim // 2))
@@ -296,7 +296,7 @@ class SearchRope(StageRope):
         goal = self.goals(before)[1]
         return (
             goal.extended(goal.seeds(goal.space())[NTK]),
-            "the factors are searched for in the run; verified with those that the search begins with",
+            "the factors are searched during the run; verified with NTK, an initial candidate of the search",
         )
 
     def goals(self, before: Before) -> tuple[Goal, Goal]:
@@ -319,9 +319,9 @@ class SearchRope(StageRope):
         here, there = ((g.current.rope_theta, g.original_length) for g in (goal, own))
         if here != there:
             raise RopewalkError(
-                f"stages.{self.number}.rope.search.weights: the checkpoint has rope_theta {there[0]:g} and {there[1]} "
-                f"tokens, the stage begins with {here[0]:g} and {here[1]}, so factors found on the one do not fit the "
-                "other; choose current"
+                f"stages.{self.number}.rope.search.weights: the checkpoint has rope_theta {there[0]:g} and original "
+                f"length {there[1]}, but the stage starts from {here[0]:g} and {here[1]}, so factors found on the "
+                "checkpoint do not fit; set weights to current"
             )
         return own, goal
 
@@ -381,7 +381,8 @@ def kept_factors(search: FactorSearch, recipe: Recipe, output: Path, begun: bool
     if not path.is_file():
         if begun:
             raise RopewalkError(
-                f"{search.label} has begun, and {path} with its factors is gone; restore the file, or start again"
+                f"{search.label}: the factor table {path} is missing, although the run used it; restore it, or start "
+                "a new run"
             )
         return None
     table = read_factors(path)
@@ -402,7 +403,7 @@ def kept_factors(search: FactorSearch, recipe: Recipe, output: Path, begun: bool
     )
     if not fits:
         raise RopewalkError(
-            f"{path} does not hold what {search.label} searched for; restore the file, or start again"
+            f"{search.label}: {path} does not contain the factors of this search; restore it, or start a new run"
         )
     return table
 
@@ -472,12 +473,12 @@ def search_summary(table: Factors, file: str) -> dict[str, Any]:
 def describe_search(found: Mapping[str, Any]) -> str:
     """Describe an entry of :func:`search_summary`: result, baselines and cautions, without a final full stop."""
     sentence = (
-        f"factors for {found['target_length']:,} tokens from a search of {found['forwards']:,} forwards on "
+        f"factors for {found['target_length']:,} tokens from a search of {found['forwards']:,} forward passes on "
         f"{found['rows']} {found['text']}: perplexity {_compared(found['perplexity'], found['baselines'])}"
     )
     judged = found["held_out"]
     if judged is not None:
-        sentence += f"; on rows it did not see {_compared(judged['best'], judged['baselines'])}"
+        sentence += f"; on held-out rows {_compared(judged['best'], judged['baselines'])}"
     # Summaries of earlier versions have no cautions.
     return ". ".join([sentence, *(caution.removesuffix(".") for caution in found.get("cautions", ()))])
 
