@@ -1,18 +1,23 @@
 """The program as a whole: exit statuses, one-sentence errors, and which flags exist."""
 
 import inspect
+import io
 import json
 import signal
 import time
 from importlib import import_module
 
 import pytest
+from rich.console import Console
 
-from ropewalk.cli.app import SUMMARIES, main
+from ropewalk.cli.app import SUMMARIES, main, program
+from ropewalk.io.settings import COMMON
 from tests.cli.option_cases import KEPT, commands, listing
 from tests.programs import Program
 
 COMMANDS = dict(commands())
+SCREEN = 24
+"""Lines of a usual terminal."""
 
 
 def test_no_option_appears_or_vanishes_by_accident():
@@ -31,6 +36,26 @@ def test_the_list_of_commands_says_of_each_what_its_help_says():
 def test_every_help_has_an_example(command, capsys):
     assert main([*command.split(), "--help"]) == 0
     assert f"ropewalk {command}" in capsys.readouterr().out.split("Example", 1)[1]
+
+
+def _help(command: str) -> str:
+    """The help of a command on a terminal of 80 columns."""
+    text = io.StringIO()
+    program().help_print(command.split(), console=Console(file=text, width=80))
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_a_help_longer_than_a_screen_begins_with_the_common_options(command):
+    text = _help(command)
+    headings = [line.strip("╭─╮ ") for line in text.splitlines() if line.startswith("╭")]
+    options = [name for name in headings if name not in ("Commands", "Arguments")]
+    if len(text.splitlines()) >= 30:
+        assert options[0] == COMMON.group
+        common = text.split(COMMON.group)[1].split("╰")[0]
+        assert len(common.splitlines()) <= SCREEN
+    else:
+        assert COMMON.group not in headings
 
 
 @pytest.mark.parametrize(
@@ -86,4 +111,4 @@ def test_ctrl_c_is_status_130(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert errors == "error: interrupted: nothing has begun yet; the same command starts again\n"
+    assert errors == "error: interrupted: nothing has started yet; run the same command to start again\n"

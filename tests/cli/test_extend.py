@@ -67,4 +67,4 @@ def test_ctrl_c_before_anything_began_says_that_the_same_command_starts_again(mo
 
     monkeypatch.setattr("ropewalk.training.load_recipe", interrupted)
     assert main(["extend", "llama-64k"]) == 130
-    assert "nothing has begun yet; the same command starts again" in capsys.readouterr().err
+    assert "nothing has started yet; run the same command to start again" in capsys.readouterr().err

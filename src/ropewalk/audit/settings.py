@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length, parse_length
-from ropewalk.io.settings import Count, Length, Option, Seed, Settings
+from ropewalk.io.settings import COMMON, Count, Length, Option, Seed, Settings
 
 LONGEST_DEFAULT = 4096
 """Default tokens of a row, unless the model's trained length is shorter."""
@@ -71,42 +71,40 @@ def check_shifts(shifts: Sequence[int], delta2: int) -> None:
         raise RopewalkError(f"give each shift only once, got {', '.join(map(str, shifts))}")
 
 
-TEXT = Option(group="Text")
-
-
 class AuditSettings(Settings):
     """What is measured, and on which checkpoint and text.
 
     :func:`~ropewalk.audit.run.audit_model` receives a model and rows, and ignores the first four fields.
     """
 
-    group: ClassVar[str | None] = "What to measure"
+    group: ClassVar[str | None] = "Measurements"
 
     model: Annotated[str, Option(argument=True)] = Field(
         "embedded",
         description="Checkpoint folder, Hub id, or embedded (the demo model in the package).",
     )
-    text: Annotated[str, TEXT] = Field(
+    text: Annotated[str, COMMON] = Field(
         "embedded:validation",
-        description="Documents to audit on; the same sources as `ropewalk data pack` reads.",
+        description="Documents to audit on, given like the sources of ropewalk data pack.",
     )
-    length: Annotated[Length | None, TEXT] = Field(
+    length: Annotated[Length | None, COMMON] = Field(
         None,
         description=f"Row length in tokens. Default: {LONGEST_DEFAULT}, or the trained length if that is shorter.",
     )
-    samples: Annotated[Count, TEXT] = Field(50, ge=1, description="Maximum number of rows.")
+    samples: Annotated[Count, COMMON] = Field(50, ge=1, description="Maximum number of rows of text.")
 
-    shifts: Shifts = Field(
+    shifts: Annotated[Shifts, COMMON] = Field(
         (0, 16, 100, 1_000, 10_000, 100_000, 1_000_000),
-        description="Comma-separated positions of a row's first token to compare; 1k is 1,024. Let the "
-        "largest be the context "
-        "that you want to use.",
+        description="Positions of a row's first token to compare, in tokens, separated by commas; 1k is 1,024. Make "
+        "the largest the context that you want to use.",
     )
-    delta2: Shift = Field(16, description="Position that all shifts are compared with.")
-    dtypes: Dtypes = Field(
+    delta2: Shift = Field(
+        16, description="Position of a row's first token that all shifts are compared with, in tokens."
+    )
+    dtypes: Annotated[Dtypes, COMMON] = Field(
         AUDITED_DTYPES,
-        description="Comma-separated dtypes. The ablation, the mitigations and the first-token experiment "
-        "use the first one.",
+        description="Dtypes to audit, separated by commas. The ablation, the mitigations and the first-token "
+        "experiment use the first one.",
     )
     ablation_samples: Annotated[Count, Option(formerly=("--ladder-samples",))] = Field(
         4,
@@ -118,7 +116,7 @@ class AuditSettings(Settings):
         True, description="Also measure the same model with randomly initialised weights."
     )
     costs: bool = Field(True, description="Measure the time and memory that each mitigation takes.")
-    seed: Seed = Field(0, description="Random seed for the randomly initialised weights.")
+    seed: Seed = Field(0, description="Random seed of the randomly initialised weights.")
 
     @model_validator(mode="after")
     def _compared(self) -> AuditSettings:

@@ -156,7 +156,7 @@ def run() -> None:
         status = main()
     except KeyboardInterrupt:
         # Ctrl-C while the commands themselves were imported.
-        status = _fail_once("interrupted: nothing has begun yet", INTERRUPTED)
+        status = _fail_once("interrupted: nothing has started yet", INTERRUPTED)
     if status and "RANK" in os.environ:
         # One of several processes: threads that still talk to the others would abort a normal interpreter shutdown.
         sys.stdout.flush()

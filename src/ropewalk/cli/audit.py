@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -11,15 +11,15 @@ from ropewalk.audit.settings import AuditSettings
 from ropewalk.cli.binding import make_command
 from ropewalk.cli.output import JsonFlag, notes, print_json, results, show
 from ropewalk.errors import RopewalkError
-from ropewalk.io.settings import Device, Folder, Settings
+from ropewalk.io.settings import COMMON, Device, Folder, Settings
 
 
 class AuditOutput(Settings):
     """What the command draws and prints."""
 
-    group: ClassVar[str | None] = "Output"
+    group: ClassVar[str | None] = COMMON.group
 
-    plot: Folder | None = Field(None, description="Draw figures into DIR.")
+    plot: Folder | None = Field(None, description="Write figures to the folder DIR.")
     as_json: JsonFlag = False
 
 
@@ -27,7 +27,7 @@ def audit(
     settings: AuditSettings,
     output: AuditOutput,
     *,
-    device: Device = "auto",
+    device: Annotated[Device, COMMON] = "auto",
 ) -> None:
     """Measure how far limited precision breaks a model's relative positions, which operation causes it, and what
     mitigates it.

@@ -41,7 +41,7 @@ from pydantic import BaseModel, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from ropewalk.errors import RopewalkError
-from ropewalk.io.settings import Option, Settings, choices_in, explain, model_in, near_or_all
+from ropewalk.io.settings import COMMON, Option, Settings, choices_in, explain, model_in, near_or_all
 
 UsageErrors = cyclopts.CycloptsError
 """Exceptions that cyclopts raises for a command line that fits no command."""
@@ -184,7 +184,9 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
     """The function as cyclopts calls it: with one text parameter for each setting."""
     own = _own_parameters(function)
     ordered = tuple(settings_of(function))
-    headings = dict.fromkeys(setting.group for setting in ordered if not setting.positional)
+    named = dict.fromkeys(setting.group for setting in ordered if not setting.positional)
+    # The options that most people need come first; what belongs to no heading comes last.
+    headings = sorted(named, key=lambda name: (name == OPTIONS, name != COMMON.group))
     # Required settings come first in the help, the others in order of declaration.
     settings = tuple(sorted(ordered, key=lambda setting: (not setting.positional, not setting.required)))
     by_name = {setting.key: setting for setting in settings}
@@ -207,11 +209,7 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
         arguments = dict(_validated(own, values, settings))
         function(**arguments)
 
-    last_of_all = len(headings)
-    groups = {
-        name: Group(name, sort_key=last_of_all if name == OPTIONS else place)
-        for place, name in enumerate(headings)
-    }
+    groups = {name: Group(name, sort_key=place) for place, name in enumerate(headings)}
     parameters = [_parameter(setting, groups.get(setting.group)) for setting in settings]
     # cyclopts reads options from the signature.
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from ropewalk.data.settings import (
     SourceSpec,
     StatsConfig,
 )
-from ropewalk.io.settings import FilePath, Option, Settings
+from ropewalk.io.settings import COMMON, FilePath, Option, Settings
 
 if TYPE_CHECKING:
     from ropewalk.data.run import PackResult
@@ -41,13 +41,13 @@ BY_EMBEDDED = "counting with the embedded checkpoint's tokenizer; pass --tokeniz
 class PackOptions(Settings):
     """Options of the command itself, in addition to the packing settings."""
 
-    group: ClassVar[str | None] = "Output"
+    group: ClassVar[str | None] = COMMON.group
 
     interleave: Annotated[bool, Option(group="Rows")] = Field(
         False,
-        description="Cut the documents of a row into chunks and shuffle them; any --chunk option implies it.",
+        description="Cut the documents of a row into chunks and shuffle the chunks; any --chunk option implies it.",
     )
-    out: FilePath = Field(
+    out: Annotated[FilePath, Option(metavar="DIR")] = Field(
         Path("packed"),
         description="Output folder: a new one, or that of an interrupted run of the same command, to resume it.",
     )
@@ -82,7 +82,7 @@ def merge(
         tuple[Path, ...], Field(description="Output folders of the shards of one pack command.")
     ],
     *,
-    out: Annotated[FilePath, Field(description="New folder for the merged rows.")],
+    out: Annotated[FilePath, Option(metavar="DIR"), Field(description="New folder for the merged rows.")],
     as_json: JsonFlag = False,
 ) -> None:
     """Merge the shards that several machines packed into separate folders."""
@@ -114,8 +114,8 @@ def stats(
     settings: CountSettings,
     fields: SourceFields,
     *,
-    plot: PlotFile = None,
-    as_json: JsonFlag = False,
+    plot: Annotated[PlotFile, COMMON] = None,
+    as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
     """Count documents and tokens by source: lengths, repeats, and the attention that each pattern skips."""
     from ropewalk.data import run

@@ -12,7 +12,9 @@ from ropewalk.io.settings import FilePath, Option
 
 
 def export(
-    model: Annotated[str, Field(description="A checkpoint's folder, a Hub id, or embedded.")],
+    model: Annotated[
+        str, Field(description="Checkpoint folder, Hub id, or embedded (the demo model in the package).")
+    ],
     *,
     rope: Annotated[
         FilePath, Option(metavar="FILE"), Field(description="Factor table, for example from ropewalk search.")

@@ -12,9 +12,10 @@ from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, show
 from ropewalk.io.settings import FilePath, Option, Overrides
 from ropewalk.recipes import shipped_recipes
 
-GO_ON = (
+AFTER_LOSS = (
     "resume from the last checkpoint with --resume, or run the same command again if nothing was trained yet"
 )
+"""What to do after a process of the run was lost; the end of the error message."""
 
 
 def extend(
@@ -28,14 +29,16 @@ def extend(
     *,
     overrides: Annotated[
         Overrides,
-        Field(description="Override a key of the recipe, for example stages.0.steps=20. Repeatable."),
+        Field(description="Override a key of the recipe, such as stages.0.steps=20. May be repeated."),
     ] = (),
     rope: Annotated[
         tuple[FilePath, ...],
         Option(metavar="FILE", repeated=True),
-        Field(description="Factor table for the stage of the same length. Repeatable."),
+        Field(description="Factor table for the stage whose context is its target length. May be repeated."),
     ] = (),
-    resume: Annotated[bool, Field(description="Resume the run in the output folder.")] = False,
+    resume: Annotated[
+        bool, Field(description="Resume the run in the recipe's output folder from its last checkpoint.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Extend a model's context: evaluate, change RoPE, train, evaluate again, save.
@@ -47,7 +50,9 @@ def extend(
     def so_far() -> str:
         from ropewalk.training.run_folder import left_off
 
-        return left_off(output[0]) if output else "nothing has begun yet; the same command starts again"
+        return (
+            left_off(output[0]) if output else "nothing has started yet; run the same command to start again"
+        )
 
     # The imports take seconds, during which users press Ctrl-C too.
     with on_interrupt(so_far):
@@ -59,7 +64,7 @@ def extend(
         from ropewalk.training import load_recipe
         from ropewalk.training.stage_rope.given import with_tables
 
-        with joined(go_on=GO_ON) as world:
+        with joined(advice=AFTER_LOSS) as world:
             read = world.on_rank_0(lambda: with_tables(load_recipe(recipe, list(overrides)), rope))
             output.append(Path(read.output).expanduser())
             result = run(read, RunContext(world, reporter=ConsoleReporter(notes)), resume)

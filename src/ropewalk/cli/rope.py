@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from ropewalk.cli.binding import make_command, make_group
 from ropewalk.cli.output import JsonFlag, PlotFile, notes, print_json, results, show
 from ropewalk.evaluation.settings import ProbeSettings
+from ropewalk.io.settings import COMMON
 from ropewalk.planning.settings import (
     BasesSettings,
     BoundSettings,
@@ -104,7 +105,12 @@ def plan_command(settings: PlanSettings, *, as_json: JsonFlag = False) -> None:
         show(describe_plan(result, settings))
 
 
-def probe_command(settings: ProbeSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
+def probe_command(
+    settings: ProbeSettings,
+    *,
+    plot: Annotated[PlotFile, COMMON] = None,
+    as_json: Annotated[JsonFlag, COMMON] = False,
+) -> None:
     """Measure the loss of a text under several RoPE settings without training, with the same weights and rows."""
     from ropewalk.evaluation.probe import probe
     from ropewalk.reporting import draw

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group_with_default
 from ropewalk.cli.output import JsonFlag, PlotFile, notes, on_interrupt, print_json, results, show
-from ropewalk.io.settings import FilePath, Length, Option, Settings
-from ropewalk.search.settings import WHAT, SearchConfig, SearchSettings
+from ropewalk.io.settings import COMMON, FilePath, Length, Option, Settings
+from ropewalk.search.settings import SearchConfig, SearchSettings
 
 if TYPE_CHECKING:
     from ropewalk.search.factor_table import Factors
@@ -20,32 +20,36 @@ if TYPE_CHECKING:
 class SearchOutput(Settings):
     """Output options of a search."""
 
-    group: ClassVar[str | None] = "Output"
+    group: ClassVar[str | None] = COMMON.group
 
     out: Annotated[FilePath, Option(metavar="FILE")] = Field(
-        description="File for the factor table (.json); a log is written next to it."
+        description="File for the factor table (.json); a log of all losses is written next to it."
     )
-    resume: bool = Field(False, description="Resume from the log next to --out.")
+    resume: bool = Field(False, description="Resume an interrupted search from the log next to --out.")
     plot: PlotFile = None
     as_json: JsonFlag = False
 
 
 def search(
-    model: Annotated[str, Field(description="Checkpoint: a folder, a Hub id, or embedded.")],
-    settings: SearchSettings,
-    output: SearchOutput,
+    model: Annotated[
+        str, Field(description="Checkpoint folder, Hub id, or embedded (the demo model in the package).")
+    ],
     *,
     to: Annotated[
         Length,
-        WHAT,
+        COMMON,
         Field(
             description="Target length in tokens: 2048, 32k, 1M. Up to the original length of a longrope checkpoint, "
             "the search finds its short factors."
         ),
     ],
     text: Annotated[
-        str, WHAT, Field(description="Source of the text: a path or dataset, as for ropewalk data pack.")
+        str,
+        COMMON,
+        Field(description="Documents to search on, given like the sources of ropewalk data pack."),
     ] = "embedded:validation",
+    settings: SearchSettings,
+    output: SearchOutput,
 ) -> None:
     """Search rescale factors for a longer context. Candidates share the same weights and the same rows of text.
 
@@ -69,7 +73,7 @@ def search(
         from ropewalk.parallel.context import RunContext
         from ropewalk.search.run import search as run
 
-        with joined(settings.device, "run it again with --resume") as world:
+        with joined(settings.device, "run the same command with --resume") as world:
             if output.plot is not None:
                 plot = output.plot
                 world.on_rank_0(lambda: check_writable(plot))
@@ -136,15 +140,16 @@ def import_command(
     model: Annotated[
         str | None,
         Field(
-            description="Model that the factors belong to; required for a CSV, default for a config: its own."
+            description="Checkpoint that the factors belong to. Required for a CSV; a config names its own."
         ),
     ] = None,
     to: Annotated[
         Length | None,
-        Field(description="Target length in tokens: 128k; required for a CSV, a config states its own."),
+        Field(description="Target length in tokens: 32k, 128k. Required for a CSV; a config states its own."),
     ] = None,
     start_tokens: Annotated[
-        int, Field(ge=0, description="Initial tokens whose RoPE angles stay unscaled; for a CSV only.")
+        int,
+        Field(ge=0, description="Number of initial tokens whose RoPE angles stay unscaled; for a CSV only."),
     ] = 0,
     as_json: JsonFlag = False,
 ) -> None:

@@ -10,14 +10,14 @@ from pydantic import Field
 from ropewalk.cli.binding import make_command
 from ropewalk.cli.output import JsonFlag, ended_by_sigterm, notes, print_json, results, show
 from ropewalk.errors import RunFailure
-from ropewalk.io.settings import OutputFile, Settings
+from ropewalk.io.settings import COMMON, OutputFile, Settings
 from ropewalk.verification.settings import VerifySettings
 
 
 class VerifyOutput(Settings):
     """What the command writes and prints."""
 
-    group: ClassVar[str | None] = "Output"
+    group: ClassVar[str | None] = COMMON.group
 
     out: OutputFile | None = Field(None, description="Write the result to FILE as JSON.")
     as_json: JsonFlag = False

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from ropewalk.attention.choices import Pattern, Positions
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import parse_length
-from ropewalk.io.settings import Count, Length, OnResume, Option, Seed, Settings, Tokens
+from ropewalk.io.settings import COMMON, Count, Length, OnResume, Option, Seed, Settings, Tokens
 
 if TYPE_CHECKING:
     from ropewalk.data.tokens.tokenise import SpecialTokens
@@ -123,7 +123,7 @@ class SourceFields(Settings):
         description='Record field that holds the source name; "" ignores the field.',
     )
     max_documents: Count | None = Field(
-        None, ge=1, description="Maximum number of documents to read from each source; default: all."
+        None, ge=1, description="Maximum number of documents to read from each source. Default: all."
     )
 
     @field_validator("source_field")
@@ -178,13 +178,13 @@ class MixtureSettings(Settings):
     group: ClassVar[str | None] = "Mixture"
     on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
-    weights: BySource | None = Field(
-        None, description="Epochs over each source: books=2,web=0.5; unnamed sources get 1."
+    weights: Annotated[BySource | None, COMMON] = Field(
+        None, description="Epochs over each source: books=2,web=0.5. Sources that are not named get 1."
     )
     shares: BySource | None = Field(
         None, description="Alternative to --weights: each source's share of the tokens: books=0.3,web=0.7."
     )
-    tokens: Annotated[Tokens | None, Option(name="--total-tokens")] = Field(
+    tokens: Annotated[Tokens | None, Option(name="--total-tokens"), COMMON] = Field(
         None, ge=1, description="Total number of tokens in the mixture: 64k, 500M."
     )
     long_from: Length | None = Field(
@@ -197,11 +197,15 @@ class MixtureSettings(Settings):
         description="Draw long documents this many times as often as short ones.",
     )
     long_share: float | None = Field(
-        None, gt=0, lt=1, description="Alternative: share of each source's tokens that lie in long documents."
+        None,
+        gt=0,
+        lt=1,
+        description="Alternative to --long-factor: share of each source's tokens that lie in long documents.",
     )
     length_shares: LengthShares | None = Field(
         None,
-        description="Alternative: token shares by length bin, each given by its first length: 0=0.3,4k=0.3,32k=0.4.",
+        description="Alternative to --long-from: token shares by length bin, each given by its first length: "
+        "0=0.3,4k=0.3,32k=0.4.",
     )
     per: Literal["source", "corpus"] = Field(
         "source",
@@ -369,7 +373,8 @@ class RowPolicies(Settings):
     long_documents: LongDocuments = Field("split", description="How to handle a document longer than a row.")
     packing: Packing = Field(
         "sequential",
-        description="sequential cuts documents where a row ends; best_fit cuts only those longer than a row.",
+        description="How to fill rows: sequential cuts documents where a row ends; best_fit cuts only those longer "
+        "than a row.",
     )
     remainder: Remainder = Field("drop", description="How to handle the row that is not full.")
     interleave: InterleaveSettings | None = Field(
@@ -397,10 +402,12 @@ class PackingSettings(RowPolicies):
         positions: with ``reset``, the continuation of a cut document also restarts at its first token in the row.
     """
 
-    context: Annotated[Length, Option(name="--length")] = Field(
+    context: Annotated[Length, Option(name="--length"), COMMON] = Field(
         ge=2, description="Row length in tokens: 131072, 128k, 1M."
     )
-    pattern: Pattern = Field("anchor", description="Attention pattern: which tokens of a row see each other.")
+    pattern: Annotated[Pattern, COMMON] = Field(
+        "anchor", description="Attention pattern: which tokens of a row attend to each other."
+    )
     positions: Positions = Field(
         "continuous", description="Whether RoPE positions run through the row or restart in each document."
     )
@@ -477,11 +484,14 @@ class ValidationSettings(Settings):
 
     group: ClassVar[str | None] = "Validation"
 
-    documents: Annotated[Count, Option(name="--validation-documents")] = Field(
+    documents: Annotated[Count, Option(name="--validation-documents"), COMMON] = Field(
         0, ge=0, description="Number of documents to hold out for validation."
     )
     fraction: Annotated[float, Option(name="--validation-fraction")] = Field(
-        0.0, ge=0, lt=1, description="Alternative: fraction of the documents to hold out."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Alternative to --validation-documents: fraction of the documents to hold out.",
     )
 
     @model_validator(mode="after")
@@ -512,14 +522,15 @@ class WorkSettings(Settings):
     shard: Annotated[tuple[int, int], Option(metavar="I/N", text=lambda shard: f"{shard[0]}/{shard[1]}")] = (
         Field(
             (0, 1),
-            description="Shard of this machine, 0/4 to 3/4; machines with the same --out or --token-store share work.",
+            description="Shard of this machine: 0/4 to 3/4 for four machines. Machines with the same --out or "
+            "--token-store share work.",
         )
     )
-    token_store: Path | None = Field(
+    token_store: Annotated[Path | None, Option(metavar="DIR")] = Field(
         None,
         description="Folder for tokenised documents, to reuse them for other rows or share them between machines.",
     )
-    workers: Workers = 0
+    workers: Annotated[Workers, COMMON] = 0
 
     @field_validator("shard", mode="before")
     @classmethod
@@ -550,7 +561,7 @@ class PackSettings(Settings):
         work: how to divide the work; does not change any row.
     """
 
-    tokenizer: str = Field(description="Tokenizer or model: a folder or a Hub id.")
+    tokenizer: Annotated[str, COMMON] = Field(description="Tokenizer or model: a folder or a Hub id.")
     rows: PackingSettings
     mixture: MixtureSettings = MixtureSettings()
     validation: ValidationSettings = ValidationSettings()
@@ -571,17 +582,17 @@ class PackConfig(PackSettings):
 class CountSettings(Settings):
     """Settings for counting documents and tokens."""
 
-    tokenizer: str | None = Field(
+    tokenizer: Annotated[str | None, COMMON] = Field(
         None,
-        description="Tokenizer or model to count tokens with; default: the embedded checkpoint's tokenizer.",
+        description="Tokenizer or model to count tokens with. Default: the embedded checkpoint's tokenizer.",
     )
-    length: Length | None = Field(
+    length: Annotated[Length | None, COMMON] = Field(
         None,
         ge=2,
         description="Row length in tokens for the attention estimate: 64k. Default: the trained length of the model in "
         "the tokenizer's folder or repository; without a model there is no estimate.",
     )
-    workers: Workers = 0
+    workers: Annotated[Workers, COMMON] = 0
 
 
 class StatsConfig(CountSettings):

@@ -205,11 +205,11 @@ class ProbeSettings(BaseSettings):
     model: Annotated[str, Option(argument=True)] = Field(
         description="Checkpoint folder, Hub id, or embedded (the demo model in the package)."
     )
-    to: Length = Field(description="Context length to probe, in tokens: 2048, 32k, 1M.")
-    text: str = Field(
+    to: Annotated[Length, COMMON] = Field(description="Context length to probe, in tokens: 2048, 32k, 1M.")
+    text: Annotated[str, COMMON] = Field(
         "embedded:validation", description="Documents, given like the sources of ropewalk data pack."
     )
-    rules: CommaList = Field(
+    rules: Annotated[CommaList, COMMON] = Field(
         ("current", "critical-dimension", "ntk", "linear", "yarn"),
         description="RoPE settings to probe, separated by commas; theta=5e6 sets the RoPE base directly.",
     )

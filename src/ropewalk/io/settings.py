@@ -60,7 +60,7 @@ class Option:
 
 
 COMMON = Option(group="Common options")
-"""For the options of a command that most people need: the first group of its help."""
+"""Marks an option that most people need: the help of a long command lists these first, on at most a screen."""
 
 
 @dataclass(frozen=True)
@@ -199,11 +199,13 @@ Text = Annotated[str, AfterValidator(_not_empty)]
 
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    Field(description="Dtype of the parameters; auto keeps the checkpoint's."),
+    Field(description="Dtype of the parameters; auto keeps the dtype of the checkpoint."),
 ]
 """Dtype of a model in memory."""
 
-Device = Annotated[str, Field(description="Device; auto selects cuda if available, otherwise cpu.")]
+Device = Annotated[
+    str, Field(description="Device to run on, such as cuda:1; auto selects cuda if available, otherwise cpu.")
+]
 """Device of a model in memory: auto, cpu, cuda, cuda:1."""
 
 

@@ -163,12 +163,12 @@ def require_devices(world: World, device: torch.device) -> None:
 
 
 @contextmanager
-def joined(device_type: str = "auto", go_on: str = "start it again") -> Iterator[World]:
+def joined(device_type: str = "auto", advice: str = "start it again") -> Iterator[World]:
     """Join the run's process group while the context is open; a run of one process needs no group.
 
     Args:
         device_type: ``cpu``, ``cuda``, or ``auto``, which is CUDA if this machine has a device for each process.
-        go_on: advice on how to resume after a process was lost, the last part of the error message.
+        advice: how to resume after a process was lost; the last part of the error message.
 
     Raises:
         RunFailure: if the block fails because another process ended.
@@ -188,7 +188,7 @@ def joined(device_type: str = "auto", go_on: str = "start it again") -> Iterator
             yield world
     except _Terminated:
         raise RunFailure(
-            f"rank {world.rank} was terminated because another process failed or the job was cancelled; {go_on}"
+            f"rank {world.rank} was terminated because another process failed or the job was cancelled; {advice}"
         ) from None
     except Echo:
         if started:
@@ -208,7 +208,7 @@ def joined(device_type: str = "auto", go_on: str = "start it again") -> Iterator
             raise
         raise RunFailure(
             f"rank {world.rank} lost contact with the other processes: one of them exited or hangs, and its own "
-            f"message says why; {go_on}"
+            f"message says why; {advice}"
         ) from error
     # Only after success: destroying a group whose other processes have died may hang.
     if started:

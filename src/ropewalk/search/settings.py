@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import (
+    COMMON,
     FREE,
     Count,
     Device,
@@ -26,9 +27,10 @@ AlgorithmName = Literal["cma-es", "evolution"]
 ALGORITHMS: tuple[AlgorithmName, ...] = ("cma-es", "evolution")
 DEFAULT_ALGORITHM: AlgorithmName = "cma-es"
 ANY_START_TOKENS = "search"
-"""The user's word for searching over all start-token counts of the paper."""
+"""Value of --start-tokens that searches over all start-token counts of the paper."""
 
-WHAT, SPACE, HOW = Option(group="What"), Option(group="Where to search"), Option(group="How")
+OBJECTIVE, SPACE = Option(group="Objective"), Option(group="Search space")
+ALGORITHM, COMPUTATION = Option(group="Algorithm"), Option(group="Computation")
 
 
 def _start_tokens(value: Any) -> Any:
@@ -75,27 +77,27 @@ class ShortFactorSearch(Settings):
 
     on_resume: ClassVar[OnResume | None] = OnResume("fixed", "it decides the result of a search in this run")
 
-    documents: Annotated[Count, WHAT] = Field(
+    documents: Annotated[Count, COMMON] = Field(
         5, ge=1, description="Number of rows of text to measure each candidate on."
     )
     largest: Annotated[float | None, SPACE] = Field(
         None,
         ge=SMALLEST,
-        description="Upper bound of the factors; default: 1.25 times the extension ratio, or for short factors half of "
+        description="Upper bound of the factors. Default: 1.25 times the extension ratio; for short factors, half of "
         "the largest long factor.",
     )
-    algorithm: Annotated[AlgorithmName, HOW] = Field(
+    algorithm: Annotated[AlgorithmName, ALGORITHM] = Field(
         DEFAULT_ALGORITHM,
         description="Search algorithm: cma-es (best in our measurements) or evolution (the paper's).",
     )
-    budget: Annotated[Count, HOW] = Field(
+    budget: Annotated[Count, COMMON] = Field(
         500, ge=1, description="Maximum number of forward passes; each runs one candidate on one row."
     )
-    racing: Annotated[bool, HOW] = Field(
+    racing: Annotated[bool, ALGORITHM] = Field(
         True, description="Drop candidates early if they are clearly behind after their first rows."
     )
-    batch: Annotated[Count, FREE, HOW] = Field(
-        1, ge=1, description="Number of candidates to evaluate together in one batch."
+    batch: Annotated[Count, FREE, COMPUTATION] = Field(
+        1, ge=1, description="Number of candidates per forward pass; each takes the memory of one row."
     )
 
     @property
@@ -107,10 +109,10 @@ class ShortFactorSearch(Settings):
 class LongFactorSearch(ShortFactorSearch):
     """Search settings for the factors of a longer context."""
 
-    short_penalty: Annotated[float, WHAT] = Field(
+    short_penalty: Annotated[float, OBJECTIVE] = Field(
         0.0,
         ge=0,
-        description="Weight of the loss increase at the trained length, in nats per nat; 0 disables this penalty.",
+        description="Weight of the loss increase at the trained length in the objective; 0 disables this penalty.",
     )
 
     @property
@@ -121,26 +123,28 @@ class LongFactorSearch(ShortFactorSearch):
 class SearchSettings(LongFactorSearch):
     """Settings of one search on a model in memory."""
 
-    group: ClassVar[str | None] = "How"
+    group: ClassVar[str | None] = COMPUTATION.group
 
-    objective: Annotated[Literal["perplexity", "needle"], WHAT] = Field(
+    objective: Annotated[Literal["perplexity", "needle"], OBJECTIVE] = Field(
         "perplexity",
-        description="perplexity: loss of all tokens; needle: loss of answers whose evidence lies far back in the text.",
+        description="Loss to minimise: perplexity, of all tokens; needle, of answers whose evidence lies far back in "
+        "the text.",
     )
-    held_out: Annotated[Count, WHAT] = Field(
+    held_out: Annotated[Count, OBJECTIVE] = Field(
         5, ge=0, description="Maximum number of rows from other documents to evaluate the result on."
     )
     start_tokens: Annotated[StartTokens, SPACE] = Field(
         (0,),
-        description="Initial tokens whose RoPE angles stay unscaled: a number, or search; config.json stores only 0.",
+        description="Number of initial tokens whose RoPE angles stay unscaled, or search to try those of the LongRoPE "
+        "paper. config.json can store only 0.",
     )
     attention_factor: Annotated[float | None, SPACE] = Field(
-        None, description="Attention factor of all candidates; default: the formula of the LongRoPE paper."
+        None, description="Attention factor of all candidates. Default: the formula of the LongRoPE paper."
     )
     prefill_chunk: Length | None = Field(
-        None, description="Tokens to process per forward call: 4096, 8k; default: a whole row."
+        None, description="Tokens per forward call, to save memory: 4096, 8k. Default: a whole row."
     )
-    seed: Seed = Field(0, description="Random seed for the search.")
+    seed: Annotated[Seed, ALGORITHM] = Field(0, description="Random seed of the search.")
     dtype: Dtype = "auto"
     device: Device = "auto"
 
@@ -159,18 +163,19 @@ class SearchSettings(LongFactorSearch):
 class SearchConfig(Settings):
     """Configuration of one search: model, target length, text and search settings."""
 
-    model: str = Field(description="Checkpoint: a folder, a Hub id, or embedded.")
+    model: str = Field(description="Checkpoint folder, Hub id, or embedded (the demo model in the package).")
     target_length: Length = Field(
         description="Target length in tokens: 2048, 32k, 1M. Up to the original length of a longrope checkpoint, the "
         "search finds its short factors."
     )
     text: str = Field(
-        "embedded:validation", description="Source of the text: a path or dataset, as for ropewalk data pack."
+        "embedded:validation",
+        description="Documents to search on, given like the sources of ropewalk data pack.",
     )
     settings: SearchSettings = SearchSettings()
     out: FilePath | None = Field(
         None,
-        description="File for the factor table (.json), with a log next to it; default: write nothing.",
+        description="File for the factor table (.json), with a log next to it. Default: write nothing.",
     )
     resume: bool = Field(False, description="Resume from the log next to the factor table.")
 
