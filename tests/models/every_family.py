@@ -168,9 +168,15 @@ INDEXED: dict[str, Any] = {
 }
 DIFFERENT_HEADS: dict[str, Any] = {
     "head_dim": 8,
+    "global_head_dim": 16,
     "num_key_value_heads": 2,
-    "num_kv_shared_layers": 0,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
     "layer_types": MIXED,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
+    },
 }
 
 OVERRIDES: dict[str, dict[str, Any]] = {

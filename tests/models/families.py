@@ -63,6 +63,22 @@ LATENT: dict[str, Any] = {
 }
 """Multi-head latent attention, whose values are narrower than its keys."""
 
+GEMMA_4: dict[str, Any] = {
+    "pad_token_id": 0,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": WINDOW,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "vocab_size_per_layer_input": 97,
+    "hidden_size_per_layer_input": 8,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
+    },
+}
+"""Heads of another width in layers with full attention, and embeddings for each layer."""
+
 ATTENTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralConfig", {"sliding_window": WINDOW}),
     "mixtral": ("MixtralConfig", {"sliding_window": WINDOW, "num_local_experts": 4}),
@@ -117,6 +133,31 @@ ATTENTIONS: dict[str, tuple[str, dict[str, Any]]] = {
             "activation_sparsity_pattern": [0.0] * 4,
             "intermediate_size": [48] * 4,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "gemma4": ("Gemma4TextConfig", GEMMA_4),
+    "gemma4 with shared keys": (
+        "Gemma4TextConfig",
+        {
+            **GEMMA_4,
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma4 with experts": (
+        "Gemma4TextConfig",
+        {
+            **GEMMA_4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 16,
+            "final_logit_softcapping": 30.0,
         },
     ),
     "olmo3": ("Olmo3Config", {"sliding_window": WINDOW, "num_hidden_layers": 4}),

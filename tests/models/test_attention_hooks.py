@@ -163,3 +163,20 @@ def test_a_model_of_two_rotary_modules_keeps_its_own():
         RopewalkError, match="has 2 rotary modules where ropewalk expects one; load it with exact_rope=F"
     ):
         attach(tiny_model("granite_swa", sharp=True), engine="segments")
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+@pytest.mark.parametrize("length", [WINDOW - 2, 20])
+def test_the_last_logits_alone_are_those_of_all(length, keep):
+    """Gemma 4 drops all but the last queries before layers that share keys, and short rows have no mask."""
+    plain = tiny_model("gemma4 with shared keys", torch.float64, sharp=True)
+    ours = copy.deepcopy(plain)
+    attach(ours, engine="segments", exact_rope=False)
+    ids = torch.randint(3, 90, (1, length), generator=torch.Generator().manual_seed(1))
+    layout = PackedLayout.from_lengths([length], "full", 0)
+    with torch.no_grad():
+        expected = plain(ids, use_cache=False).logits[:, -keep:]
+        stock = ours(ids, logits_to_keep=keep, use_cache=False).logits
+        packed = ours(ids, logits_to_keep=keep, layout=layout).logits
+    for found in (stock, packed):
+        assert float((found - expected).abs().max()) <= 256 * 2.0**-23 * float(expected.abs().max())

@@ -9,9 +9,9 @@ import torch
 
 from ropewalk.data.read.embedded import EMBEDDED, demo_model_path
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config_file import read_model_config
+from ropewalk.models.config_file import config_from_json, read_model_config
 from ropewalk.models.held_rope import loaded_rope
-from ropewalk.rope import Default, Linear, LongRope, RopeMethod, Yarn, methods_from_config
+from ropewalk.rope import Default, Linear, LongRope, Proportional, RopeMethod, Yarn, methods_from_config
 from tests.checkpoint_cases import CASES, CheckpointCase, path_of
 
 # transformers computes in float32; what it rounds adds up to less, as in tests/rope/rope_cases.py.
@@ -232,7 +232,6 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"model_type": "bloom"}, "BloomConfig"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi positions and no RoPE \\(FalconConfig\\)"),
         ({"model_type": "granitemoehybrid"}, "position_embedding_type is None"),
-        ({"model_type": "gemma4"}, "layers of different shapes \\(Gemma4TextConfig\\)"),
         ({"model_type": "own", **SMALL}, "no rope_theta"),
         ({**SMALL}, "no rope_theta"),
         ({"model_type": "own", **SMALL, "rope_theta": 1e4, "use_dynamic_ntk": True}, "use_dynamic_ntk True"),
@@ -335,12 +334,23 @@ def test_rope_outside_the_decoders_config_is_refused(tmp_path: Path) -> None:
             read_model_config(str(path))
 
 
+def test_gemma_4_says_which_values_come_from_its_class() -> None:
+    config = config_from_json({"model_type": "gemma4", "text_config": {"model_type": "gemma4_text"}})
+    assert config.methods["full_attention"] == Proportional(512, 1e6, partial_rotary_factor=0.25)
+    assert config.methods["sliding_attention"] == Default(256, 1e4)
+    said = {"full_attention.head_dim": 512, "full_attention.partial_rotary_factor": 0.25}
+    assert said.items() <= config.defaults.items()
+    stated = config_from_json({"model_type": "gemma4_text", "head_dim": 8, "global_head_dim": 32})
+    assert (stated.layers[0].key_dim, stated.head_dim) == (8, 32)
+    assert "full_attention.head_dim" not in stated.defaults
+
+
 def test_of_multi_head_latent_attention_rope_rotates_its_own_part_of_a_head(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     values = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "rope_theta": 50000.0}
     path.write_text(json.dumps({"model_type": "kimi_k9", "num_hidden_layers": 2, **values}))
     config = read_model_config(str(path))
-    assert (config.head_dim, config.key_dim, config.value_dim) == (64, 192, 128)
+    assert (config.head_dim, config.key_dim, config.widest_dims) == (64, 192, (192, 128))
     assert config.methods[None].rotary_dim == 64
 
 

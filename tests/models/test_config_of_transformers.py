@@ -27,7 +27,7 @@ FACTS = (
     "max_position_embeddings",
     "head_dim",
     "key_dim",
-    "value_dim",
+    "widest_dims",
     "num_heads",
     "num_kv_heads",
     "softcap",
@@ -180,6 +180,32 @@ def test_a_window_that_a_switch_turns_off_is_none_where_the_class_writes_0() -> 
     assert {layer.window for layer in ModelConfig.of(config).layers} == {None}
 
 
-def test_layers_whose_heads_differ_in_shape_are_refused() -> None:
-    with pytest.raises(RopewalkError, match="layers of gemma4_text differ in head_dim"):
-        ModelConfig.of(transformers.Gemma4TextConfig())
+def test_heads_of_each_layer_type_have_their_own_width() -> None:
+    config = transformers.Gemma4TextConfig(
+        **COMMON | {"num_hidden_layers": 6}, head_dim=8, global_head_dim=32
+    )
+    read = ModelConfig.of(config)
+    assert [layer.key_dim for layer in read.layers] == [8] * 5 + [32]
+    assert {kind: method.rotary_dim for kind, method in read.methods.items()} == {S: 8, F: 32}
+    assert (read.head_dim, read.key_dim, read.widest_dims) == (32, 32, (32, 32))
+    # transformers resolves each layer by itself.
+    assert [each.head_dim for each in config.per_layer_config] == [layer.key_dim for layer in read.layers]
+
+
+def test_layers_of_one_type_whose_heads_differ_are_refused() -> None:
+    values = {**FOUR, "layer_types": [F, S, S, F], "sliding_window": 7, "head_dim": 8}
+    values["rope_parameters"] = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in (F, S)}
+    del values["rope_theta"]
+    sound = ModelConfig({**values, "per_layer_config": {"0": {"head_dim": 16}, "3": {"head_dim": 16}}})
+    assert [layer.key_dim for layer in sound.layers] == [16, 8, 8, 16]
+    with pytest.raises(RopewalkError, match=r"layers 0 and 3 share one RoPE, but head_dim is 16 .* and 8"):
+        _ = ModelConfig({**values, "per_layer_config": {"0": {"head_dim": 16}}}).methods
+    of_all = {**FOUR, "head_dim": 8, "per_layer_config": {"2": {"head_dim": 16}}}
+    with pytest.raises(RopewalkError, match=r"layers 0 and 2 share one RoPE, but head_dim is 8 .* and 16"):
+        _ = ModelConfig(of_all).methods
+
+
+def test_layers_that_differ_in_anything_else_are_refused_by_name() -> None:
+    config = transformers.LlamaConfig(**COMMON, per_layer_config={1: {"intermediate_size": 8}})
+    with pytest.raises(RopewalkError, match=r"layers of llama differ in intermediate_size .*supports layers"):
+        ModelConfig.of(config)

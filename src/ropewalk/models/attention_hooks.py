@@ -42,6 +42,10 @@ PASSED_BY = ("position_ids", "use_cache", "output_attentions", "output_hidden_st
 KNOWN_OPTIONS = (*ASKED, *PASSED_BY)
 
 
+SHARED_LAYERS = "num_kv_shared_layers"
+"""Config key for the number of last layers that attend to the keys and values of earlier ones."""
+
+
 @dataclass(frozen=True, eq=False)
 class LayoutCall:
     """The value passed down to the attention function as ``layout=``.
@@ -252,6 +256,7 @@ class LayoutHooks:
     def _before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        kwargs = _with_every_query(module, kwargs)
         call = kwargs.get("layout")
         if call is None and _current.get() is None:
             _refuse_restarts(kwargs)
@@ -312,6 +317,24 @@ class LayoutHooks:
             "attention_mask": torch.empty(len(ids), 1, 0, 0, device=ids.device),
             "use_cache": False,
         }
+
+
+def _with_every_query(module: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with which a model computes all positions in all layers, although logits of the last are wanted.
+
+    Gemma 4 drops the others before layers that share keys. A layout describes whole rows; and without a mask, causal
+    attention of several queries would be aligned with the first keys, which transformers prevents for SDPA by its name.
+    """
+    keep, cache = kwargs.get("logits_to_keep"), kwargs.get("past_key_values")
+    if (
+        not isinstance(keep, int)
+        or keep < 1
+        or not getattr(module.config.get_text_config(), SHARED_LAYERS, 0)
+    ):
+        return kwargs
+    if keep == 1 and kwargs.get("layout") is None and not getattr(cache, "is_compileable", False):
+        return kwargs
+    return {**kwargs, "logits_to_keep": torch.arange(-keep, 0)}
 
 
 def localities_of(model: nn.Module) -> set[Locality]:

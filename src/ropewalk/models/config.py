@@ -17,7 +17,7 @@ from typing import Any
 from ropewalk.attention.choices import Limit
 from ropewalk.attention.options import Locality, stacked_reach
 from ropewalk.errors import RopewalkError
-from ropewalk.rope.config import head_dim, methods_from_config
+from ropewalk.rope.config import OF_LAYERS, head_dim, layer_overrides, methods_from_config
 from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -79,6 +79,8 @@ BEYOND_ANY_CONTEXT = 2**30
 """A window in tokens that limits nothing, for classes that require one."""
 
 
+READ_OF_EACH_LAYER = ("head_dim", "num_key_value_heads")
+"""Values in which layers may differ."""
 BASES_OF_LAYERS = "layer_rope_theta"
 """A base for each layer, 0 for one without RoPE (Granite with windows); the layers do not use ``rope_theta``."""
 DUAL_CHUNK = "dual_chunk_attention_config"
@@ -269,6 +271,8 @@ class ModelConfig:
         kinds = self.values.get("layer_types") or _derived_kinds(self.values)
         windows = {kind: _width(self.values, kind, kinds) for kind in WIDTHS if kind in kinds}
         turned = _layers_that_rotate(self.values, kinds)
+        overrides = layer_overrides(self.values)
+        dims = [_dims({**self.values, **overrides.get(number, {})}) for number in range(len(kinds))]
         return tuple(
             LayerConfig(
                 kind,
@@ -277,10 +281,9 @@ class ModelConfig:
                 self.methods.get(kind, self.methods.get(None)) if rotates else None,
                 self.has_sinks,
                 self.softcap,
-                self.key_dim,
-                self.value_dim,
+                *both,
             )
-            for kind, rotates in zip(kinds, turned, strict=True)
+            for kind, rotates, both in zip(kinds, turned, dims, strict=True)
         )
 
     @property
@@ -340,21 +343,21 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        """Dimensions of a head that RoPE may rotate; see :func:`ropewalk.rope.head_dim`."""
-        return head_dim(self.values)
+        """Dimensions of a head that RoPE may rotate; see :func:`ropewalk.rope.head_dim`.
+
+        If layers differ, those of layers with full attention, which limit the context.
+        """
+        return head_dim(self.values, FULL)
 
     @property
     def key_dim(self) -> int:
-        """Dimensions of a head's queries and keys; in latent attention head_dim is only their rotated part."""
-        latent = self.values.get("qk_head_dim")
-        if latent is None and self.values.get("qk_rope_head_dim") is not None:
-            latent = self.values["qk_rope_head_dim"] + (self.values.get("qk_nope_head_dim") or 0)
-        return self.head_dim if latent is None else int(latent)
+        """Dimensions of a head's queries and keys in the layers of :attr:`head_dim`."""
+        return _dims({**self.values, OF_LAYERS: None, "head_dim": self.head_dim})[0]
 
     @property
-    def value_dim(self) -> int:
-        """Dimensions of a head's values."""
-        return self.values.get("v_head_dim") or self.key_dim
+    def widest_dims(self) -> tuple[int, int]:
+        """Dimensions of a head's queries and keys, and of its values, in the layer with the widest heads."""
+        return max((layer.key_dim, layer.value_dim) for layer in self.layers)
 
     @property
     def softcap(self) -> float | None:
@@ -687,16 +690,12 @@ SHAPE_KEYS = (
 def shape_values(text: Any) -> dict[str, int]:
     """Dimensions and counts in a transformers config, under the names that are read.
 
-    Raises:
-        RopewalkError: if its layers differ in one of them.
+    A value in which layers differ is the one that :func:`layer_values` replaces for some of them.
     """
-    try:
-        found = {key: getattr(text, key, None) for key in SHAPE_KEYS}
-    except RuntimeError as error:
-        # transformers raises it for a value that differs between layers, such as Gemma 4's head_dim.
-        raise RopewalkError(
-            f"the layers of {text.model_type} differ in head_dim, but ropewalk supports one head_dim for all layers"
-        ) from error
+    # Reading such a value from the config raises an error, but its mapping has it.
+    apart = getattr(text, "per_layer_attributes", None) or ()
+    said = text.to_dict() if apart else {}
+    found = {key: said.get(key) if key in apart else getattr(text, key, None) for key in SHAPE_KEYS}
     return {key: value for key, value in found.items() if isinstance(value, int)}
 
 
@@ -705,7 +704,17 @@ def layer_values(text: Any) -> dict[str, Any]:
 
     Args:
         text: the config of the language model (``config.get_text_config()``).
+
+    Raises:
+        RopewalkError: if layers differ in a value that ropewalk reads once for all of them.
     """
+    apart = set(getattr(text, "per_layer_attributes", None) or ())
+    unread = sorted(apart - set(READ_OF_EACH_LAYER))
+    if unread:
+        raise RopewalkError(
+            f"the layers of {text.model_type} differ in {', '.join(unread)} ({OF_LAYERS}); ropewalk supports layers "
+            f"that differ in {' and '.join(READ_OF_EACH_LAYER)}"
+        )
     kinds = getattr(text, "layer_types", None)
     if not kinds:
         # The same order in which transformers selects the mask of all layers.
@@ -724,6 +733,8 @@ def layer_values(text: Any) -> dict[str, Any]:
     if width is not None and "sliding_window" in getattr(text, "attribute_map", {}):
         # RecurrentGemma's file calls it attention_window_size.
         layers["sliding_window"] = width
+    if apart:
+        layers[OF_LAYERS] = text.to_dict()[OF_LAYERS]
     rotating = getattr(text, "no_rope_layers", None)
     return {**layers, "no_rope_layers": list(rotating)} if rotating else layers
 
@@ -779,6 +790,19 @@ def check_list_lengths(config: Mapping[str, Any]) -> None:
             continue
         wrong = f"layer {listed} has no entry" if listed < count else f"there is no layer {count}"
         raise RopewalkError(f"{key} lists {listed} layers, but the model has {count}: {wrong}")
+
+
+def _dims(values: Mapping[str, Any]) -> tuple[int, int]:
+    """Dimensions of a head's queries and keys, and of its values; in latent attention head_dim is their rotated part.
+
+    Args:
+        values: values of one layer.
+    """
+    latent = values.get("qk_head_dim")
+    if latent is None and values.get("qk_rope_head_dim") is not None:
+        latent = values["qk_rope_head_dim"] + (values.get("qk_nope_head_dim") or 0)
+    key_dim = head_dim({**values, OF_LAYERS: None}) if latent is None else int(latent)
+    return key_dim, values.get("v_head_dim") or key_dim
 
 
 def _switched_off(config: Mapping[str, Any]) -> bool:

@@ -26,8 +26,10 @@ from huggingface_hub.errors import StrictDataclassError
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import check_model_place, not_found
 from ropewalk.models.config import (
+    FULL,
     RECURRENT,
     SERVED,
+    SLIDING,
     ModelConfig,
     check_layers,
     check_list_lengths,
@@ -36,6 +38,7 @@ from ropewalk.models.config import (
     shape_values,
 )
 from ropewalk.rope import ROPE_KEYS, RopeMethod, methods_from_config
+from ropewalk.rope.config import OF_LAYERS, head_dim, layer_overrides
 from ropewalk.rope.methods.base import ORIGINAL, methods_by_type
 
 CONFIG_ERRORS = (
@@ -191,10 +194,6 @@ def _decoder_of(model: str, outer: Any) -> tuple[Any, str | None]:
         text = outer.get_text_config()
     except ValueError as error:
         raise RopewalkError(f"{model} has no one decoder: {one_line(error)}") from error
-    if getattr(text, "is_heterogeneous", False):
-        raise RopewalkError(
-            f"{model} has layers of different shapes ({type(text).__name__}), which is not supported"
-        )
     return text, decoder_key(outer)
 
 
@@ -274,11 +273,8 @@ def _refuse_disagreement(model: str, stated: Mapping[str | None, RopeMethod], te
     kept = {
         k: v for k, v in text.to_dict().items() if k not in ROPE_KEYS or k in ("rope_parameters", ORIGINAL)
     }
-    # Some classes have another name for head_dim: kv_channels.
-    head_dim = getattr(text, "head_dim", None)
-    # DBRX has other names for the other dimensions too.
-    kept |= {key: value for key, value in shape_values(text).items() if kept.get(key) is None}
-    computed = methods_from_config(kept if head_dim is None else {**kept, "head_dim": head_dim})
+    # Some classes have other names for dimensions: kv_channels, and those of DBRX.
+    computed = methods_from_config({**kept, **shape_values(text)})
     if dict(stated) != computed:
         raise RopewalkError(
             f"the config of {model} says {_difference(stated, computed)} to transformers' {type(text).__name__}; "
@@ -322,6 +318,8 @@ def completed(decoder: Mapping[str, Any], text: Any) -> tuple[dict[str, Any], di
     _complete_window(values, defaults, text)
     _complete_rope(values, defaults, text)
     values |= layer_values(text)
+    if layer_overrides(values) and decoder.keys().isdisjoint((OF_LAYERS, "global_head_dim")):
+        defaults[f"{FULL}.head_dim"] = head_dim(values, FULL)
     for key in ATTENTION_KEYS:
         # These keys do not affect RoPE, so they are not reported as defaults.
         if key not in values and getattr(text, key, None) is not None:
@@ -365,17 +363,22 @@ def _complete_rope(values: dict[str, Any], defaults: dict[str, Any], text: Any) 
         _complete_flat(values, defaults, text)
     elif _nested(values.get("rope_parameters")):
         _complete_entries(values, defaults, by_layer)
-    elif set(by_layer) == {"full_attention", "sliding_attention"}:
+    elif set(by_layer) == {FULL, SLIDING} and (values.get("rope_scaling") or _all_plain(by_layer)):
         _complete_two_thetas(values, defaults, by_layer)
     else:
-        # The older spelling cannot express these layer types, so only the class can interpret its keys.
+        # The older spelling cannot express these entries, so only the class can interpret its keys.
         stated = {value for key in ROPE_KEYS if isinstance(value := values.get(key), int | float)}
         for key in ROPE_KEYS:
             values.pop(key, None)
         values["rope_parameters"] = {kind: dict(entry) for kind, entry in by_layer.items()}
         for kind, entry in by_layer.items():
-            if entry.get("rope_theta") not in stated:
-                defaults[f"{kind}.rope_theta"] = entry.get("rope_theta")
+            for key in ("rope_theta", "partial_rotary_factor"):
+                if key in entry and entry[key] not in stated:
+                    defaults[f"{kind}.{key}"] = entry[key]
+
+
+def _all_plain(by_layer: Mapping[str, Mapping[str, Any]]) -> bool:
+    return all(entry.get("rope_type", "default") == "default" for entry in by_layer.values())
 
 
 def _complete_flat(values: dict[str, Any], defaults: dict[str, Any], text: Any) -> None:

@@ -323,6 +323,12 @@ class _Mask:
 
     window: int | None
 
+    def __getitem__(self, parts: tuple[slice, ...]) -> _Mask:
+        """The mask of all queries and keys, which Gemma 4 takes from it before layers that share keys."""
+        if all(part.start in (None, 0) and part.stop is None for part in parts):
+            return self
+        raise TypeError("a part of the mask is taken")
+
 
 def _no_mask(*args: Any, **kwargs: Any) -> _Mask:
     return _Mask(kwargs.get("local_size"))

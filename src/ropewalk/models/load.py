@@ -324,7 +324,8 @@ def with_rope(
         )
     before = config.decoder_values
     # A class may have another name for head_dim, or none.
-    values = replace_methods({**before, "head_dim": config.head_dim}, config.methods_with(method, others))
+    stated = {**before, "head_dim": before.get("head_dim") or config.head_dim}
+    values = replace_methods(stated, config.methods_with(method, others))
     length = max_position_embeddings or values.get(MAX_LENGTH) or config.max_position_embeddings
     values = for_all_readers({**values, MAX_LENGTH: length or 0})
     for key in ("head_dim", MAX_LENGTH):
@@ -387,8 +388,7 @@ def attention_spec(
     return AttentionSpec(
         device,
         dtype,
-        config.key_dim,
-        config.value_dim,
+        *config.widest_dims,
         softcap=config.softcap,
         sinks=config.has_sinks,
         backward=backward,

@@ -49,16 +49,46 @@ TEMPERATURE = "llama_4_scaling_beta"
 """``β`` of Ministral 3: its attention multiplies queries by ``1 + β·ln(1 + floor(position / T))``, where ``T`` is
 ``original_max_position_embeddings`` of the same entry. It is not part of the rotation and is kept unchanged."""
 READS_TEMPERATURE = ("ministral3",)
+OF_LAYERS = "per_layer_config"
+"""Values of single layers by their number, where they differ from the config's own."""
 
 
-def head_dim(config: Config) -> int:
+def layer_overrides(config: Config) -> dict[int, Config]:
+    """The values of single layers that replace those of the config, by the number of the layer.
+
+    Source: ``per_layer_config`` of transformers 5; its class for Gemma 4 makes it of ``global_head_dim``.
+    """
+    return {int(number): values for number, values in (config.get(OF_LAYERS) or {}).items()}
+
+
+def head_dim(config: Config, layer_type: str | None = None) -> int:
     """Dimensions of one attention head: ``head_dim``, otherwise ``hidden_size // num_attention_heads``.
 
     Multi-head latent attention (DeepSeek-V2 and V3) splits each head and rotates only ``qk_rope_head_dim`` dimensions.
 
+    Args:
+        config: as for :func:`methods_from_config`.
+        layer_type: the layers that are meant, for a config whose layers differ (Gemma 4); None for all layers.
+
     Raises:
-        RopewalkError: if the config states neither, or its hidden size is not a multiple of its number of heads.
+        RopewalkError: if the config states neither, its hidden size is not a multiple of its number of heads, or layers
+            that share a RoPE differ.
     """
+    overrides = layer_overrides(config)
+    kinds = config.get("layer_types") or (layer_type,) * (config.get("num_hidden_layers") or 1)
+    if any("head_dim" in values for values in overrides.values()):
+        meant = [number for number, kind in enumerate(kinds) if layer_type in (None, kind)]
+        widths = {
+            number: overrides.get(number, {}).get("head_dim", config.get("head_dim")) for number in meant
+        }
+        other = next((number for number in meant if widths[number] != widths[meant[0]]), None)
+        if other is not None:
+            raise RopewalkError(
+                f"layers {meant[0]} and {other} share one RoPE, but head_dim is {widths[meant[0]]} in the first and "
+                f"{widths[other]} in the second; state rope_parameters for each layer type, with one head_dim in each"
+            )
+        if meant:
+            config = {**config, "head_dim": widths[meant[0]]}
     latent = whole_number(config, "qk_rope_head_dim")
     if latent:
         return latent
@@ -133,8 +163,8 @@ def methods_from_config(config: Config) -> dict[str | None, RopeMethod]:
             "all; remove the wrong one"
         )
     return {
-        "full_attention": _method(config, _with_theta(config, scaling or {})),
-        "sliding_attention": _method(config, {"rope_theta": local_theta}),
+        "full_attention": _method(config, _with_theta(config, scaling or {}), "full_attention"),
+        "sliding_attention": _method(config, {"rope_theta": local_theta}, "sliding_attention"),
     }
 
 
@@ -149,7 +179,7 @@ def _nested_methods(config: Config, parameters: Config) -> dict[str | None, Rope
         if entry is not None:
             if entry.get("rope_theta") is None:
                 raise RopewalkError(f"no rope_theta for layer type {layer_type!r} in rope_parameters")
-            methods[layer_type] = _method(config, entry)
+            methods[layer_type] = _method(config, entry, layer_type)
     # A base at the top level may repeat that of a layer type. If it repeats none, it is unclear which one was meant.
     for key in ("rope_theta", "rope_local_base_freq"):
         stated = config.get(key)
@@ -197,7 +227,7 @@ def _with_theta(config: Config, entry: Config) -> dict[str, Any]:
     return {**entry, "rope_theta": theta}
 
 
-def _method(config: Config, entry: Config) -> RopeMethod:
+def _method(config: Config, entry: Config, layer_type: str | None = None) -> RopeMethod:
     """The method that a flat mapping of RoPE parameters, including ``rope_theta``, describes."""
     method = _method_of_type(entry)
     values = {key: value for key, value in entry.items() if value is not None}
@@ -207,7 +237,7 @@ def _method(config: Config, entry: Config) -> RopeMethod:
         _pop_stated_length(config, values)
     theta = values.pop("rope_theta")
     partial = _partial(config, values.pop(PARTIAL, None))
-    dim = head_dim(config)
+    dim = head_dim(config, layer_type)
     # Proportional RoPE spaces its frequencies by the fraction itself; the others need only the rotated dimensions,
     # which readers round down.
     if PARTIAL in (method.config_keys or ()):
@@ -250,7 +280,10 @@ def _partial(config: Config, inside: float | None) -> float:
 
 
 def config_entries(
-    methods: RopeMethod | Mapping[str | None, RopeMethod], head_dim: int, *, spelling: Spelling = "5.x"
+    methods: RopeMethod | Mapping[str | None, RopeMethod],
+    head_dim: int | Mapping[str | None, int],
+    *,
+    spelling: Spelling = "5.x",
 ) -> dict[str, Any]:
     """The top-level keys that make a config state these methods.
 
@@ -259,7 +292,8 @@ def config_entries(
 
     Args:
         methods: one method, or one for each layer type; the key None means all layers.
-        head_dim: dimensions of one head; if ``rotary_dim`` is smaller, ``partial_rotary_factor`` is written.
+        head_dim: dimensions of one head, or of one for each layer type; if ``rotary_dim`` is smaller,
+            ``partial_rotary_factor`` is written.
         spelling: ``5.x``: ``rope_parameters``; ``4.x``: ``rope_theta`` and ``rope_scaling`` (default: None).
 
     Returns:
@@ -275,7 +309,8 @@ def config_entries(
     by_layer: dict[str | None, RopeMethod] = (
         {None: methods} if isinstance(methods, RopeMethod) else dict(methods)
     )
-    written = {layer_type: _parameters(method, head_dim) for layer_type, method in by_layer.items()}
+    dims = dict.fromkeys(by_layer, head_dim) if isinstance(head_dim, int) else head_dim
+    written = {layer_type: _parameters(method, dims[layer_type]) for layer_type, method in by_layer.items()}
     if not written or (None in written and len(written) > 1):
         raise RopewalkError("give one method for all layers, or one for each layer type")
     entries = _beside(by_layer)
@@ -306,7 +341,9 @@ def replace_methods(
     reads.
     """
     others = {key: value for key, value in config.items() if key not in ROPE_KEYS}
-    written = others | config_entries(methods, head_dim(config), spelling=spelling)
+    kinds = (None,) if isinstance(methods, RopeMethod) else methods
+    dims = {layer_type: head_dim(config, layer_type) for layer_type in kinds}
+    written = others | config_entries(methods, dims, spelling=spelling)
     before = config.get("rope_parameters") or {}
     entry = written.get("rope_parameters")
     if entry is not None:

@@ -116,6 +116,8 @@ def test_what_a_config_leaves_out_is_what_transformers_takes():
             r"qwen3_next; set each degree of parallel yourself instead of auto",
         ),
         ({"hidden_size": None}, r"needs hidden_size, which the model's config lacks"),
+        ({"per_layer_config": {"1": {"head_dim": 8}}}, r"has per_layer_config; set each degree of parallel"),
+        ({"hidden_size_per_layer_input": 8}, r"has hidden_size_per_layer_input; set each degree of parallel"),
         ({"num_hidden_layers": 0}, r"layers of a model must be an integer of at least 1, got 0"),
         ({"num_attention_heads": [4, 8]}, r"heads of a model must be an integer of at least 1, got \[4, 8\]"),
     ],

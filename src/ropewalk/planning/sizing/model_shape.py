@@ -10,6 +10,7 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import RECURRENT, ModelConfig
 from ropewalk.parallel.mesh import MeshShape, sharded_dimension
+from ropewalk.rope.config import OF_LAYERS
 
 MASTER_BYTES = 4
 """Bytes per element of the parameters, gradients and optimizer moments of a sharded run, which are float32."""
@@ -210,8 +211,8 @@ class ModelShape:
             config: the decoder's config.
 
         Raises:
-            RopewalkError: if a dimension is missing, or the model has experts of a kind that :class:`Experts` does not
-                describe.
+            RopewalkError: if a dimension is missing, layers differ in shape, or the model has experts of a kind that
+                :class:`Experts` does not describe.
         """
         values = config.values
         keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
@@ -220,6 +221,13 @@ class ModelShape:
             raise RopewalkError(
                 f"the estimate of memory needs {missing[0]}, which the model's config lacks; set each degree of "
                 "parallel yourself instead of auto"
+            )
+        apart = next((key for key in (OF_LAYERS, "hidden_size_per_layer_input") if values.get(key)), None)
+        if apart is not None:
+            raise RopewalkError(
+                f"memory and time are estimated for models whose layers have one shape and no embeddings of their own, "
+                f"but the config of this {config.model_type} has {apart}; set each degree of parallel yourself instead "
+                "of auto"
             )
         layers, hidden, intermediate, heads, vocab = (values[key] for key in keys)
         experts, latent = Experts.from_config(config), Latent.from_config(config)
