@@ -73,8 +73,8 @@ GEMMA_4: dict[str, Any] = {
     "vocab_size_per_layer_input": 97,
     "hidden_size_per_layer_input": 8,
     "rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
 """Heads of another width in layers with full attention, and embeddings for each layer."""

@@ -82,9 +82,9 @@ def test_which_layers_rotate(keys: dict[str, Any], rotates: list[bool]) -> None:
     assert [layer.rotates for layer in ModelConfig({**FOUR, **keys}).layers] == rotates
 
 
-@pytest.mark.parametrize("key", ["no_rope_layers", "layer_types"])
+@pytest.mark.parametrize("key", ["no_rope_layers", "layer_types", "layer_rope_theta"])
 def test_a_list_of_another_length_is_refused_with_the_layer(key: str) -> None:
-    entry: object = 1 if key == "no_rope_layers" else F
+    entry: object = F if key == "layer_types" else 1
     for count, wrong in ((3, "layer 3 has no entry"), (5, "there is no layer 4")):
         with pytest.raises(RopewalkError, match=f"{key} lists {count} layers, but the model has 4: {wrong}"):
             _ = ModelConfig({**FOUR, key: [entry] * count}).layers

@@ -7,13 +7,22 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from ropewalk import RopewalkError
+from ropewalk import PackedLayout, RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.config_file import config_from_json, read_model_config
-from ropewalk.models.load import ModelSetup, left_out, load_model, read_config, save_model, with_rope
-from ropewalk.rope import Default
+from ropewalk.models.load import (
+    ModelSetup,
+    left_out,
+    load_model,
+    read_config,
+    rotary_module,
+    save_model,
+    with_rope,
+)
+from ropewalk.rope import Default, Yarn
 from tests.marks import slow_after
 from tests.models.every_family import tiny_config
+from tests.models.families import COMMON, GEMMA_4
 
 CONTEXT = 1024
 
@@ -32,7 +41,7 @@ def without_rope(values):
     }
 
 
-@pytest.mark.parametrize("family", ["gemma3", "llama4", "qwen3_5", "mllama", "emu3", "mistral3"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "llama4", "qwen3_5", "mllama", "emu3", "mistral3"])
 def test_only_the_rope_and_the_length_of_the_decoder_change(family):
     whole = tiny_config(family) if family != "mistral3" else transformers.Mistral3Config()
     config = ModelConfig.of(whole)
@@ -68,6 +77,42 @@ def test_gemma_3_with_its_encoder_of_images_keeps_every_weight(tmp_path):
     )
     held = rotary.full_attention_inv_freq.double()
     assert torch.allclose(held, wanted.frequencies().inv_freq, rtol=1e-6, atol=0)
+
+
+def test_gemma_4_with_its_encoder_of_images_keeps_the_rotary_module_of_the_encoder(tmp_path):
+    """Both have one; ours takes the place of the decoder's, and the result is that of plain transformers."""
+    torch.manual_seed(0)
+    encoder = transformers.Gemma4VisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        patch_size=8,
+        position_embedding_size=64,
+    )
+    text = transformers.Gemma4TextConfig(**COMMON | GEMMA_4)
+    whole = transformers.Gemma4Config(text_config=text, vision_config=encoder, audio_config=None)
+    before = transformers.AutoModelForCausalLM.from_config(whole)
+    before.save_pretrained(tmp_path / "before")
+    config = read_config(tmp_path / "before")
+    wanted = config.full_attention_rope.with_theta(7e6)
+    model = load_model(tmp_path / "before", ModelSetup(wanted, CONTEXT))
+    assert rotary_module(model)[2].methods["full_attention"] == wanted
+    assert type(model.model.vision_tower.encoder.rotary_emb).__name__ == "Gemma4VisionRotaryEmbedding"
+    save_model(model, tmp_path / "after")
+    assert read_model_config(str(tmp_path / "after")).full_attention_rope == wanted
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "after", attn_implementation="eager")
+    assert plain.state_dict().keys() == before.state_dict().keys()
+    ids = torch.randint(3, 90, (1, 40))
+    with torch.no_grad():
+        expected = plain(ids, use_cache=False).logits
+        unchanged = before(ids, use_cache=False).logits
+        found = model(ids, layout=PackedLayout.from_lengths([40], "full", 0)).logits
+    # Angles of up to 39 rad that are rounded to float32 and not, through a few layers of float32.
+    assert float((found - expected).abs().max()) <= 2**-12 * float(expected.abs().max())
+    assert float((unchanged - expected).abs().max()) > 2**-12 * float(expected.abs().max())
 
 
 def test_it_is_said_where_the_language_model_is_loaded_alone():
@@ -126,23 +171,31 @@ def granite(bases):
     return ModelConfig.of(config)
 
 
-def test_bases_by_layer_are_read_and_another_one_is_refused():
+@pytest.mark.parametrize("wanted", [Default(8, 7e4), Yarn(8, 1e4, 8.0, 128)], ids=lambda method: method.name)
+def test_bases_by_layer_are_read_and_replaced(wanted, tmp_path):
+    """The rotary modules that layers of Granite use have the new RoPE, and layers without RoPE stay without."""
     own = granite([1e4, 0, 1e4, 1e4])
     assert [layer.rotates for layer in own.layers] == [True, False, True, True]
     assert not any("layer_rope_theta" in said for said in own.config_warnings)
-    # As it is, the config can be written again; another base would reach none of the layers.
     assert with_rope(own, own.full_attention_rope, CONTEXT).full_attention_rope == own.full_attention_rope
-    with pytest.raises(RopewalkError, match="granite_swa states the base of each layer in layer_rope_theta"):
+    with_rope(own, wanted, CONTEXT).source.save_pretrained(tmp_path)
+    read = read_config(tmp_path)
+    assert read.full_attention_rope == wanted
+    assert [layer.rotates for layer in read.layers] == [True, False, True, True]
+    model = transformers.AutoModelForCausalLM.from_config(read.source)
+    (used,) = model.model.rotary_embs
+    expected, factor = wanted.frequencies(CONTEXT)
+    assert torch.allclose(used.inv_freq.double(), expected, rtol=1e-6, atol=0)
+    assert used.attention_scaling == pytest.approx(factor, rel=1e-6)
+
+
+def test_another_rope_is_refused_where_layers_have_different_bases():
+    own = granite([1e4, 0, 5e4, 1e4])
+    assert with_rope(own, own.full_attention_rope, CONTEXT).values["layer_rope_theta"] == [1e4, 0, 5e4, 1e4]
+    with pytest.raises(RopewalkError, match=r"layer_rope_theta that are not its rope_theta \(50000\)"):
         with_rope(own, raised(own), CONTEXT)
 
 
 def test_bases_by_layer_that_are_not_rope_theta_are_warned_of():
     (said,) = [each for each in granite([1e4, 0, 5e4, 1e4]).config_warnings if "layer_rope_theta" in each]
     assert "bases 10000, 50000" in said
-
-
-def test_the_bases_that_granite_states_by_layer_are_what_its_layers_have():
-    """What the refusal says would work: the base in both places, transformers' own rotary modules."""
-    model = transformers.AutoModelForCausalLM.from_config(granite([7e4, 0, 7e4, 7e4]).source)
-    used = model.model.rotary_embs[0].inv_freq.double()
-    assert torch.allclose(used, Default(2 * len(used), 7e4).frequencies().inv_freq, rtol=1e-6, atol=0)

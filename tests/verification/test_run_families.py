@@ -15,7 +15,17 @@ from tests.verification.verification_cases import run_with
 
 LENGTHS = ([20, 15, 12], [5, 30, 12], [40, 7], [11, 12, 13, 11])
 RECURRENT = ("qwen3_next", "lfm2")
-FAMILIES = ("gpt_oss", "llama4", "gemma3", "gemma4 with shared keys", "olmo3", "cohere2", "deepseek_v3", "qwen3_next", "lfm2")
+FAMILIES = (
+    "gpt_oss",
+    "llama4",
+    "gemma3",
+    "gemma4 with shared keys",
+    "olmo3",
+    "cohere2",
+    "deepseek_v3",
+    "qwen3_next",
+    "lfm2",
+)
 
 
 def case_of(family, folder, scratch):

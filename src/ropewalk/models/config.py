@@ -784,7 +784,7 @@ def _check_list(config: Mapping[str, Any], key: str, kind: type, entry: str) -> 
 def check_list_lengths(config: Mapping[str, Any]) -> None:
     """Raise for a list without an entry for each layer."""
     count = config.get("num_hidden_layers") or len(config.get("layer_types") or (1,))
-    for key in ("layer_types", "no_rope_layers"):
+    for key in ("layer_types", "no_rope_layers", BASES_OF_LAYERS):
         listed = len(config.get(key) or ())
         if listed in (0, count):
             continue
@@ -855,7 +855,7 @@ def _layers_that_rotate(config: Mapping[str, Any], kinds: Sequence[str]) -> Iter
 
 def _attention_that_rotates(config: Mapping[str, Any], kinds: Sequence[str]) -> Iterable[bool]:
     bases = config.get(BASES_OF_LAYERS)
-    if bases and len(bases) == len(kinds):
+    if bases:
         return [bool(base) for base in bases]
     stated = config.get("no_rope_layers")
     if stated:

@@ -11,6 +11,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import new_folder, remove_left_overs
 from ropewalk.io.lock import locked
 from ropewalk.io.results import Result
+from ropewalk.models.config import BASES_OF_LAYERS
 from ropewalk.models.config_file import read_model_config
 from ropewalk.models.load import ModelSetup, left_out, load_model, read_config, save_model
 from ropewalk.rope import RopeMethod
@@ -69,7 +70,9 @@ def export(
     refuse_existing(out)
     # A tokenizer that truncates at the old length would undo the extension.
     tokenizer.model_max_length = max(tokenizer.model_max_length, context)
-    loaded = load_model(path, ModelSetup(method.as_written(), context))
+    # Granite with windows has a rotary module for each base, which ours cannot replace.
+    exact = not read_config(path).values.get(BASES_OF_LAYERS)
+    loaded = load_model(path, ModelSetup(method.as_written(), context, exact_rope=exact))
     with locked(out.parent, file=out.name):
         remove_left_overs(out.parent, out.name)
         with new_folder(out) as partial:

@@ -707,7 +707,10 @@ def _rotation(
     for kind, (cos, sin) in tables.items():
         # The number of table columns gives the number of rotated dimensions; the rest of a head is not rotated.
         width = 2 * cos.shape[-1]
-        unrotated = max(0, plain.query.shape[-1] - width)
+        unrotated = plain.query.shape[-1] - width
+        if unrotated < 0:
+            # The RoPE of a layer type with wider heads.
+            continue
         # The rotated dimensions are the first of a head, or the last in latent attention.
         for start, style in product(sorted({0, unrotated}), PAIRED):
             found = LayerRotation(kind, width, style, start)

@@ -315,12 +315,13 @@ def with_rope(
     Raises:
         RopewalkError: if the config cannot express this method.
     """
-    bases = config.values.get(BASES_OF_LAYERS)
-    if bases and config.methods_with(method, others) != config.methods:
+    bases = config.values.get(BASES_OF_LAYERS) or ()
+    several = sorted({base for base in bases if base} - {each.rope_theta for each in config.methods.values()})
+    if several and config.methods_with(method, others) != config.methods:
         raise RopewalkError(
-            f"{config.source.model_type} states the base of each layer in {BASES_OF_LAYERS}, which ropewalk reads but "
-            f"cannot set; write the new base into {BASES_OF_LAYERS} and rope_theta of config.json, and train with "
-            "rope default and exact_rope: false"
+            f"{config.source.model_type} states bases of layers in {BASES_OF_LAYERS} that are not its rope_theta "
+            f"({', '.join(f'{base:g}' for base in several)}), so another RoPE for all layers would replace different "
+            f"ones; write one base into {BASES_OF_LAYERS} and rope_theta of config.json"
         )
     before = config.decoder_values
     # A class may have another name for head_dim, or none.
@@ -336,6 +337,9 @@ def with_rope(
     if before.get("rope_theta") is not None:
         # If the class has a field for rope_theta, the base must be there as well.
         values["rope_theta"] = method.as_written().rope_theta
+    if bases and not several:
+        # Granite with windows: a layer has the base of this list, with the rest of the RoPE that all layers share.
+        values[BASES_OF_LAYERS] = [method.as_written().rope_theta if base else 0 for base in bases]
     attention = values.get("attn_config")
     if isinstance(attention, Mapping) and "rope_theta" in attention:
         # DBRX's attn_config, which transformers ignores and other programs read.

@@ -43,13 +43,17 @@ def _frequencies_of_config(
     return inv_freq.to(device, torch.float32), attention_factor
 
 
-def rotary_module(model: nn.Module) -> tuple[nn.Module, str, nn.Module]:
-    """The only rotary module of a model: (parent, attribute, module).
+def rotary_module(model: Any) -> tuple[nn.Module, str, nn.Module]:
+    """The only rotary module of a model, or of its decoder beside encoders: (parent, attribute, module).
 
     Raises:
         RopewalkError: if there is none, or one in each layer.
     """
     found = rotary_modules(model)
+    if len(found) > 1 and hasattr(model, "get_decoder"):
+        # Gemma 4's encoder of images has one too.
+        inside = {id(module) for *_, module in rotary_modules(model.get_decoder())}
+        found = [each for each in found if id(each[-1]) in inside]
     if len(found) != 1:
         raise RopewalkError(
             f"{type(model).__name__} has {len(found)} rotary modules where ropewalk expects one; load it with "
