@@ -355,6 +355,11 @@ class ModelConfig:
         return _dims({**self.values, OF_LAYERS: None, "head_dim": self.head_dim})[0]
 
     @property
+    def value_dim(self) -> int:
+        """Dimensions of a head's values in the layers of :attr:`head_dim`."""
+        return _dims({**self.values, OF_LAYERS: None, "head_dim": self.head_dim})[1]
+
+    @property
     def widest_dims(self) -> tuple[int, int]:
         """Dimensions of a head's queries and keys, and of its values, in the layer with the widest heads."""
         return max((layer.key_dim, layer.value_dim) for layer in self.layers)
