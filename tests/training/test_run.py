@@ -522,7 +522,7 @@ def test_truncated_weights_are_refused(recipe_values, tiny_checkpoint, tmp_path,
             8.0,
         ),
         ({"rope_type": "linear", "factor": 4.0}, {"method": "linear", "factor": 8.0}, 8.0),
-        ({"rope_type": "linear", "factor": 4.0}, {"method": "linear"}, "give the whole factor"),
+        ({"rope_type": "linear", "factor": 4.0}, {"method": "linear"}, "set the total factor"),
     ],
 )
 def test_a_scaled_checkpoint_whose_config_says_the_original_length(
