@@ -385,7 +385,7 @@ def test_what_a_config_cannot_say_is_refused(arguments: tuple[Any, int], said: s
 
 def test_the_old_spelling_knows_only_the_layer_types_of_gemma_3() -> None:
     scaled = {**GEMMA, "sliding_attention": Linear(16, 1e4, 2.0)}
-    with pytest.raises(RopewalkError, match=r"sliding_attention linear; write 5\.x"):
+    with pytest.raises(RopewalkError, match=r"sliding_attention linear; write the format of 5\.x"):
         config_entries(scaled, 16, spelling="4.x")
     with pytest.raises(RopewalkError, match=r"unknown spelling '3\.x'"):
         config_entries(Default(16, 1e4), 16, spelling="3.x")  # type: ignore[arg-type]

@@ -39,8 +39,8 @@ def search(
         Length,
         COMMON,
         Field(
-            description="Target length in tokens: 2048, 32k, 1M. Up to the original length of a longrope checkpoint, "
-            "the search finds its short factors."
+            description="Target length in tokens: 2048, 32k, 1M. For a longrope checkpoint, a target up to its "
+            "original length searches the short factors."
         ),
     ],
     text: Annotated[

@@ -376,7 +376,9 @@ class RowPolicies(Settings):
         description="How to fill rows: sequential cuts documents where a row ends; best_fit cuts only those longer "
         "than a row.",
     )
-    remainder: Remainder = Field("drop", description="How to handle the row that is not full.")
+    remainder: Remainder = Field(
+        "drop", description="How to handle the last row if it is not full (best_fit: the emptiest row)."
+    )
     interleave: InterleaveSettings | None = Field(
         None, description="Cut the documents of a row into chunks and shuffle them."
     )

@@ -320,8 +320,9 @@ def config_entries(
         local = by_layer.get("sliding_attention")
         if set(written) != {"full_attention", "sliding_attention"} or not isinstance(local, Default):
             raise RopewalkError(
-                "the 4.x spelling supports only full_attention, and sliding_attention of type default; got "
-                f"{', '.join(f'{key} {method.name}' for key, method in by_layer.items())}; write 5.x"
+                "the config format of transformers 4.x holds only full_attention, and sliding_attention of type "
+                "default; got "
+                f"{', '.join(f'{key} {method.name}' for key, method in by_layer.items())}; write the format of 5.x"
             )
         entries["rope_local_base_freq"] = local.rope_theta
     scaling = dict(written[None] if None in written else written["full_attention"])

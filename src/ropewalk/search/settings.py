@@ -165,8 +165,8 @@ class SearchConfig(Settings):
 
     model: str = Field(description="Checkpoint folder, Hub id, or embedded (the demo model in the package).")
     target_length: Length = Field(
-        description="Target length in tokens: 2048, 32k, 1M. Up to the original length of a longrope checkpoint, the "
-        "search finds its short factors."
+        description="Target length in tokens: 2048, 32k, 1M. For a longrope checkpoint, a target up to its original "
+        "length searches the short factors."
     )
     text: str = Field(
         "embedded:validation",

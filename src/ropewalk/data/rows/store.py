@@ -199,7 +199,9 @@ def _pack(
         )
         # The folder's name and manifest state the inputs as they were at the start.
         if inputs_identity(config.sources) != job.depends["inputs"]:
-            raise RopewalkError("a file changed during packing; pack again when the file is complete")
+            raise RopewalkError(
+                "a source file changed during packing; pack again when no program writes to it"
+            )
         try:
             packed, contents, validation = _planned(config, tokenizer, corpus)
         except RopewalkError:
