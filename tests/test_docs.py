@@ -106,10 +106,54 @@ def test_console_blocks_run_in_one_folder_and_print_lines_of_the_same_form(page,
             )
 
 
+REPOSITORY = re.compile(
+    r"https://(?:github\.com/ropewalk/ropewalk/blob|raw\.githubusercontent\.com/ropewalk/ropewalk)/main/"
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)|<(?:a|img)\b[^>]*?\b(?:href|src)=\"([^\"]+)\"")
+
+
+def links(text: str) -> list[str]:
+    return [markdown or html for markdown, html in LINK.findall(text)]
+
+
+def local(page: Path, target: str) -> Path | None:
+    """The file that a link names, in the checkout; None for another site's address or the page itself."""
+    path, inside = REPOSITORY.subn("", target)
+    if not inside and re.match(r"[a-z]+:|#", target):
+        return None
+    return (ROOT if inside else page.parent) / path.partition("#")[0]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_files_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    files = [local(page, target) for target in links(page.read_text())]
+    assert [file for file in files if file and not file.exists()] == []
+
+
+def test_the_readme_has_whole_addresses_since_package_indexes_show_it_without_the_checkout():
+    text = (ROOT / "README.md").read_text()
+    assert [target for target in links(text) if not target.startswith("https://")] == []
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+    assert pictures
+    # The address of a file's page is no picture.
+    assert [target for target in pictures if "/blob/" in target] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "place"),
+    [
+        ("https://github.com/ropewalk/ropewalk/blob/main/docs/theory.md#rules", "docs/theory.md"),
+        (
+            "https://raw.githubusercontent.com/ropewalk/ropewalk/main/docs/images/demo.png",
+            "docs/images/demo.png",
+        ),
+        ("theory.md", "docs/theory.md"),
+        ("https://github.com/ropewalk/other/blob/main/x.md", None),
+        ("#rules", None),
+    ],
+)
+def test_an_address_in_the_repository_is_looked_for_in_the_checkout(target, place):
+    assert local(ROOT / "docs" / "page.md", target) == (ROOT / place if place else None)
 
 
 @pytest.mark.parametrize(
