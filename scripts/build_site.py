@@ -8,6 +8,7 @@ links are rewritten to where the pages lie in the site. zensical.toml says the r
 
 from __future__ import annotations
 
+import html
 import json
 import posixpath
 import re
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +30,29 @@ HOME = {"README.md": "index.md"}
 """The README is the home of the checkout as index.md is of the site."""
 WORDS = ("context parallel", "passkey", "rope_theta")
 """What a search has to find, as a proof that the index is whole."""
+
+WIDTHS = (400, 1400)
+"""Widths in pixels of a narrow and of a wide screen: no page scrolls sideways on either."""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+MEASURE = """<!doctype html><body><script>(async () => {
+  const found = [];
+  for (const width of WIDTHS) for (const page of PAGES) {
+    const frame = document.createElement("iframe");
+    frame.style.cssText = `width: ${width}px; height: 900px; border: 0`;
+    frame.src = page;
+    await new Promise(loaded => { frame.onload = loaded; document.body.append(frame); });
+    const { documentElement: whole, images } = frame.contentDocument;
+    const name = decodeURI(page.slice(SITE.length));
+    if (whole.scrollWidth > width) found.push(`${name} is ${whole.scrollWidth} pixels wide on a screen of ${width}`);
+    for (const image of images) {
+      const source = image.getAttribute("src");
+      await image.decode().catch(() => found.push(`${name} shows a picture that is none: ${source}`));
+    }
+    frame.remove();
+  }
+  document.body.textContent = JSON.stringify({ found });
+})()</script></body>"""
+"""A page that shows each page of the site in a frame, and writes down what is too wide or is no picture."""
 
 LOADED = {
     "audio": ("src",),
@@ -199,6 +224,32 @@ def pages_in(nav: object) -> Iterator[str]:
             yield from pages_in(each)
 
 
+def seen_faults(site: Path, browser: str) -> Iterator[str]:
+    """What only a browser can tell: pages that scroll sideways, pictures that it cannot show."""
+    pages = [path.resolve().as_uri() for path in sorted(site.rglob("*.html")) if path.name != "404.html"]
+    values = {"WIDTHS": WIDTHS, "PAGES": pages, "SITE": f"{site.resolve().as_uri()}/"}
+    script = MEASURE
+    for name, value in values.items():
+        script = re.sub(rf"\b{name}\b", lambda _, value=value: json.dumps(value), script)
+    with TemporaryDirectory() as folder:
+        page = Path(folder) / "measure.html"
+        page.write_text(script, encoding="utf-8")
+        # The virtual clock stands still while a frame loads, so that the answer does not depend on the machine's speed.
+        options = ("--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files")
+        size = (f"--window-size={max(WIDTHS) + 100},1000", "--virtual-time-budget=600000")
+        command = [browser, *options, *size, f"--user-data-dir={folder}/profile", "--dump-dom", page.as_uri()]
+        shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    body = re.search(r"<body>(\{.*\})</body>", shown, re.DOTALL)
+    if body is None:
+        yield f"{browser} did not show the pages"
+        return
+    yield from json.loads(html.unescape(body[1]))["found"]
+
+
+def browser() -> str | None:
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+
+
 def main() -> None:
     config = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
     sources, site = (ROOT / config["project"][name] for name in ("docs_dir", "site_dir"))
@@ -212,6 +263,10 @@ def main() -> None:
         if built.returncode:
             sys.exit("the site is not built: zensical names what is wrong above")
         found = list(faults(site))
+        if program := browser():
+            found += seen_faults(site, program)
+        else:
+            print("no Chromium: widths and pictures are not looked at", file=sys.stderr)
     for fault in found:
         print(fault, file=sys.stderr)
     if found:

@@ -114,3 +114,17 @@ def test_every_page_has_its_place_in_the_site(tmp_path):
     SITE["stage"](ROOT, tmp_path / "docs")
     config = tomllib.loads((ROOT / "zensical.toml").read_text())
     assert list(SITE["not_in_the_navigation"](config, tmp_path / "docs")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SITE["browser"]() is None, reason="needs Chromium")
+def test_a_browser_sees_pages_that_are_too_wide_and_pictures_that_are_none(site):
+    wide = '<!doctype html><body style="margin: 0"><div style="width: 500px">wide</div>'
+    (site / "index.html").write_text(wide + '<img src="a%20picture.png" alt="none">')
+    (site / "two.html").write_text("<!doctype html><body>narrow")
+    none = "index.html shows a picture that is none: a%20picture.png"
+    assert list(SITE["seen_faults"](site, SITE["browser"]())) == [
+        "index.html is 500 pixels wide on a screen of 400",
+        none,
+        none,
+    ]

@@ -437,6 +437,13 @@ def test_mitigations_compare_two_shifts_with_the_first_row() -> None:
     assert names(panel) == ["near shift", "far shift", "baseline, near shift"]
 
 
+def test_mitigations_without_times_have_no_column_of_them() -> None:
+    untimed = mitigations(mitigations=[(*each[:3], None) for each in MITIGATIONS])
+    assert "–" not in notes(only(untimed))
+    assert "time" not in untimed.caption
+    assert "time" in mitigations().caption
+
+
 def test_mitigations_say_which_shift_has_no_point() -> None:
     rows = [*MITIGATIONS[:1], ("half", 0.0, 3.0, 1.1), ("no", NAN, NAN, None), ("odd", NAN, 1e-14, 1.0)]
     panel = only(mitigations(mitigations=rows))

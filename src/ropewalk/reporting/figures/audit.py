@@ -356,6 +356,7 @@ def mitigations_figure(
         raise RopewalkError("there is no mitigation to draw")
     values = _table("attention difference by mitigation", [each[1:3] for each in mitigations], 2)
     scale = _scale(values, logarithmic=True)
+    is_timed = any(each[3] is not None for each in mitigations)
     near_look = Look(BLUE, "", "o", size=5, stroke=1.4)
     far_look = Look(VERMILION, "", "D", hollow=True, size=9, stroke=1.4)
     marks: list[Mark] = [Line([], [], near_look, "near shift"), Line([], [], far_look, "far shift")]
@@ -373,11 +374,14 @@ def mitigations_figure(
         ]
         marks += _beyond(row, {n: v for n, v in (("near", near), ("far", far)) if not scale.shown(v)}, scale)
         ratio = mitigations[row][3]
-        marks.append(Note(style.MISSING if ratio is None else f"{ratio:.2f}x time", None, row, 6))
+        if is_timed:
+            marks.append(Note(style.MISSING if ratio is None else f"{ratio:.2f}x time", None, row, 6))
     words = (
         "Attention difference D with each mitigation; further left is better. The dashed line is the baseline in the "
-        "first row. Numbers at the right are the time of a forward pass relative to fused attention (–: not measured)."
+        "first row."
     )
+    if is_timed:
+        words += " Numbers at the right are the time of a forward pass relative to fused attention (–: not measured)."
     panel = Panel(
         tuple(marks),
         scale.axis(f"{D_LABEL} (logarithmic)"),
