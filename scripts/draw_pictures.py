@@ -1,23 +1,37 @@
-"""Draw the pictures of docs/glossary.md and docs/files.md as SVG: the attention patterns, and a run on disk.
+"""Draw the pictures of docs/: two diagrams as SVG, and figures of the package's own results as PNG.
 
-python scripts/draw_pictures.py [--check]
+python scripts/draw_pictures.py [--check] [--checkpoint stories260k --text stories.jsonl]
 
-Colours follow the reader's colour scheme, on a background of the picture's own; numbers say the same in grey.
+Diagrams (the attention patterns, and a run on disk) take their colours from the reader's colour scheme, on a background
+of their own; numbers say the same in grey. Figures of an audit and of a search are drawn where a checkpoint is given:
+the pages show stories260K and 2048 stories of its own. The demo's run draws demo.png, as perplexity.png. ``--check``
+looks at the diagrams alone, because fonts and versions of matplotlib decide the bytes of a figure.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ropewalk import PackedLayout
 from ropewalk.attention.choices import Pattern, Positions
 from ropewalk.attention.layout import NO_DOCUMENT
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.reporting.figures.drawing import draw
+from ropewalk.reporting.figures.evaluation import needle_figure
+from ropewalk.reporting.figures.primitives import Figure
+from ropewalk.reporting.figures.rope import feasible_bases_figure
 
-IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+IMAGES = DOCS / "images"
 WIDTH = 400
 """Of a picture, as wide as a narrow screen: its smallest letters can be read there."""
 STYLE = """\
@@ -164,13 +178,84 @@ PICTURES = {
 }
 
 
+NEEDLE = {512: (20, 20, 20, 20, 20), 1024: (3, 11, 19, 19, 20), 2048: (0, 0, 1, 9, 16)}
+"""Correct answers of 20 at depths of 0, 25, 50, 75 and 100 %, by length: the evaluation of docs/evaluation.md."""
+NEEDLE_SAMPLES = 20
+CEILING = 1e12
+"""Largest base of docs/bases.json."""
+AUDITED = ("drift", "ablation", "mitigations", "tokens")
+"""Figures of an audit that docs/precision.md shows."""
+
+
+def needle() -> Figure:
+    results = []
+    for length, correct in NEEDLE.items():
+        depths = [
+            {"depth": place / (len(correct) - 1), "n": NEEDLE_SAMPLES, "score": 100 * count / NEEDLE_SAMPLES}
+            for place, count in enumerate(correct)
+        ]
+        score = sum(each["score"] for each in depths) / len(depths)
+        count = NEEDLE_SAMPLES * len(correct)
+        details = {"depths": depths}
+        # The grid shows scores without intervals.
+        results.append(
+            TaskResult("needle", "teacher_forced", length, count, score, (score, score), details=details)
+        )
+    return needle_figure(results, "retrieval-model: needle, teacher-forced")
+
+
+def bases() -> Figure:
+    records = json.loads((DOCS / "bases.json").read_text(encoding="utf-8"))
+    return feasible_bases_figure(
+        [each["length"] for each in records],
+        [[(low, high) for low, high in each["feasible"]] for each in records],
+        [each["safe_base"] for each in records],
+        {each["length"]: each["published"] for each in records},
+        CEILING,
+        "RoPE bases that reach a context length (rotary_dim 128)",
+    )
+
+
+def ropewalk(*words: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "ropewalk", *map(str, words)], check=True)
+
+
+def draw_figures(checkpoint: Path | None, text: Path | None) -> None:
+    """Draw the figures, each with the command that its page shows."""
+    draw(needle(), IMAGES / "eval-needle.png")
+    draw(bases(), IMAGES / "bases.png")
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        margin = folder / "margin.png"
+        bound = ("rope", "bound", "--rope-theta", "10000", "--rotary-dim", "128", "--compare", "5e5,1e6")
+        ropewalk(*bound, "--plot", margin)
+        shutil.copyfile(margin, IMAGES / margin.name)
+        if checkpoint is None or text is None:
+            return
+        search = ("search", checkpoint, "--text", text, "--to", "2048", "--budget", "300")
+        ropewalk(*search, "--out", folder / "factors.json", "--plot", IMAGES / "search.png")
+        # Times differ from run to run: the page's table gives those of a quiet machine.
+        ropewalk("audit", checkpoint, "--text", text, "--samples", "16", "--no-costs", "--plot", folder)
+        for each in AUDITED:
+            shutil.copyfile(folder / f"{each}.png", IMAGES / f"audit-{each}.png")
+
+
 def main() -> None:
-    for name, draw in PICTURES.items():
-        wanted, path = draw(), IMAGES / name
-        if "--check" not in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description="Draw the pictures of docs/.")
+    parser.add_argument("--check", action="store_true", help="only say whether a diagram is stale")
+    parser.add_argument("--checkpoint", type=Path, help="stories260K's folder")
+    parser.add_argument("--text", type=Path, help="its stories, a JSON object a line")
+    chosen = parser.parse_args()
+    if (chosen.checkpoint is None) != (chosen.text is None):
+        parser.error("--checkpoint and --text go together")
+    for name, picture_of in PICTURES.items():
+        wanted, path = picture_of(), IMAGES / name
+        if not chosen.check:
             path.write_text(wanted, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != wanted:
             sys.exit(f"{name} is stale; run python scripts/draw_pictures.py")
+    if not chosen.check:
+        draw_figures(chosen.checkpoint, chosen.text)
 
 
 if __name__ == "__main__":
