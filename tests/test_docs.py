@@ -164,6 +164,7 @@ def test_an_address_in_the_repository_is_looked_for_in_the_checkout(target, plac
         "draw_pictures.py",
         "file_reference.py",
         "recipe_reference.py",
+        "shipped_recipes.py",
         "scaling_table.py",
         "supported_models.py",
     ],

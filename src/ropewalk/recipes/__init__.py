@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from importlib import resources
+
+from ropewalk.errors import RopewalkError
 
 
 def shipped_recipes() -> dict[str, str]:
@@ -12,3 +15,17 @@ def shipped_recipes() -> dict[str, str]:
         key=lambda entry: entry.name,
     )
     return {entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8") for entry in files}
+
+
+def recipe_text(name: str) -> str:
+    """The YAML text of one recipe.
+
+    Raises:
+        RopewalkError: if ropewalk ships no recipe of this name; the message lists those it ships.
+    """
+    recipes = shipped_recipes()
+    if name not in recipes:
+        near = difflib.get_close_matches(name, recipes, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise RopewalkError(f"there is no shipped recipe {name!r}; {meant}There are {', '.join(recipes)}")
+    return recipes[name]

@@ -1,0 +1,67 @@
+"""``ropewalk recipe``: list and show the shipped recipes, and check a recipe before a run."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from pydantic import Field
+
+from ropewalk.cli.binding import make_command, make_group
+from ropewalk.cli.output import JsonFlag, print_json, show
+from ropewalk.io.settings import Overrides
+from ropewalk.recipes import recipe_text, shipped_recipes
+
+
+def list_command(*, as_json: JsonFlag = False) -> None:
+    """List the recipes that ship with ropewalk."""
+    from ropewalk.reporting.recipes import describe_recipes, summary_of
+
+    recipes = shipped_recipes()
+    if as_json:
+        print_json({name: summary_of(text) for name, text in recipes.items()})
+    else:
+        show(describe_recipes(recipes))
+
+
+def show_command(name: Annotated[str, Field(description="Name of a shipped recipe.")]) -> None:
+    """Print a shipped recipe as YAML, with its comments."""
+    sys.stdout.write(recipe_text(name))
+
+
+def check_command(
+    recipe: Annotated[str, Field(description="Recipe file (YAML), or the name of a shipped recipe.")],
+    *,
+    overrides: Annotated[
+        Overrides,
+        Field(description="Override a key of the recipe, for example stages.0.steps=20. Repeatable."),
+    ] = (),
+    as_json: JsonFlag = False,
+) -> None:
+    """Check a recipe without running it.
+
+    Keys and values are always checked. If the model is on this machine, so is everything that a run checks at its
+    start. Nothing is downloaded or written.
+    """
+    from ropewalk.reporting.recipes import describe_check
+    from ropewalk.training import load_recipe
+    from ropewalk.training.check import check
+
+    result = check(load_recipe(recipe, list(overrides)))
+    if as_json:
+        print_json(result.to_json())
+    else:
+        show(describe_check(result, recipe))
+
+
+app = make_group(
+    "recipe",
+    "List and show the shipped recipes, and check a recipe before a run.",
+    [
+        make_command(list_command, "list", "ropewalk recipe list"),
+        make_command(show_command, "show", "ropewalk recipe show demo > my-recipe.yaml"),
+        make_command(
+            check_command, "check", "ropewalk recipe check my-recipe.yaml --set stages.0.context=64k"
+        ),
+    ],
+)

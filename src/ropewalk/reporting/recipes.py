@@ -1,0 +1,64 @@
+"""Show the recipes that ship with ropewalk, and the check of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.text import Text
+
+from ropewalk.io.lengths import format_length
+from ropewalk.reporting.shown_text import shown
+from ropewalk.reporting.tables import Part, ResultTable
+from ropewalk.training.check import RecipeCheck
+
+
+def summary_of(text: str) -> str:
+    """First sentence of the comment at the top of a recipe."""
+    comment = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        comment.append(line.lstrip("# ").strip())
+    sentence, _, _ = " ".join(comment).partition(". ")
+    return sentence.rstrip(".")
+
+
+def describe_recipes(recipes: Mapping[str, str]) -> Iterator[Part]:
+    """One line on each shipped recipe."""
+    for name, text in recipes.items():
+        yield Text(f"{name}: {summary_of(text)}")
+    yield ""
+    yield Text(
+        "`ropewalk recipe show NAME` prints one; save it to a file and edit it, or override keys with --set."
+    )
+
+
+def describe_check(result: RecipeCheck, name: str) -> Iterator[Part]:
+    """Stages of a recipe, what a run would do here, and what is missing."""
+    rows = tuple(
+        (
+            str(number),
+            format_length(stage.context),
+            stage.rope,
+            stage.pattern,
+            f"{stage.steps:,}",
+            f"{stage.rows_per_step:,}",
+            f"{stage.tokens:,}",
+            f"{stage.learning_rate:g}",
+        )
+        for number, stage in enumerate(result.stages, start=1)
+    )
+    columns = ("stage", "context", "RoPE", "pattern", "steps", "rows per step", "tokens", "learning rate")
+    yield ResultTable(
+        f"{shown(name)}: {shown(result.model)}, {result.tokens:,} training tokens",
+        columns,
+        rows,
+        text_columns=4,
+    )
+    yield ""
+    for line in result.resolved or ():
+        yield Text(line)
+    for line in result.missing:
+        yield Text(f"missing: {line}")
+    done = "The recipe is valid" if result.resolved is None else "The recipe is valid and fits the model"
+    yield Text(f"{done}. Run it: ropewalk extend {shown(name)}")

@@ -1,0 +1,122 @@
+"""Check a recipe without running it: what it would train, and what is still missing on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+
+from ropewalk.data.read.embedded import EMBEDDED, resolve_model
+from ropewalk.data.settings import SourceSpec
+from ropewalk.io.results import Result
+from ropewalk.training.preflight import announcement, resolve
+from ropewalk.training.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class StageOutline:
+    """One stage of a recipe, as far as the recipe alone says.
+
+    Attributes:
+        context: tokens of a row.
+        rope: method, with its base where the recipe gives one.
+        pattern: which tokens attend to each other.
+        steps: optimizer steps.
+        rows_per_step: rows of one step.
+        tokens: tokens that the stage trains on, padding included.
+        learning_rate: peak learning rate.
+    """
+
+    context: int
+    rope: str
+    pattern: str
+    steps: int
+    rows_per_step: int
+    tokens: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class RecipeCheck(Result):
+    """Result of a check that found no error.
+
+    Attributes:
+        model, output: as in the recipe.
+        stages: the stages in order.
+        tokens: tokens of all stages.
+        resolved: lines that a run would print at its start; None if the model is not on this machine, in which case
+            nothing was compared with it.
+        missing: what the run needs and this machine does not have.
+    """
+
+    model: str
+    output: str
+    stages: tuple[StageOutline, ...]
+    tokens: int
+    resolved: tuple[str, ...] | None
+    missing: tuple[str, ...]
+
+
+def check(recipe: Recipe) -> RecipeCheck:
+    """Check a recipe; if its model is on this machine, make all checks that a run makes at its start.
+
+    Nothing is downloaded or written.
+
+    Raises:
+        RopewalkError: for the first error; the message names the key, its value, and what would work.
+    """
+    stages = tuple(_outlines(recipe))
+    present = _is_on_this_machine(recipe.model)
+    resolved = tuple(announcement(resolve(recipe))) if present else None
+    missing = tuple(_missing(recipe, present))
+    return RecipeCheck(
+        recipe.model,
+        recipe.output,
+        stages,
+        sum(stage.tokens for stage in stages),
+        resolved,
+        missing,
+    )
+
+
+def _outlines(recipe: Recipe) -> Iterator[StageOutline]:
+    for stage in recipe.stages:
+        limiting = stage.rope.limiting
+        base = getattr(limiting, "rope_theta", None)
+        rope = limiting.method if isinstance(base, str | None) else f"{limiting.method} {base:,.0f}"
+        tokens = stage.steps * stage.rows_per_step * stage.context
+        yield StageOutline(
+            stage.context, rope, stage.pattern, stage.steps, stage.rows_per_step, tokens, stage.learning_rate
+        )
+
+
+def _is_on_this_machine(model: str) -> bool:
+    """Whether a model's config can be read without the network: from a folder, or from the Hugging Face cache."""
+    if model == EMBEDDED or Path(resolve_model(model)).expanduser().exists():
+        return True
+    try:
+        return isinstance(try_to_load_from_cache(model, "config.json"), str)
+    except ValueError:
+        # The text is no id of the Hub, which loading would refuse by name.
+        return False
+
+
+def _missing(recipe: Recipe, present: bool) -> Iterator[str]:
+    if not present:
+        yield (
+            f"model {recipe.model}: neither a folder here nor in the Hugging Face cache; the run would download it. "
+            "It was not compared with the recipe"
+        )
+    for key in ("sources", "validation_sources"):
+        for number, source in enumerate(getattr(recipe.data, key)):
+            if _is_a_path(source) and not Path(source.path).expanduser().exists():
+                yield f"data.{key}.{number} {source.path}: not here; give your documents with --set"
+    for number, folder in enumerate(recipe.data.rows):
+        if not Path(folder).expanduser().exists():
+            yield f"data.rows.{number} {folder}: not here; write it with ropewalk data pack"
+
+
+def _is_a_path(source: SourceSpec) -> bool:
+    return not source.path.startswith("hf:") and source.path.partition(":")[0] != EMBEDDED

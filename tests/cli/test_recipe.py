@@ -1,0 +1,43 @@
+"""``ropewalk recipe`` through the program's own main."""
+
+import json
+
+from ropewalk.cli import app as program
+from ropewalk.recipes import recipe_text, shipped_recipes
+
+
+def test_list_has_a_line_for_each_recipe(capsys):
+    assert program.main(["recipe", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed.keys() == shipped_recipes().keys()
+    assert program.main(["recipe", "list"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(f"{name}: {sentence}" in shown for name, sentence in listed.items())
+
+
+def test_what_is_shown_is_a_recipe_that_can_be_kept(capsys, tmp_path):
+    assert program.main(["recipe", "show", "demo"]) == 0
+    shown = capsys.readouterr().out
+    assert shown == recipe_text("demo")
+    (tmp_path / "mine.yaml").write_text(shown)
+    assert program.main(["recipe", "check", str(tmp_path / "mine.yaml"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["missing"] == []
+
+
+def test_a_check_says_what_it_would_train(capsys):
+    assert program.main(["recipe", "check", "demo", "--set", "stages.0.steps=7"]) == 0
+    shown = capsys.readouterr().out
+    assert "57,344 training tokens" in shown  # 7 steps of 8 rows of 1,024
+    assert "The recipe is valid and fits the model." in shown
+
+
+def test_mistakes_end_with_status_2_and_one_sentence(capsys):
+    for arguments, sentence in (
+        (["show", "dmo"], "there is no shipped recipe 'dmo'; did you mean demo"),
+        (["check", "demo", "--set", "stages.0.stepz=3"], "unknown key stages.0.stepz; did you mean steps?"),
+        (["check", "nothing.yaml"], "cannot read recipe nothing.yaml"),
+    ):
+        assert program.main(["recipe", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert sentence in " ".join(error.split())
+        assert error.count("error:") == 1

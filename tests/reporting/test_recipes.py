@@ -1,0 +1,58 @@
+"""Recipes and their check as lines and a table; text of a recipe is shown harmlessly."""
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from ropewalk.reporting.recipes import describe_check, describe_recipes, summary_of
+from ropewalk.reporting.tables import ResultTable
+from ropewalk.training.check import RecipeCheck, StageOutline
+
+FOUND = RecipeCheck(
+    "a/model",
+    "runs/a",
+    (StageOutline(65_536, "theta 5,000,000", "anchor", 2000, 8, 1_048_576_000, 2e-5),),
+    1_048_576_000,
+    None,
+    ("model a/model: not here",),
+)
+
+
+def printed(parts):
+    console = Console(file=StringIO(), width=200)
+    for part in parts:
+        console.print(part.text() if isinstance(part, ResultTable) and hasattr(part, "text") else part)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("# One thing. And another.\nmodel: x\n", "One thing"),
+        ("# One thing,\n# in two lines\n\n# not this\n", "One thing, in two lines"),
+        ("model: x\n", ""),
+    ],
+)
+def test_the_summary_is_the_first_sentence_of_the_comment(text, sentence):
+    assert summary_of(text) == sentence
+
+
+def test_each_recipe_is_a_line():
+    shown = printed(describe_recipes({"a": "# A does this. More.\n", "b": "# B does that.\n"}))
+    assert "a: A does this\n" in shown
+    assert "b: B does that\n" in shown
+
+
+def test_a_check_without_the_model_does_not_say_that_it_fits():
+    shown = printed(describe_check(FOUND, "mine.yaml"))
+    assert "missing: model a/model: not here" in shown
+    assert "The recipe is valid. Run it: ropewalk extend mine.yaml" in shown
+    fits = printed(describe_check(replace(FOUND, resolved=("engine segments",), missing=()), "mine.yaml"))
+    assert "engine segments" in fits
+    assert "The recipe is valid and fits the model." in fits
+
+
+def test_control_characters_in_names_are_shown_and_not_sent():
+    assert "\x1b" not in printed(describe_check(replace(FOUND, model="a\x1b[31mb"), "mine\x1b[2J.yaml"))

@@ -1,0 +1,140 @@
+"""The shipped recipes: their numbers are those of their sources, and tiny models of their families train by them."""
+
+import json
+
+import pytest
+import torch
+import transformers
+import yaml
+
+from ropewalk import RopewalkError
+from ropewalk.data.read.embedded import demo_model_path
+from ropewalk.recipes import recipe_text, shipped_recipes
+from ropewalk.training import extend, load_recipe
+from ropewalk.training.check import check
+
+SHORTER = 256
+"""The lengths of a recipe are divided by this for a tiny model, which then was trained for 16 or 32 tokens."""
+
+SOURCES = {
+    # arXiv:2411.13476: section 4, and the bases of its code.
+    "llama-64k": [(65_536, 5e6, 2000, 8, 2e-5)],
+    "llama-128k": [(131_072, 1e7, 2000, 8, 2e-5)],
+    # arXiv:2405.14591, table 2: the bound of 32K tokens; steps, rows and rate are those of arXiv:2411.13476.
+    "base-bound-32k": [(32_768, 6.4e5, 2000, 8, 2e-5)],
+    # Model card of gradientai/Llama-3-8B-Instruct-Gradient-1048k.
+    "gradient-1m": [
+        (2**16, 15.3e6, 30, 32, 2e-5),
+        (2**18, 207.1e6, 24, 16, 2e-5),
+        (2**19, 1.06e9, 50, 16, 2e-5),
+        (2**20, 2.80e9, 50, 16, 2e-5),
+    ],
+    # arXiv:2402.13753, section 4; factors are searched.
+    "longrope-2m": [
+        (131_072, None, 400, 32, 2e-5),
+        (262_144, None, 600, 32, 2e-5),
+        (2_097_152, None, 0, None, None),
+    ],
+    # princeton-nlp/ProLong, train_64K.sh and train_512K.sh: 4M and 8M tokens a step.
+    "prolong-512k": [
+        (65_536, 8e6, 5000, 2**22 // 2**16, 1e-5),
+        (524_288, 1.28e8, 2500, 2**23 // 2**19, 5e-6),
+    ],
+}
+GRADIENTS_TOKENS = [62_914_560, 100_663_296, 419_430_400, 838_860_800]
+EMBEDDED = {"demo", "longrope"}
+FAMILIES = {"meta-llama/Llama-2-7b-hf": (4096, 1e4, 4), "meta-llama/Meta-Llama-3-8B-Instruct": (8192, 5e5, 2)}
+"""Trained length, base, and heads of keys and values beside 4 of queries."""
+
+
+def test_each_recipe_is_held_to_a_source_or_runs_on_the_embedded_model():
+    assert set(shipped_recipes()) == SOURCES.keys() | EMBEDDED
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_numbers_are_those_of_the_source(name):
+    stages = load_recipe(name).stages
+    assert len(stages) == len(SOURCES[name])
+    for stage, (context, theta, steps, rows, rate) in zip(stages, SOURCES[name], strict=True):
+        assert (stage.context, stage.steps) == (context, steps)
+        assert theta is not None or stage.rope.limiting.method == "longrope"
+        assert theta is None or stage.rope.limiting.rope_theta == theta
+        assert rows in (None, stage.rows_per_step)
+        assert rate in (None, stage.learning_rate)
+
+
+def test_gradients_tokens_are_those_of_its_card():
+    assert [stage.tokens for stage in check(load_recipe("gradient-1m")).stages] == GRADIENTS_TOKENS
+
+
+def test_prolongs_shares_are_those_of_its_scripts():
+    shares = load_recipe("prolong-512k").data.mixture.shares
+    assert sorted(shares.values()) == [0.03] * 4 + [0.04] * 2 + [0.1] * 2 + [0.3] * 2
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_a_recipe_says_what_it_is_and_is_valid(name, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    text = recipe_text(name)
+    assert text.startswith("# ")
+    assert name in EMBEDDED or ("# Source: " in text and "# Changed: " in text)
+    check(load_recipe(name))
+
+
+def test_a_name_that_is_none_is_refused_with_the_nearest():
+    with pytest.raises(RopewalkError, match="'gradient'; did you mean gradient-1m"):
+        recipe_text("gradient")
+
+
+def tiny_model(folder, trained, theta, kv_heads):
+    """A random Llama with the demo's tokenizer."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_model_path())
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=trained,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_tiny_model_of_its_family_trains_by_it(name, tmp_path):
+    values = yaml.safe_load(recipe_text(name))
+    trained, theta, kv_heads = FAMILIES[values["model"]]
+    tiny_model(tmp_path / "model", trained // SHORTER, theta, kv_heads)
+    values |= {"model": str(tmp_path / "model"), "output": str(tmp_path / "run"), "device": "cpu"}
+    values["evaluation"] = {"suites": []}
+    values["data"]["workers"] = 1
+    values["data"]["validation_documents"] = 8
+    for number, source in enumerate(values["data"]["sources"]):
+        path = tmp_path / f"{number}.jsonl"
+        lines = (json.dumps({"text": f"{n} ropes of {number} strands. " * 400}) + "\n" for n in range(40))
+        path.write_text("".join(lines))
+        values["data"]["sources"][number] = (
+            {**source, "path": str(path)} if isinstance(source, dict) else str(path)
+        )
+    for number, stage in enumerate(values["stages"]):
+        stage["context"] = SOURCES[name][number][0] // SHORTER
+        stage["steps"], stage["rows_per_step"] = min(stage["steps"], 1), 1
+        stage.pop("warmup_steps", None)
+        if "search" in stage["rope"]:
+            stage["rope"]["search"] |= {"budget": 6, "documents": 2}
+    if "short_context" in values:
+        values["short_context"] = {"budget": 6, "documents": 2}
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(values))
+    result = extend(load_recipe(recipe))
+    assert result.context == SOURCES[name][-1][0] // SHORTER
+    assert [stage["rope_theta"] for stage in result.stages] == [
+        theta if base is None else base for _, base, *_ in SOURCES[name]
+    ]
+    transformers.AutoModelForCausalLM.from_pretrained(result.model)
