@@ -32,6 +32,7 @@ TABLES = (
     ("RoPE of a stage", "stages[].rope.", recipe.Rope),
     ("Search for a stage's long factors", "stages[].rope.search.", recipe.Search),
     ("Search for the short factors", "short_context.", recipe.ShortContext),
+    ("Adapter", "adapter.", recipe.AdapterSettings),
     ("Optimiser", "optimizer.", recipe.Optimizer),
     ("Checkpoints", "checkpoints.", recipe.Checkpoints),
     ("Parallel processes", "parallel.", recipe.Parallel),

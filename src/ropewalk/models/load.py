@@ -436,6 +436,11 @@ def save_model(
         tokenizer.save_pretrained(folder)
 
 
+def save_config(model: Any, folder: Path) -> None:
+    """Write the config.json from which plain transformers builds the model."""
+    (_whole_config(model) or model.config).to_json_file(folder / "config.json")
+
+
 def _whole_config(model: Any) -> Any | None:
     """The config from which transformers loads a causal decoder that it does not load from the decoder's own config.
 

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ropewalk.errors import EngineError
+from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.intercept import kept_in_float32
 from ropewalk.models.load import AS_IT_IS, ModelSetup, empty_model, load_model
 from ropewalk.models.losses import LossModel, OutputHead
@@ -27,6 +28,7 @@ def load_sharded(
     setup: ModelSetup = AS_IT_IS,
     dtype: torch.dtype = torch.float32,
     compute_dtype: torch.dtype | None = None,
+    adapter: NewAdapter | None = None,
 ) -> LossModel:
     """Load a checkpoint with its parameters sharded over the ranks; every rank calls this.
 
@@ -38,6 +40,7 @@ def load_sharded(
         mesh, world: those of this run; the mesh states the kind of device.
         dtype: dtype of the shards.
         compute_dtype: dtype in which parameters are gathered; gradients are reduced in float32. None for ``dtype``.
+        adapter: adapter to add, whose frozen parameters have ``compute_dtype``; None for none.
 
     Returns:
         The model with its output head, sharded, in evaluation mode.
@@ -52,10 +55,14 @@ def load_sharded(
         whole = load_model(path_or_id, setup)
         OutputHead.of(whole)
         decoder_layers(whole)
+        if adapter is not None:
+            adapter.add_to(whole)
         source.append(whole)
 
     world.on_rank_0(read)
     model = empty_model(path_or_id, setup, dtype)
+    if adapter is not None:
+        adapter.add_to(model, dtype, compute_dtype)
     trained = LossModel(model, OutputHead.unchecked(model))
     shard_model(trained, mesh, compute_dtype)
     _materialise(trained, world.device_on(mesh))

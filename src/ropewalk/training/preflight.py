@@ -18,8 +18,17 @@ from ropewalk.data.settings import RowPolicies
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.store import model_digest
 from ropewalk.io.settings import explain
+from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.config import ModelConfig
-from ropewalk.models.load import attention_spec, choose_device, left_out, read_config, with_rope
+from ropewalk.models.load import (
+    ModelSetup,
+    attention_spec,
+    choose_device,
+    empty_model,
+    left_out,
+    read_config,
+    with_rope,
+)
 from ropewalk.models.routing import DRAWS_EXPERTS, records_routing
 from ropewalk.parallel import MeshShape, World, require_devices
 from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh
@@ -76,7 +85,10 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     # An engine that cannot run the model at all is refused first; whether it suits the ring is checked below, once the
     # mesh is known.
     check_engine(recipe.engine, attention_spec(config, device, compute))
-    mesh = mesh or mesh_of(recipe, config, world, device, precision)
+    adapter = _adapter(recipe, model, world)
+    mesh = mesh or mesh_of(
+        recipe, config, world, device, precision, None if adapter is None else adapter.trained
+    )
     _refuse_precision(config, precision, mesh)
     if mesh.world_size > 1:
         refuse_on_mesh(mesh, config, recipe.exact_rope, [current, *possible])
@@ -108,7 +120,28 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
         last.original_max_position_embeddings if isinstance(last, LongRope) else None,
         aux_losses,
         left_out(config),
+        adapter,
     )
+
+
+def _adapter(recipe: Recipe, model: str, world: World) -> NewAdapter | None:
+    """The adapter that the recipe asks for; None if it asks for none.
+
+    Raises:
+        RopewalkError: if the model has no such places for it, or several processes would draw its dropout.
+    """
+    settings = recipe.adapter
+    if settings is None:
+        return None
+    if settings.dropout and world.size > 1:
+        raise RopewalkError(
+            f"adapter.dropout is {settings.dropout:g}, but several processes would not draw the same random numbers as "
+            "one process; set it to 0, or train with one process"
+        )
+    # A folder is named by its whole path, because the adapter's config says where its base is from anywhere.
+    base = str(Path(model).resolve()) if Path(model).is_dir() else model
+    empty = empty_model(model, ModelSetup(trust_remote_code=recipe.trust_remote_code))
+    return NewAdapter.on(settings, recipe.seed, base, empty)
 
 
 def _router_aux_loss(number: int, stage: Stage, config: ModelConfig) -> float:
@@ -140,8 +173,9 @@ def _device_and_precision(recipe: Recipe, world: World) -> tuple[torch.device, s
         return device, recipe.precision
     if device.type != "cuda":
         return device, "float32"
-    # Shards are float32 master weights already, and gathering them in bfloat16 halves memory and traffic.
-    return device, "bfloat16-autocast" if world.size == 1 else "bfloat16"
+    # Shards are float32 master weights already, and gathering them in bfloat16 halves memory and traffic. The frozen
+    # weights below an adapter need no float32 copy.
+    return device, "bfloat16-autocast" if world.size == 1 and recipe.adapter is None else "bfloat16"
 
 
 def _refuse_precision(config: ModelConfig, precision: str, mesh: MeshShape) -> None:
@@ -221,7 +255,12 @@ def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:
 
 
 def mesh_of(
-    recipe: Recipe, config: ModelConfig, world: World, device: torch.device, precision: str
+    recipe: Recipe,
+    config: ModelConfig,
+    world: World,
+    device: torch.device,
+    precision: str,
+    trained: int | None = None,
 ) -> MeshShape:
     """The mesh that a recipe requests, or that ``auto`` chooses; it suits every stage.
 
@@ -231,6 +270,7 @@ def mesh_of(
         world: processes of the run.
         device: device of this process.
         precision: resolved precision.
+        trained: number of parameters that an adapter trains; None if all are trained.
 
     Raises:
         RopewalkError: if the mesh does not match the processes, heads or rows; the message names one that does.
@@ -249,7 +289,7 @@ def mesh_of(
         for stage in recipe.stages:
             _check(mesh, stage, config, world)
         return mesh
-    choices = [_chosen(stage, config, world, device, precision) for stage in recipe.stages]
+    choices = [_chosen(stage, config, world, device, precision, trained) for stage in recipe.stages]
     # Try the finest split of rows first: a stage also runs with a finer split than it needs, if its rows divide.
     return _first_for_all(sorted(choices, key=lambda mesh: -mesh.sequence_degree), recipe, config, world)
 
@@ -281,7 +321,7 @@ def _check(mesh: MeshShape, stage: Stage, config: ModelConfig, world: World) -> 
 
 
 def _chosen(
-    stage: Stage, config: ModelConfig, world: World, device: torch.device, precision: str
+    stage: Stage, config: ModelConfig, world: World, device: torch.device, precision: str, trained: int | None
 ) -> MeshShape:
     shape = ModelShape.from_config(config)
     # CPU processes share the machine's memory; on CUDA each has a device.
@@ -298,6 +338,7 @@ def _chosen(
         offload=stage.offload_activations,
         # Under autocast, parameters are gathered in float32 and hidden states between layers are float32.
         dtype="bfloat16" if precision == "bfloat16" else "float32",
+        trained=trained,
     )
     cluster = replace(H100, ranks_per_node=world.local_size, bytes_per_rank=memory)
     return choose_mesh(run, stage.rows_per_step, world.size, cluster)
@@ -368,6 +409,8 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
     if resolved.mesh.world_size > 1:
         told = " (auto)" if recipe.parallel == "auto" else ""
         lines.append(f"{resolved.mesh.world_size} processes: {resolved.mesh}{told}")
+    if resolved.adapter is not None:
+        lines.append(f"adapter: {resolved.adapter}")
     known = zip(recipe.stages, resolved.methods, resolved.origins, strict=True)
     for number, (stage, method, origin) in enumerate(known, start=1):
         base = "a base to be chosen in the run" if method is None else f"rope_theta {method.rope_theta:,.0f}"

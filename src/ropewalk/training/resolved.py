@@ -12,6 +12,7 @@ import torch
 
 from ropewalk.attention import EngineName
 from ropewalk.data import PackedRows, PackingSettings
+from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.load import ModelSetup, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
@@ -50,6 +51,7 @@ class ResolvedRecipe:
         original_length: original length ``T`` in tokens if the result is a longrope checkpoint; otherwise None.
         router_aux_losses: factor of the load-balancing loss in each stage; 0 for none.
         left_out: sentence on parts of the model that the result will not have; None if it has all.
+        adapter: adapter to train instead of the model's own weights; None for none.
     """
 
     recipe: Recipe
@@ -70,6 +72,7 @@ class ResolvedRecipe:
     original_length: int | None = None
     router_aux_losses: tuple[float, ...] = ()
     left_out: str | None = None
+    adapter: NewAdapter | None = None
 
     @property
     def target(self) -> int:
@@ -120,6 +123,7 @@ def load_for_run(
     dtype: torch.dtype | str = "auto",
     compute_dtype: torch.dtype | None = None,
     other_ropes: Mapping[str, RopeMethod] | None = None,
+    with_adapter: bool = False,
 ) -> LossModel:
     """Load a model with its output head: whole if there is one process, otherwise sharded over the mesh.
 
@@ -131,8 +135,11 @@ def load_for_run(
         dtype: dtype of the parameters; ``auto`` is that of the checkpoint.
         compute_dtype: dtype in which shards are gathered; ``dtype`` if None.
         other_ropes: RoPE of layer types that do not limit the context; None keeps those of the checkpoint.
+        with_adapter: whether to add the recipe's adapter, if it has one: for the run's checkpoints, which contain its
+            trained parameters alone. These have ``dtype``, and all others ``compute_dtype``.
     """
     recipe = resolved.recipe
+    adapter = resolved.adapter if with_adapter else None
     method, length = rope or (None, None)
     setup = ModelSetup(
         method,
@@ -144,12 +151,18 @@ def load_for_run(
         other_ropes or {},
     )
     if context.mesh is None:
-        model = load_model(path, setup, dtype, resolved.device)
-        return LossModel(model, OutputHead.of(model)).eval()
+        # Frozen parameters are not loaded in float32 to be narrowed afterwards, which would double the peak of memory.
+        narrow = adapter is not None and compute_dtype is not None
+        model = load_model(path, setup, "auto" if narrow else dtype, resolved.device)
+        trained = LossModel(model, OutputHead.of(model)).eval()
+        if adapter is not None:
+            assert isinstance(dtype, torch.dtype)
+            adapter.add_to(model, dtype, compute_dtype)
+        return trained
     # Sharded models contain reference cycles: collect an earlier one now, or its shards stay allocated.
     gc.collect()
     shards = resolved.dtype if isinstance(dtype, str) else dtype
-    return load_sharded(path, context.mesh, context.world, setup, shards, compute_dtype)
+    return load_sharded(path, context.mesh, context.world, setup, shards, compute_dtype, adapter)
 
 
 def share_of_step(rows: Sequence[int], context: RunContext) -> list[int]:

@@ -15,6 +15,7 @@ from ropewalk.data import PackedRows, open_rows
 from ropewalk.data.rows.stored import is_packed
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
+from ropewalk.evaluation.store import model_digest
 from ropewalk.io.files import write_json, write_text
 from ropewalk.io.lock import locked
 from ropewalk.io.results import Result
@@ -22,6 +23,7 @@ from ropewalk.parallel import make_mesh
 from ropewalk.parallel.context import RunContext
 from ropewalk.rope import LongRope, RopeMethod
 from ropewalk.search import Factors, goal_of, write_factors
+from ropewalk.training.checkpoint.adapter import export_adapter
 from ropewalk.training.checkpoint.files import read_position
 from ropewalk.training.checkpoint.sharded import export_model, load_weights
 from ropewalk.training.documents import (
@@ -45,8 +47,9 @@ from ropewalk.training.metrics import MetricsLog, tracking
 from ropewalk.training.preflight import announcement, resolve
 from ropewalk.training.recipe.file import dump_recipe
 from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.resolved import AtStage, ResolvedRecipe, folder_of, load_for_run
+from ropewalk.training.resolved import AtStage, ResolvedRecipe, RopeAt, folder_of, load_for_run
 from ropewalk.training.run_folder import (
+    ADAPTER,
     EARLIER,
     LAUNCH,
     METRICS,
@@ -96,6 +99,7 @@ class RunResult(Result):
         history: changes of the recipe made by ``--resume``.
         seconds: duration of this process.
         versions: versions of the software, and the machine.
+        adapter: folder of the adapter; None if the run trained the model's own weights.
         files: paths of the report and its figures; None until they are written.
         readers: notes on programs that load the model; None until the report is written.
     """
@@ -117,13 +121,14 @@ class RunResult(Result):
     history: tuple[dict[str, Any], ...]
     seconds: float
     versions: dict[str, str]
+    adapter: Path | None = None
     files: tuple[Path, ...] | None = None
     readers: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Content of ``summary.json``, plus the report's files and notes once they are written."""
+        """Content of ``summary.json``: the adapter if there is one, and the report's files and notes once written."""
         values = super().to_json()
-        for name in ("files", "readers"):
+        for name in ("adapter", "files", "readers"):
             if values[name] is None:
                 del values[name]
         return values
@@ -190,6 +195,7 @@ def _extend(start: Start, context: RunContext) -> RunResult:
         history=tuple(change.model_dump() for change in resolved.recipe.history),
         seconds=time.perf_counter() - clock,
         versions=versions(resolved),
+        adapter=None if resolved.adapter is None else run.output / ADAPTER,
     )
     if context.is_rank_0:
         write_json(run.output / SUMMARY, result.to_json())
@@ -415,7 +421,12 @@ def _saved_model(run: _Run, last: Path | None, method: RopeMethod) -> Any:
     """Load the result from the run's folder, after exporting it if necessary."""
     resolved, context, final = run.resolved, run.context, run.output / MODEL
     rope = (method, resolved.target)
-    if not run.reached.exported:
+    if not run.reached.exported and resolved.adapter is not None:
+        assert last is not None
+        checkpoint = last
+        # Merging needs whole matrices, so rank 0 does it alone.
+        context.world.on_rank_0(lambda: _export_adapter(run, checkpoint, rope))
+    elif not run.reached.exported:
         assert last is not None
         checkpoint = last
         model = load_for_run(
@@ -426,6 +437,30 @@ def _saved_model(run: _Run, last: Path | None, method: RopeMethod) -> Any:
         export_model(model, final, resolved.tokenizer, context.world, resolved.dtype, position)
         del model
     return load_for_run(resolved, context, str(final), rope, resolved.dtype)
+
+
+def _export_adapter(run: _Run, checkpoint: Path, rope: RopeAt) -> None:
+    resolved, alone = run.resolved, RunContext()
+    model = load_for_run(
+        resolved,
+        alone,
+        resolved.model,
+        rope,
+        torch.float32,
+        other_ropes=resolved.other_ropes[-1],
+        with_adapter=True,
+    )
+    load_weights(checkpoint, model, alone.world)
+    export_adapter(
+        model,
+        run.output / ADAPTER,
+        run.output / MODEL,
+        resolved.tokenizer,
+        resolved.dtype,
+        resolved.target,
+        model_digest(resolved.model),
+        read_position(checkpoint),
+    )
 
 
 def _stage_summary(number: int, run: _Run, decision: Decision, method: RopeMethod) -> dict[str, Any]:

@@ -38,6 +38,7 @@ SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
 VERSIONS = "versions.json"
 MODEL = "model"
+ADAPTER = "adapter"
 LAUNCH = ".launch"
 LOCK = ".lock"
 EARLIER = "earlier"
@@ -46,7 +47,7 @@ REPORT = ("report.html", "perplexity.png", "passkey.png", "training.png", "facto
 PREPARED = {DATA, ROWS, VERSIONS, LAUNCH, LOCK}
 """Files that may exist in an output folder before a run starts; preparation ends with writing the recipe."""
 
-RESULTS = (MODEL, evaluation_file("after"), evaluation_record("after"), SUMMARY, *REPORT)
+RESULTS = (MODEL, ADAPTER, evaluation_file("after"), evaluation_record("after"), SUMMARY, *REPORT)
 """Files that are written after the last step."""
 
 
@@ -195,6 +196,9 @@ def reached(output: Path, start: Start, world: World) -> Reached:
     checkpoint = latest_whole(output / CHECKPOINTS, world)
     there = world.on_rank_0(model.exists)
     damage = check_export(model, world) if there else None
+    if there and start.recipe.adapter is not None:
+        spoilt = check_export(output / ADAPTER, world)
+        damage = damage or (None if spoilt is None else f"its adapter: {spoilt}")
     exported = world.on_rank_0(lambda: _exported_position(model)) if there and damage is None else None
     end = (len(start.recipe.stages) - 1, start.recipe.stages[-1].steps)
     if checkpoint is None:

@@ -132,6 +132,7 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
         torch.float32,
         torch.bfloat16 if bfloat16 else None,
         resolved.other_ropes[run.number],
+        with_adapter=True,
     )
     # Before the masters are made, which are copies of these weights.
     if after is not None and not resumed:
@@ -139,7 +140,7 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
     masters = None
     # A sharded model keeps float32 shards and gathers them in bfloat16, so only a whole model needs masters.
     if bfloat16 and context.mesh is None:
-        masters = {name: p.detach().clone() for name, p in model.named_parameters()}
+        masters = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
         cast_parameters(model, torch.bfloat16)
     model.train()
     if stage.gradient_checkpointing:

@@ -25,9 +25,9 @@ class Memory:
     """Memory of one rank in bytes.
 
     Attributes:
-        parameters: this rank's float32 shard of the parameters.
-        gradients: float32 gradients of that shard.
-        moments: AdamW's two float32 moments of that shard.
+        parameters: this rank's float32 shard of the parameters; with an adapter, frozen ones in the compute dtype.
+        gradients: float32 gradients of the trained part of that shard.
+        moments: AdamW's two float32 moments of that part.
         root: embedding, final norm and output head, gathered from the forward to the end of the backward, with the
             gradient of the head.
         gathered: layers that FSDP has gathered, with one gradient and the buffers of its reduction.
@@ -70,7 +70,7 @@ class Memory:
             "the loss": self.states + self.root + self.activations + self.loss,
             "the root's reduction": self.states + self.root + self.root_reduction,
             # AdamW's foreach update makes one temporary per parameter.
-            "the update": self.states + self.parameters,
+            "the update": self.states + self.gradients,
         }
 
     @property
@@ -89,7 +89,9 @@ def estimate_memory(run: ShardedRun) -> Memory:
         Bytes by part. The parts do not all peak at once, see :attr:`Memory.moments_of_most`.
     """
     shape, ranks, width = run.model, run.mesh.shard_degree, run.compute_bytes
-    shard = sum(numel(sizes, ranks) for sizes in shape.units) // ranks * MASTER_BYTES
+    elements = sum(numel(sizes, ranks) for sizes in shape.units) // ranks
+    frozen = 0 if run.trained is None else elements * width
+    trained = MASTER_BYTES * (elements if run.trained is None else -(-run.trained // ranks))
     root, gathered, reduction = _gathered(run)
     inputs = run.places * shape.hidden * width
     received, exchange = _ring_bytes(run)
@@ -101,9 +103,9 @@ def estimate_memory(run: ShardedRun) -> Memory:
         # With offload, the device holds the input in use and the one being copied.
         kept = inputs * (min(2, shape.layers) if run.offload else shape.layers)
     return Memory(
-        parameters=shard,
-        gradients=shard,
-        moments=2 * shard,
+        parameters=frozen + trained,
+        gradients=trained,
+        moments=2 * trained,
         root=root,
         gathered=gathered,
         activations=kept,
@@ -125,7 +127,8 @@ def _gathered(run: ShardedRun) -> tuple[int, int, int]:
     shape, ranks, width = run.model, run.mesh.shard_degree, run.compute_bytes
     if run.mesh.world_size == 1:
         # One rank gathers nothing, but mixed precision keeps a full low-precision copy of parameters and gradients.
-        return 0, (2 * width * shape.parameters if width < MASTER_BYTES else 0), 0
+        copied = shape.parameters if run.trained is None else run.trained
+        return 0, (2 * width * copied if width < MASTER_BYTES else 0), 0
     layer, root = numel(shape.layer_sizes, ranks), numel(shape.root_sizes, ranks)
     messages = 2 * MASTER_BYTES * layer
     # FSDP2 gathers along the first dimension; tensors sharded along another one are copied into order after the gather,

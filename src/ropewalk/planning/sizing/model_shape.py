@@ -342,6 +342,8 @@ class ShardedRun:
         checkpointing: whether layers save only their inputs and are recomputed in the backward.
         offload: whether those inputs are kept in CPU memory.
         dtype: dtype of activations and gathered parameters: ``bfloat16``, ``float16`` or ``float32``.
+        trained: number of parameters that an adapter trains, while those of the model are frozen in ``dtype``; None if
+            all parameters of the model are trained.
 
     Raises:
         RopewalkError: if a value is out of range, or offload is on without checkpointing.
@@ -354,6 +356,7 @@ class ShardedRun:
     checkpointing: bool = True
     offload: bool = False
     dtype: str = "bfloat16"
+    trained: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("row_length", "rows_per_batch"):

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import digests
 from ropewalk.io.files import new_folder
+from ropewalk.models.adapter import adapter_of, read_adapter, save_adapter, trained_parameters
 from ropewalk.models.load import save_model
 from ropewalk.models.sharding import local_part
 from ropewalk.parallel import World
@@ -36,7 +37,10 @@ def save_checkpoint(
     """
     path = folder / checkpoint_name(position)
     with new_folder(path) as partial:
-        save_model(model, partial, tokenizer, optimizer.weights(model.state_dict()))
+        if adapter_of(model) is None:
+            save_model(model, partial, tokenizer, optimizer.weights(model.state_dict()))
+        else:
+            save_adapter(model, partial, named_weights(model, optimizer))
         random = {f"rng.{device}": state for device, state in random_states().items()}
         tensors = {**named_moments(model, optimizer), **random}
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, partial / TENSORS)
@@ -49,13 +53,16 @@ def save_checkpoint(
 def named_weights(model: Any, optimizer: MasterAdamW | None) -> dict[str, Tensor]:
     """A model's parameters and persistent buffers by name, tied ones once, without copying.
 
-    If the optimiser keeps a master of a parameter, the master replaces the parameter.
+    Of a model with an adapter only the parameters that it trains: all others are those of the checkpoint that the run
+    began with. If the optimiser keeps a master of a parameter, the master replaces the parameter.
     """
     masters = (
         {}
         if optimizer is None
         else {id(p): optimizer.masters[name] for name, p in optimizer.parameters.items()}
     )
+    if adapter_of(model) is not None:
+        return {name: masters.get(id(p), p).detach() for name, p in trained_parameters(model).items()}
     found = {name: masters.get(id(p), p).detach() for name, p in model.named_parameters()}
     saved = model.state_dict().keys()
     return found | {name: buffer for name, buffer in model.named_buffers() if name in saved}
@@ -98,6 +105,10 @@ def read_weights(path: Path, model: Any, into: Mapping[str, Tensor], world: Worl
     source: dict[str, Tensor] = {}
 
     def read() -> None:
+        if adapter_of(model) is not None:
+            source.update(_read_adapter(path, into))
+            _require_fit(path, source, into)
+            return
         try:
             whole, loading = type(model).from_pretrained(
                 path, dtype=torch.float32, use_safetensors=True, output_loading_info=True
@@ -114,6 +125,13 @@ def read_weights(path: Path, model: Any, into: Mapping[str, Tensor], world: Worl
 
     world.on_rank_0(read)
     _send(source, into, world)
+
+
+def _read_adapter(path: Path, into: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    try:
+        return read_adapter(path, into)
+    except (OSError, SafetensorError) as error:
+        raise RopewalkError(f"cannot load the adapter in {path}: {error}") from error
 
 
 def read_state(path: Path, into: Mapping[str, Tensor], world: World) -> None:

@@ -9,11 +9,13 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from ropewalk.attention.choices import EngineName, Limit, Pattern, Positions
 from ropewalk.io.settings import FREE, ONWARD, SAME, Count, Length, OnResume, Settings
+from ropewalk.models.adapter_settings import AdapterSettings
 from ropewalk.training.recipe.data import Data
 from ropewalk.training.recipe.evaluation import Evaluation
 from ropewalk.training.recipe.rope import Rope, Search, ShortContext
 
 __all__ = [
+    "AdapterSettings",
     "Change",
     "Checkpoints",
     "Data",
@@ -196,6 +198,11 @@ class Recipe(Settings):
         description="limits to remove from the model's attention. windows: every layer sees its whole document; "
         "dual_chunk_attention: no server applies it. The model has to learn the longer reach in training",
     )
+    adapter: Annotated[AdapterSettings | None, DECIDES] = Field(
+        None,
+        description="train small matrices (LoRA) beside the model's weights instead of the weights; the result is "
+        "the merged model, and the adapter itself",
+    )
     optimizer: Optimizer = Field(
         Optimizer(), description="AdamW settings of all stages; its state starts fresh in each stage"
     )
@@ -225,7 +232,7 @@ class Recipe(Settings):
     precision: Annotated[Precision, SAME] = Field(
         "auto",
         description="dtype of computation; auto: on CUDA bfloat16-autocast with one process and bfloat16 "
-        "with several, otherwise float32",
+        "with several or with an adapter, otherwise float32",
     )
     trackers: Annotated[
         list[Literal["wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "aim", "swanlab"]], FREE

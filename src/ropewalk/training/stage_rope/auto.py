@@ -158,6 +158,7 @@ class AutoRope(StageRope):
             resolved.model,
             dtype=resolved.compute_dtype,
             other_ropes=resolved.other_ropes[self.number],
+            with_adapter=at.weights is not None,
         )
         if at.weights is not None:
             load_weights(at.weights, model, context.world, context.mesh)

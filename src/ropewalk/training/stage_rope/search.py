@@ -431,6 +431,7 @@ def _find(search: FactorSearch, at: AtStage, data: SearchData, ledger: Ledger) -
         resolved.model,
         dtype=resolved.compute_dtype,
         other_ropes=resolved.other_ropes[search.stage],
+        with_adapter=search.weights is not None,
     )
     if search.weights is not None:
         load_weights(search.weights, model, alone.world)

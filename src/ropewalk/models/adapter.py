@@ -1,0 +1,313 @@
+"""LoRA through peft: add an adapter to a model in memory, save and read it, merge it into the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ropewalk.errors import RopewalkError
+from ropewalk.io.files import parse_json, write_json
+from ropewalk.io.settings import near_or_all
+from ropewalk.models.adapter_settings import ALL_LINEAR, ATTENTION, AdapterSettings
+from ropewalk.models.load import save_config
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, LoraModel
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""Files of an adapter, named as peft names them."""
+NAME = "default"
+"""Name of the adapter in a model, which peft adds to the names of parameters in memory and omits in files."""
+PREFIX = "base_model.model."
+"""Beginning of every name in a file of peft."""
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """The adapter of a model in memory.
+
+    Attributes:
+        config: peft's config, as it is saved.
+        tuner: peft's object that holds the model.
+        trained: names of the trained parameters in the model, those outside LoRA's matrices included.
+    """
+
+    config: LoraConfig
+    tuner: LoraModel
+    trained: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NewAdapter:
+    """An adapter that is to be added to a model.
+
+    Attributes:
+        settings: kind, size and places of the adapter.
+        seed: seed of the initial values, which depend on nothing else.
+        base: name of the model for the adapter's config.
+        trained, frozen: numbers of parameters that are trained, and that are not.
+    """
+
+    settings: AdapterSettings
+    seed: int
+    base: str
+    trained: int
+    frozen: int
+
+    @classmethod
+    def on(cls, settings: AdapterSettings, seed: int, base: str, model: Any) -> NewAdapter:
+        """The adapter for a model, of which it tries the adapter on a copy without weights.
+
+        Args:
+            settings, seed, base: as for the class.
+            model: a model on the ``meta`` device, which gets the adapter.
+
+        Raises:
+            RopewalkError: as for :func:`places_of`.
+        """
+        cls(settings, seed, base, 0, 0).add_to(model)
+        sizes = [(parameter.requires_grad, parameter.numel()) for parameter in model.parameters()]
+        trained = sum(size for is_trained, size in sizes if is_trained)
+        return cls(settings, seed, base, trained, sum(size for _, size in sizes) - trained)
+
+    def __str__(self) -> str:
+        settings = self.settings
+        also = f", and {' and '.join(settings.also_train)}" if settings.also_train else ""
+        return (
+            f"LoRA of rank {settings.rank} and alpha {settings.alpha:g} on {', '.join(settings.targets)}{also}: "
+            f"{self.trained:,} of {self.trained + self.frozen:,} parameters are trained"
+        )
+
+    def add_to(
+        self, model: Any, dtype: torch.dtype = torch.float32, frozen_dtype: torch.dtype | None = None
+    ) -> None:
+        """Add the adapter to a transformers model in place; all parameters that it does not train are frozen.
+
+        A new adapter changes no output, because one matrix of each pair is zero.
+
+        Args:
+            model: model in memory, or without weights on the ``meta`` device.
+            dtype: dtype of the trained parameters.
+            frozen_dtype: dtype of all others; None to keep theirs.
+
+        Raises:
+            RopewalkError: as for :func:`places_of`.
+        """
+        _add(model, self, dtype, frozen_dtype)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where an adapter goes in a model.
+
+    Attributes:
+        targets: names of the linear layers that get matrices.
+        whole: names of the modules that are trained as a whole.
+    """
+
+    targets: tuple[str, ...]
+    whole: tuple[str, ...]
+
+
+def adapter_of(model: Any) -> Adapter | None:
+    """The adapter of a transformers model; None if it has none."""
+    found: Adapter | None = getattr(model, "_ropewalk_adapter", None)
+    return found
+
+
+def places_of(settings: AdapterSettings, model: Any) -> Places:
+    """The modules of a model that an adapter concerns; the model may have no weights.
+
+    Raises:
+        RopewalkError: if the model has no such module, a target is no linear layer, or the rank is too large.
+    """
+    modules = dict(model.named_modules())
+    head = model.get_output_embeddings()
+    linear = [name for name, each in modules.items() if isinstance(each, nn.Linear) and each is not head]
+    targets: dict[str, None] = {}
+    for number, target in enumerate(settings.targets):
+        targets |= dict.fromkeys(_linear_layers(f"adapter.targets.{number}", target, modules, linear, head))
+    for name in targets:
+        layer = modules[name]
+        most = min(layer.in_features, layer.out_features)
+        if settings.rank > most:
+            raise RopewalkError(
+                f"adapter.rank {settings.rank} is more than {name} can have, a layer of {layer.in_features} inputs and "
+                f"{layer.out_features} outputs; set at most {most}, or choose other targets"
+            )
+    return Places(tuple(targets), tuple(_whole_modules(settings.also_train, model, modules)))
+
+
+def _linear_layers(
+    key: str, target: str, modules: Mapping[str, nn.Module], linear: Sequence[str], head: nn.Module
+) -> list[str]:
+    """Names of the linear layers that one entry of ``targets`` means."""
+    if target == ALL_LINEAR:
+        found = list(linear)
+    elif target == ATTENTION:
+        inside = tuple(f"{name}." for name, module in modules.items() if "Attention" in type(module).__name__)
+        found = [name for name in linear if name.startswith(inside)]
+    else:
+        named = [name for name in modules if name == target or name.endswith(f".{target}")]
+        found = [name for name in named if name in set(linear)]
+        if named and not found:
+            what = "the output head" if modules[named[0]] is head else f"a {type(modules[named[0]]).__name__}"
+            raise RopewalkError(
+                f"{key} is {target}, which is {what} and can have no adapter; choose from "
+                f"{', '.join(_choices(linear))}"
+            )
+    if not found:
+        raise RopewalkError(
+            f"{key} is {target}, but the model has no such linear layer; {near_or_all(target, _choices(linear))}"
+        )
+    return found
+
+
+def _choices(linear: Sequence[str]) -> list[str]:
+    return [ATTENTION, ALL_LINEAR, *dict.fromkeys(name.rpartition(".")[2] for name in linear)]
+
+
+def _whole_modules(asked: Sequence[str], model: Any, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Names of the input embedding and of the modules that normalise."""
+    wanted = []
+    embedding = model.get_input_embeddings() if "embeddings" in asked else None
+    for name, module in modules.items():
+        is_norm = "Norm" in type(module).__name__ and any(True for _ in module.parameters(recurse=False))
+        if module is embedding or ("norms" in asked and is_norm):
+            wanted.append(name)
+    return wanted
+
+
+def _short(names: Collection[str], modules: Collection[str], tied: bool = False) -> list[str]:
+    """Last parts of the names, which peft compares with the ends of names, if they mean the same modules.
+
+    Otherwise the whole names. ``tied`` is for modules to save, where peft does not ask for a dot before the end.
+    """
+    short = sorted({name.rpartition(".")[2] for name in names})
+    dot = "" if tied else "."
+    meant = {name for name in modules for end in short if name == end or name.endswith(dot + end)}
+    return short if meant == set(names) else sorted(names)
+
+
+def _add(model: Any, new: NewAdapter, dtype: torch.dtype, frozen_dtype: torch.dtype | None) -> None:
+    from peft import LoraConfig, LoraModel
+
+    settings = new.settings
+    places = places_of(settings, model)
+    modules = [name for name, _ in model.named_modules()]
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=_short(places.targets, modules),
+        use_rslora=settings.rslora,
+        base_model_name_or_path=new.base,
+    )
+    whole = [parameter for name in places.whole for parameter in model.get_submodule(name).parameters()]
+    # peft draws initial values from the global generator, which must stay as it is; ours are drawn below.
+    with torch.random.fork_rng(devices=[]):
+        tuner = LoraModel(model, config, NAME, low_cpu_mem_usage=model.device.type == "meta")
+    for parameter in whole:
+        parameter.requires_grad_(True)
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    for parameter in model.parameters():
+        wanted = dtype if parameter.requires_grad else frozen_dtype
+        parameter.data = parameter.data.to(wanted or parameter.dtype)
+    if model.device.type != "meta":
+        _initialise(trained, new.seed)
+    config.inference_mode = True
+    if places.whole:
+        config.modules_to_save = _short(places.whole, modules, tied=True)
+        config.ensure_weight_tying = tied and "embeddings" in settings.also_train
+    model._ropewalk_adapter = Adapter(config, tuner, tuple(trained))
+
+
+@torch.no_grad()
+def _initialise(trained: Mapping[str, nn.Parameter], seed: int) -> None:
+    """Draw A as ``nn.Linear`` does, and set B to zero."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in trained.items():
+        if ".lora_A." in name:
+            drawn = torch.empty(parameter.shape, dtype=torch.float32)
+            nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
+            parameter.copy_(drawn)
+        elif ".lora_B." in name:
+            parameter.zero_()
+
+
+def trained_parameters(model: Any) -> dict[str, nn.Parameter]:
+    """Parameters of a model that its adapter trains, by name."""
+    adapter = adapter_of(model)
+    assert adapter is not None
+    own = dict(model.named_parameters())
+    return {name: own[name] for name in adapter.trained}
+
+
+def name_in_file(name: str) -> str:
+    """Name of a parameter in a file of peft."""
+    return PREFIX + name.replace(f".{NAME}.", ".")
+
+
+def save_adapter(
+    model: Any, folder: Path, weights: Mapping[str, Tensor], base_dtype: torch.dtype | None = None
+) -> None:
+    """Write a folder that plain peft loads, with the model's config beside it.
+
+    Args:
+        model: model with an adapter.
+        folder: an existing folder.
+        weights: the trained tensors by their names in the model, whole, in any dtype.
+        base_dtype: dtype of the base model that the config states; None for that of the model in memory.
+    """
+    adapter = adapter_of(model)
+    assert adapter is not None
+    tensors = {name_in_file(name): each.detach().contiguous().cpu() for name, each in weights.items()}
+    if adapter.config.ensure_weight_tying:
+        # peft reads the embedding under both of its names.
+        names = {id(module): name for name, module in model.named_modules()}
+        embedding, head = (
+            name_in_file(f"{names[id(each)]}.weight")
+            for each in (model.get_input_embeddings(), model.get_output_embeddings())
+        )
+        tensors[head] = tensors[embedding].clone()
+    save_file(tensors, folder / WEIGHTS)
+    adapter.config.save_pretrained(str(folder))
+    # peft writes sets in an order that differs between processes.
+    values = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
+    write_json(
+        folder / CONFIG,
+        {key: sorted(each) if isinstance(each, list) else each for key, each in values.items()},
+    )
+    save_config(model, folder)
+    if base_dtype is not None:
+        stated = parse_json((folder / "config.json").read_text(encoding="utf-8"))
+        write_json(folder / "config.json", {**stated, "dtype": str(base_dtype).removeprefix("torch.")})
+
+
+def read_adapter(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Read tensors that :func:`save_adapter` wrote; those that are missing are left out.
+
+    Args:
+        folder: folder of the adapter.
+        names: names of parameters in the model.
+    """
+    there = load_file(folder / WEIGHTS)
+    return {name: there[name_in_file(name)] for name in names if name_in_file(name) in there}
+
+
+def merge_adapter(model: Any) -> None:
+    """Add each pair of matrices to the weight that it belongs to, and remove the adapter from the model, in place."""
+    adapter = adapter_of(model)
+    assert adapter is not None
+    adapter.tuner.merge_and_unload()
+    del model._ropewalk_adapter
+    model.requires_grad_(True)

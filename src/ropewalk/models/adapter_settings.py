@@ -1,0 +1,63 @@
+"""Settings of an adapter: small matrices that are trained in place of a model's own weights."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from ropewalk.io.settings import Count, OnResume, Settings
+
+ATTENTION, ALL_LINEAR = "attention", "all-linear"
+"""Groups of linear layers that a recipe may name instead of the names of layers."""
+
+AlsoTrained = Literal["embeddings", "norms"]
+
+
+class AdapterSettings(Settings):
+    """LoRA: each chosen linear layer gets two small matrices, and only they are trained (arXiv:2106.09685)."""
+
+    on_resume = OnResume("fixed", "the run's checkpoints depend on it")
+
+    method: Literal["lora"] = Field("lora", description="kind of adapter")
+    rank: Count = Field(
+        16, ge=1, description="rank of the matrices: columns of the one, and rows of the other"
+    )
+    alpha: float = Field(
+        32.0, gt=0, description="factor of the adapter's output; it is divided by the rank, see `rslora`"
+    )
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="dropout of the adapter's input in training; one process only, unless it is 0",
+    )
+    targets: list[str] = Field(
+        [ATTENTION],
+        description="linear layers that get an adapter: `attention` (all of the attention), `all-linear` (all except "
+        "the output head), or names such as `q_proj`",
+    )
+    also_train: list[AlsoTrained] = Field(
+        ["embeddings", "norms"],
+        description="other weights to train as a whole: `embeddings`, `norms`. LongLoRA (arXiv:2309.12307) found "
+        "both essential for long contexts",
+    )
+    rslora: bool = Field(
+        False,
+        description="divide alpha by the square root of the rank instead of the rank (arXiv:2312.03732)",
+    )
+
+    @field_validator("targets")
+    @classmethod
+    def _some(cls, names: list[str]) -> list[str]:
+        if not names:
+            raise ValueError(f"targets is empty; name linear layers, {ATTENTION} or {ALL_LINEAR}")
+        return names
+
+    @field_validator("targets", "also_train")
+    @classmethod
+    def _once(cls, names: list[str]) -> list[str]:
+        repeated = [name for name in names if names.count(name) > 1]
+        if repeated:
+            raise ValueError(f"{repeated[0]!r} is listed twice; list it once")
+        return names
