@@ -6,8 +6,7 @@ A suite that is added to ``evaluation.tasks.registry`` is available here automat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
     Field,
@@ -53,9 +52,9 @@ def _composed() -> dict[str, Any]:
     shared = evaluation.Settings.model_fields
     fields: dict[str, Any] = {}
     for name in SHARED:
-        field = copy(shared[name])
-        field.default = DEFAULTS.get(name, field.default)
-        fields[name] = (field.annotation, field)
+        field = shared[name]
+        # A default set on a copy of the field is passed over by pydantic 2.12.
+        fields[name] = (Annotated[field.annotation, field], DEFAULTS.get(name, field.default))
     return fields | {name: (kind, Field(kind(), description=kind.__doc__)) for name, kind in OWN.items()}
 
 
