@@ -5,8 +5,9 @@ import tomllib
 from importlib.metadata import version
 
 import ropewalk
-from ropewalk.versions import LIBRARIES, VERSION, software_versions
+from ropewalk.versions import LIBRARIES, VERSION, older_transformers, software_versions
 from tests.places import ROOT
+from tests.versions import pretend_transformers
 
 
 def test_the_version_is_the_packages_own():
@@ -26,3 +27,15 @@ def test_versions_are_those_of_what_is_installed():
 def test_what_is_changed_in_one_result_does_not_reach_the_next():
     software_versions()["torch"] = "another"
     assert software_versions()["torch"] == version("torch")
+
+
+def test_versions_of_transformers_compare_as_numbers(monkeypatch):
+    for installed, asked, older in (
+        ("5.9.3", "5.10", True),
+        ("5.22.0.dev0", "5.22", False),
+        ("5.22.1", "5.22.9", False),
+        ("6.0.0", "5.22", False),
+        ("5.17.0", "5.22", True),
+    ):
+        pretend_transformers(monkeypatch, installed)
+        assert older_transformers(asked) == (installed if older else None)

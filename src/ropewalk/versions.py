@@ -15,6 +15,17 @@ def software_versions() -> dict[str, str]:
     return {"ropewalk": VERSION, "python": platform.python_version(), **_of_libraries()}
 
 
+def older_transformers(version: str) -> str | None:
+    """The installed version of transformers if it is older than ``version``, such as ``5.22``; None if it is not."""
+    installed = _of_libraries()["transformers"]
+    return installed if _release(installed) < _release(version) else None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Its first two numbers, which are all that decides what transformers can do."""
+    return tuple(int(number) for number in version.split(".")[:2])
+
+
 @cache
 def _of_libraries() -> dict[str, str]:
     from importlib.metadata import version

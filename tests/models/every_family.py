@@ -37,6 +37,7 @@ from ropewalk.training.preflight import refuse_on_mesh
 from tests.models.test_attention_hooks import LENGTHS, documents_alone
 from tests.models.test_recurrent_layers import apart_from_the_anchor
 from tests.training.family_cases import BALANCING, rows_with_padding, two_steps, two_steps_on_ranks
+from tests.versions import missing
 
 WINDOW = 7
 """Tokens of windows and chunks: shorter than the documents."""
@@ -252,6 +253,8 @@ def families() -> list[str]:
 
 def tiny_config(name: str) -> Any:
     """A small config of a family: of its language model, where the family has others beside it."""
+    if name not in CONFIG_MAPPING:
+        missing(name)
     config_class = CONFIG_MAPPING[name]
     whole = config_class()
     text = whole.get_text_config()

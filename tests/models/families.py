@@ -5,6 +5,8 @@ from typing import Any
 import torch
 import transformers
 
+from tests.versions import missing
+
 COMMON: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -314,7 +316,7 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float32, sharp: bool = Fa
         sharp: with weights so large that what attention sees matters.
     """
     name, extra = ({**ATTENTIONS, **HYBRIDS} if sharp else FAMILIES)[family]
-    config_class = getattr(transformers, name)
+    config_class = getattr(transformers, name, None) or missing(name)
     wanted = {**COMMON, **extra}
     config = config_class(**wanted)
     config._attn_implementation = "eager"

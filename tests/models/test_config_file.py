@@ -9,10 +9,11 @@ import torch
 
 from ropewalk.data.read.embedded import EMBEDDED, demo_model_path
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config_file import config_from_json, read_model_config
+from ropewalk.models.config_file import _check_rotary_dim, config_from_json, read_model_config
 from ropewalk.models.held_rope import loaded_rope
 from ropewalk.rope import Default, Linear, LongRope, Proportional, RopeMethod, Yarn, methods_from_config
 from tests.checkpoint_cases import CASES, CheckpointCase, path_of
+from tests.versions import pretend_transformers
 
 # transformers computes in float32; what it rounds adds up to less, as in tests/rope/rope_cases.py.
 FLOAT32 = 1e-6
@@ -397,3 +398,15 @@ def test_a_load_says_every_default_aloud_and_only_once(
     said = [record.getMessage() for record in caplog.records]
     assert not any("rope_theta" in line for line in said)
     assert sum("partial_rotary_factor" in line and "default of 0.25" in line for line in said) == 1
+
+
+def test_a_rotary_dim_that_transformers_does_not_read_yet_is_refused_with_the_version_that_does(monkeypatch):
+    """MiniMax-M2: 5.17 rotates whole heads of 128."""
+    values, methods = {"model_type": "minimax_m2", "rotary_dim": 64}, {None: Default(128, 5e6)}
+    pretend_transformers(monkeypatch, "5.17.0")
+    said = r"rotary_dim is 64, .* says 128, as transformers 5\.17\.0 would compute; use transformers 5\.18 or later$"
+    with pytest.raises(RopewalkError, match=said):
+        _check_rotary_dim(values, methods)
+    pretend_transformers(monkeypatch, "5.18.0")
+    with pytest.raises(RopewalkError, match=r"says 128$"):
+        _check_rotary_dim(values, methods)

@@ -12,13 +12,14 @@ from ropewalk import PackedLayout
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models import recurrent_layers
 from ropewalk.models.config import MIXERS, WITHOUT_ROPE, ModelConfig
-from ropewalk.models.load import attach, checkpoint_activations
-from ropewalk.models.recurrent_layers import mixers_of, run_batches
+from ropewalk.models.load import attach, checkpoint_activations, load_model
+from ropewalk.models.recurrent_layers import PACKED_SINCE, mixers_of, refuse_older_transformers, run_batches
 from ropewalk.parallel import MeshShape, SequenceGroups, ShardedLayouts
 from ropewalk.rope import Default, RotaryEmbedding, methods_from_config, replace_methods
 from ropewalk.training.preflight import refuse_on_mesh
 from tests.marks import slow_after
 from tests.models.families import HYBRIDS, tiny_model
+from tests.versions import missing, needs_transformers, pretend_transformers
 
 LENGTHS = (23, 5, 40, 17)
 """Documents longer than the chunks of the recurrences, of two sizes for the batches of runs."""
@@ -26,9 +27,11 @@ ROUNDING = 256 * 2.0**-23
 """Of the largest value: norms, rotary angles and recurrent states of transformers are float32 in any model."""
 
 
-def attached(plain):
+def attached(plain, exact_rope=False):
     model = copy.deepcopy(plain)
-    attach(model, engine="segments", exact_rope=False)
+    family = model.config.model_type
+    needs_transformers(PACKED_SINCE.get(family, "0.0"), f"a packed row of {family}")
+    attach(model, engine="segments", exact_rope=exact_rope)
     return model
 
 
@@ -240,12 +243,28 @@ def test_a_mixer_that_is_handed_no_layout_is_refused_by_name():
         model(input_ids=torch.ones(1, 9, dtype=torch.long), layout=PackedLayout.from_lengths([8]))
 
 
+def test_a_transformers_that_passes_no_layout_on_is_refused_by_name(monkeypatch, tmp_path):
+    """Before the forward of a mixer notices, and before weights are read."""
+    plain = tiny_model("lfm2", sharp=True)
+    plain.config.save_pretrained(tmp_path)
+    pretend_transformers(monkeypatch, "5.21.4")
+    said = (
+        r"transformers 5\.21\.4 passes no layout .* recurrent layers of lfm2; use transformers 5\.22 or later"
+    )
+    with pytest.raises(EngineError, match=said):
+        attach(plain)
+    with pytest.raises(EngineError, match=said):
+        load_model(tmp_path)
+    pretend_transformers(monkeypatch, "5.22.0")
+    refuse_older_transformers(ModelConfig.of(plain.config))
+
+
 def test_a_mixer_that_is_not_there_is_refused_by_name(monkeypatch):
     monkeypatch.setitem(MIXERS, "lfm2", "mixer")
     with pytest.raises(
         EngineError, match="layer 0 of Lfm2ForCausalLM should have its recurrent mixer as attribute mixer"
     ):
-        attach(tiny_model("lfm2", sharp=True))
+        attached(tiny_model("lfm2", sharp=True))
 
 
 def test_a_recurrent_layer_of_an_unknown_model_is_refused_by_name(monkeypatch):
@@ -259,8 +278,7 @@ def test_a_recurrent_layer_of_an_unknown_model_is_refused_by_name(monkeypatch):
 @pytest.mark.parametrize("family", sorted(set(HYBRIDS) - {"nemotron_h", "kimi_linear"}))
 def test_the_exact_rotary_module_fits(family):
     plain = tiny_model(family, sharp=True)
-    ours = copy.deepcopy(plain)
-    attach(ours, engine="segments")
+    ours = attached(plain, exact_rope=True)
     ids = torch.randint(3, 90, (1, 30), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = plain(ids, use_cache=False).logits
@@ -321,7 +339,12 @@ def test_planning_is_about_the_attention_of_a_hybrid():
 def test_model_types_without_rope_are_those_whose_source_has_no_rotary_module():
     models = Path(transformers.__file__).parent / "models"
     folders = {name: name.removesuffix("_text") for name in MIXERS}
-    texts = {
-        name: (models / folder / f"modeling_{folder}.py").read_text() for name, folder in folders.items()
+    files = {name: models / folder / f"modeling_{folder}.py" for name, folder in folders.items()}
+    without = {
+        name
+        for name, file in files.items()
+        if file.exists() and "RotaryEmbedding(config" not in file.read_text()
     }
-    assert {name for name, text in texts.items() if "RotaryEmbedding(config" not in text} == set(WITHOUT_ROPE)
+    assert without == set(WITHOUT_ROPE)
+    if absent := sorted(name for name, file in files.items() if not file.exists()):
+        missing(f"the source of {', '.join(absent)}")

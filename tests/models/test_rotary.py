@@ -8,7 +8,7 @@ import transformers
 
 from ropewalk import RopewalkError
 from ropewalk.models.load import attach, rope_of, rope_of_rows, rotary_module
-from ropewalk.rope import Default, LongRope, Yarn, methods_from_config
+from ropewalk.rope import Default, LongRope, RotaryEmbedding, Yarn, methods_from_config
 from tests.models.families import COMMON, FAMILIES, tiny_model
 
 LENGTHS = (48, 120)
@@ -171,3 +171,18 @@ def test_layer_types_that_no_layer_has_need_no_frequencies_of_the_stock_module()
     model = transformers.AutoModelForCausalLM.from_config(config)
     attach(model, engine="segments")
     assert set(rotary_module(model)[2].methods) == {"full_attention"}
+
+
+def test_a_rotary_module_that_takes_positions_with_axes_alone_is_replaced():
+    """As that of Qwen3.5 before transformers 5.19."""
+    model = tiny_model("qwen3_5", sharp=True)
+    stock = rotary_module(model)[2]
+    own = stock.forward
+
+    def forward(x, position_ids):
+        assert position_ids.shape[0] == 3
+        return own(x, position_ids)
+
+    stock.forward = forward
+    attach(model, engine="segments")
+    assert isinstance(rotary_module(model)[2], RotaryEmbedding)

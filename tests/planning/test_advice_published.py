@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from ropewalk.models.config_file import ROTARY_DIM_SINCE
 from ropewalk.rope import Default, bound_at
 from ropewalk.rope.theory.published import LARGEST_PUBLISHED
 from tests.places import ROOT
@@ -20,6 +21,7 @@ from tests.planning.published_cases import (
     row,
     table,
 )
+from tests.versions import needs_transformers
 
 FLOORS = {each["length"]: each["infimum"] for each in json.loads((ROOT / "docs" / "bases.json").read_text())}
 REFUSED = {
@@ -53,6 +55,11 @@ both = [
 ]
 
 
+def needs_minimax(name: str) -> None:
+    if name.startswith("minimax-m2"):
+        needs_transformers(ROTARY_DIM_SINCE["minimax_m2"], f"the config of {name}")
+
+
 def law(base: float, trained: int, target: int) -> float:
     """The critical-dimension law, written out again."""
     return base ** (math.log(target / (2 * math.pi)) / math.log(trained / (2 * math.pi)))
@@ -74,6 +81,7 @@ def test_there_are_enough_configs_and_each_of_the_added_ones_names_its_source() 
 @pytest.mark.parametrize("target", both)
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in REFUSED])
 def test_the_advice_is_what_the_formulas_ask_for(name: str, target: int) -> None:
+    needs_minimax(name)
     config, advice = config_of(name), advice_of(name, target)
     assert not isinstance(config, str), config
     method, trained = config.full_attention_rope, config.trained_length
@@ -153,6 +161,7 @@ def test_windows_everywhere_are_lifted_or_kept(name: str, shape: tuple[int, int]
     "name", ["deepseek-v3", "kimi-k2", "glm-4.5-air", "qwen3-next-80b-a3b", "minimax-m2.5"]
 )
 def test_heads_that_are_half_still_or_more_are_told_no_bound_to_reach(name: str) -> None:
+    needs_minimax(name)
     advice = advice_of(name, 2**20)
     said = " ".join(advice.reasons)
     assert not advice.chosen.reaches_target
@@ -169,6 +178,8 @@ def test_limits_that_extend_refuses_are_in_the_recipe_or_come_first() -> None:
 
 @pytest.mark.slow
 def test_the_table_of_the_documentation_is_what_comes_out() -> None:
+    for name in NAMES:
+        needs_minimax(name)
     said = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip()
     assert said.splitlines() == table().splitlines(), "run python -m tests.planning.published_cases"
 

@@ -19,6 +19,7 @@ from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from tests.models.every_family import tiny_config
 from tests.training.sharded_cases import too_short
+from tests.versions import pretend_transformers
 
 WORLD = World(rank=0, size=4, local_rank=0, local_size=4)
 
@@ -257,7 +258,13 @@ def test_a_load_balancing_loss_of_nothing_is_refused(
     )
     monkeypatch.setattr("ropewalk.training.preflight.records_routing", lambda config: False)
     asked = with_stage(recipe_values, tiny_experts, router_aux_loss=0.1)
-    assert "transformers does not record the router logits of mixtral; set it to 0" in refused(asked, None)
+    pretend_transformers(monkeypatch, "5.19.0")
+    said = refused(asked, None)
+    assert said.endswith("transformers does not record the router logits of mixtral; set it to 0")
+    pretend_transformers(monkeypatch, "5.18.1")
+    assert refused(asked, None) == (
+        f"{said}, or use transformers 5.19, which records more models than 5.18.1, or later"
+    )
     for factor in (-0.1, "off"):
         with pytest.raises(ValidationError, match="router_aux_loss"):
             Recipe.model_validate(with_stage(recipe_values, tiny_experts, router_aux_loss=factor))

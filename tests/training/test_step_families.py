@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from ropewalk.models.routing import MOST_RECORDED_SINCE
+from ropewalk.versions import older_transformers
 from tests.marks import slow_after
 from tests.training.family_cases import (
     BALANCING,
@@ -24,6 +26,8 @@ WEIGHT = 1e-12
 
 
 EXPERTS = {"balancing": BALANCING}
+UNRECORDED = ("deepseek_v3", "llama4")
+"""Families whose routers older versions of transformers do not record: trained without the loss there."""
 
 
 @pytest.fixture(scope="module", params=slow_after(2, FAMILIES))
@@ -32,7 +36,8 @@ def alone(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     save_family(folder, request.param)
     dense = request.param in ("gemma3", "gemma4 with shared keys")
-    options = {} if dense else EXPERTS
+    unrecorded = request.param in UNRECORDED and older_transformers(MOST_RECORDED_SINCE) is not None
+    options = {} if dense or unrecorded else EXPERTS
     return folder, options, two_steps(folder, rows_with_padding(), **options)
 
 

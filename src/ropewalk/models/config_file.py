@@ -40,6 +40,7 @@ from ropewalk.models.config import (
 from ropewalk.rope import ROPE_KEYS, RopeMethod, methods_from_config
 from ropewalk.rope.config import OF_LAYERS, head_dim, layer_overrides
 from ropewalk.rope.methods.base import ORIGINAL, methods_by_type
+from ropewalk.versions import older_transformers
 
 CONFIG_ERRORS = (
     StrictDataclassError,
@@ -70,6 +71,8 @@ NAMED_SHAPE_KEYS = ("hidden_size", "num_attention_heads", "max_position_embeddin
 OLD_LAYER_TYPES = ("attention", "mamba")
 """Names of layer types in older configs of hybrid models."""
 ROPE_WORD = re.compile(r"(^|_)(rope|rotary|ntk)(_|$)")
+ROTARY_DIM_SINCE = {"minimax_m2": "5.18"}
+"""Model types whose class reads ``rotary_dim`` only from this transformers on."""
 UNDERSTOOD = {*ROPE_KEYS, *ALIASES, *ATTENTION_KEYS, "rotary_dim"}
 WITHOUT_ROPE = (None, "absolute", "alibi", "nope", "relative_key", "relative_key_query")
 """Values of ``position_embedding_type``; GraniteMoeHybrid writes null if it has no RoPE."""
@@ -260,12 +263,13 @@ def _refuse_unknown_keys(decoder: Mapping[str, Any], config_class: Any) -> None:
 
 
 def _check_rotary_dim(values: Mapping[str, Any], methods: Mapping[str | None, RopeMethod]) -> None:
-    stated = values.get("rotary_dim")
+    stated, since = values.get("rotary_dim"), ROTARY_DIM_SINCE.get(values.get("model_type") or "")
     for method in methods.values():
         if stated is not None and stated != method.rotary_dim:
-            raise RopewalkError(
-                f"rotary_dim is {stated!r}, but the rest of the config says {method.rotary_dim}"
-            )
+            refusal = f"rotary_dim is {stated!r}, but the rest of the config says {method.rotary_dim}"
+            if since is not None and (installed := older_transformers(since)) is not None:
+                refusal += f", as transformers {installed} would compute; use transformers {since} or later"
+            raise RopewalkError(refusal)
 
 
 def _refuse_disagreement(model: str, stated: Mapping[str | None, RopeMethod], text: Any) -> None:

@@ -25,7 +25,7 @@ from ropewalk.attention.options import Locality
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.config import CHUNKED, ModelConfig
 from ropewalk.models.losses import OutputHead, decoder_of
-from ropewalk.models.rotary import rotary_module
+from ropewalk.models.rotary import positions_for, rotary_module
 from ropewalk.rope import RopeMethod, Style
 
 NAME = "ropewalk_intercept"
@@ -214,7 +214,7 @@ class _Rotary(nn.Module):
         self, x: Tensor, position_ids: Tensor, *kind: Any, **named: Any
     ) -> tuple[Tensor, Tensor] | Tensor:
         if self.position_ids is not None:
-            position_ids = self.position_ids[None]
+            position_ids = positions_for(self.own[0], self.position_ids)
         with _active[-1].unkept():
             # Outside of the float64 mode, so that the module's own roundings are visible.
             found = self.own[0](x, position_ids, *kind, **named)
@@ -543,8 +543,8 @@ def _given(
     own = deepcopy(rotary)
     with torch.no_grad():
         # One token first, in a copy: a dynamic module keeps the frequencies of the longest sequence it has seen.
-        own(x[:, :1], torch.zeros_like(position_ids[None, :1]), **kind)
-        found = own(x, position_ids[None], **kind)
+        own(x[:, :1], positions_for(own, torch.zeros_like(position_ids[:1])), **kind)
+        found = own(x, positions_for(own, position_ids), **kind)
     cos, sin = (found.real, found.imag) if _is_complex(found) else _two_parts(found, rotary)
     return cos[0], sin[0]
 
@@ -574,7 +574,7 @@ def _style_given(rotary: nn.Module, position_ids: Tensor, pairs: Mapping[str | N
         kinds = {} if kind is None else {"layer_type": kind}
         x = torch.zeros(1, len(position_ids), 1, dtype=torch.float64, device=position_ids.device)
         with torch.no_grad():
-            given = deepcopy(rotary)(x, position_ids[None], **kinds)
+            given = deepcopy(rotary)(x, positions_for(rotary, position_ids), **kinds)
         if _is_complex(given):
             found.add("complex")
             continue

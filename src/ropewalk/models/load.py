@@ -164,6 +164,7 @@ def configured(
     refused = config.packing_refusals()
     if refused:
         raise EngineError(f"the model in {path_or_id} {refused[0]}")
+    recurrent_layers.refuse_older_transformers(config)
     if setup.rope is None and not setup.other_ropes:
         return config, config.methods
     if setup.rope is not None:
@@ -467,6 +468,7 @@ def _refuse_architecture(model: Any, config: ModelConfig) -> None:
     refused = config.packing_refusals()
     if refused:
         raise EngineError(f"{type(model).__name__} {refused[0]}")
+    recurrent_layers.refuse_older_transformers(config)
     homes = {type(module).__module__ for module in model.modules()}
     if not any(hasattr(sys.modules[home], "ALL_ATTENTION_FUNCTIONS") for home in homes):
         raise EngineError(

@@ -23,12 +23,29 @@ from ropewalk.errors import EngineError
 from ropewalk.models.attention_hooks import LayoutCall, has_layout
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.losses import decoder_of
+from ropewalk.versions import older_transformers
 
 SHORT = 32
 """Runs of up to this many tokens share a batch. Longer runs share one with runs of more than half their length, so
 padding at most doubles the work."""
 CACHES = ("past_key_values", "cache_params")
 """Names of mixers' arguments for the cache of their state."""
+PACKED_SINCE = {"lfm2": "5.22", "lfm2_moe": "5.22"}
+"""Model types whose layers pass the layout on to their mixer only from this transformers on."""
+
+
+def refuse_older_transformers(config: ModelConfig) -> None:
+    """Refuse packed rows for a model whose layout would not reach its recurrent layers.
+
+    Raises:
+        EngineError: if the installed transformers is older than the first version that works.
+    """
+    since = PACKED_SINCE.get(config.model_type or "")
+    if since is not None and (installed := older_transformers(since)) is not None:
+        raise EngineError(
+            f"transformers {installed} passes no layout of packed rows to the recurrent layers of {config.model_type}; "
+            f"use transformers {since} or later"
+        )
 
 
 def install(model: nn.Module, config: ModelConfig) -> None:

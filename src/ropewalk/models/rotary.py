@@ -72,6 +72,14 @@ def rotary_modules(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     return found
 
 
+def positions_for(rotary: nn.Module, position_ids: Tensor) -> Tensor:
+    """Positions ``[length]`` of a text in the shape that a rotary module takes: ``[1, length]``, or also with axes.
+
+    Qwen3.5's has axes for time, height and width, and before transformers 5.19 it takes no positions without them.
+    """
+    return position_ids.expand(3, 1, -1) if hasattr(rotary, "mrope_section") else position_ids[None]
+
+
 def swap_rotary(model: nn.Module, methods: Mapping[str | None, RopeMethod]) -> None:
     """Replace the rotary module by ours, after checking that both agree at the first positions.
 
@@ -173,7 +181,7 @@ def _in_place_of_own(model: nn.Module, other: nn.Module) -> Iterator[None]:
 def _probe(stock: nn.Module, ours: RotaryEmbedding, methods: Mapping[str | None, RopeMethod]) -> float:
     device = next((buffer.device for buffer in stock.buffers()), torch.device("cpu"))
     x = torch.zeros(1, PROBE_POSITIONS, 1, device=device)
-    position_ids = torch.arange(PROBE_POSITIONS, device=device)[None]
+    position_ids = positions_for(stock, torch.arange(PROBE_POSITIONS, device=device))
     worst = 0.0
     for layer_type in methods:
         kind = {} if layer_type is None else {"layer_type": layer_type}

@@ -20,6 +20,8 @@ from ropewalk.parallel.mesh import SequenceGroups
 
 RECORDED = "router_logits"
 """Name of the routers' logits among the outputs that transformers' classes can record."""
+MOST_RECORDED_SINCE = "5.19"
+"""The transformers since which most classes with experts declare them."""
 
 DRAWS_EXPERTS = ("phimoe",)
 """Model types whose routers sample experts in training mode (SparseMixer), whatever their config says."""
@@ -36,7 +38,9 @@ def records_routing(config: ModelConfig) -> bool:
 
 def _specs(owner: Any) -> list[Any]:
     recorded = (getattr(owner, "_can_record_outputs", None) or {}).get(RECORDED) or []
-    return recorded if isinstance(recorded, list) else [recorded]
+    specs = recorded if isinstance(recorded, list) else [recorded]
+    # Before transformers 5.19, Llama 4 and EXAONE MoE name a whole block's class, whose output need not hold logits.
+    return [spec for spec in specs if not isinstance(spec, type)]
 
 
 @dataclass(frozen=True, eq=False)

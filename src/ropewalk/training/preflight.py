@@ -29,7 +29,8 @@ from ropewalk.models.load import (
     read_config,
     with_rope,
 )
-from ropewalk.models.routing import DRAWS_EXPERTS, records_routing
+from ropewalk.models.recurrent_layers import refuse_older_transformers
+from ropewalk.models.routing import DRAWS_EXPERTS, MOST_RECORDED_SINCE, records_routing
 from ropewalk.parallel import MeshShape, World, require_devices
 from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
@@ -44,6 +45,7 @@ from ropewalk.training.resolved import ResolvedRecipe
 from ropewalk.training.stage_rope import stage_ropes
 from ropewalk.training.stage_rope.base import bounds_of, takes_recommended_base
 from ropewalk.training.stage_rope.other_layers import described, ropes_of_other_layers
+from ropewalk.versions import older_transformers
 
 
 def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = None) -> ResolvedRecipe:
@@ -65,6 +67,7 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     refused = config.training_refusals(recipe.stages[-1].context, keeps_rope)
     if refused:
         raise EngineError(f"the model {refused[0]}")
+    refuse_older_transformers(config)
     # The trained length comes from the config as stated: lifting a limit does not change what the model was trained on.
     trained = stated.trained_length
     require_trackers(recipe.trackers)
@@ -158,9 +161,12 @@ def _router_aux_loss(number: int, stage: Stage, config: ModelConfig) -> float:
         )
     factor = config.router_aux_loss if asked == "config" else asked
     if factor and config.num_experts and not records_routing(config):
+        later = ""
+        if (installed := older_transformers(MOST_RECORDED_SINCE)) is not None:
+            later = f", or use transformers {MOST_RECORDED_SINCE}, which records more models than {installed}, or later"
         raise EngineError(
             f"stages.{number}.router_aux_loss would be {factor:g}, but transformers does not record the router logits "
-            f"of {config.model_type}; set it to 0"
+            f"of {config.model_type}; set it to 0{later}"
         )
     return factor if config.num_experts else 0.0
 

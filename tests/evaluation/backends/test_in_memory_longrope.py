@@ -179,7 +179,7 @@ def test_generate_of_transformers_under_a_fixed_length_says_what_our_decoding_sa
     with generating(model, PROMPT + NEW):
         said = model.generate(prompt, **options)
         if loses_its_cache:
-            message = rf"token at position {ORIGINAL} alone and no cache .* generate with use_cache=False"
+            message = rf"token at position {ORIGINAL} and no cache .* generate with use_cache=False"
             with pytest.raises(RopewalkError, match=message):
                 model.generate(prompt, **options, use_cache=True)
     new = said[0, PROMPT:].tolist()

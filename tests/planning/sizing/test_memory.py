@@ -34,6 +34,7 @@ from tests.planning.sizing.sizing_cases import (
     saved_by_first_layer,
     sent_in_a_pass,
 )
+from tests.versions import NEWEST, needs_transformers
 
 GB = 10**9
 
@@ -84,6 +85,7 @@ def test_all_experts_of_llama_4_copy_every_token():
 
 
 def test_a_layer_of_experts_saves_what_autograd_keeps():
+    needs_transformers(NEWEST, "experts that keep what is counted")
     shape = ModelShape.from_config(ModelConfig({**SMALL_EXPERTS, "model_type": "mixtral"}))
     query, kv = 4 * 6, 2 * 6
     copies = (query + 2 * kv + query) * 2
