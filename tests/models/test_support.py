@@ -9,9 +9,11 @@ import pytest
 from ropewalk.errors import RopewalkError
 from ropewalk.models.support import COLUMNS, ModelsSettings, supported
 from ropewalk.testing import Ranks
+from ropewalk.versions import older_transformers
 from tests.models import every_family
 from tests.places import ROOT
 from tests.training.family_cases import two_steps_wrongly
+from tests.versions import NEWEST
 
 SAMPLE = (
     "llama",
@@ -87,11 +89,19 @@ def test_a_family_without_other_processes_is_as_the_table_says(family):
     assert found == expected
 
 
+def statuses(cells):
+    return {column: cell["status"] for column, cell in cells.items()}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", SAMPLE)
 def test_the_table_is_what_the_models_do(family, two_ranks: Ranks):
     found = every_family.support_of(family, two_ranks)
-    assert found == supported(ModelsSettings(family=family)).to_json()["families"][family]
+    expected = supported(ModelsSettings(family=family)).to_json()["families"][family]
+    assert statuses(found) == statuses(expected)
+    # An older transformers may fail what is refused in another place.
+    if older_transformers(NEWEST) is None:
+        assert found == expected
 
 
 def test_a_wrong_row_would_be_noticed(monkeypatch):

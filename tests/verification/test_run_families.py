@@ -7,11 +7,13 @@ import torch
 
 from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.models.load import ModelSetup, attention_spec, read_config
+from ropewalk.models.recurrent_layers import PACKED_SINCE
 from ropewalk.rope import Default
 from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.verification import Case, planned_checks, run_checks
 from tests.models.families import tiny_model
 from tests.verification.verification_cases import run_with
+from tests.versions import needs_transformers
 
 LENGTHS = ([20, 15, 12], [5, 30, 12], [40, 7], [11, 12, 13, 11])
 RECURRENT = ("qwen3_next", "lfm2")
@@ -30,6 +32,7 @@ FAMILIES = (
 
 def case_of(family, folder, scratch):
     """Rows whose documents are longer than the windows of a tiny model, with twice its RoPE base."""
+    needs_transformers(PACKED_SINCE.get(family, "0.0"), f"a packed row of {family}")
     tiny_model(family, sharp=True).save_pretrained(folder)
     config = read_config(str(folder))
     generator, rows = torch.Generator().manual_seed(0), []
