@@ -10,6 +10,9 @@ from ropewalk.versions import _of_libraries, older_transformers
 NEWEST = supported(ModelsSettings()).transformers
 """The version that the table of supported families was made with: it has everything that a test asks for."""
 
+WRITES_DBRX = ("5.20", "a class that reads the config of DBRX that it wrote")
+"""A version and what needs it, as :func:`needs_transformers` takes them."""
+
 
 def needs_transformers(version: str, what: str) -> None:
     """Skip the test if the installed transformers is older than ``version``, in which ``what`` works."""

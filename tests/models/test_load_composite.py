@@ -23,10 +23,9 @@ from ropewalk.rope import Default, Yarn
 from tests.marks import slow_after
 from tests.models.every_family import tiny_config
 from tests.models.families import COMMON, GEMMA_4
-from tests.versions import needs_transformers
+from tests.versions import WRITES_DBRX, needs_transformers
 
 CONTEXT = 1024
-WRITES_DBRX = ("5.20", "a class that reads the config of DBRX that it wrote")
 
 
 def raised(config):

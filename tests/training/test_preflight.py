@@ -19,7 +19,7 @@ from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from tests.models.every_family import tiny_config
 from tests.training.sharded_cases import too_short
-from tests.versions import pretend_transformers
+from tests.versions import WRITES_DBRX, needs_transformers, pretend_transformers
 
 WORLD = World(rank=0, size=4, local_rank=0, local_size=4)
 
@@ -144,6 +144,8 @@ def test_routers_that_draw_random_numbers_are_refused_on_a_mesh(config, said):
 def test_a_precision_that_a_family_cannot_run_in_is_refused(
     recipe_values, tiny_checkpoint, tmp_path, family, precision, works_in
 ):
+    if family == "dbrx":
+        needs_transformers(*WRITES_DBRX)
     shutil.copytree(tiny_checkpoint, tmp_path / "model")
     config = tiny_config(family)
     config.max_position_embeddings = 64
