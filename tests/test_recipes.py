@@ -42,7 +42,7 @@ SOURCES = {
     ],
 }
 GRADIENTS_TOKENS = [62_914_560, 100_663_296, 419_430_400, 838_860_800]
-EMBEDDED = {"demo", "longrope"}
+EMBEDDED = {"demo", "longrope", "retrieval"}
 FAMILIES = {"meta-llama/Llama-2-7b-hf": (4096, 1e4, 4), "meta-llama/Meta-Llama-3-8B-Instruct": (8192, 5e5, 2)}
 """Trained length, base, and heads of keys and values beside 4 of queries."""
 

@@ -136,7 +136,8 @@ class SourceSpec(SourceFields):
     """One source of documents; a plain string stands for its path.
 
     Attributes:
-        path: the embedded corpus accepts a split: ``embedded[:train|validation|all]``.
+        path: the embedded corpus accepts a split, ``embedded[:train|validation|all]``, and has another part,
+            ``embedded:retrieval-documents``.
         source_field: use dots to reach nested records (``meta.redpajama_set_name``).
     """
 

@@ -1,9 +1,10 @@
-"""The embedded corpus and the embedded demo checkpoint: everything a first run needs, without a download.
+"""The embedded corpus and the embedded checkpoints: everything a first run needs, without a download.
 
 The corpus consists of files that every Python installation contains: the sources of the standard library and the
 documentation topics. It is real text from two domains, with a long tail of long documents, and differs slightly between
-Python versions. The checkpoint is a Llama with one million parameters and a trained length of 256 tokens, which
-``scripts/train_demo_model.py`` trained on the training split.
+Python versions. The checkpoints are Llamas with one million parameters and a trained length of 256 tokens: a
+demonstration, which ``scripts/train_demo_model.py`` trained on the training split, and one that retrieves, of
+``scripts/train_retrieval_model.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ Split = Literal["train", "validation", "all"]
 
 EMBEDDED = "embedded"
 """Name of the demo checkpoint wherever a model can be given."""
+
+RETRIEVAL = "embedded:retrieval"
+"""Name of the retrieval checkpoint wherever a model can be given."""
 
 SOURCE_CODE = "python-source"
 SOURCE_DOCS = "python-docs"
@@ -100,10 +104,35 @@ def demo_model_path() -> Path:
     return path
 
 
+def retrieval_model_path() -> Path:
+    """Path of the embedded retrieval checkpoint, a folder in the layout of ``save_pretrained``.
+
+    It is a Llama of about one million parameters that finds needles, pass keys and chains of variables within its
+    trained length of 256 tokens. ``scripts/train_retrieval_model.py`` trained it.
+
+    Raises:
+        RopewalkError: if this installation lacks the folder.
+    """
+    path = Path(__file__).parents[1] / "retrieval_model"
+    if not (path / "config.json").is_file():
+        raise RopewalkError(
+            "This installation has no retrieval checkpoint; the repository's scripts/train_retrieval_model.py makes it."
+        )
+    return path
+
+
 def resolve_model(model: str) -> str:
-    """Convert a model's name to one that transformers can load: ``embedded`` becomes the demo checkpoint's path."""
+    """Convert a model's name to one that transformers can load, such as the path of an embedded checkpoint.
+
+    Raises:
+        RopewalkError: if the name begins with ``embedded:`` and no embedded checkpoint has it.
+    """
     if model == EMBEDDED:
         return str(demo_model_path())
+    if model == RETRIEVAL:
+        return str(retrieval_model_path())
+    if model.startswith(f"{EMBEDDED}:"):
+        raise RopewalkError(f"there is no embedded model {model!r}; choose {EMBEDDED} or {RETRIEVAL}")
     return str(Path(model).expanduser()) if model.startswith("~") else model
 
 

@@ -25,6 +25,7 @@ HASHED_BYTES = 1 << 20
 """Files up to this size are identified by their content, larger ones by name, size and modification time."""
 
 EMBEDDED_SPLITS: tuple[Split, ...] = ("train", "validation", "all")
+RETRIEVAL_DOCUMENTS = "retrieval-documents"
 
 _THREADS = 8
 _Result = TypeVar("_Result")
@@ -72,19 +73,21 @@ def named_identity(spec: SourceSpec) -> list[str]:
 
 
 def embedded_corpus(path: str) -> list[Document]:
-    """Documents of ``embedded[:train|validation|all]``, at most ten megabytes.
+    """Documents of ``embedded[:train|validation|all]`` or ``embedded:retrieval-documents``, at most ten megabytes.
 
     Raises:
-        RopewalkError: if the split is none of the three or the library's sources cannot be read.
+        RopewalkError: if the split is none of these or the library's sources cannot be read.
     """
     from ropewalk.data.read.embedded import embedded_documents
+    from ropewalk.data.read.retrieval import retrieval_documents
 
     split = path.removeprefix(EMBEDDED).removeprefix(":") or "train"
     known: Split | None = next((each for each in EMBEDDED_SPLITS if each == split), None)
-    if known is None:
-        raise RopewalkError(f"unknown split in {path!r}; choose one of {', '.join(EMBEDDED_SPLITS)}")
+    if known is None and split != RETRIEVAL_DOCUMENTS:
+        choices = ", ".join([*EMBEDDED_SPLITS, RETRIEVAL_DOCUMENTS])
+        raise RopewalkError(f"unknown split in {path!r}; choose one of {choices}")
     try:
-        return list(embedded_documents(known))
+        return list(retrieval_documents() if known is None else embedded_documents(known))
     except OSError as error:
         raise RopewalkError(f"cannot read the embedded corpus: {error}") from error
 
