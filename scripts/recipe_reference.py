@@ -19,6 +19,7 @@ from ropewalk.io.settings import Settings, model_in
 from ropewalk.training.recipe import changes as recipe_changes
 from ropewalk.training.recipe import recipe
 from ropewalk.training.recipe.changes import is_group
+from ropewalk.training.recipe.evaluation import During
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 BEGIN, END = "<!-- keys: written by scripts/recipe_reference.py -->", "<!-- /keys -->"
@@ -37,6 +38,7 @@ TABLES = (
     ("Checkpoints", "checkpoints.", recipe.Checkpoints),
     ("Parallel processes", "parallel.", recipe.Parallel),
     ("Evaluation", "evaluation.", recipe.Evaluation),
+    ("Evaluation during training", "evaluation.during.", During),
     *(
         (
             f"Evaluation: {name}",

@@ -12,6 +12,8 @@ import accelerate
 import pytest
 
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation import TaskResult
+from ropewalk.training.measurement import tracked
 from ropewalk.training.metrics import LOST, MetricsLog, tracking
 from tests.disk_cases import files_no_larger_than
 
@@ -188,3 +190,14 @@ def test_a_tracker_that_logs_through_accelerate_starts_in_a_process_that_has_no_
     wandb.init.assert_called_once_with(project="ropewalk")
     wandb.init().log.assert_called_once_with({"loss": 0.5}, step=1)
     wandb.init().finish.assert_called_once_with()
+
+
+def test_scores_of_an_evaluation_go_to_the_trackers_alone(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl", lambda values, step: told.append((step, values)))
+    told: list[tuple[int, dict[str, float]]] = []
+    passkey = TaskResult("passkey", "passkey", 1024, 4, 50.0, (20.0, 80.0))
+    hops = TaskResult("ruler", "vt", 512, 4, 25.0, (10.0, 40.0))
+    skipped = TaskResult.not_run("passkey", "passkey", 2048, "no prompt fits")
+    log.track(tracked([passkey, hops, skipped]), 7)
+    assert told == [(7, {"evaluation/passkey/1024": 50.0, "evaluation/ruler/vt/512": 25.0})]
+    assert not log.path.exists()

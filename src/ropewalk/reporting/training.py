@@ -18,7 +18,7 @@ from ropewalk.models.config_file import read_model_config
 from ropewalk.reporting.evaluation import evaluation_tables
 from ropewalk.reporting.figures.evaluation import passkey_figure, perplexity_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
-from ropewalk.reporting.figures.training import training_figure
+from ropewalk.reporting.figures.training import curve_figure, training_figure
 from ropewalk.reporting.page import Page, write_page
 from ropewalk.reporting.score_tables import result_tables
 from ropewalk.reporting.tables import Part, ResultTable
@@ -101,6 +101,17 @@ def run_tables(summary: dict[str, Any]) -> list[ResultTable]:
     return [*result_tables(results), *evaluation_tables(others)]
 
 
+def scores_during(summary: dict[str, Any]) -> dict[str, list[tuple[int, dict[str, Any]]]]:
+    """Scores of the evaluations during training by suite, each with its step counted over all stages."""
+    found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    for each in summary.get("during", ()):
+        before = sum(stage["steps"] for stage in summary["stages"][: each["stage"]])
+        for score in each["scores"]:
+            if score["score"] is not None:
+                found.setdefault(score["suite"], []).append((before + each["step"], score))
+    return found
+
+
 def write_run_report(output: Path) -> list[Path]:
     """Write the figures and ``report.html`` of a finished run into its folder; returns the files, the page first.
 
@@ -139,6 +150,9 @@ def write_run_report(output: Path) -> list[Path]:
     if steps := MetricsLog(output / METRICS).read():
         figure = training_figure(steps, "Training loss", x_key="tokens")
         pictures.append(draw(figure, output / "training.png"))
+    for suite, scores in scores_during(summary).items():
+        figure = curve_figure(scores, f"{suite} during training")
+        pictures.append(draw(figure, output / f"during-{suite}.png"))
     if (lines := _factor_lines(summary)) is not None:
         figure = search_figure(lines=lines, title=f"Rescale factors, {what}")
         pictures.append(draw(figure, output / "factors.png"))

@@ -1,13 +1,18 @@
-"""Evaluation before and after training, and reuse of results that a resumed run finds on disk."""
+"""Evaluation before, during and after training, and reuse of results that a resumed run finds on disk."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import ModelUnderTest, TaskResult, evaluate_model
@@ -15,20 +20,30 @@ from ropewalk.evaluation.measure import generated_tasks
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.rows import Ids
 from ropewalk.evaluation.samples import Task
-from ropewalk.evaluation.tasks.registry import chosen_suites, chosen_tasks
+from ropewalk.evaluation.tasks.registry import BY_NAME, chosen_suites, chosen_tasks
 from ropewalk.evaluation.tasks.suite import GeneratedSuite, LikelihoodSuite
 from ropewalk.io.digests import FileDigest, damage, read_sealed, write_sealed
 from ropewalk.io.files import parse_json, write_text
 from ropewalk.io.progress import Reporter
 from ropewalk.models.losses import LossModel
 from ropewalk.parallel.context import RunContext
-from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.checkpoint.files import Position, checkpoint_name, is_place, place_of
+from ropewalk.training.checkpoint.single import random_states, set_random_states
+from ropewalk.training.recipe.evaluation import Evaluation
 from ropewalk.training.resolved import ResolvedRecipe, folder_of
 from ropewalk.training.step import autocast
 
+DURING = "evaluation-during"
+"""Folder with the results of evaluations during training."""
+
+
+def during(position: Position) -> str:
+    """When an evaluation during training was made, for the functions below."""
+    return f"during/{checkpoint_name(position)}"
+
 
 def evaluation_file(when: str) -> str:
-    """Name of the file with the evaluation results of ``before`` or ``after`` training."""
+    """Name of the file with the evaluation results of ``before``, ``after`` or :func:`during` training."""
     return f"evaluation-{when}.json"
 
 
@@ -37,32 +52,41 @@ def evaluation_record(when: str) -> str:
     return f"evaluation-{when}.digest.json"
 
 
-def asked_for(resolved: ResolvedRecipe, lengths: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+def evaluation_at(resolved: ResolvedRecipe, stage: int | None) -> Evaluation:
+    """What is measured during a stage, counted from 0; None for before and after training."""
+    evaluation = resolved.recipe.evaluation
+    return evaluation if stage is None else evaluation.in_training()
+
+
+def asked_for(
+    resolved: ResolvedRecipe, lengths: Mapping[str, Sequence[int]], stage: int | None = None
+) -> dict[str, list[int]]:
     """Lengths in tokens at which each suite of a recipe is run; empty for a suite that defines its own lengths.
 
     Args:
         resolved: the recipe.
         lengths: result of :func:`prompt_lengths`; suites without a length are left out, and a note has said so.
+        stage: as for :func:`evaluation_at`.
     """
-    evaluation = resolved.recipe.evaluation
+    evaluation = evaluation_at(resolved, stage)
     asked: dict[str, list[int]] = {}
     for suite in evaluation.chosen:
         if not suite.needs_lengths(evaluation.settings()):
             asked[suite.name] = []
         elif isinstance(suite, LikelihoodSuite):
-            asked[suite.name] = perplexity_lengths(resolved)
+            asked[suite.name] = perplexity_lengths(resolved, stage)
         elif lengths[suite.name]:
             asked[suite.name] = list(lengths[suite.name])
     return asked
 
 
-def results_in(output: Path, when: str, asked: Mapping[str, Sequence[int]]) -> list[TaskResult] | None:
+def results_in(output: Path, when: str, asked: Mapping[str, Sequence[int]] | None) -> list[TaskResult] | None:
     """Read evaluation results that a run has already written; None if there are none.
 
     Args:
         output: folder of the run.
-        when: ``before`` or ``after``.
-        asked: requested suites and lengths, from :func:`asked_for`.
+        when: ``before``, ``after`` or :func:`during`.
+        asked: requested suites and lengths, from :func:`asked_for`; None accepts any.
 
     Raises:
         RopewalkError: if the file is damaged, or contains other results than the recipe requests.
@@ -78,7 +102,7 @@ def results_in(output: Path, when: str, asked: Mapping[str, Sequence[int]]) -> l
             if not isinstance(values, list):
                 raise ValueError("it is not a list of results")
             results = [TaskResult.from_json(entry) for entry in values]
-            wrong = _not_as_asked(results, asked)
+            wrong = None if asked is None else _not_as_asked(results, asked)
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
     except KeyError as error:
@@ -86,10 +110,77 @@ def results_in(output: Path, when: str, asked: Mapping[str, Sequence[int]]) -> l
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         wrong = str(error)
     if wrong is not None:
-        raise RopewalkError(
-            f"{path} is damaged ({wrong}); delete it, and --resume will repeat the evaluation"
+        instead = (
+            "and --resume will go on without it"
+            if asked is None
+            else "and --resume will repeat the evaluation"
         )
+        raise RopewalkError(f"{path} is damaged ({wrong}); delete it, {instead}")
     return results
+
+
+@dataclass(frozen=True)
+class DuringTraining:
+    """One evaluation during training.
+
+    Attributes:
+        stage, step: completed steps of a stage, whose index is counted from 0.
+        results: what was measured.
+    """
+
+    stage: int
+    step: int
+    results: tuple[TaskResult, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """Scores as JSON values, without samples and details, which are in the file of the evaluation."""
+        kept = ("suite", "task", "length", "n", "score", "unit", "ci95", "status")
+        scores = [
+            {key: value for key, value in each.to_json().items() if key in kept} for each in self.results
+        ]
+        return {"stage": self.stage, "step": self.step, "scores": scores}
+
+
+def evaluated_during(output: Path, without: Collection[str] = ()) -> list[DuringTraining]:
+    """Read the evaluations during training that a run has written, earliest first.
+
+    Args:
+        output: folder of the run.
+        without: files that are not read, by their path in the folder.
+
+    Raises:
+        RopewalkError: if a file is damaged.
+    """
+    found = []
+    for path in during_files(output):
+        if str(path.relative_to(output)) in without:
+            continue
+        stage, step = place_of(path.with_suffix(""))
+        results = results_in(output, during(Position(stage, step, 0)), None)
+        found.append(DuringTraining(stage, step, tuple(results or ())))
+    return found
+
+
+def during_files(output: Path, after: Position | None = None) -> list[Path]:
+    """Files with results of evaluations during training, earliest first; only those later than ``after`` if given."""
+    paths = [path for path in (output / DURING).glob("stage*.json") if is_place(path.stem)]
+    places = {path: place_of(path.with_suffix("")) for path in paths}
+    later = (path for path in paths if after is None or places[path] > (after.stage, after.step))
+    return sorted(later, key=places.__getitem__)
+
+
+def name_of(result: TaskResult) -> str:
+    """Name of a measurement in trackers and in ``export.by``: ``passkey/1024``, ``ruler/vt/4096``."""
+    task = [] if result.task == result.suite else [result.task]
+    length = [] if result.length is None else [str(result.length)]
+    return "/".join([result.suite, *task, *length])
+
+
+def tracked(results: Sequence[TaskResult]) -> dict[str, float]:
+    """Scores of an evaluation during training by their names in trackers."""
+    return {
+        f"evaluation/{name_of(result)}": result.score for result in results if math.isfinite(result.score)
+    }
 
 
 def _altered(path: Path, record: Path) -> str | None:
@@ -120,6 +211,7 @@ def _not_as_asked(results: Sequence[TaskResult], asked: Mapping[str, Sequence[in
 def _write_results(output: Path, when: str, results: Sequence[TaskResult]) -> None:
     path = output / evaluation_file(when)
     text = json.dumps([result.to_json() for result in results], indent=2, allow_nan=False) + "\n"
+    path.parent.mkdir(exist_ok=True)
     # Write the record first: if the process is killed in between, there are no results, and they are measured again.
     content = text.encode()
     digest = FileDigest(len(content), hashlib.sha256(content).hexdigest())
@@ -129,17 +221,19 @@ def _write_results(output: Path, when: str, results: Sequence[TaskResult]) -> No
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """Evaluation that a run makes before and after training.
+    """Evaluation that a run makes before and after training, or during a stage.
 
     Attributes:
         resolved: the recipe.
         asked: requested suites and lengths, from :func:`asked_for`.
         documents: token ids of the documents for perplexity.
+        stage: as for :func:`evaluation_at`.
     """
 
     resolved: ResolvedRecipe
     asked: Mapping[str, Sequence[int]]
     documents: list[Ids]
+    stage: int | None = None
 
 
 def measure(
@@ -153,37 +247,126 @@ def measure(
         measurement: suites, lengths and documents.
         context: processes, each of which must call this function; output folder and reporter.
     """
-    resolved, asked = measurement.resolved, measurement.asked
-    recipe, output = resolved.recipe, folder_of(context)
+    asked, output = measurement.asked, folder_of(context)
     known = context.world.on_rank_0(lambda: results_in(output, when, asked))
     if known is not None:
         return known
     if not asked:
         return []
-    settings = recipe.evaluation.settings(tuple(asked), asked, recipe.seed, resolved.trained_length)
     assert model is not None
-    with (
-        context.rank_0_reporter.bar(f"evaluation {when}", None) as advance,
-        autocast(resolved.device, resolved.precision, context.mesh is not None),
-    ):
+    with context.rank_0_reporter.bar(f"evaluation {when}", None) as advance:
 
         def progress(what: str, done: int, total: int) -> None:
             advance(done, f"{what} {done}/{total}")
 
-        if context.mesh is None:
-            under_test = ModelUnderTest.in_memory(model.model, resolved.tokenizer)
-        else:
-            under_test = ModelUnderTest.over_mesh(model, resolved.tokenizer, context.mesh, context.world)
-        results = evaluate_model(under_test, settings, measurement.documents, progress=progress)
+        results = _measured(model, measurement, context, progress)
     if context.is_rank_0:
         _write_results(output, when, results)
     return results
 
 
-def perplexity_lengths(resolved: ResolvedRecipe) -> list[int]:
-    """Lengths for perplexity: the target, and for longrope also the original length, at which short factors apply."""
-    target = resolved.target
-    return [target] if resolved.original_length is None else [target, resolved.original_length]
+def measure_during(
+    position: Position,
+    model: LossModel,
+    measurement: Measurement,
+    context: RunContext,
+    progress: Callable[[str, int, int], None],
+) -> list[TaskResult]:
+    """Evaluate a model that is being trained, and write the results; the training goes on as if nothing had happened.
+
+    Args:
+        position: progress of the training.
+        model: model in training.
+        measurement: suites, lengths and documents.
+        context: processes, each of which must call this function; output folder.
+        progress: called with what is being measured, and how much of it is done.
+    """
+    with _undisturbed(model):
+        results = _measured(model, measurement, context, progress)
+    if context.is_rank_0:
+        _write_results(folder_of(context), during(position), results)
+    return results
+
+
+@contextmanager
+def _undisturbed(model: LossModel) -> Iterator[None]:
+    """Put a model into evaluation mode, and restore its modes and all random number generators afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    states, python, numpy = random_states(), random.getstate(), np.random.get_state()
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        set_random_states(states)
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _measured(
+    model: LossModel,
+    measurement: Measurement,
+    context: RunContext,
+    progress: Callable[[str, int, int], None],
+) -> list[TaskResult]:
+    resolved, asked = measurement.resolved, measurement.asked
+    settings = evaluation_at(resolved, measurement.stage).settings(
+        tuple(asked), asked, resolved.recipe.seed, resolved.trained_length
+    )
+    with autocast(resolved.device, resolved.precision, context.mesh is not None):
+        if context.mesh is None:
+            under_test = ModelUnderTest.in_memory(model.model, resolved.tokenizer)
+        else:
+            under_test = ModelUnderTest.over_mesh(model, resolved.tokenizer, context.mesh, context.world)
+        return evaluate_model(under_test, settings, measurement.documents, progress=progress)
+
+
+def perplexity_lengths(resolved: ResolvedRecipe, stage: int | None = None) -> list[int]:
+    """Lengths for perplexity: the context, and for longrope also the original length, at which short factors apply."""
+    context = context_at(resolved, stage)
+    original = resolved.original_length
+    return [context] if original is None or original >= context else [context, original]
+
+
+def describe_during(resolved: ResolvedRecipe, asked: Sequence[Mapping[str, Sequence[int]] | None]) -> str:
+    """One sentence on how many evaluations a run makes during training, and how much they read.
+
+    Args:
+        resolved: the recipe.
+        asked: for each stage, suites and lengths from :func:`asked_for`; None for a stage without evaluations.
+    """
+    every = resolved.recipe.evaluation.every
+    assert every is not None
+    number = read = trained = 0
+    for index, (stage, found) in enumerate(zip(resolved.recipe.stages, asked, strict=True)):
+        trained += stage.steps * stage.rows_per_step * stage.context
+        if found is not None:
+            times = -(-stage.steps // every)
+            number += times
+            read += times * _tokens_read(resolved, index, found)
+    suites = dict.fromkeys(suite for found in asked if found is not None for suite in found)
+    return (
+        f"evaluation during training: {number} times, every {every} steps and at the end of a stage, of "
+        f"{', '.join(suites)}; they read at least {read:,} tokens, {100 * read / trained:.2g} % of those trained on"
+    )
+
+
+def _tokens_read(resolved: ResolvedRecipe, stage: int, asked: Mapping[str, Sequence[int]]) -> int:
+    """Tokens of all prompts and rows of one evaluation; suites that define their own lengths are not counted."""
+    evaluation = evaluation_at(resolved, stage)
+    chosen = chosen_tasks(evaluation.settings(tuple(asked)), resolved.mesh.world_size > 1)
+    return sum(
+        sum(lengths)
+        * len(chosen[suite])
+        * (evaluation.rows if isinstance(BY_NAME[suite], LikelihoodSuite) else evaluation.samples)
+        for suite, lengths in asked.items()
+    )
+
+
+def context_at(resolved: ResolvedRecipe, stage: int | None) -> int:
+    """Context of a stage in tokens; that of the last stage if None."""
+    return resolved.target if stage is None else resolved.recipe.stages[stage].context
 
 
 def short_context(
@@ -232,21 +415,21 @@ class PromptSuite:
             task.samples(self.encoder, length, self.samples, self.seed)
 
 
-def prompt_suites(recipe: Recipe, tokenizer: Any, sharded: bool) -> list[PromptSuite]:
-    """Suites of a recipe that need prompt lengths.
+def prompt_suites(evaluation: Evaluation, seed: int, tokenizer: Any, sharded: bool) -> list[PromptSuite]:
+    """Suites that need prompt lengths.
 
     Args:
-        recipe: the recipe.
+        evaluation: what is measured.
+        seed: random seed of the run.
         tokenizer: tokenizer of the model.
         sharded: whether several processes evaluate one sharded model.
 
     Raises:
         RopewalkError: for a suite or task that does not support sharded models.
     """
-    evaluation = recipe.evaluation
     if not evaluation.suites:
         return []
-    settings = evaluation.settings(seed=recipe.seed)
+    settings = evaluation.settings(seed=seed)
     chosen = chosen_tasks(settings, sharded)
     encoder = PromptEncoder(tokenizer, settings.chat)
     found = []
@@ -258,16 +441,24 @@ def prompt_suites(recipe: Recipe, tokenizer: Any, sharded: bool) -> list[PromptS
     return found
 
 
-def prompt_lengths(resolved: ResolvedRecipe, reporter: Reporter) -> dict[str, list[int]]:
-    """Prompt lengths by suite: those requested, or else the trained length and the target if the prompts fit."""
-    recipe = resolved.recipe
+def prompt_lengths(
+    resolved: ResolvedRecipe, reporter: Reporter, stage: int | None = None
+) -> dict[str, list[int]]:
+    """Prompt lengths by suite: those requested, or else the trained length and the context if the prompts fit.
+
+    Args:
+        resolved: the recipe.
+        reporter: is told which lengths are skipped, and why.
+        stage: as for :func:`evaluation_at`.
+    """
+    evaluation, seed = evaluation_at(resolved, stage), resolved.recipe.seed
     lengths: dict[str, list[int]] = {}
-    for prompts in prompt_suites(recipe, resolved.tokenizer, resolved.mesh.world_size > 1):
-        if recipe.evaluation.lengths is not None:
-            lengths[prompts.suite] = recipe.evaluation.lengths
+    for prompts in prompt_suites(evaluation, seed, resolved.tokenizer, resolved.mesh.world_size > 1):
+        if evaluation.lengths is not None:
+            lengths[prompts.suite] = evaluation.lengths
             continue
         fitting = lengths[prompts.suite] = []
-        for length in (resolved.trained_length, resolved.target):
+        for length in (resolved.trained_length, context_at(resolved, stage)):
             try:
                 prompts.check(length)
             except RopewalkError as error:

@@ -134,6 +134,11 @@ class MetricsLog:
             drawn = {k: v for k, v in values.items() if v is not None and not isinstance(v, dict)}
             self.listener(drawn, global_step)
 
+    def track(self, values: dict[str, float], global_step: int) -> None:
+        """Send values to the trackers only."""
+        if self.listener is not None and values:
+            self.listener(values, global_step)
+
 
 def _lines(values: Sequence[dict[str, Any]]) -> str:
     return "".join(json.dumps(line) + "\n" for line in values)

@@ -201,9 +201,13 @@ def _refuse_precision(config: ModelConfig, precision: str, mesh: MeshShape) -> N
 def _tokenizer(recipe: Recipe, model: str, vocabulary: int, sharded: bool) -> Any:
     """Load the model's tokenizer, and check that prompts of the recipe's lengths can be generated with it."""
     tokenizer = load_tokenizer(model)
-    for prompts in prompt_suites(recipe, tokenizer, sharded):
-        for length in recipe.evaluation.lengths or ():
-            prompts.check(length)
+    evaluations = [recipe.evaluation]
+    if recipe.evaluation.every is not None:
+        evaluations.append(recipe.evaluation.in_training())
+    for evaluation in evaluations:
+        for prompts in prompt_suites(evaluation, recipe.seed, tokenizer, sharded):
+            for length in evaluation.lengths or ():
+                prompts.check(length)
     # A tokenizer saved with the old limit would truncate texts to the old context.
     tokenizer.model_max_length = max(tokenizer.model_max_length, recipe.stages[-1].context)
     if len(tokenizer) > vocabulary:

@@ -18,6 +18,7 @@ from ropewalk.evaluation import TaskResult
 from ropewalk.evaluation.store import model_digest
 from ropewalk.io.files import write_json, write_text
 from ropewalk.io.lock import locked
+from ropewalk.io.progress import Reporter
 from ropewalk.io.results import Result
 from ropewalk.parallel import make_mesh
 from ropewalk.parallel.context import RunContext
@@ -37,6 +38,8 @@ from ropewalk.training.documents import (
 from ropewalk.training.measurement import (
     Measurement,
     asked_for,
+    describe_during,
+    evaluated_during,
     evaluation_file,
     measure,
     prompt_lengths,
@@ -96,6 +99,7 @@ class RunResult(Result):
         original_length: original length ``T`` in tokens if the result is a longrope checkpoint; otherwise None.
         short_context: perplexity at the original length before and after; None if it was not measured.
         before, after: evaluation results before and after training.
+        during: stage, step and scores of each evaluation during training.
         history: changes of the recipe made by ``--resume``.
         seconds: duration of this process.
         versions: versions of the software, and the machine.
@@ -118,6 +122,7 @@ class RunResult(Result):
     short_context: dict[str, Any] | None
     before: tuple[TaskResult, ...]
     after: tuple[TaskResult, ...]
+    during: tuple[dict[str, Any], ...]
     history: tuple[dict[str, Any], ...]
     seconds: float
     versions: dict[str, str]
@@ -128,6 +133,8 @@ class RunResult(Result):
     def to_json(self) -> dict[str, Any]:
         """Content of ``summary.json``: the adapter if there is one, and the report's files and notes once written."""
         values = super().to_json()
+        if not values["during"]:
+            del values["during"]
         for name in ("adapter", "files", "readers"):
             if values[name] is None:
                 del values[name]
@@ -192,6 +199,7 @@ def _extend(start: Start, context: RunContext) -> RunResult:
         short_context=short_context(resolved.original_length, before, after),
         before=tuple(before),
         after=tuple(after),
+        during=tuple(each.summary() for each in evaluated_during(run.output)),
         history=tuple(change.model_dump() for change in resolved.recipe.history),
         seconds=time.perf_counter() - clock,
         versions=versions(resolved),
@@ -225,6 +233,7 @@ class _Run:
         rows: packed rows of each stage; None for a stage without training.
         held_out: packed rows whose held-out documents the run evaluates on.
         measurement: evaluation before and after training.
+        during: evaluation during each stage; None for a stage without.
         model: the recipe's model if it has yet to be evaluated; otherwise None.
     """
 
@@ -235,6 +244,7 @@ class _Run:
     rows: list[PackedRows | None]
     held_out: PackedRows | None
     measurement: Measurement
+    during: list[Measurement | None]
     model: Any
 
     @property
@@ -266,6 +276,7 @@ def _prepared(start: Start, resolved: ResolvedRecipe, context: RunContext) -> _R
     def known(when: str) -> bool:
         return evaluation_file(when) not in at.outdated and results_in(output, when, asked) is not None
 
+    world.on_rank_0(lambda: evaluated_during(output, at.outdated))
     measured = world.on_rank_0(lambda: [known(when) for when in ("before", "after")])[0]
     # Load the model before packing, so that a checkpoint that cannot be loaded fails early.
     model = None if measured else load_for_run(resolved, context, resolved.model)
@@ -274,13 +285,31 @@ def _prepared(start: Start, resolved: ResolvedRecipe, context: RunContext) -> _R
     held_out = rows_with_validation(resolved.recipe, rows)
     documents = world.on_rank_0(lambda: validation_documents(resolved, held_out))
     measurement = Measurement(resolved, asked, documents)
-    run = _Run(resolved, context, at, decisions, rows, held_out, measurement, model)
+    during = world.on_rank_0(lambda: _asked_during(resolved, reporter))
+    parts = [
+        None if each is None else Measurement(resolved, each, documents, n) for n, each in enumerate(during)
+    ]
+    run = _Run(resolved, context, at, decisions, rows, held_out, measurement, parts, model)
     world.on_rank_0(lambda: _check_stages(run))
     moved = world.on_rank_0(lambda: set_aside(output, at.outdated, at.position))
     if moved is not None:
         reporter.note(f"{at.why}; the earlier results were moved to {moved}")
     world.on_rank_0(lambda: _write_start(start, run))
     return run
+
+
+def _asked_during(resolved: ResolvedRecipe, reporter: Reporter) -> list[dict[str, list[int]] | None]:
+    """Suites and lengths of the evaluations during each stage; None for a stage without."""
+    asked: list[dict[str, list[int]] | None] = []
+    for number, stage in enumerate(resolved.recipe.stages):
+        if resolved.recipe.evaluation.every is None or not stage.steps:
+            asked.append(None)
+            continue
+        found = asked_for(resolved, prompt_lengths(resolved, reporter, number), number)
+        asked.append(found or None)
+    if any(asked):
+        reporter.note(describe_during(resolved, asked))
+    return asked
 
 
 def _decisions_so_far(resolved: ResolvedRecipe, at: Reached, output: Path) -> list[Decision]:
@@ -398,7 +427,9 @@ def _train(run: _Run, metrics: MetricsLog) -> _Trained:
             inside = done is not None and done.stage == number
             if inside:
                 reporter.note(f"resuming stage {number + 1} after step {done.step if done else 0}")
-            latest = run_stage(StageRun(number, here, method, tokens, steps, inside), metrics)
+            latest = run_stage(
+                StageRun(number, here, method, tokens, steps, inside, run.during[number]), metrics
+            )
         tokens += stage.steps * stage.rows_per_step * stage.context
         steps += stage.steps
     return _Trained(latest, decisions)

@@ -24,7 +24,7 @@ from ropewalk.training.checkpoint.files import (
     read_position,
 )
 from ropewalk.training.documents import DATA, ROWS, RunInputs, read_run_inputs
-from ropewalk.training.measurement import evaluation_file, evaluation_record
+from ropewalk.training.measurement import DURING, during_files, evaluation_file, evaluation_record
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe.changes import Changes, Progress, changes
 from ropewalk.training.recipe.file import parse_recipe
@@ -42,6 +42,8 @@ ADAPTER = "adapter"
 LAUNCH = ".launch"
 LOCK = ".lock"
 EARLIER = "earlier"
+CURVES = "during-*.png"
+"""Figures of the evaluations during training, one a suite."""
 REPORT = ("report.html", "perplexity.png", "passkey.png", "training.png", "factors.png")
 
 PREPARED = {DATA, ROWS, VERSIONS, LAUNCH, LOCK}
@@ -151,7 +153,7 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
     found = changes(old, recipe, progress_in(output, old))
     began = read_run_inputs(output)
     _refuse_unproven(found, old, recipe, began)
-    for folder in (output, output / CHECKPOINTS):
+    for folder in (output, output / CHECKPOINTS, output / DURING):
         remove_left_overs(folder)
     history = [*old.history, *found.onward]
     return Start(
@@ -224,12 +226,12 @@ def reached(output: Path, start: Start, world: World) -> Reached:
     if position is not None:
         done = (*(stage.steps for stage in start.recipe.stages[: position.stage]), position.step)
     gap = world.on_rank_0(lambda: MetricsLog(output / METRICS).check(done))
-    outdated = list(_files_of(start.others))
+    outdated = [*_files_of(start.others), *world.on_rank_0(lambda: _measured_after(output, position))]
     complete = position is not None and (position.stage, position.step) == end
     if exported is not None and complete and (exported.stage, exported.step) == end:
         return Reached(checkpoint, position, True, tuple(outdated), done=done, gap=gap)
     if there or not complete:
-        outdated += RESULTS
+        outdated += [*RESULTS, *world.on_rank_0(lambda: sorted(path.name for path in output.glob(CURVES)))]
     if not complete:
         # Short factors were searched on the final weights, which will change.
         outdated += [factors_file(SHORT), _log_of(factors_file(SHORT))]
@@ -269,6 +271,7 @@ def set_aside(output: Path, names: Iterable[str], position: Position | None) -> 
             folder = output / EARLIER / f"{name}-{number}"
         folder.mkdir(parents=True)
         for each in there:
+            (folder / each).parent.mkdir(exist_ok=True)
             (output / each).rename(folder / each)
     return folder
 
@@ -294,6 +297,13 @@ def _files_of(stages: Sequence[int]) -> tuple[str, ...]:
     tables = [factors_file(stage_name(number)) for number in stages]
     before = (evaluation_file("before"), evaluation_record("before"))
     return *before, *(each for table in tables for each in (table, _log_of(table)))
+
+
+def _measured_after(output: Path, position: Position | None) -> list[str]:
+    """Evaluations during training that were made after a position, whose steps will be trained again."""
+    first = Position(-1, 0, 0) if position is None else position
+    paths = [path.relative_to(output) for path in during_files(output, first)]
+    return [str(each) for path in paths for each in (path, path.with_suffix(".digest.json"))]
 
 
 def _log_of(table: str) -> str:

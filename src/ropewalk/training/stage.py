@@ -15,7 +15,7 @@ import torch
 
 from ropewalk.data import rows_for_step
 from ropewalk.errors import RunFailure
-from ropewalk.io.progress import Silent
+from ropewalk.io.progress import Advance, Silent
 from ropewalk.models.attention_hooks import localities_of
 from ropewalk.models.load import cast_parameters, checkpoint_activations
 from ropewalk.models.losses import LossModel
@@ -24,6 +24,7 @@ from ropewalk.rope import RopeMethod
 from ropewalk.training.checkpoint.files import CHECKPOINTS, Position
 from ropewalk.training.checkpoint.sharded import load_checkpoint, load_weights
 from ropewalk.training.checkpoint.writing import checkpointing
+from ropewalk.training.measurement import Measurement, measure_during, tracked
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
 from ropewalk.training.resolved import AtStage, load_for_run, share_of_step
@@ -45,6 +46,7 @@ class StageRun:
         rope: RoPE method that the stage trains with.
         tokens_before, steps_before: tokens and steps of earlier stages.
         resumed: whether the latest checkpoint belongs to this stage rather than to the end of the previous one.
+        measurement: evaluation during the stage; None if there is none.
     """
 
     number: int
@@ -53,6 +55,7 @@ class StageRun:
     tokens_before: int
     steps_before: int
     resumed: bool = False
+    measurement: Measurement | None = None
 
 
 def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
@@ -111,11 +114,26 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
                     )
                 )
             advance(done, f"loss {result.loss:.3f}  {result.tokens / seconds:,.0f} tokens/s")
+            reached, ends = Position(run.number, done, tokens), done == stage.steps
+            # Before the checkpoint, so that a run that resumes from it has all measurements up to its step.
+            if (
+                run.measurement is not None
+                and not skipped
+                and (ends or done % (recipe.evaluation.every or done) == 0)
+            ):
+                said = _beside(advance, done)
+                results = measure_during(reached, model, run.measurement, context, said)
+                metrics.track(tracked(results), run.steps_before + done)
             # No checkpoint right after skipped steps: a retry should start before the divergence.
-            if (done % recipe.checkpoints.every == 0 and not skipped) or done == stage.steps:
-                last = checkpoints.save(Position(run.number, done, tokens))
+            if (done % recipe.checkpoints.every == 0 and not skipped) or ends:
+                last = checkpoints.save(reached)
     assert last is not None
     return last
+
+
+def _beside(advance: Advance, step: int) -> Callable[[str, int, int], None]:
+    """Show the progress of an evaluation beside the bar of the training, which stays at its step."""
+    return lambda what, done, total: advance(step, f"evaluation {what} {done}/{total}")
 
 
 def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:

@@ -7,7 +7,8 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import training_figure
-from ropewalk.reporting.figures.primitives import Line
+from ropewalk.reporting.figures.primitives import Area, Line
+from ropewalk.reporting.figures.training import curve_figure
 from tests.reporting.specification_cases import lines, names, of_kind, only, rules
 
 METRICS: list[dict[str, Any]] = [
@@ -48,3 +49,38 @@ def test_the_load_of_experts_has_a_panel_of_its_own() -> None:
 def test_a_run_without_a_loss_is_refused() -> None:
     with pytest.raises(RopewalkError, match="no finite training loss"):
         training_figure([{"loss": None}])
+
+
+def score(length, value, task="passkey", ends=(None, None)):
+    return {
+        "suite": "passkey",
+        "task": task,
+        "length": length,
+        "n": 4,
+        "score": value,
+        "unit": "percent",
+        "ci95": list(ends),
+    }
+
+
+def test_curves_have_a_line_and_a_band_a_length():
+    scores = [
+        (2, score(512, 50.0, ends=(20, 80))),
+        (2, score(1024, 0.0)),
+        (4, score(512, 75.0, ends=(40, 90))),
+    ]
+    panel = only(curve_figure(scores, "passkey during training"))
+    lines = {mark.name: (mark.x, mark.y) for mark in panel.marks if isinstance(mark, Line)}
+    assert lines == {"512 tokens": ((2, 4), (50, 75)), "1k tokens": ((2,), (0,))}
+    (band, _) = [mark for mark in panel.marks if isinstance(mark, Area)]
+    assert (band.low, band.high) == ((20, 40), (80, 90))
+    with pytest.raises(RopewalkError, match="no score during training"):
+        curve_figure([])
+
+
+def test_many_tasks_are_drawn_as_their_mean():
+    scores = [(2, score(512, 10.0 * n, f"task{n}")) for n in range(9)]
+    figure = curve_figure(scores)
+    (line,) = [mark for mark in only(figure).marks if isinstance(mark, Line)]
+    assert (line.name, line.y) == ("512 tokens", (40.0,))
+    assert "Mean over all tasks" in figure.caption

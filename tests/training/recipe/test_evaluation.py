@@ -119,3 +119,42 @@ def test_documents_are_read_whole_by_all_tasks_but_perplexity_of_rows(
     evaluation: dict[str, Any], whole: bool
 ) -> None:
     assert evaluation_of(**evaluation).reads_documents is whole
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        ({"during": {"samples": 2}}, r"during\.samples has no effect without every; set every to a number"),
+        ({"every": 0}, r"evaluation\.every must be 1 or more, got 0"),
+        ({"every": True}, r"evaluation\.every must be a whole number"),
+        ({"every": 2, "suites": []}, r"every 2 has no effect without a suite; add one to suites"),
+        (
+            {"every": 2, "during": {"suites": ["ruler"]}},
+            r"during\.suites has ruler, but suites has only perplexity, passkey; add it there",
+        ),
+        (
+            {"every": 2, "rows": 3, "during": {"rows": 4}},
+            r"during\.rows 4 is more than rows 3; raise rows as well",
+        ),
+        ({"every": 2, "during": {"suites": []}}, r"evaluation\.during\.suites"),
+        (
+            {"every": 2, "during": {"sample": 2}},
+            r"unknown key evaluation\.during\.sample; did you mean samples\?",
+        ),
+    ],
+)
+def test_evaluation_during_training_that_makes_no_sense_is_refused(evaluation, message) -> None:
+    with pytest.raises(RopewalkError, match=message):
+        evaluation_of(**evaluation)
+
+
+def test_the_evaluation_during_training_is_that_before_and_after_but_for_its_own_keys() -> None:
+    said = {"suites": ["passkey", "ruler"], "tasks": ["passkey", "fwe"], "samples": 20, "every": 5}
+    whole = evaluation_of(**said)
+    assert whole.in_training().settings() == whole.settings()
+    smaller = evaluation_of(
+        **said, during={"suites": ["ruler"], "samples": 3, "lengths": [4096]}
+    ).in_training()
+    assert (smaller.suites, smaller.samples, smaller.lengths) == (["ruler"], 3, [4096])
+    assert tuple(smaller.settings().tasks) == ("fwe",)
+    assert "every" not in yaml.safe_load(dump_recipe(parse_recipe(recipe_with(), "x")))["evaluation"]

@@ -9,7 +9,21 @@ from typing import Any
 import numpy as np
 
 from ropewalk.errors import RopewalkError
-from ropewalk.reporting.figures.primitives import Axis, Figure, Floats, Line, Look, Mark, Panel, Rule
+from ropewalk.io.lengths import format_length
+from ropewalk.reporting import style
+from ropewalk.reporting.figures.primitives import (
+    Axis,
+    Figure,
+    Floats,
+    Line,
+    Look,
+    Mark,
+    Panel,
+    Rule,
+    band,
+    series_look,
+    value_axis,
+)
 from ropewalk.reporting.style import BLUE, GREY
 
 SMOOTHED_POINTS = 50
@@ -57,6 +71,73 @@ def training_figure(
         panels.append(Panel((Line(x, load, Look(BLUE, "-")),), axis, Axis("max violation")))
         told += "; below: excess load of the busiest expert relative to the mean load, in the least balanced layer"
     return Figure(tuple(panels), f"{told}.", title)
+
+
+def curve_figure(scores: Sequence[tuple[int, Mapping[str, Any]]], title: str = "") -> Figure:
+    """Draw the scores of one suite over the steps of a run, one line with its 95 % band for each task and length.
+
+    Args:
+        scores: optimizer step and score, in the order of the steps; a score has ``suite``, ``task``, ``length``, ``n``,
+            ``score``, ``unit`` and ``ci95``. More than eight lines are reduced to the mean over tasks at each length.
+        title: title above the panel.
+
+    Raises:
+        RopewalkError: if there is no score.
+    """
+    if not scores:
+        raise RopewalkError("there is no score during training to draw")
+    lines: dict[str, list[tuple[float, float, float, float]]] = {}
+    for step, each in scores:
+        lines.setdefault(_line_name(each), []).append((step, each["score"], *_ends(each["ci95"])))
+    counts = {each["n"] for _, each in scores}
+    samples = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    told = f"95 % bands, {samples} samples per point."
+    if len(lines) > style.MOST_LINES:
+        lines, told = _means(scores), "Mean over all tasks."
+    marks: list[Mark] = []
+    for number, (name, points) in enumerate(lines.items()):
+        x, y, low, high = (np.array(column, np.float64) for column in zip(*points, strict=True))
+        look = series_look(number, len(lines), marker="o", size=4.0)
+        marks += [Line(x, y, look, name, clip=False), band(x, low, high, look.colour)]
+    values = [
+        value for points in lines.values() for _, *rest in points for value in rest if math.isfinite(value)
+    ]
+    if scores[0][1]["unit"] == "percent":
+        y_axis = Axis(
+            "score (%)", limits=(0, 104), ticks=tuple((float(n), str(n)) for n in range(0, 101, 20))
+        )
+    else:
+        y_axis = value_axis("perplexity", min(values), max(values))
+    x_axis = Axis("optimizer step", text=lambda value: f"{value:,.10g}")
+    return Figure(
+        (Panel(tuple(marks), x_axis, y_axis, key=True),), f"Scores during training, by step. {told}", title
+    )
+
+
+def _line_name(score: Mapping[str, Any], of_task: bool = True) -> str:
+    task = score["task"] if of_task and score["task"] != score["suite"] else ""
+    length = "" if score["length"] is None else f"{format_length(score['length'])} tokens"
+    return " at ".join(filter(None, (task, length))) or str(score["suite"])
+
+
+def _ends(interval: Sequence[float | None]) -> tuple[float, float]:
+    low, high = (math.nan if end is None else float(end) for end in interval)
+    return low, high
+
+
+def _means(
+    scores: Sequence[tuple[int, Mapping[str, Any]]],
+) -> dict[str, list[tuple[float, float, float, float]]]:
+    """Mean over tasks by length and step, for the longest lengths that a figure has lines for; without intervals."""
+    longest = sorted({each["length"] or 0 for _, each in scores})[-style.MOST_LINES :]
+    found: dict[str, dict[int, list[float]]] = {}
+    for step, each in scores:
+        if (each["length"] or 0) in longest:
+            found.setdefault(_line_name(each, False), {}).setdefault(step, []).append(each["score"])
+    return {
+        name: [(step, float(np.mean(values)), math.nan, math.nan) for step, values in steps.items()]
+        for name, steps in found.items()
+    }
 
 
 def _running_mean(values: Floats, window: int) -> Floats:

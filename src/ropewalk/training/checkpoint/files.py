@@ -72,7 +72,12 @@ def checkpoint_name(position: Position) -> str:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Complete checkpoints in a folder, earliest first; a checkpoint gets its final name once it is fully written."""
-    return sorted((path for path in folder.glob("stage*") if _NAME.fullmatch(path.name)), key=place_of)
+    return sorted((path for path in folder.glob("stage*") if is_place(path.name)), key=place_of)
+
+
+def is_place(name: str) -> bool:
+    """Whether a name is one that :func:`checkpoint_name` gives."""
+    return _NAME.fullmatch(name) is not None
 
 
 def place_of(path: Path) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from ropewalk.evaluation import settings as evaluation
 from ropewalk.evaluation.settings import OWN, SuiteName, unread
 from ropewalk.evaluation.tasks.registry import BY_NAME, chosen_tasks
 from ropewalk.evaluation.tasks.suite import LikelihoodSuite, Suite
-from ropewalk.io.settings import Length, OnResume, Settings, explain
+from ropewalk.io.settings import ONWARD, Count, Length, OnResume, Settings, explain
 
 DECIDES_RESULTS = OnResume(
     "fixed",
@@ -36,6 +36,27 @@ DEFAULTS = {"samples": 10}
 """Defaults in a recipe that differ from those of ``ropewalk eval``."""
 
 
+class During(Settings):
+    """A smaller measurement for the evaluations during training; a key that is not set is as before and after."""
+
+    on_resume = OnResume("fixed", "measurements during training would not be comparable with each other")
+
+    suites: list[SuiteName] | None = Field(
+        None, min_length=1, description="some of the suites above; default: all of them"
+    )
+    samples: Count | None = Field(
+        None, ge=1, description="number of prompts per task and length; default: as above"
+    )
+    rows: Count | None = Field(
+        None, ge=1, description="number of rows or documents per length, for perplexity; default: as above"
+    )
+    lengths: list[Length] | None = Field(
+        None,
+        description="prompt lengths in tokens, in every stage; default: as above, or the trained length and the "
+        "stage's context",
+    )
+
+
 class _Measured(Settings):
     on_resume = DECIDES_RESULTS
 
@@ -44,6 +65,15 @@ class _Measured(Settings):
     )
     lengths: list[Length] | None = Field(
         None, description="prompt lengths in tokens; default: the trained length and the target"
+    )
+    every: Annotated[Count | None, ONWARD] = Field(
+        None,
+        ge=1,
+        description="optimizer steps of a stage between evaluations during training, with the stage's RoPE and "
+        "context; the end of a stage always has one; default: none",
+    )
+    during: During = Field(
+        During(), description="a smaller measurement for the evaluations during training; needs every"
     )
 
 
@@ -65,6 +95,8 @@ if TYPE_CHECKING:
 
         rows: int = 0
         samples: int = 0
+        tasks: tuple[str, ...] = ()
+        exclude: tuple[str, ...] = ()
 else:
     _Suites = create_model("_Suites", __base__=_Measured, **_composed())
 
@@ -80,13 +112,31 @@ class Evaluation(_Suites):
             )
         if self.suites:
             chosen_tasks(self.settings(lengths=self.lengths or ()))
+        self._check_during()
         return self
+
+    def _check_during(self) -> None:
+        during = self.during
+        if self.every is None:
+            if during != During():
+                key = next(key for key, value in during if value is not None)
+                raise ValueError(f"during.{key} has no effect without every; set every to a number of steps")
+            return
+        if not self.suites:
+            raise ValueError(f"every {self.every} has no effect without a suite; add one to suites")
+        for name in during.suites or ():
+            if name not in self.suites:
+                raise ValueError(
+                    f"during.suites has {name}, but suites has only {', '.join(self.suites)}; add it there"
+                )
+        if during.rows is not None and during.rows > self.rows:
+            raise ValueError(f"during.rows {during.rows} is more than rows {self.rows}; raise rows as well")
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit later keys that have their default, so that recipes look as written by earlier versions."""
         fields = type(self).model_fields
-        later = (*(name for name in SHARED if name not in ("rows", "samples")), *OWN)
+        later = (*(name for name in SHARED if name not in ("rows", "samples")), *OWN, "every", "during")
         silent = {name for name in later if getattr(self, name) == fields[name].get_default()}
         said: dict[str, Any] = handler(self)
         return {key: value for key, value in said.items() if key not in silent}
@@ -109,6 +159,16 @@ class Evaluation(_Suites):
             return False
         chosen = chosen_tasks(self.settings(texts))
         return any((suite, name) != ROWS for suite, names in chosen.items() for name in names)
+
+    def in_training(self) -> Evaluation:
+        """The evaluation that is made during training."""
+        during = self.during
+        values = {name: value for name, value in during if value is not None}
+        suites = values.get("suites", self.suites)
+        # Tasks of the other suites would be unknown to these.
+        chosen = self.settings(suites)
+        values |= {"tasks": chosen.tasks, "exclude": chosen.exclude, "every": None, "during": During()}
+        return self.model_copy(update=values)
 
     def settings(
         self,
