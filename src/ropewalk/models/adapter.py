@@ -77,6 +77,20 @@ class NewAdapter:
         trained = sum(size for is_trained, size in sizes if is_trained)
         return cls(settings, seed, base, trained, sum(size for _, size in sizes) - trained)
 
+    def quantization(self, compute_dtype: torch.dtype) -> Any:
+        """transformers' settings for the frozen weights; None if they are not quantized."""
+        if self.settings.quantize is None:
+            return None
+        from transformers import BitsAndBytesConfig
+
+        # As arXiv:2305.14314: the scales of the blocks are quantized as well.
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=self.settings.quantize,
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=compute_dtype,
+        )
+
     def __str__(self) -> str:
         settings = self.settings
         also = f", and {' and '.join(settings.also_train)}" if settings.also_train else ""
@@ -221,7 +235,8 @@ def _add(model: Any, new: NewAdapter, dtype: torch.dtype, frozen_dtype: torch.dt
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     for parameter in model.parameters():
         wanted = dtype if parameter.requires_grad else frozen_dtype
-        parameter.data = parameter.data.to(wanted or parameter.dtype)
+        if wanted is not None and parameter.is_floating_point():
+            parameter.data = parameter.data.to(wanted)
     if model.device.type != "meta":
         _initialise(trained, new.seed)
     config.inference_mode = True

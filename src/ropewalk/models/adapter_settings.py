@@ -47,6 +47,12 @@ class AdapterSettings(Settings):
         description="divide alpha by the square root of the rank instead of the rank (arXiv:2312.03732)",
     )
 
+    quantize: Literal["nf4"] | None = Field(
+        None,
+        description="keep frozen linear layers in 4 bits while training (QLoRA, arXiv:2305.14314); needs the package "
+        "bitsandbytes, one process on CUDA, and precision bfloat16",
+    )
+
     @field_validator("targets")
     @classmethod
     def _some(cls, names: list[str]) -> list[str]:

@@ -73,6 +73,7 @@ def load_model(
     setup: ModelSetup = AS_IT_IS,
     dtype: torch.dtype | str = "auto",
     device: torch.device | str | None = None,
+    quantization: Any = None,
 ) -> Any:
     """Load a causal decoder whose ``model(input_ids, layout=layout)`` attends as the layout defines.
 
@@ -81,6 +82,7 @@ def load_model(
         setup: RoPE, attention engine and rotary module.
         dtype: dtype of the parameters; ``auto`` for the checkpoint's own.
         device: device for the model; None for where transformers loads it.
+        quantization: transformers' settings for quantizing the weights while they are loaded; None to keep them.
 
     Returns:
         The transformers model in evaluation mode. ``generate()`` works as usual; if longrope passes the original
@@ -92,6 +94,8 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     config, methods = configured(path_or_id, setup)
+    # transformers does not move a quantized model, so it has to load it where it belongs.
+    quantized = {"quantization_config": quantization, "device_map": {"": device or "cpu"}}
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             path_or_id,
@@ -103,6 +107,7 @@ def load_model(
             # Missing and mismatched weights are both rejected below, by name.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            **({} if quantization is None else quantized),
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise RopewalkError(f"cannot load the model in {path_or_id}: {_first_line(error)}") from error
@@ -113,7 +118,7 @@ def load_model(
             f"{config.source.model_type} does not accept external attention functions, so it cannot run on packed rows"
         ) from error
     _refuse_incomplete(path_or_id, loading)
-    if device is not None:
+    if device is not None and quantization is None:
         model.to(device)
     attach(model, setup.engine, setup.exact_rope, methods)
     return model.eval()
@@ -412,12 +417,13 @@ def checkpoint_activations(model: Any) -> None:
 
 
 def cast_parameters(model: Any, dtype: torch.dtype) -> None:
-    """Cast a model's parameters in place, and nothing else.
+    """Cast a model's parameters in place, except quantized ones, and nothing else.
 
     ``model.to(dtype)`` would also round buffers, including the frequencies of transformers' own rotary modules.
     """
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
 
 
 def save_model(

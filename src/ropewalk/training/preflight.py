@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     # An engine that cannot run the model at all is refused first; whether it suits the ring is checked below, once the
     # mesh is known.
     check_engine(recipe.engine, attention_spec(config, device, compute))
-    adapter = _adapter(recipe, model, world)
+    adapter = _adapter(recipe, model, world, device, precision)
     mesh = mesh or mesh_of(
         recipe, config, world, device, precision, None if adapter is None else adapter.trained
     )
@@ -127,11 +128,14 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     )
 
 
-def _adapter(recipe: Recipe, model: str, world: World) -> NewAdapter | None:
+def _adapter(
+    recipe: Recipe, model: str, world: World, device: torch.device, precision: str
+) -> NewAdapter | None:
     """The adapter that the recipe asks for; None if it asks for none.
 
     Raises:
-        RopewalkError: if the model has no such places for it, or several processes would draw its dropout.
+        RopewalkError: if the model has no such places for it, several processes would draw its dropout, or frozen
+            weights cannot be quantized.
     """
     settings = recipe.adapter
     if settings is None:
@@ -143,8 +147,30 @@ def _adapter(recipe: Recipe, model: str, world: World) -> NewAdapter | None:
         )
     # A folder is named by its whole path, because the adapter's config says where its base is from anywhere.
     base = str(Path(model).resolve()) if Path(model).is_dir() else model
+    if settings.quantize is not None:
+        _refuse_quantization(f"adapter.quantize is {settings.quantize}", world, device, precision)
     empty = empty_model(model, ModelSetup(trust_remote_code=recipe.trust_remote_code))
     return NewAdapter.on(settings, recipe.seed, base, empty)
+
+
+def _refuse_quantization(asked: str, world: World, device: torch.device, precision: str) -> None:
+    """Raise where bitsandbytes cannot keep the frozen weights in 4 bits."""
+    if find_spec("bitsandbytes") is None:
+        raise RopewalkError(
+            f"{asked}, which needs the package bitsandbytes; pip install 'ropewalk[qlora]', or leave quantize out"
+        )
+    if world.size > 1:
+        raise RopewalkError(
+            f"{asked}, but quantized weights cannot be sharded over {world.size} processes; train with one process, or "
+            "leave quantize out"
+        )
+    if device.type != "cuda":
+        # bitsandbytes 0.50 packs weights for a CPU in evaluation, and their product then has no gradient.
+        raise RopewalkError(
+            f"{asked}, but bitsandbytes trains on CUDA alone and the device is {device}; leave quantize out"
+        )
+    if precision != "bfloat16":
+        raise RopewalkError(f"{asked}, but precision is {precision}; set precision: bfloat16")
 
 
 def _router_aux_loss(number: int, stage: Stage, config: ModelConfig) -> float:

@@ -153,7 +153,10 @@ def load_for_run(
     if context.mesh is None:
         # Frozen parameters are not loaded in float32 to be narrowed afterwards, which would double the peak of memory.
         narrow = adapter is not None and compute_dtype is not None
-        model = load_model(path, setup, "auto" if narrow else dtype, resolved.device)
+        quantization = (
+            None if adapter is None or compute_dtype is None else adapter.quantization(compute_dtype)
+        )
+        model = load_model(path, setup, "auto" if narrow else dtype, resolved.device, quantization)
         trained = LossModel(model, OutputHead.of(model)).eval()
         if adapter is not None:
             assert isinstance(dtype, torch.dtype)

@@ -13,10 +13,13 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ropewalk import RopewalkError
+from ropewalk.parallel import World
+from ropewalk.training import preflight
 from ropewalk.training import stage as stage_module
 from ropewalk.training.preflight import resolve
 from tests.training.resume_cases import recipe_of
 from tests.training.run_cases import extend, extended
+from tests.training.tiny import save_tiny
 
 RANK, ALPHA = 4, 8.0
 UNIT = torch.finfo(torch.float32).eps / 2
@@ -269,3 +272,55 @@ def test_an_adapter_that_does_not_fit_the_model_is_refused_before_anything_is_wr
     with pytest.raises(RopewalkError, match=message):
         extend(recipe_of({**values, "output": str(output), "adapter": adapter}))
     assert not output.exists() or {each.name for each in output.iterdir()} <= {".lock"}
+
+
+@pytest.mark.parametrize(
+    ("installed", "processes", "device", "precision", "message"),
+    [
+        (False, 1, "cuda", "bfloat16", "which needs the package bitsandbytes; pip install 'ropewalk"),
+        (True, 2, "cuda", "bfloat16", "cannot be sharded over 2 processes; train with one process"),
+        (True, 1, "cpu", "bfloat16", "but bitsandbytes trains on CUDA alone and the device is cpu"),
+        (True, 1, "cuda", "float32", "but precision is float32; set precision: bfloat16"),
+    ],
+)
+def test_weights_are_not_quantized_where_they_cannot_be(
+    run, monkeypatch, installed, processes, device, precision, message
+):
+    values, _ = run
+    monkeypatch.setattr(preflight, "find_spec", lambda name: object() if installed else None)
+    resolved = torch.device(device), precision
+    monkeypatch.setattr(preflight, "_device_and_precision", lambda recipe, world: resolved)
+    recipe = recipe_of({**values, "adapter": {"quantize": "nf4"}})
+    with pytest.raises(RopewalkError, match=f"adapter.quantize is nf4, .*{message}"):
+        resolve(recipe, World(size=processes))
+
+
+def test_processes_do_not_draw_dropout(run):
+    values, _ = run
+    with pytest.raises(
+        RopewalkError, match=r"adapter.dropout is 0\.1, .*set it to 0, or train with one process"
+    ):
+        resolve(recipe_of({**values, "adapter": {"dropout": 0.1}}), World(size=2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_quantized_weights_train_and_the_merged_model_is_the_exact_base_with_the_adapter(
+    tmp_path, tiny_documents
+):
+    pytest.importorskip("bitsandbytes")
+    base = save_tiny(tmp_path / "base", hidden_size=64, intermediate_size=128)
+    changed = {"adapter": {"rank": 4, "quantize": "nf4"}, "precision": "bfloat16"}
+    values = values_of(base, tiny_documents, tmp_path / "run", **changed)
+    extend(recipe_of(values))
+    before, after = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "run" / "model"))
+    for name, value in before.items():
+        assert torch.equal(value, after[name]) == ("mlp" in name or "lm_head" in name), name
+    again = {**values, "output": str(tmp_path / "exact"), "adapter": {"rank": 4}}
+    extend(recipe_of(again))
+    losses, exact = losses_of(values["output"]), losses_of(again["output"])
+    assert losses != exact
+    for (*_, loss, _), (*_, loss_exact, _) in zip(losses, exact, strict=True):
+        assert loss == pytest.approx(loss_exact, rel=0.05)
+    # Later steps start from other weights.
+    assert losses[0][3] == pytest.approx(exact[0][3], rel=0.3)
