@@ -183,6 +183,19 @@ def check_model_place(name: str | os.PathLike[str]) -> None:
         raise RopewalkError(f"there is no folder or file {name}")
 
 
+def refuse_adapter(name: str | os.PathLike[str]) -> None:
+    """Raise for a folder with an adapter and no model, which transformers would load on a base with another RoPE.
+
+    Raises:
+        RopewalkError: naming the folder, and what to give instead.
+    """
+    folder = Path(name)
+    if (folder / "adapter_config.json").is_file() and not any(folder.glob("model*.safetensors*")):
+        raise RopewalkError(
+            f"{folder} contains an adapter and no model; give the folder model/ of its run, which has it merged"
+        )
+
+
 def not_found(name: str | os.PathLike[str], what: str, error: BaseException) -> RopewalkError:
     """The error to raise if a library found neither a local folder nor a model on the Hub.
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from ropewalk.attention import AttentionSpec, require_engine_name
 from ropewalk.attention.choices import Limit
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.io.files import check_model_place, not_found
+from ropewalk.io.files import check_model_place, not_found, refuse_adapter
 from ropewalk.models import attention_hooks, recurrent_layers
 from ropewalk.models.config import BASES_OF_LAYERS, ModelConfig, decoder_key
 from ropewalk.models.config_file import (
@@ -489,6 +489,7 @@ def _implementation(config: ModelConfig) -> str:
 
 def _check_exists(path_or_id: str | os.PathLike[str]) -> None:
     path = Path(path_or_id)
+    refuse_adapter(path)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise RopewalkError(

@@ -123,6 +123,15 @@ def test_states_are_sixteen_bytes_a_parameter_over_the_ranks():
         assert found.parameters == found.gradients == found.moments // 2
 
 
+def test_an_adapter_leaves_gradients_and_moments_of_its_own_parameters_alone():
+    whole, adapted = estimate_memory(run()), estimate_memory(run(trained=10**7))
+    # Frozen weights in the two bytes of bfloat16; of the trained ones float32 masters, gradients and two moments.
+    assert whole.states == pytest.approx(16 * LLAMA_8B.parameters / 8, rel=1e-3)
+    assert adapted.states == pytest.approx((2 * LLAMA_8B.parameters + 16 * 10**7) / 8, rel=1e-3)
+    assert (adapted.gradients, adapted.moments) == (4 * 10**7 / 8, 8 * 10**7 / 8)
+    assert adapted.peak < whole.peak
+
+
 def test_inputs_of_layers_are_kept_or_offloaded():
     kept, moved = estimate_memory(run()), estimate_memory(run(offload=True))
     inputs = 32 * 2**14 * 4096 * 2

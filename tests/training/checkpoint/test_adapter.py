@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ropewalk import RopewalkError
+from ropewalk import RopewalkError, load_model
+from ropewalk.data import load_tokenizer
 from ropewalk.parallel import World
 from ropewalk.training import preflight
 from ropewalk.training import stage as stage_module
@@ -198,6 +199,15 @@ def test_gradient_checkpointing_changes_no_step(run, tiny_checkpoint, tiny_docum
     assert losses_of(other["output"]) == losses_of(values["output"])
 
 
+@pytest.mark.slow
+def test_evaluation_during_training_changes_no_step(run, tmp_path):
+    values, _ = run
+    evaluation = {**values["evaluation"], "every": 2}
+    extend(recipe_of({**values, "output": str(tmp_path / "run"), "evaluation": evaluation}))
+    assert losses_of(tmp_path / "run") == losses_of(values["output"])
+    assert bytes_of(tmp_path / "run") == bytes_of(values["output"])
+
+
 @pytest.mark.parametrize(
     "parallel",
     [
@@ -272,6 +282,17 @@ def test_an_adapter_that_does_not_fit_the_model_is_refused_before_anything_is_wr
     with pytest.raises(RopewalkError, match=message):
         extend(recipe_of({**values, "output": str(output), "adapter": adapter}))
     assert not output.exists() or {each.name for each in output.iterdir()} <= {".lock"}
+
+
+def test_an_adapter_is_no_model_to_load(run):
+    values, _ = run
+    output = Path(values["output"])
+    for folder in (output / "adapter", output / "checkpoints" / "stage1-step000003"):
+        for load in (load_model, load_tokenizer):
+            with pytest.raises(
+                RopewalkError, match="an adapter and no model; give the folder model/ of its run"
+            ):
+                load(str(folder))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from ropewalk.data.read.documents import Document, TokenisedDocument, text_hash
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
-from ropewalk.io.files import check_model_place, not_found, writing
+from ropewalk.io.files import check_model_place, not_found, refuse_adapter, writing
 
 Progress = Callable[[int, int], None]
 """Called after each batch with the numbers of documents and tokens so far."""
@@ -86,6 +86,7 @@ def load_tokenizer(path_or_name: str) -> Any:
 
     path = resolve_model(path_or_name)
     check_model_place(path)
+    refuse_adapter(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
