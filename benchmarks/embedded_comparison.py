@@ -56,11 +56,7 @@ def patterns() -> dict[str, Overrides]:
 def precision() -> dict[str, Overrides]:
     """Patterns in float32 and with a rotation in bfloat16, which is what AnchorAttention was made for."""
     some = {name: given for name, given in patterns().items() if name in ("full", "intra_document", "anchor")}
-    return {
-        f"{name}, {how}": given | extra
-        for how, extra in (("float32", {"precision": "float32"}), ("bfloat16", SLOPPY))
-        for name, given in some.items()
-    }
+    return some | {f"{name}, bfloat16": given | SLOPPY for name, given in some.items()}
 
 
 def bases() -> dict[str, Overrides]:
@@ -73,7 +69,10 @@ def bases() -> dict[str, Overrides]:
                 rule: theta_by_rule(rule, ROTARY_DIM, ROPE_THETA, TRAINED_LENGTH, target)
                 for rule in BASE_RULES
             }
+            by_theta: dict[float, str] = {}
             for rule, theta in {"unchanged": ROPE_THETA, **values, "published": PUBLISHED_THETA}.items():
+                by_theta.setdefault(theta, rule)
+            for theta, rule in by_theta.items():
                 found[f"{model}, {target}, {rule}"] = {
                     "model": model,
                     "stages.0.context": target,
@@ -88,10 +87,16 @@ def bases() -> dict[str, Overrides]:
 QUESTIONS = {"patterns": patterns, "precision": precision, "bases": bases}
 
 
+def file_of(cell: str, seed: int, out: Path) -> Path:
+    """The file with what a cell gave."""
+    name = f"{cell}, seed {seed}".replace(", ", "-").replace(":", "-").replace(" ", "")
+    return out / f"{name}.json"
+
+
 def measured(cell: str, overrides: Overrides, seed: int, out: Path) -> dict[str, Any]:
     """Train and measure one cell, or read what it gave."""
-    name = f"{cell}, seed {seed}".replace(", ", "-").replace(":", "-").replace(" ", "")
-    done = out / f"{name}.json"
+    done = file_of(cell, seed, out)
+    name = done.stem
     if done.exists():
         found: dict[str, Any] = json.loads(done.read_text())
         return found
@@ -197,7 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Seeds outermost, so that a grid that is cut off has whole seeds.
     for seed in range(args.seeds):
         for cell, overrides in grid.items():
-            if args.minutes is not None and time.monotonic() - started > 60 * args.minutes:
+            late = args.minutes is not None and time.monotonic() - started > 60 * args.minutes
+            if late and not file_of(cell, seed, args.out).exists():
                 left.append(f"{cell}, seed {seed}")
                 continue
             cells.append(measured(cell, overrides, seed, args.out))
