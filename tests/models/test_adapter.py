@@ -81,6 +81,15 @@ def test_only_what_the_recipe_names_is_trained():
     assert norms == {name for name, _ in tiny_model("llama").named_parameters() if "norm" in name}
 
 
+def test_one_layer_may_have_an_adapter_alone():
+    model = with_adapter(tiny_model("llama"), targets=["layers.1.self_attn.q_proj"], also_train=[])
+    layer = "model.layers.1.self_attn.q_proj"
+    assert set(trained_parameters(model)) == {f"{layer}.lora_{each}.default.weight" for each in "AB"}
+    adapter = adapter_of(model)
+    assert adapter is not None
+    assert adapter.config.target_modules == {layer}
+
+
 def test_groups_of_layers_mean_what_their_names_say():
     model = tiny_model("llama")
     whole = places_of(settings(targets=["attention"], also_train=["embeddings"]), model)
@@ -151,11 +160,20 @@ def test_trained_parameters_have_their_dtype_and_frozen_ones_theirs():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_plain_peft_reads_what_was_saved(tmp_path, tied):
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"targets": ["all-linear"]},
+        # The name q_proj alone would mean all layers.
+        {"targets": ["layers.1.self_attn.q_proj", "up_proj"], "also_train": ["norms"]},
+    ],
+    ids=["all", "one layer"],
+)
+def test_plain_peft_reads_what_was_saved(tmp_path, tied, chosen):
     config = transformers.LlamaConfig(**COMMON, tie_word_embeddings=tied)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(tmp_path / "base")
-    with_adapter(model, targets=["all-linear"])
+    with_adapter(model, **chosen)
     fill(model)
     (tmp_path / "adapter").mkdir()
     save_adapter(model, tmp_path / "adapter", trained_parameters(model))
