@@ -36,6 +36,7 @@ TABLES = (
     ("Adapter", "adapter.", recipe.AdapterSettings),
     ("Optimiser", "optimizer.", recipe.Optimizer),
     ("Checkpoints", "checkpoints.", recipe.Checkpoints),
+    ("Which weights are exported", "export.", recipe.Export),
     ("Parallel processes", "parallel.", recipe.Parallel),
     ("Evaluation", "evaluation.", recipe.Evaluation),
     ("Evaluation during training", "evaluation.during.", During),

@@ -147,6 +147,7 @@ NEW_KEYS = (
     ".lift: nothing != []",
     ".lifted: nothing != None",
     "router_aux_loss: nothing != 'config'",
+    ".export: nothing != 'last'",
 )
 """Keys that a recipe has gained, as a difference ends that is nothing but such a key at its default."""
 

@@ -173,6 +173,8 @@ def test_a_run_that_is_killed_at_ten_random_points_ends_with_the_same_bytes(two_
             KILLED, values["output"], at, "extend", tmp_path / "recipe.yaml", "--json", *options
         )
 
+    # With the best exported, results decide which checkpoints are kept too.
+    two_stages = {**two_stages, "export": "best", "checkpoints": {"every": 2, "keep": 1}}
     whole = beside(two_stages, tmp_path, "whole", every=1)
     events = int(killed(whole, 0).stderr.split("events")[-1])
     expected = measured_in(whole["output"]), steps_of(whole["output"]), weights_of(whole["output"])

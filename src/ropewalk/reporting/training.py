@@ -26,6 +26,7 @@ from ropewalk.rope import Default
 from ropewalk.rope.config import notes_on
 from ropewalk.search import goal_of, rescale_factors
 from ropewalk.training.documents import mixture_sentences
+from ropewalk.training.final_weights import describe_weights
 from ropewalk.training.measurement import describe_short_context
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.run import RunResult
@@ -68,6 +69,12 @@ def _short(summary: dict[str, Any]) -> dict[str, object]:
     if (short := summary.get("short_context")) is not None:
         told["Short context"] = describe_short_context(short)
     return told
+
+
+def _exported(summary: dict[str, Any]) -> dict[str, object]:
+    """Which checkpoints the result is made of; empty for the last one."""
+    found = summary.get("exported")
+    return {} if found is None else {"Weights": describe_weights(found)}
 
 
 def _factor_lines(summary: dict[str, Any]) -> FactorLines | None:
@@ -170,6 +177,7 @@ def write_run_report(output: Path) -> list[Path]:
         "Model": summary["model"],
         **{f"Stage {number}": text for number, text in enumerate(stages, start=1)},
         **_short(summary),
+        **_exported(summary),
         "Attention engine": f"{summary['engine']} on {summary['device']}, {summary['precision']}",
         **_processes(summary),
     }
@@ -211,6 +219,8 @@ def describe_run(result: RunResult) -> Iterator[Part]:
     facts = [("model", str(result.model))]
     if result.short_context is not None:
         facts.append(("short", describe_short_context(result.short_context)))
+    if result.exported is not None:
+        facts.append(("weights", describe_weights(result.exported)))
     for path in result.files or ():
         facts.append(("report" if path.suffix == ".html" else "picture", str(path)))
     facts += [("readers", each) for each in result.readers or ()]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,21 +141,21 @@ class DuringTraining:
         return {"stage": self.stage, "step": self.step, "scores": scores}
 
 
-def evaluated_during(output: Path, without: Collection[str] = ()) -> list[DuringTraining]:
+def evaluated_during(output: Path, until: Position | None = None) -> list[DuringTraining]:
     """Read the evaluations during training that a run has written, earliest first.
 
     Args:
         output: folder of the run.
-        without: files that are not read, by their path in the folder.
+        until: later evaluations are left out; None for all.
 
     Raises:
         RopewalkError: if a file is damaged.
     """
     found = []
     for path in during_files(output):
-        if str(path.relative_to(output)) in without:
-            continue
         stage, step = place_of(path.with_suffix(""))
+        if until is not None and (stage, step) > (until.stage, until.step):
+            break
         results = results_in(output, during(Position(stage, step, 0)), None)
         found.append(DuringTraining(stage, step, tuple(results or ())))
     return found

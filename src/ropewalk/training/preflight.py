@@ -467,6 +467,13 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
         if origin is not None and takes_recommended_base(stage.rope.limiting):
             reason = recommended_base(*origin, stage.context).reason
             lines.append(f"stage {number}: reason for this base: {reason}")
+    if recipe.export.weights == "average":
+        lines.append(
+            f"the result will have the mean weights of the last {recipe.export.average_of} checkpoints"
+        )
+    elif recipe.export.weights == "best":
+        by = recipe.export.by or recipe.evaluation.in_training().suites[0]
+        lines.append(f"the result will have the weights with the best score of {by} during the last stage")
     return [*lines, *_remarks_on_tables(resolved)]
 
 

@@ -25,7 +25,8 @@ from ropewalk.parallel.context import RunContext
 from ropewalk.rope import LongRope, RopeMethod
 from ropewalk.search import Factors, goal_of, write_factors
 from ropewalk.training.checkpoint.adapter import export_adapter
-from ropewalk.training.checkpoint.files import read_position
+from ropewalk.training.checkpoint.average import load_average
+from ropewalk.training.checkpoint.files import Position, read_exported_weights, read_position
 from ropewalk.training.checkpoint.sharded import export_model, load_weights
 from ropewalk.training.documents import (
     all_rows,
@@ -34,6 +35,14 @@ from ropewalk.training.documents import (
     rows_with_validation,
     validation_documents,
     write_run_inputs,
+)
+from ropewalk.training.final_weights import (
+    FinalWeights,
+    check_final_weights,
+    check_metric,
+    check_whole,
+    describe_weights,
+    final_weights,
 )
 from ropewalk.training.measurement import (
     Measurement,
@@ -100,6 +109,7 @@ class RunResult(Result):
         short_context: perplexity at the original length before and after; None if it was not measured.
         before, after: evaluation results before and after training.
         during: stage, step and scores of each evaluation during training.
+        exported: checkpoints whose weights were exported, and why; None for that of the last step.
         history: changes of the recipe made by ``--resume``.
         seconds: duration of this process.
         versions: versions of the software, and the machine.
@@ -127,15 +137,16 @@ class RunResult(Result):
     seconds: float
     versions: dict[str, str]
     adapter: Path | None = None
+    exported: dict[str, Any] | None = None
     files: tuple[Path, ...] | None = None
     readers: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Content of ``summary.json``: the adapter if there is one, and the report's files and notes once written."""
+        """Content of ``summary.json``; without the parts that this run does not have, or not yet."""
         values = super().to_json()
         if not values["during"]:
             del values["during"]
-        for name in ("adapter", "files", "readers"):
+        for name in ("adapter", "exported", "files", "readers"):
             if values[name] is None:
                 del values[name]
         return values
@@ -204,6 +215,7 @@ def _extend(start: Start, context: RunContext) -> RunResult:
         seconds=time.perf_counter() - clock,
         versions=versions(resolved),
         adapter=None if resolved.adapter is None else run.output / ADAPTER,
+        exported=context.world.on_rank_0(lambda: read_exported_weights(run.output / MODEL)),
     )
     if context.is_rank_0:
         write_json(run.output / SUMMARY, result.to_json())
@@ -276,7 +288,8 @@ def _prepared(start: Start, resolved: ResolvedRecipe, context: RunContext) -> _R
     def known(when: str) -> bool:
         return evaluation_file(when) not in at.outdated and results_in(output, when, asked) is not None
 
-    world.on_rank_0(lambda: evaluated_during(output, at.outdated))
+    if at.position is not None:
+        world.on_rank_0(lambda: evaluated_during(output, at.position))
     measured = world.on_rank_0(lambda: [known(when) for when in ("before", "after")])[0]
     # Load the model before packing, so that a checkpoint that cannot be loaded fails early.
     model = None if measured else load_for_run(resolved, context, resolved.model)
@@ -291,6 +304,7 @@ def _prepared(start: Start, resolved: ResolvedRecipe, context: RunContext) -> _R
     ]
     run = _Run(resolved, context, at, decisions, rows, held_out, measurement, parts, model)
     world.on_rank_0(lambda: _check_stages(run))
+    world.on_rank_0(lambda: _check_export(run))
     moved = world.on_rank_0(lambda: set_aside(output, at.outdated, at.position))
     if moved is not None:
         reporter.note(f"{at.why}; the earlier results were moved to {moved}")
@@ -339,6 +353,14 @@ def _check_stages(run: _Run) -> None:
         rope.check(trained, run.at(None, rope.number), run.reached.outdated)
         trained = rope.stage.context
     check_short_rows(run.at(None), run.reached.outdated)
+
+
+def _check_export(run: _Run) -> None:
+    """Raise now if the weights to export would be missing at the end."""
+    last = run.during[-1]
+    check_metric(run.resolved, None if last is None else last.asked)
+    if not run.reached.exported:
+        check_final_weights(run.output, run.resolved.recipe, run.reached.checkpoint)
 
 
 def _write_start(start: Start, run: _Run) -> None:
@@ -454,23 +476,36 @@ def _saved_model(run: _Run, last: Path | None, method: RopeMethod) -> Any:
     rope = (method, resolved.target)
     if not run.reached.exported and resolved.adapter is not None:
         assert last is not None
-        checkpoint = last
         # Merging needs whole matrices, so rank 0 does it alone.
-        context.world.on_rank_0(lambda: _export_adapter(run, checkpoint, rope))
+        weights, position = _final_weights(run, last)
+        context.world.on_rank_0(lambda: _export_adapter(run, weights, position, rope))
     elif not run.reached.exported:
         assert last is not None
-        checkpoint = last
+        weights, position = _final_weights(run, last)
         model = load_for_run(
             resolved, context, resolved.model, rope, torch.float32, other_ropes=resolved.other_ropes[-1]
         )
-        load_weights(checkpoint, model, context.world, context.mesh)
-        position = context.world.on_rank_0(lambda: read_position(checkpoint))
-        export_model(model, final, resolved.tokenizer, context.world, resolved.dtype, position)
+        if len(weights.checkpoints) == 1:
+            load_weights(weights.checkpoints[0], model, context.world, context.mesh)
+        else:
+            load_average(weights.checkpoints, model, context.world, context.mesh)
+        made_of = weights.record()
+        export_model(model, final, resolved.tokenizer, context.world, resolved.dtype, position, made_of)
         del model
     return load_for_run(resolved, context, str(final), rope, resolved.dtype)
 
 
-def _export_adapter(run: _Run, checkpoint: Path, rope: RopeAt) -> None:
+def _final_weights(run: _Run, last: Path) -> tuple[FinalWeights, Position]:
+    """The checkpoints to export, and the progress of the run."""
+    world = run.context.world
+    found = world.on_rank_0(lambda: final_weights(run.output, run.resolved.recipe, last))
+    check_whole(found, world)
+    if (made_of := found.record()) is not None:
+        run.context.rank_0_reporter.note(f"the result has the weights of {describe_weights(made_of)}")
+    return found, world.on_rank_0(lambda: read_position(last))
+
+
+def _export_adapter(run: _Run, weights: FinalWeights, position: Position, rope: RopeAt) -> None:
     resolved, alone = run.resolved, RunContext()
     model = load_for_run(
         resolved,
@@ -481,6 +516,7 @@ def _export_adapter(run: _Run, checkpoint: Path, rope: RopeAt) -> None:
         other_ropes=resolved.other_ropes[-1],
         with_adapter=True,
     )
+    (checkpoint,) = weights.checkpoints
     load_weights(checkpoint, model, alone.world)
     export_adapter(
         model,
@@ -490,7 +526,8 @@ def _export_adapter(run: _Run, checkpoint: Path, rope: RopeAt) -> None:
         resolved.dtype,
         resolved.target,
         model_digest(resolved.model),
-        read_position(checkpoint),
+        position,
+        weights.record(),
     )
 
 

@@ -21,9 +21,11 @@ from ropewalk.training.checkpoint.files import (
     latest_whole,
     place_of,
     read_export_record,
+    read_exported_weights,
     read_position,
 )
 from ropewalk.training.documents import DATA, ROWS, RunInputs, read_run_inputs
+from ropewalk.training.final_weights import exported_as
 from ropewalk.training.measurement import DURING, during_files, evaluation_file, evaluation_record
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe.changes import Changes, Progress, changes
@@ -203,6 +205,18 @@ def reached(output: Path, start: Start, world: World) -> Reached:
         damage = damage or (None if spoilt is None else f"its adapter: {spoilt}")
     exported = world.on_rank_0(lambda: _exported_position(model)) if there and damage is None else None
     end = (len(start.recipe.stages) - 1, start.recipe.stages[-1].steps)
+    changed = None
+    made_of = world.on_rank_0(lambda: read_exported_weights(model)) if exported is not None else None
+    if exported is not None and exported_as(made_of) != start.recipe.export:
+        was, now = exported_as(made_of).weights, start.recipe.export.weights
+        if checkpoint is None:
+            raise world.known_to_all(
+                RopewalkError(
+                    f"export of the recipe differs from that of the model in {model} ({was} -> {now}), but the run has "
+                    "no checkpoint left to export; restore the old value"
+                )
+            )
+        exported, changed = None, f"export changes from {was} to {now}"
     if checkpoint is None:
         position = exported
         if there and exported is None:
@@ -238,7 +252,8 @@ def reached(output: Path, start: Start, world: World) -> Reached:
     if there and exported is None:
         assert checkpoint is not None
         how = f"from {checkpoint.name}" if complete else f"after the steps that follow {checkpoint.name}"
-        why = f"{model} is not what the run saved ({damage}); it will be exported again {how}"
+        wrong = changed or f"{model} is not what the run saved ({damage})"
+        why = f"{wrong}; it will be exported again {how}"
     elif position is not None:
         why = f"the run continues after step {position.step} of stage {position.stage + 1}"
     else:

@@ -24,6 +24,7 @@ from ropewalk.rope import RopeMethod
 from ropewalk.training.checkpoint.files import CHECKPOINTS, Position
 from ropewalk.training.checkpoint.sharded import load_checkpoint, load_weights
 from ropewalk.training.checkpoint.writing import checkpointing
+from ropewalk.training.final_weights import best_checkpoint
 from ropewalk.training.measurement import Measurement, measure_during, tracked
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
@@ -115,20 +116,31 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
                 )
             advance(done, f"loss {result.loss:.3f}  {result.tokens / seconds:,.0f} tokens/s")
             reached, ends = Position(run.number, done, tokens), done == stage.steps
+            # No checkpoint right after skipped steps: a retry should start before the divergence.
+            due = (done % recipe.checkpoints.every == 0 and not skipped) or ends
             # Before the checkpoint, so that a run that resumes from it has all measurements up to its step.
             if (
                 run.measurement is not None
                 and not skipped
                 and (ends or done % (recipe.evaluation.every or done) == 0)
             ):
+                # Whatever turns out to be the best of the last stage can be exported.
+                due = due or (recipe.export.weights == "best" and run.number == len(recipe.stages) - 1)
                 said = _beside(advance, done)
                 results = measure_during(reached, model, run.measurement, context, said)
                 metrics.track(tracked(results), run.steps_before + done)
-            # No checkpoint right after skipped steps: a retry should start before the divergence.
-            if (done % recipe.checkpoints.every == 0 and not skipped) or ends:
-                last = checkpoints.save(reached)
+            if due:
+                last = checkpoints.save(reached, _best(run, reached))
     assert last is not None
     return last
+
+
+def _best(run: StageRun, reached: Position) -> Path | None:
+    """The checkpoint to keep because it is the best so far; None if the run does not export the best."""
+    recipe, output = run.at.resolved.recipe, run.at.output
+    if recipe.export.weights != "best":
+        return None
+    return run.at.context.world.on_rank_0(lambda: best_checkpoint(output, recipe, reached))
 
 
 def _beside(advance: Advance, step: int) -> Callable[[str, int, int], None]:

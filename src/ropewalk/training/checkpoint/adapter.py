@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def export_adapter(
     context: int,
     digest: str | None,
     position: Position,
+    weights: Mapping[str, Any] | None = None,
 ) -> None:
     """Write an adapter's folder, merge the adapter into the model in place, and export the model.
 
@@ -60,6 +62,7 @@ def export_adapter(
         context: longest input in tokens.
         digest: digest of the base model; None if it is unknown.
         position: progress of the run that the adapter comes from.
+        weights: the checkpoint that is exported, for the record; None for the last one.
     """
     model = trained.model
     there = adapter_of(model)
@@ -71,6 +74,6 @@ def export_adapter(
         write_text(
             partial / "README.md", README.format(context=context, digest=digest or "unknown", **quoted)
         )
-        write_export_record(partial, position)
+        write_export_record(partial, position, weights)
     merge_adapter(model)
-    export_model(trained, merged, tokenizer, World(), dtype, position)
+    export_model(trained, merged, tokenizer, World(), dtype, position, weights)

@@ -149,17 +149,24 @@ def read_record(path: Path) -> Record:
         raise RopewalkError(f"{path} is not a checkpoint of a run: {RECORD} lacks {error}") from error
 
 
-def write_export_record(folder: Path, position: Position | None) -> None:
+def write_export_record(
+    folder: Path, position: Position | None, weights: Mapping[str, Any] | None = None
+) -> None:
     """Write the digests of all files of an exported model into its folder.
 
     Args:
         folder: folder of the model, with all other files written.
         position: progress of the run that the weights come from; None if they are not from a run.
+        weights: the checkpoints that were exported; None for the last one.
     """
     files = digests(path for path in folder.iterdir() if path.is_file())
     write_sealed(
         folder / EXPORT_RECORD,
-        {"version": VERSION, "position": None if position is None else asdict(position)},
+        {
+            "version": VERSION,
+            "position": None if position is None else asdict(position),
+            **({} if weights is None else {"weights": dict(weights)}),
+        },
         files,
     )
 
@@ -184,6 +191,14 @@ def read_export_record(folder: Path) -> tuple[Position | None, dict[str, FileDig
         raise RopewalkError(f"{EXPORT_RECORD} is damaged: {error}") from error
     except KeyError as error:
         raise RopewalkError(f"{EXPORT_RECORD} is damaged: it lacks {error}") from error
+
+
+def read_exported_weights(folder: Path) -> dict[str, Any] | None:
+    """Which checkpoints an intact exported model was made of; None for the last one."""
+    found: dict[str, Any] | None = parse_json((folder / EXPORT_RECORD).read_text(encoding="utf-8")).get(
+        "weights"
+    )
+    return found
 
 
 def check_export(folder: Path, world: World | None = None) -> str | None:
@@ -289,9 +304,11 @@ def told_to_all(world: World, value: Any) -> list[Any]:
     return values
 
 
-def keep_latest(folder: Path, keep: int) -> None:
-    """Delete all complete checkpoints except the latest ``keep``."""
+def keep_latest(folder: Path, keep: int, best: Path | None = None) -> None:
+    """Delete all complete checkpoints except the latest ``keep`` and the best."""
     for path in checkpoints_in(folder)[:-keep]:
+        if best is not None and path.name == best.name:
+            continue
         # Rename before deleting, so that a half-deleted folder is never mistaken for a checkpoint.
         with writing(path):
             retired = unique_name(path, DELETED)

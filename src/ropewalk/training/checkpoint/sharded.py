@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -112,8 +113,12 @@ class ShardedCheckpoints:
                 # The writer thread has ended, so no collective is pending on the group.
                 dist.destroy_process_group(self._world.control)
 
-    def save(self, position: Position) -> Path:
+    def save(self, position: Position, best: Path | None = None) -> Path:
         """Write a checkpoint, after waiting for the one in progress.
+
+        Args:
+            position: progress of the run.
+            best: an earlier checkpoint to keep, whatever its age.
 
         Returns:
             The checkpoint's folder; with ``asynchronous`` it exists after :meth:`wait`.
@@ -129,11 +134,11 @@ class ShardedCheckpoints:
             **{f"{RANDOM}{device}.{self._world.rank}": t for device, t in random_states().items()},
         }
         if self._writers is None:
-            self._write(position, state)
+            self._write(position, state, best)
         else:
             # Training changes the tensors while the thread writes, so it writes a copy.
             copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
-            self._writing = self._writers.submit(self._write, position, copies)
+            self._writing = self._writers.submit(self._write, position, copies, best)
         return self.folder / checkpoint_name(position)
 
     def wait(self) -> None:
@@ -146,7 +151,7 @@ class ShardedCheckpoints:
             writing_, self._writing = self._writing, None
             writing_.result()
 
-    def _write(self, position: Position, state: dict[str, Tensor]) -> None:
+    def _write(self, position: Position, state: dict[str, Tensor], best: Path | None) -> None:
         """Write one checkpoint, possibly in the writer thread; every phase succeeds or fails on all ranks together."""
         world = self._world
         path = self.folder / checkpoint_name(position)
@@ -155,12 +160,19 @@ class ShardedCheckpoints:
         try:
             _write_shards(path, partial, state, world)
             files = _digests_of_all(path, partial, world)
-            world.on_rank_0(lambda: self._commit(position, path, partial, files))
+            world.on_rank_0(lambda: self._commit(position, path, partial, files, best))
         finally:
             if world.is_rank_0:
                 shutil.rmtree(partial, ignore_errors=True)
 
-    def _commit(self, position: Position, path: Path, partial: Path, files: dict[str, FileDigest]) -> None:
+    def _commit(
+        self,
+        position: Position,
+        path: Path,
+        partial: Path,
+        files: dict[str, FileDigest],
+        best: Path | None,
+    ) -> None:
         with writing(path):
             there = {each.name: each for each in partial.iterdir()}
             if unseen := sorted(files.keys() - there.keys()):
@@ -189,7 +201,7 @@ class ShardedCheckpoints:
             sync_folder(self.folder)
             if retired is not None:
                 shutil.rmtree(retired)
-        keep_latest(self.folder, self.keep)
+        keep_latest(self.folder, self.keep, best)
 
 
 def load_checkpoint(
@@ -255,6 +267,7 @@ def export_model(
     world: World,
     dtype: torch.dtype,
     position: Position | None = None,
+    weights: Mapping[str, Any] | None = None,
 ) -> None:
     """Export a folder that plain transformers loads; rank 0 gathers the model, every rank must call this function.
 
@@ -267,6 +280,7 @@ def export_model(
         world: ranks that hold the model.
         dtype: dtype of the exported weights.
         position: progress of the run that the weights come from; None if they are not from a run.
+        weights: the checkpoints that are exported, for the record; None for the last one.
 
     Raises:
         RopewalkError: on every rank, if rank 0 cannot write.
@@ -279,7 +293,7 @@ def export_model(
             # transformers wrote the dtype of the model in memory, which may differ from that of the exported weights.
             config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
             write_json(partial / "config.json", {**config, "dtype": str(dtype).removeprefix("torch.")})
-            write_export_record(partial, position)
+            write_export_record(partial, position, weights)
 
     world.on_rank_0(write)
 

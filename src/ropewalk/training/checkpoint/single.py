@@ -29,9 +29,15 @@ TENSORS = "training_state.safetensors"
 
 
 def save_checkpoint(
-    folder: Path, model: Any, tokenizer: Any, optimizer: MasterAdamW, position: Position, keep: int
+    folder: Path,
+    model: Any,
+    tokenizer: Any,
+    optimizer: MasterAdamW,
+    position: Position,
+    keep: int,
+    best: Path | None = None,
 ) -> Path:
-    """Write a checkpoint to a subfolder of ``folder`` atomically, then delete all but the latest ``keep``.
+    """Write a checkpoint to a subfolder of ``folder`` atomically, then delete all but the latest ``keep`` and the best.
 
     Its weights are the optimiser's float32 masters, whatever dtype the model computes in.
     """
@@ -46,7 +52,7 @@ def save_checkpoint(
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, partial / TENSORS)
         files = digests(path for path in partial.iterdir() if path.is_file())
         write_record(partial, Record(position, files, random_states=tuple(random_states())))
-    keep_latest(folder, keep)
+    keep_latest(folder, keep, best)
     return path
 
 

@@ -19,8 +19,13 @@ from ropewalk.training.recipe.recipe import Checkpoints
 class Checkpointing(Protocol):
     """Writer of a stage's checkpoints."""
 
-    def save(self, position: Position) -> Path:
-        """Write a checkpoint and return its folder, which may be incomplete until the end of the stage."""
+    def save(self, position: Position, best: Path | None = None) -> Path:
+        """Write a checkpoint and return its folder, which may be incomplete until the end of the stage.
+
+        Args:
+            position: progress of the run.
+            best: an earlier checkpoint to keep, whatever its age.
+        """
 
 
 @contextmanager
@@ -59,7 +64,7 @@ class _Whole:
         self.folder, self.model, self.optimizer = folder, model, optimizer
         self.tokenizer, self.keep = tokenizer, keep
 
-    def save(self, position: Position) -> Path:
+    def save(self, position: Position, best: Path | None = None) -> Path:
         return save_checkpoint(
-            self.folder, self.model.model, self.tokenizer, self.optimizer, position, self.keep
+            self.folder, self.model.model, self.tokenizer, self.optimizer, position, self.keep, best
         )

@@ -12,6 +12,7 @@ from ropewalk.io.settings import FREE, ONWARD, SAME, Count, Length, OnResume, Se
 from ropewalk.models.adapter_settings import AdapterSettings
 from ropewalk.training.recipe.data import Data
 from ropewalk.training.recipe.evaluation import Evaluation
+from ropewalk.training.recipe.export import Export
 from ropewalk.training.recipe.rope import Rope, Search, ShortContext
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Checkpoints",
     "Data",
     "Evaluation",
+    "Export",
     "Length",
     "Optimizer",
     "Parallel",
@@ -209,6 +211,9 @@ class Recipe(Settings):
     checkpoints: Checkpoints = Field(
         Checkpoints(), description="how often to save, and how many checkpoints to keep"
     )
+    export: Annotated[Export, FREE] = Field(
+        Export(), description="which weights become the result: last, best or average, or the keys below"
+    )
     evaluation: Evaluation = Field(Evaluation(), description="measurements before and after training")
     seed: Annotated[int, DECIDES] = Field(
         0, ge=0, lt=2**32, description="random seed for the order of rows and for evaluation samples"
@@ -256,6 +261,61 @@ class Recipe(Settings):
                     f"stages.{number}.context {after} is shorter than the stage before it ({before})"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _export_finds_its_weights(self) -> Recipe:
+        export, steps = self.export, self.stages[-1].steps
+        if export.weights == "last":
+            return self
+        if not steps:
+            raise ValueError(
+                f"export {export.weights} needs training in the last stage, which has 0 steps; set last"
+            )
+        if self.short_context is not None:
+            raise ValueError(
+                f"export {export.weights} is not possible with short_context, which searches factors for the last "
+                "weights; set last, or omit short_context"
+            )
+        if export.weights == "average":
+            self._check_average(steps)
+        else:
+            self._check_best()
+        return self
+
+    def _check_average(self, steps: int) -> None:
+        number, checkpoints = self.export.average_of, self.checkpoints
+        if self.adapter is not None:
+            raise ValueError(
+                "export average is not possible with adapter, as the mean of small matrices is not that of the models; "
+                "set last or best"
+            )
+        if checkpoints.keep < number:
+            raise ValueError(
+                f"export averages {number} checkpoints, but checkpoints.keep is {checkpoints.keep}; set it to {number} "
+                "or more, or export.average_of to fewer"
+            )
+        written = -(-steps // checkpoints.every)
+        if written < number:
+            raise ValueError(
+                f"export averages {number} checkpoints, but the last stage writes {written} in its {steps} steps; set "
+                "checkpoints.every or export.average_of to less"
+            )
+
+    def _check_best(self) -> None:
+        evaluation, by = self.evaluation, self.export.by
+        if evaluation.every is None:
+            raise ValueError("export best needs evaluation during training; set evaluation.every")
+        suites = evaluation.in_training().suites
+        if by is None and len(suites) > 1:
+            raise ValueError(
+                f"export best needs export.by, since evaluation during training measures {', '.join(suites)}; name "
+                "one of these"
+            )
+        if by is not None and by.split("/")[0] not in suites:
+            raise ValueError(
+                f"export.by is {by}, but evaluation during training measures only {', '.join(suites)}; set it to one "
+                "of these, or to one score such as passkey/1024"
+            )
 
     @model_validator(mode="after")
     def _short_factors_have_a_place(self) -> Recipe:

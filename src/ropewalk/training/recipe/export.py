@@ -1,0 +1,64 @@
+"""Export section of a recipe: which weights become the result of a run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from ropewalk.io.settings import FREE, Count, Settings
+
+AVERAGE_OF = 5
+
+
+class Export(Settings):
+    """Which weights of the last stage a run exports; a plain word, such as ``average``, sets ``weights``."""
+
+    on_resume = FREE
+
+    weights: Literal["last", "best", "average"] = Field(
+        "last",
+        description="last: those after the last step; best: those with the best score during training; average: the "
+        "mean of the last checkpoints' weights (arXiv:2411.13476 averages the scores of five checkpoints instead)",
+    )
+    average_of: Count = Field(
+        AVERAGE_OF,
+        ge=2,
+        description="average: number of latest checkpoints; checkpoints.keep must be as large",
+    )
+    by: str | None = Field(
+        None,
+        min_length=1,
+        description="best: the score that decides, such as passkey, passkey/1024 or ruler/vt/4096; the mean of all "
+        "scores that begin so. Of equal scores the latest is the best. default: the only suite during training",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_word(cls, value: Any) -> Any:
+        return {"weights": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Export:
+        if self.average_of != AVERAGE_OF and self.weights != "average":
+            raise ValueError(
+                f"average_of {self.average_of} has no effect with weights {self.weights}; omit it"
+            )
+        if self.by is not None and self.weights != "best":
+            raise ValueError(f"by {self.by} has no effect with weights {self.weights}; omit it")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> Any:
+        """Write a plain word if nothing else is set."""
+        return self.weights if Export(weights=self.weights) == self else handler(self)
+
+    def selects(self, name: str, only: str) -> bool:
+        """Whether a measurement's score decides which weights are the best.
+
+        Args:
+            name: name of the measurement, such as ``passkey/1024``.
+            only: name to go by if the recipe gives none.
+        """
+        by = (self.by or only).split("/")
+        return name.split("/")[: len(by)] == by
