@@ -30,6 +30,13 @@ def test_the_defaults_are_those_of_longlora():
     assert parse_recipe(yaml.safe_dump(RECIPE), "test").adapter is None
 
 
+def test_a_name_alone_is_the_method_or_the_only_entry():
+    assert parse_recipe(yaml.safe_dump({**RECIPE, "adapter": "lora"}), "test").adapter == adapter()
+    assert adapter(targets="q_proj", also_train="norms") == adapter(targets=["q_proj"], also_train=["norms"])
+    with pytest.raises(RopewalkError, match=r"unknown adapter.method 'loha'"):
+        parse_recipe(yaml.safe_dump({**RECIPE, "adapter": "loha"}), "test")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

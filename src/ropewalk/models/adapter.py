@@ -93,7 +93,7 @@ class NewAdapter:
 
     def __str__(self) -> str:
         settings = self.settings
-        also = f", and {' and '.join(settings.also_train)}" if settings.also_train else ""
+        also = f" with {' and '.join(settings.also_train)}" if settings.also_train else ""
         return (
             f"LoRA of rank {settings.rank} and alpha {settings.alpha:g} on {', '.join(settings.targets)}{also}: "
             f"{self.trained:,} of {self.trained + self.frozen:,} parameters are trained"

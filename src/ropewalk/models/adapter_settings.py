@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from ropewalk.io.settings import Count, OnResume, Settings
 
@@ -15,7 +15,10 @@ AlsoTrained = Literal["embeddings", "norms"]
 
 
 class AdapterSettings(Settings):
-    """LoRA: each chosen linear layer gets two small matrices, and only they are trained (arXiv:2106.09685)."""
+    """LoRA: each chosen linear layer gets two small matrices, and only they are trained (arXiv:2106.09685).
+
+    A plain string in a recipe is the method, and a plain string in place of a list its only entry.
+    """
 
     on_resume = OnResume("fixed", "the run's checkpoints depend on it")
 
@@ -52,6 +55,16 @@ class AdapterSettings(Settings):
         description="keep frozen linear layers in 4 bits while training (QLoRA, arXiv:2305.14314); needs the package "
         "bitsandbytes, one process on CUDA, and precision bfloat16",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"method": value} if isinstance(value, str) else value
+
+    @field_validator("targets", "also_train", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
     @field_validator("targets")
     @classmethod

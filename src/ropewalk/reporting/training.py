@@ -217,6 +217,8 @@ def describe_run(result: RunResult) -> Iterator[Part]:
         yield table.rich()
     yield ""
     facts = [("model", str(result.model))]
+    if result.adapter is not None:
+        facts.append(("adapter", str(result.adapter)))
     if result.short_context is not None:
         facts.append(("short", describe_short_context(result.short_context)))
     if result.exported is not None:
