@@ -147,6 +147,14 @@ def test_ties_go_to_the_latest_and_a_missing_score_is_never_the_best(values, tmp
     assert best_checkpoint(tmp_path, recipe, None) is None
 
 
+def test_of_equal_perplexities_the_latest_is_the_best(values, tmp_path):
+    recipe = recipe_of(values, export="best", evaluation={"suites": ["perplexity"], "every": 1})
+    for step, score in enumerate((9.0, 7.0, 7.0, 8.0), start=1):
+        found = TaskResult("perplexity", "perplexity", 128, 2, score, (5.0, 10.0), unit="perplexity")
+        _write_results(tmp_path, during(Position(0, step, 0)), [found])
+    assert best_checkpoint(tmp_path, recipe, Position(0, 4, 0)).name == "stage0-step000003"
+
+
 def test_a_deleted_or_damaged_checkpoint_is_refused_by_name(values, tmp_path, capsys):
     best = {**values, "evaluation": {**values["evaluation"], "every": 2}, "export": "best"}
     extend(recipe_of(best))

@@ -85,6 +85,23 @@ def test_the_training_of_two_processes_is_the_same_to_the_last_bit(two_stages, t
         assert two["scores"][0]["score"] == pytest.approx(one["scores"][0]["score"], rel=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["auto", {"shard": 2}], ids=str)
+def test_the_training_of_an_adapter_is_the_same_to_the_last_bit(recipe_values, tmp_path, two_ranks, parallel):
+    values = {**recipe_values, "adapter": {"rank": 2}, "parallel": parallel}
+    plain = beside(values, tmp_path, "plain")
+    often = beside({**values, "export": "best"}, tmp_path, "often", every=1)
+    for each in (plain, often):
+        if parallel == "auto":
+            extend(recipe_of(each))
+        else:
+            two_ranks.run(extended, each)
+    assert steps_of(plain["output"]) == steps_of(often["output"])
+    (best,) = json.loads((Path(often["output"]) / "summary.json").read_text())["exported"]["checkpoints"]
+    last = best == "stage0-step000006"
+    assert (weights_of(plain["output"]) == weights_of(often["output"])) == last
+
+
 def test_random_numbers_and_modes_are_those_from_before(tiny_checkpoint):
     model = load_model(str(tiny_checkpoint), AS_IT_IS, torch.float32, torch.device("cpu"))
     whole = LossModel(model, OutputHead.of(model)).train()
