@@ -342,12 +342,12 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(recipe_values, tmp_p
 
     save = checkpointing.save_checkpoint
 
-    def full(folder, model, tokenizer, optimizer, position, keep):
+    def full(folder, model, tokenizer, optimizer, position, keep, best=None):
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         if position.step == 4:
             resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
         try:
-            return save(folder, model, tokenizer, optimizer, position, keep)
+            return save(folder, model, tokenizer, optimizer, position, keep, best)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
@@ -435,8 +435,8 @@ def unfinished(recipe_values) -> Path:
 
     save = checkpointing.save_checkpoint
 
-    def cut_off(folder, model, tokenizer, optimizer, position, keep):
-        save(folder, model, tokenizer, optimizer, position, keep)
+    def cut_off(*arguments):
+        save(*arguments)
         raise InterruptedError
 
     checkpointing.save_checkpoint = cut_off
