@@ -46,7 +46,10 @@ LONGROPE = {"context": 8192, "steps": 0, "rope": "longrope"}
     ("keys", "message"),
     [
         ({"export": "lsat"}, r"unknown export\.weights 'lsat'; did you mean last\?"),
-        ({"export": 5}, r"export must be a mapping|export"),
+        (
+            {"export": 5},
+            r"export must be last, best, average, or a mapping of weights, average_of and by, got 5",
+        ),
         ({"export": {"weight": "last"}}, r"unknown key export\.weight; did you mean weights\?"),
         ({"export": {"average_of": 3}}, r"average_of 3 has no effect with weights last; omit it"),
         (
