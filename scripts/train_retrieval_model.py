@@ -92,7 +92,8 @@ def train_tokenizer(
             show_progress=False,
         ),
     )
-    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in PHRASES])
+    phrases = [AddedToken(phrase, normalized=False) for phrase in PHRASES]  # codespell:ignore normalized
+    tokenizer.add_tokens(phrases)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, BOS_ID)]
     )

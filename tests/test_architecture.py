@@ -43,6 +43,7 @@ ALLOWED = {
         "rope",
         "search",
     },
+    "experiments": {"evaluation", "parallel", "training"},
     "verification": {
         "attention",
         "data",
@@ -56,6 +57,7 @@ ALLOWED = {
         "audit",
         "data",
         "evaluation",
+        "experiments",
         "models",
         "planning",
         "rope",

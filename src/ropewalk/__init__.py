@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ropewalk.attention.layout import PackedLayout, Row
     from ropewalk.data.run import pack
     from ropewalk.errors import EngineError, RopewalkError
-    from ropewalk.evaluation.record import compare_folders as compare
     from ropewalk.evaluation.run import evaluate
+    from ropewalk.experiments.run import run as compare
     from ropewalk.models.load import ModelSetup, load_model
     from ropewalk.parallel.context import RunContext
     from ropewalk.planning.inspection import inspect
@@ -37,7 +37,7 @@ _HOMES = {
     "Row": "attention.layout",
     "RunContext": "parallel.context",
     "attend": "attention",
-    "compare": "evaluation.record:compare_folders",
+    "compare": "experiments.run:run",
     "evaluate": "evaluation.run",
     "extend": "training.run",
     "inspect": "planning.inspection",

@@ -27,6 +27,7 @@ SUMMARIES = {
     "data": "Pack documents into training rows; inspect documents and rows.",
     "search": "Search rescale factors (LongRoPE) for a longer context; show and import tables of them.",
     "extend": "Extend a model's context: evaluate, change RoPE, train, evaluate again, save.",
+    "compare": "Compare choices: run a recipe with varied keys and seeds, or read finished runs.",
     "recipe": "List and show the shipped recipes, and check a recipe before a run.",
     "export": "Write a checkpoint with a factor table in its config (as longrope) and unchanged weights.",
     "eval": "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",

@@ -262,9 +262,9 @@ def _fields(model: type[BaseModel], path: tuple[str, ...], group: str, optional:
         if any(each.hidden for each in said):
             continue
         if any(each.argument for each in said):
-            yield Setting(
-                (*path, name), name.upper(), field, ARGUMENTS, True, required=field.get_default() is not None
-            )
+            several = typing.get_origin(field.annotation) is tuple
+            needed = field.get_default() is not None
+            yield Setting((*path, name), name.upper(), field, ARGUMENTS, True, several, needed)
         elif inner is not None:
             yield from _fields(inner, (*path, name), group, optional or field.default is None)
         else:

@@ -92,11 +92,12 @@ class _Terminated(BaseException):
 
 
 @contextmanager
-def ended_by_sigterm(what: str) -> Iterator[None]:
+def ended_by_sigterm(what: str, left: str = "and left nothing behind") -> Iterator[None]:
     """Let SIGTERM close pools and scratch folders that are open in the block, as Ctrl-C does.
 
     Args:
         what: name of the command, for the message.
+        left: what is left of the work, for the message.
 
     Raises:
         RunFailure: if SIGTERM arrived.
@@ -116,7 +117,7 @@ def ended_by_sigterm(what: str) -> Iterator[None]:
     try:
         yield
     except _Terminated:
-        raise RunFailure(f"{what} was ended by SIGTERM, and left nothing behind") from None
+        raise RunFailure(f"{what} was ended by SIGTERM, {left}") from None
     finally:
         signal.signal(signal.SIGTERM, before)
 

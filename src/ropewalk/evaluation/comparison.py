@@ -101,7 +101,7 @@ def compare(a: Sequence[TaskResult], b: Sequence[TaskResult], seed: int = 0) -> 
         same = tasks == y.details.get("tasks")
         return [each for each in found if each is not None] if same and None not in found else []
 
-    return _holm([_difference(x, y, parts(x, y), seed) for x, y in pairs])
+    return holm([_difference(x, y, parts(x, y), seed) for x, y in pairs])
 
 
 def _difference(a: TaskResult, b: TaskResult, parts: Sequence[_Pair], seed: int) -> ScoreDifference:
@@ -127,7 +127,7 @@ def _difference(a: TaskResult, b: TaskResult, parts: Sequence[_Pair], seed: int)
             return replace(empty, reason=f"the score of {name} is not a finite number")
     strata = []
     for x, y in parts:
-        paired = _deltas(x, y)
+        paired = paired_samples(x, y)
         if isinstance(paired, str):
             return replace(empty, reason=paired if x is a else f"{x.task}: {paired}")
         strata.append(paired)
@@ -159,7 +159,7 @@ _Stratum = tuple[NDArray[np.float64], NDArray[np.float64]]
 """The difference B - A of each sample, and the sample's weight, both ``[n]``."""
 
 
-def _deltas(a: TaskResult, b: TaskResult) -> _Stratum | str:
+def paired_samples(a: TaskResult, b: TaskResult) -> _Stratum | str:
     """Return the paired samples of two results, or the reason why they cannot be paired."""
     asked = a.details.get(SAMPLES)
     if asked is None and SAMPLES not in b.details:
@@ -221,7 +221,7 @@ def exchange_p_value(strata: Sequence[_Stratum], seed: int) -> float:
     return (1 + int((np.abs(flips) >= observed).sum())) / (RESAMPLES + 1)
 
 
-def _holm(differences: Sequence[ScoreDifference]) -> list[ScoreDifference]:
+def holm(differences: Sequence[ScoreDifference]) -> list[ScoreDifference]:
     """Apply Holm's step-down correction: multiply each p-value by the number of remaining hypotheses, monotonically."""
     tested = sorted(
         (i for i, each in enumerate(differences) if not math.isnan(each.p_value)),

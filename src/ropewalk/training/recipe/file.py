@@ -177,11 +177,20 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def override_value(text: str, option: str) -> Any:
+    """Parse the YAML value of an option such as ``--set stages.0.steps``.
+
+    Raises:
+        RopewalkError: if it is not valid YAML.
+    """
+    return _yaml(text, f"the value of {option}")
+
+
 def _override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise RopewalkError(f"--set needs key=value, got {override!r}")
-    value = _yaml(text, f"the value of --set {key}")
+    value = override_value(text, f"--set {key}")
     *parents, last = key.split(".")
     target: Any = values
     for part in parents:

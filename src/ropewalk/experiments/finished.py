@@ -1,0 +1,152 @@
+"""Finished runs and evaluations: their results, their recipe and what they cost, read from their folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.store import RESULTS, read_record
+from ropewalk.io.files import parse_json
+from ropewalk.training.metrics import MetricsLog
+from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.run_folder import METRICS, RECIPE, SUMMARY
+
+NOT_COMPARED = ("output", "history", "checkpoints", "trackers", "seed")
+"""Keys of a recipe that make no other cell: where it writes, what it keeps, and the seed."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the training of one run cost.
+
+    Attributes:
+        hours: time of its training steps.
+        tokens_per_second: tokens over that time; None if it did not train.
+    """
+
+    hours: float
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run, or an evaluation.
+
+    Attributes:
+        folder: its folder.
+        results: results after training, or of the evaluation.
+        recipe: flat keys and values of its recipe; None for an evaluation.
+        seed: seed of the run, or of the evaluation's samples.
+        cost: cost of its training; None for an evaluation.
+    """
+
+    folder: Path
+    results: tuple[TaskResult, ...]
+    recipe: Mapping[str, Any] | None
+    seed: int
+    cost: Cost | None
+
+
+def read_finished(folder: Path) -> Finished:
+    """Read a finished run, or the folder of a finished evaluation.
+
+    Raises:
+        RopewalkError: if the folder has neither, or its files are damaged.
+    """
+    summary = folder / SUMMARY
+    if not summary.is_file():
+        if folder.is_dir() and not (folder / RESULTS).is_file():
+            begun = "the run in it is not finished" if (folder / RECIPE).is_file() else f"no {SUMMARY}"
+            raise RopewalkError(f"{folder} has no finished run or evaluation: {begun}, and no {RESULTS}")
+        record, results = read_record(folder)
+        return Finished(folder, tuple(results), None, int(record["settings"].get("seed", 0)), None)
+    try:
+        values = parse_json(summary.read_text(encoding="utf-8"), strict=True)
+        results = [TaskResult.from_json(each) for each in values["after"]]
+        recipe = parse_recipe((folder / RECIPE).read_text(encoding="utf-8"), str(folder / RECIPE))
+    except OSError as error:
+        raise RopewalkError(f"cannot read {error.filename}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RopewalkError(f"{summary} is damaged ({error}); delete it and resume the run") from error
+    plain = recipe.model_dump(mode="json")
+    data = {key: value for key, value in plain["data"].items() if key != "cache"}
+    kept = {key: value for key, value in plain.items() if key not in NOT_COMPARED} | {"data": data}
+    return Finished(folder, tuple(results), dict(_flat(kept)), recipe.seed, _cost(folder))
+
+
+def _cost(folder: Path) -> Cost:
+    steps = MetricsLog(folder / METRICS).read()
+    seconds = sum(float(step.get("seconds") or 0) for step in steps)
+    tokens = sum(
+        float(step.get("seconds") or 0) * float(step.get("tokens_per_second") or 0) for step in steps
+    )
+    return Cost(seconds / 3600, tokens / seconds if seconds else None)
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict | list) and value:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, item in pairs:
+            yield from _flat(item, f"{key}.{name}".lstrip("."))
+    else:
+        yield key, value
+
+
+def cells_of(runs: Sequence[Finished]) -> dict[str, dict[int, Finished]]:
+    """Group finished runs into cells: runs that differ by their seed alone are one cell.
+
+    Cells are named by the keys in which recipes differ, or by their folders, in the order given.
+
+    Raises:
+        RopewalkError: if two runs are the same cell with the same seed.
+    """
+    groups: list[list[Finished]] = []
+    for run in runs:
+        group = next(
+            (each for each in groups if run.recipe is not None and each[0].recipe == run.recipe), None
+        )
+        if group is None:
+            groups.append([run])
+        else:
+            group.append(run)
+    differing = _differing([group[0].recipe for group in groups])
+    found: dict[str, dict[int, Finished]] = {}
+    for group in groups:
+        first = group[0]
+        name = first.folder.name
+        if first.recipe is not None and differing:
+            name = ",".join(f"{_last(key, differing)}={_word(first.recipe.get(key))}" for key in differing)
+        if name in found:
+            name = str(first.folder)
+        cell = found.setdefault(name, {})
+        for run in group:
+            if run.seed in cell:
+                raise RopewalkError(
+                    f"{cell[run.seed].folder} and {run.folder} are runs of the same recipe with the same seed; leave "
+                    "one out"
+                )
+            cell[run.seed] = run
+    return found
+
+
+def _differing(recipes: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    """Keys in which recipes differ; empty if one has no recipe, or too many differ for a name."""
+    known = [recipe for recipe in recipes if recipe is not None]
+    if len(known) < len(recipes):
+        return []
+    keys = dict.fromkeys(key for recipe in known for key in recipe)
+    found = [key for key in keys if any(recipe.get(key) != known[0].get(key) for recipe in known)]
+    return found if len(found) <= 4 else []
+
+
+def _last(key: str, keys: Sequence[str]) -> str:
+    last = key.rpartition(".")[2]
+    return last if [other.rpartition(".")[2] for other in keys].count(last) == 1 else key
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value)

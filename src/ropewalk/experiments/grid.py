@@ -1,0 +1,236 @@
+"""The grid of an experiment: every combination of the varied values, each with every seed, as recipes."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ropewalk.errors import RopewalkError
+from ropewalk.training import load_recipe
+from ropewalk.training.recipe.file import override_value
+from ropewalk.training.recipe.recipe import Recipe
+
+LONGEST_NAME = 80
+REFUSED = {"seed": "give --seeds", "output": "each run has a folder of its own already"}
+MOST_RUNS = 1000
+"""Most runs of one grid; more is a mistake in --vary."""
+
+
+@dataclass(frozen=True)
+class Varied:
+    """One key that a grid varies.
+
+    Attributes:
+        key: as the user wrote it, perhaps with ``*`` for every entry of a list.
+        values: its values, the reference first.
+    """
+
+    key: str
+    values: tuple[Any, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Varied:
+        """Parse ``KEY=VALUE,...``; a comma inside brackets or quotes belongs to the value.
+
+        Raises:
+            RopewalkError: if there is no key, fewer than two values, or a value occurs twice.
+        """
+        key, separator, values = text.partition("=")
+        if not separator or not key.strip():
+            raise RopewalkError(f"--vary needs KEY=VALUE,VALUE, got {text!r}")
+        found = override_value(f"[{values}]", f"--vary {key}")
+        if not isinstance(found, list) or len(found) < 2:
+            raise RopewalkError(f"--vary {text!r} has fewer than two values, so there is nothing to compare")
+        written = [json.dumps(value) for value in found]
+        if twice := next((value for value in written if written.count(value) > 1), None):
+            raise RopewalkError(f"--vary {text!r} has the value {twice} twice")
+        return cls(key.strip(), tuple(found))
+
+    def assignments(self, value: Any, recipe: Mapping[str, Any]) -> list[str]:
+        """Overrides that give the key a value in a recipe, one for each entry that ``*`` stands for."""
+        keys: list[list[str]] = [[]]
+        for part in self.key.split("."):
+            if part != "*":
+                keys = [[*key, part] for key in keys]
+                continue
+            keys = [[*key, str(n)] for key in keys for n in range(_length(recipe, key, self.key))]
+        return [f"{'.'.join(key)}={json.dumps(value)}" for key in keys]
+
+
+def _length(recipe: Mapping[str, Any], key: Sequence[str], written: str) -> int:
+    """Number of entries of the list that ``*`` stands for."""
+    value: Any = recipe
+    for part in key:
+        value = value[int(part)] if isinstance(value, list) else (value or {}).get(part)
+    if not isinstance(value, list):
+        raise RopewalkError(
+            f"--vary {written}: * stands for the entries of a list, but {'.'.join(key)} is none"
+        )
+    return len(value)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a grid.
+
+    Attributes:
+        cell: name of its cell.
+        seed: seed of the run.
+        folder: output folder.
+        recipe: its recipe.
+    """
+
+    cell: str
+    seed: int
+    folder: Path
+    recipe: Recipe
+
+    @property
+    def file(self) -> Path:
+        """The recipe file, beside the run's folder."""
+        return self.folder.with_suffix(".yaml")
+
+    @property
+    def log(self) -> Path:
+        """What the run printed, beside its folder."""
+        return self.folder.with_suffix(".log")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All runs of an experiment, cell by cell, the reference first.
+
+    Attributes:
+        recipe: name or file of the recipe.
+        varied: the keys that vary.
+        seeds: the seeds.
+        runs: the runs.
+        base: the recipe without what varies, for comparison with an earlier grid in the same folder.
+    """
+
+    recipe: str
+    varied: tuple[Varied, ...]
+    seeds: tuple[int, ...]
+    runs: tuple[Run, ...]
+    base: Mapping[str, Any]
+
+    @property
+    def cells(self) -> list[str]:
+        """Names of the cells, the reference first."""
+        return list(dict.fromkeys(run.cell for run in self.runs))
+
+    def record(self) -> dict[str, Any]:
+        """JSON values that identify the grid."""
+        return {
+            "recipe": self.recipe,
+            "base": self.base,
+            "vary": {varied.key: list(varied.values) for varied in self.varied},
+            "seeds": list(self.seeds),
+        }
+
+
+def make_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[str], output: Path) -> Grid:
+    """Build all recipes of a grid.
+
+    Args:
+        recipe: file or name of a shipped recipe.
+        vary: ``KEY=VALUE,...`` for each varied key.
+        seeds: number of seeds; they count from the recipe's own.
+        overrides: overrides for every cell.
+        output: folder of the experiment.
+
+    Raises:
+        RopewalkError: if a recipe of the grid is not valid; the message names the value.
+    """
+    base = load_recipe(recipe, overrides)
+    values = base.model_dump(mode="json", exclude={"history"})
+    varied = tuple(Varied.parse(text) for text in vary)
+    for each in varied:
+        if each.key in REFUSED:
+            raise RopewalkError(f"--vary {each.key}: {REFUSED[each.key]}")
+        if [other.key for other in varied].count(each.key) > 1:
+            raise RopewalkError(f"--vary {each.key} occurs twice; give all its values at once")
+    numbers = tuple(base.seed + n for n in range(seeds))
+    combinations = list(itertools.product(*(each.values for each in varied)))
+    if len(combinations) * seeds > MOST_RUNS:
+        raise RopewalkError(
+            f"--vary and --seeds give {len(combinations) * seeds:,} runs, more than {MOST_RUNS:,}; vary fewer values"
+        )
+    names = _cell_names(varied, combinations)
+    runs = []
+    for name, combination in zip(names, combinations, strict=True):
+        assigned = [
+            each
+            for key, value in zip(varied, combination, strict=True)
+            for each in key.assignments(value, values)
+        ]
+        for seed in numbers:
+            folder = output / "cells" / name / f"seed-{seed}"
+            own = [f"seed={seed}", f"output={json.dumps(str(folder))}"]
+            if not base.data.rows and base.data.cache is None:
+                # All runs share packed rows: what does not vary is packed once, and is the same for all.
+                own.append(f"data.cache={json.dumps(str(output / 'data'))}")
+            runs.append(Run(name, seed, folder, load_recipe(recipe, [*overrides, *assigned, *own])))
+    fixed = {key: value for key, value in values.items() if key not in ("seed", "output")}
+    return Grid(recipe, varied, numbers, tuple(runs), fixed)
+
+
+def _cell_names(varied: Sequence[Varied], combinations: Sequence[tuple[Any, ...]]) -> list[str]:
+    """Readable names that are safe as folders; a name that is too long or not unique ends in a digest."""
+    lasts = [each.key.rpartition(".")[2] for each in varied]
+    keys = [last if lasts.count(last) == 1 else each.key for last, each in zip(lasts, varied, strict=True)]
+    plain = [
+        ",".join(f"{key}={_word(value)}" for key, value in zip(keys, combination, strict=True))
+        for combination in combinations
+    ]
+    safe = [re.sub(r"[^A-Za-z0-9._=,+-]+", "-", name).strip("-.") for name in plain]
+    found = []
+    for name, combination in zip(safe, combinations, strict=True):
+        if len(name) > LONGEST_NAME or safe.count(name) > 1:
+            digest = hashlib.sha256(json.dumps(combination).encode()).hexdigest()[:8]
+            name = f"{name[:LONGEST_NAME]}-{digest}"
+        found.append(name)
+    return found
+
+
+def _word(value: Any) -> str:
+    """A value as a word of a name."""
+    if isinstance(value, str):
+        return value
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).splitlines()[0].strip("{} ")
+
+
+def refuse_other_grid(before: Mapping[str, Any], now: Mapping[str, Any], output: Path) -> None:
+    """Raise unless a grid continues the one in its folder: more values and seeds may be added, nothing else changes.
+
+    Raises:
+        RopewalkError: with what differs.
+    """
+    advice = "give another --out"
+    if before.get("base") != now["base"]:
+        keys = [key for key in now["base"] if before.get("base", {}).get(key) != now["base"][key]]
+        raise RopewalkError(
+            f"{output} holds a grid of another recipe ({', '.join(keys) or 'other keys'} differ); {advice}"
+        )
+    if list(before["vary"]) != list(now["vary"]):
+        raise RopewalkError(
+            f"{output} holds a grid that varies {', '.join(before['vary'])}, not {', '.join(now['vary'])}; {advice}"
+        )
+    for key, values in before["vary"].items():
+        if now["vary"][key][: len(values)] != values:
+            raise RopewalkError(
+                f"{output} holds a grid with {key}={','.join(map(str, values))}; keep these values first and add to "
+                f"them, or {advice}"
+            )
+    if before["seeds"] != now["seeds"][: len(before["seeds"])]:
+        raise RopewalkError(
+            f"{output} holds a grid with {len(before['seeds'])} seeds; give as many or more, or {advice}"
+        )

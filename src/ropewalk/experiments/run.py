@@ -1,0 +1,369 @@
+"""run: make the grid of a recipe, or read finished runs, and say which differences are more than chance."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.comparison import ScoreDifference
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.experiments.finished import Finished, cells_of, read_finished
+from ropewalk.experiments.grid import Grid, Run, make_grid, refuse_other_grid
+from ropewalk.experiments.settings import CompareSettings
+from ropewalk.experiments.statistics import differences, means_over_seeds
+from ropewalk.io.files import parse_json, write_json, write_text
+from ropewalk.io.json_lines import check_types
+from ropewalk.io.lock import locked
+from ropewalk.io.results import Result
+from ropewalk.parallel.context import RunContext
+from ropewalk.training.preflight import resolve
+from ropewalk.training.recipe.file import dump_recipe
+from ropewalk.training.run_folder import RECIPE, SUMMARY
+
+GRID, COMPARISON = "grid.json", "comparison.json"
+LAST_LINES = 4096
+"""Bytes at the end of a run's log in which its error is looked for."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that failed, while others went on.
+
+    Attributes:
+        cell, seed: the run.
+        reason: last error in its log.
+        log: the log.
+    """
+
+    cell: str
+    seed: int
+    reason: str
+    log: Path
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Results of one cell.
+
+    Attributes:
+        name: values of the varied keys, or the folder of a finished run.
+        seeds: seeds of its finished runs.
+        results: mean of each task over the seeds, with a 95 % interval.
+        hours, tokens_per_second: means over its runs; None for evaluations.
+    """
+
+    name: str
+    seeds: tuple[int, ...]
+    results: tuple[TaskResult, ...]
+    hours: float | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
+class ExperimentResult(Result):
+    """Result of a comparison of cells.
+
+    Attributes:
+        output: folder of the experiment; None for finished runs without one.
+        cells: the cells with finished runs, the reference first.
+        differences: for each other cell, its differences from the reference.
+        failures: runs that failed.
+        unfinished: number of runs that are neither finished nor failed.
+        conclusion: one sentence.
+    """
+
+    output: Path | None
+    cells: tuple[Cell, ...]
+    differences: Mapping[str, tuple[ScoreDifference, ...]]
+    failures: tuple[Failure, ...]
+    unfinished: int
+    conclusion: str
+
+
+def run(settings: CompareSettings, context: RunContext | None = None) -> ExperimentResult:
+    """Compare the cells of a grid of runs, which are made here, or finished runs.
+
+    Args:
+        settings: the recipe with the keys to vary, or finished runs.
+        context: output folder, which a grid needs, and reporter.
+
+    Returns:
+        Means, differences from the first cell, failures, and a conclusion. ``comparison.json`` in the output folder has
+        the same values.
+
+    Raises:
+        RopewalkError: for invalid input, before any run starts; or if no run is finished.
+    """
+    context = context or RunContext()
+    failures: list[Failure] = []
+    unfinished = 0
+    if len(settings.what) > 1:
+        cells = cells_of([read_finished(Path(folder).expanduser()) for folder in settings.what])
+        if len(cells) < 2:
+            raise RopewalkError(
+                "the runs differ by their seed alone, so there is nothing to compare; name a run of another recipe"
+            )
+    else:
+        if context.output is None:
+            raise RopewalkError("a grid of runs needs an output folder; give --out")
+        grid = _started(settings, context.output)
+        failures = _run_all(grid, settings, context)
+        cells = _finished_cells(grid)
+        unfinished = sum(not _is_finished(each) for each in grid.runs) - len(failures)
+        if not cells:
+            first = f": {failures[0].reason} (see {failures[0].log})" if failures else ""
+            raise RopewalkError(f"no run of the grid in {context.output} is finished{first}")
+    result = _compared(context.output, cells, failures, unfinished)
+    if context.output is not None:
+        context.output.mkdir(parents=True, exist_ok=True)
+        write_json(context.output / COMPARISON, result.to_json())
+    return result
+
+
+def _started(settings: CompareSettings, output: Path) -> Grid:
+    """The grid, checked as a whole and recorded in its folder."""
+    grid = make_grid(settings.what[0], settings.vary, settings.seeds, settings.overrides, output)
+    if settings.launch is None:
+        for each in grid.runs:
+            # Each cell once: seeds make no difference to what a run refuses.
+            if each.seed == grid.seeds[0] and not each.folder.exists():
+                try:
+                    resolve(each.recipe)
+                except RopewalkError as error:
+                    raise RopewalkError(f"cell {each.cell}: {error}") from error
+    with locked(output, "wait for the other process, or give another --out", file=GRID):
+        path = output / GRID
+        if path.is_file():
+            refuse_other_grid(_read_record(path), grid.record(), output)
+        elif any(entry.name != f".{GRID}.lock" for entry in output.iterdir()):
+            raise RopewalkError(f"{output} holds other files and no grid; give another --out")
+        write_json(path, grid.record())
+        for each in grid.runs:
+            if not each.file.is_file():
+                each.file.parent.mkdir(parents=True, exist_ok=True)
+                write_text(each.file, dump_recipe(each.recipe))
+    return grid
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """The grid that a folder holds, with the keys that :meth:`Grid.record` writes."""
+    try:
+        record = parse_json(path.read_text(encoding="utf-8"), strict=True)
+        check_types(record, {"base": (dict,), "vary": (dict,), "seeds": (list,)})
+        check_types(record["vary"], dict.fromkeys(record["vary"], (list,)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RopewalkError(f"{path} is damaged ({error}); give another --out") from error
+    found: dict[str, Any] = record
+    return found
+
+
+def _is_finished(run: Run) -> bool:
+    return (run.folder / SUMMARY).is_file()
+
+
+def _run_all(grid: Grid, settings: CompareSettings, context: RunContext) -> list[Failure]:
+    """Run what is not finished; a failure does not end the others."""
+    mine = [each for number, each in enumerate(grid.runs) if settings.is_mine(number)]
+    todo = [each for each in mine if not _is_finished(each)]
+    if len(todo) < len(mine):
+        context.reporter.note(f"{len(mine) - len(todo)} of {len(mine)} runs are finished already")
+    if not todo:
+        return []
+    devices = _devices(settings, len(todo))
+    failures: dict[str, Failure] = {}
+    processes = _Processes()
+    with context.reporter.bar("runs", len(todo)) as advance, ThreadPoolExecutor(devices.qsize()) as pool:
+        advance(0, todo[0].cell)
+        try:
+            futures = {
+                pool.submit(_run_one, each, settings.launch, devices, processes): each for each in todo
+            }
+            for done, future in enumerate(as_completed(futures), start=1):
+                each = futures[future]
+                reason = future.result()
+                if reason is not None:
+                    failures[str(each.folder)] = Failure(each.cell, each.seed, reason, each.log)
+                    context.reporter.note(f"{each.cell}, seed {each.seed}, failed: {reason}")
+                advance(done, f"{each.cell}, seed {each.seed}")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            processes.end()
+            raise
+    return [failures[str(each.folder)] for each in todo if str(each.folder) in failures]
+
+
+def _devices(settings: CompareSettings, most: int) -> queue.SimpleQueue[str | None]:
+    """One entry for each run that may go on at a time: the GPU it may see, or None for all that this process sees."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = seen.split(",") if seen else [str(n) for n in range(count)]
+    alone = settings.launch is not None or not count
+    jobs = min(settings.jobs or (1 if alone else count), most)
+    for number in range(jobs):
+        found.put(None if alone else names[number % count])
+    return found
+
+
+class _Processes:
+    """The runs that go on now, so that they can be ended with this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._ended = False
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+        """Run a command to its end and return its status; -1 without running it if all are to end."""
+        with log.open("ab") as file:
+            with self._lock:
+                if self._ended:
+                    return -1
+                process = subprocess.Popen(
+                    command,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env=dict(environment),
+                    start_new_session=True,
+                )
+                self._running.add(process)
+            try:
+                return process.wait()
+            finally:
+                with self._lock:
+                    self._running.discard(process)
+
+    def end(self) -> None:
+        """Interrupt all running processes, as Ctrl-C does, and let none start."""
+        with self._lock:
+            self._ended = True
+            for process in self._running:
+                # The group: torchrun and data workers belong to it.
+                os.killpg(process.pid, signal.SIGINT)
+
+
+def _run_one(
+    run: Run, launch: str | None, devices: queue.SimpleQueue[str | None], processes: _Processes
+) -> str | None:
+    """Run or resume one cell with one seed; the reason if it failed."""
+    device = devices.get()
+    try:
+        started = [sys.executable] if launch is None else shlex.split(launch)
+        command = [*started, "-m", "ropewalk", "extend", str(run.file)]
+        if (run.folder / RECIPE).is_file():
+            command.append("--resume")
+        environment = dict(os.environ)
+        if device is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = device
+        try:
+            status = processes.start(command, environment, run.log)
+        except OSError as error:
+            return f"cannot start {command[0]}: {error.strerror or error}"
+        return None if status == 0 else _reason(run.log, status)
+    finally:
+        devices.put(device)
+
+
+def _reason(log: Path, status: int) -> str:
+    """Last error in a log, or the status."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_LINES))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    errors = [line for line in lines if line.startswith(("error: ", "interrupted: "))]
+    return errors[-1].removeprefix("error: ") if errors else f"it ended with status {status}"
+
+
+def _finished_cells(grid: Grid) -> dict[str, dict[int, Finished]]:
+    cells: dict[str, dict[int, Finished]] = {}
+    for each in grid.runs:
+        if _is_finished(each):
+            cells.setdefault(each.cell, {})[each.seed] = read_finished(each.folder)
+    return cells
+
+
+def _compared(
+    output: Path | None,
+    cells: Mapping[str, Mapping[int, Finished]],
+    failures: Sequence[Failure],
+    unfinished: int,
+) -> ExperimentResult:
+    results = {name: {seed: run.results for seed, run in runs.items()} for name, runs in cells.items()}
+    found = {name: tuple(each) for name, each in differences(results).items()}
+    return ExperimentResult(
+        output,
+        tuple(_cell(name, runs) for name, runs in cells.items()),
+        found,
+        tuple(failures),
+        unfinished,
+        conclusion(next(iter(cells)), found, {len(runs) for runs in cells.values()}),
+    )
+
+
+def _cell(name: str, runs: Mapping[int, Finished]) -> Cell:
+    costs = [run.cost for run in runs.values() if run.cost is not None]
+    speeds = [cost.tokens_per_second for cost in costs if cost.tokens_per_second is not None]
+    return Cell(
+        name,
+        tuple(runs),
+        tuple(means_over_seeds({seed: run.results for seed, run in runs.items()})),
+        fmean(cost.hours for cost in costs) if costs else None,
+        fmean(speeds) if speeds else None,
+    )
+
+
+def conclusion(reference: str, found: Mapping[str, Sequence[ScoreDifference]], seeds: set[int]) -> str:
+    """One sentence on which differences are more than chance, the clearest first.
+
+    Args:
+        reference: name of the first cell.
+        found: differences of the other cells.
+        seeds: numbers of seeds of the cells.
+    """
+    real = sorted(
+        ((name, each) for name, some in found.items() for each in some if each.real),
+        key=lambda pair: pair[1].p_adjusted,
+    )
+    tested = sum(each.reason is None for some in found.values() for each in some)
+    caution = (
+        "" if max(seeds, default=0) > 1 else "; each cell has one seed, so chance in training is not counted"
+    )
+    if not tested:
+        return f"No difference from {reference} could be tested{caution}."
+    if not real:
+        return f"No difference from {reference} is more than chance ({tested} tested){caution}."
+    name, clearest = real[0]
+    rest = len(real) - 1
+    others = (
+        "nothing else is more than chance"
+        if not rest
+        else f"{rest} other {'difference is' if rest == 1 else 'differences are'} more than chance"
+    )
+    return f"{name} {_compared_words(clearest, reference)}; {others}{caution}."
+
+
+def _compared_words(each: ScoreDifference, reference: str) -> str:
+    """``is better than full by 12 points (3 to 21) at 1,024 tokens on passkey``."""
+    better = each.difference > 0 if each.unit == "percent" else each.difference < 0
+    amount = abs(each.difference)
+    low, high = sorted(abs(end) for end in each.ci95) if each.ci95[0] * each.ci95[1] > 0 else each.ci95
+    unit = "points" if each.unit == "percent" else "% of the perplexity"
+    where = "" if each.length is None else f" at {each.length:,} tokens"
+    task = each.suite if each.task == each.suite else f"{each.suite} {each.task}"
+    return (
+        f"is {'better' if better else 'worse'} than {reference} by {amount:.1f} {unit} ({low:.1f} to {high:.1f})"
+        f"{where} on {task}"
+    )

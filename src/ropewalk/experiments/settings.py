@@ -1,0 +1,86 @@
+"""Settings of ``ropewalk compare``: a recipe with keys to vary, or finished runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from ropewalk.io.settings import COMMON, Count, Option, Overrides, Settings
+
+SHARE = re.compile(r"(\d{1,6})/(\d{1,6})")
+
+
+class CompareSettings(Settings):
+    """What to compare: the cells of a grid of runs, or finished runs."""
+
+    what: Annotated[tuple[str, ...], Option(argument=True, metavar="RECIPE | RUN RUN ...")] = Field(
+        description="One recipe (file or shipped name) whose keys --vary varies, or two or more folders of finished "
+        "runs or evaluations, of which the first is the reference.",
+    )
+    vary: Annotated[
+        tuple[str, ...], COMMON, Option(group=COMMON.group, metavar="KEY=VALUE,...", repeated=True)
+    ] = Field(
+        (),
+        description="Key of the recipe and its values; * stands for every stage: stages.*.pattern=full,anchor. The "
+        "first value is the reference. Repeatable: every combination is a cell.",
+    )
+    seeds: Annotated[Count, COMMON] = Field(
+        3,
+        ge=1,
+        description="Seeds per cell. A seed decides the order of the rows and the evaluation samples.",
+    )
+    overrides: Annotated[Overrides, COMMON] = Field(
+        (),
+        description="Override a key of the recipe in every cell, for example stages.0.steps=20. Repeatable.",
+    )
+    share: Annotated[str | None, Option(name="--cell", metavar="I/N")] = Field(
+        None,
+        description="Run only the I-th of N shares of the runs, for an array of jobs; run again without it for the "
+        "results.",
+    )
+    jobs: Count | None = Field(
+        None, ge=1, description="Runs side by side. Default: one for each GPU, or one on a CPU."
+    )
+    launch: str | None = Field(
+        None,
+        description="Command that starts each run in place of this Python, for example 'torchrun --nproc-per-node 8'.",
+    )
+
+    @field_validator("what")
+    @classmethod
+    def _something(cls, what: tuple[str, ...]) -> tuple[str, ...]:
+        if not what:
+            raise ValueError("must name a recipe, or two or more finished runs")
+        return what
+
+    @field_validator("share")
+    @classmethod
+    def _one_of_them(cls, share: str | None) -> str | None:
+        if share is not None:
+            found = SHARE.fullmatch(share)
+            if found is None or not 1 <= int(found[1]) <= int(found[2]):
+                raise ValueError("must be I/N with I from 1 to N")
+        return share
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> CompareSettings:
+        if len(self.what) > 1:
+            given = [name for name in ("vary", "overrides", "share", "jobs", "launch") if getattr(self, name)]
+            if given:
+                raise ValueError(
+                    f"{given[0]} applies to a recipe, but {len(self.what)} finished runs are given; leave it out"
+                )
+        elif not self.vary:
+            raise ValueError(
+                "vary names no key, so there is nothing to compare; give --vary KEY=VALUE,VALUE, or two finished runs"
+            )
+        return self
+
+    def is_mine(self, number: int) -> bool:
+        """Whether the run with this index belongs to the share."""
+        if self.share is None:
+            return True
+        mine, shares = map(int, self.share.split("/"))
+        return number % shares == mine - 1

@@ -1,0 +1,295 @@
+"""Means over seeds and differences between cells, with 95 % intervals that count seeds and samples.
+
+The design is that of randomised blocks: a seed decides the order of the data and the samples for every cell, so seeds
+are blocks, and a difference between two cells is taken within each seed. Two levels vary:
+
+- seeds. The residual mean square of the layout cells x seeds, ``MS`` with ``(C-1)(S-1)`` degrees of freedom, is what is
+  left of the scores once cells and seeds are taken out; a difference of two means over ``S`` seeds has the variance
+  ``2 MS / S``. It contains the variance of samples that differ by seed.
+- samples. Where all seeds have the same samples (held-out rows), chance in their choice is common to all seeds and not
+  part of ``MS``; the variance of the difference over samples is added.
+
+The variance of the samples alone is a lower bound of the variance of a difference, so scores that happen to agree in
+all seeds announce no certainty. Intervals and p-values are Student's; Holm's correction is over all differences.
+``benchmarks/results/comparison_nulls.json`` has the share of simulated grids without any effect that announce one:
+below 5 %, but 8 % where one cell varies four times as much between seeds as the others, whose residuals it shares.
+
+Source: Montgomery, Design and Analysis of Experiments, chapter 4 (randomised blocks); Holm 1979.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropewalk.evaluation.comparison import ScoreDifference, holm, paired_samples
+from ropewalk.evaluation.results import SAMPLES, TaskResult
+from ropewalk.evaluation.statistics import NO_INTERVAL, PSEUDO_DIFFERENCES, PSEUDO_SCORES, Interval, exp_nats
+
+Seeds = Mapping[int, Sequence[TaskResult]]
+"""Results of one cell by seed."""
+Key = tuple[str, str, int | None]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """Estimate of a mean with its variance.
+
+    Attributes:
+        mean: in the unit of a share, or in nats.
+        variance: of the mean.
+        freedom: degrees of freedom of the variance.
+    """
+
+    mean: float
+    variance: float
+    freedom: float
+
+    def interval(self) -> Interval:
+        if not math.isfinite(self.variance) or self.freedom < 1:
+            return NO_INTERVAL
+        # Imported here because scipy would slow down every start of the program.
+        from scipy.special import stdtrit
+
+        half = float(stdtrit(self.freedom, 0.975)) * math.sqrt(self.variance)
+        return self.mean - half, self.mean + half
+
+    def p_value(self) -> float:
+        """Two-sided p-value of a mean of 0."""
+        if not math.isfinite(self.variance) or self.freedom < 1:
+            return math.nan
+        from scipy.special import stdtr
+
+        if not self.variance:
+            return 1.0 if not self.mean else 0.0
+        return 2 * float(stdtr(self.freedom, -abs(self.mean) / math.sqrt(self.variance)))
+
+
+def means_over_seeds(cell: Seeds) -> list[TaskResult]:
+    """Mean of each task and length over the seeds of a cell; with one seed, its results as they are.
+
+    Perplexities are averaged on the logarithmic scale. The interval is Student's over seeds; its variance is at least
+    that of the samples. Tasks that did not run with every seed are left out.
+    """
+    if len(cell) == 1:
+        return [result for results in cell.values() for result in results]
+    found = []
+    for key, results in _by_key(cell).items():
+        if len(results) < len(cell) or any(not _scored(result) for result in results.values()):
+            continue
+        first = next(iter(results.values()))
+        values = np.array([_value(result) for result in results.values()])
+        pseudo = PSEUDO_SCORES / 4 if first.unit == "percent" else 0.0
+        seeds = float(values.var(ddof=1)) / len(values)
+        shared = len({result.details.get(SAMPLES) for result in results.values()}) == 1
+        strata = [_own_scores(result) for result in results.values()]
+        variance = _both_levels(seeds, strata, shared, pseudo)
+        spread = _Spread(float(values.mean()), variance, len(values) - 1)
+        score, ci95 = _in_unit(spread, first.unit)
+        found.append(
+            TaskResult(
+                *key,
+                sum(result.n for result in results.values()),
+                score,
+                ci95,
+                details={"seeds": sorted(results)},
+                unit=first.unit,
+            )
+        )
+    return found
+
+
+def differences(cells: Mapping[str, Seeds]) -> dict[str, list[ScoreDifference]]:
+    """Differences of each cell from the first one, paired by seed and sample, by the cell's name.
+
+    Args:
+        cells: results by seed, of at least one cell; the first is the reference.
+
+    Returns:
+        For each other cell its differences in the order of the reference's tasks; ``p_adjusted`` is corrected over all
+        differences of all cells. A difference without a test has a reason.
+    """
+    reference, *others = cells
+    found: list[tuple[str, ScoreDifference]] = []
+    layout = {name: _by_key(cell) for name, cell in cells.items()}
+    for name in others:
+        for key in layout[reference]:
+            if key in layout[name]:
+                found.append((name, _difference(layout, reference, name, key)))
+    tested = holm([difference for _, difference in found])
+    result: dict[str, list[ScoreDifference]] = {name: [] for name in others}
+    for (name, _), difference in zip(found, tested, strict=True):
+        result[name].append(difference)
+    return result
+
+
+def _difference(
+    layout: Mapping[str, Mapping[Key, Mapping[int, TaskResult]]], reference: str, name: str, key: Key
+) -> ScoreDifference:
+    """One difference, before Holm's correction."""
+    a, b = layout[reference][key], layout[name][key]
+    seeds = sorted(a.keys() & b.keys())
+    one = next(iter(a.values()))
+    empty = ScoreDifference(
+        *key, one.unit, 0, math.nan, math.nan, math.nan, NO_INTERVAL, math.nan, math.nan, False
+    )
+    if not seeds:
+        return replace(empty, reason="the two have no seed in common")
+    pairs = [(a[seed], b[seed]) for seed in seeds]
+    for result in (result for pair in pairs for result in pair):
+        if not _scored(result):
+            return replace(empty, reason=result.reason or "the score is not a finite number")
+    deltas = []
+    for pair in pairs:
+        paired = paired_samples(*pair)
+        if isinstance(paired, str):
+            return replace(empty, reason=paired)
+        share = 100.0 if one.unit == "percent" else 1.0
+        deltas.append((paired[0] / share, paired[1]))
+    by_seed = np.array([d.sum() / w.sum() for d, w in deltas])
+    pseudo = PSEUDO_DIFFERENCES if one.unit == "percent" else 0.0
+    if len(seeds) == 1:
+        spread = _Spread(float(by_seed[0]), _samples_variance(deltas, pseudo), len(deltas[0][0]) - 1)
+    else:
+        variance, freedom = _block_variance(layout, key, seeds, by_seed)
+        shared = len({x.details.get(SAMPLES) for x, _ in pairs}) == 1
+        spread = _Spread(float(by_seed.mean()), _both_levels(variance, deltas, shared, pseudo), freedom)
+    value, ci95 = _difference_in_unit(spread, one.unit)
+    return replace(
+        empty,
+        n=sum(len(d) for d, _ in deltas),
+        score_a=_mean_score([x for x, _ in pairs]),
+        score_b=_mean_score([y for _, y in pairs]),
+        difference=value,
+        ci95=ci95,
+        p_value=spread.p_value(),
+    )
+
+
+def _block_variance(
+    layout: Mapping[str, Mapping[Key, Mapping[int, TaskResult]]],
+    key: Key,
+    seeds: Sequence[int],
+    by_seed: Floats,
+) -> tuple[float, float]:
+    """Variance of a mean difference over seeds and its degrees of freedom.
+
+    All cells that have the task with all these seeds share their residual mean square. Cells may differ in how much
+    seeds move them, so the variance is never below that of the pair's own differences.
+    """
+    rows = []
+    for results in layout.values():
+        there = results.get(key, {})
+        if all(seed in there and _scored(there[seed]) for seed in seeds):
+            rows.append([_value(there[seed]) for seed in seeds])
+    values = np.array(rows)
+    cells, count = values.shape
+    residual = values - values.mean(0) - values.mean(1)[:, None] + values.mean()
+    freedom = (cells - 1) * (count - 1)
+    pooled = 2 * float(np.square(residual).sum()) / freedom / count
+    own = float(by_seed.var(ddof=1)) / count
+    return max(pooled, own), freedom
+
+
+def _both_levels(seeds: float, strata: Sequence[tuple[Floats, Floats]], shared: bool, pseudo: float) -> float:
+    """Variance of a mean over several seeds from both levels.
+
+    Args:
+        seeds: the variance that the scores of the seeds show.
+        strata: for each seed the sums of the samples, and their weights, both ``[n]``.
+        shared: whether all seeds have the same samples. Then chance in their choice moves all seeds alike, so it is
+            not in ``seeds`` and no number of seeds makes it smaller. Otherwise it is in ``seeds`` already, and is only
+            a lower bound.
+        pseudo: as in :func:`_samples_variance`.
+    """
+    if not shared:
+        return max(seeds, _samples_variance(strata, pseudo))
+    mean = np.mean([sums for sums, _ in strata], axis=0), np.mean([weights for _, weights in strata], axis=0)
+    samples = _samples_variance([mean], pseudo)
+    return seeds if math.isnan(samples) else seeds + samples
+
+
+def _samples_variance(strata: Sequence[tuple[Floats, Floats]], pseudo: float) -> float:
+    """Variance of the mean over seeds that comes from the samples.
+
+    Args:
+        strata: for each seed the sums of the samples, and their weights, both ``[n]``.
+        pseudo: variance added to the sum over all samples, so that equal samples do not give 0.
+    """
+    count = len(strata)
+    total = 0.0
+    for sums, weights in strata:
+        n = len(sums)
+        if n < 2:
+            # One sample says nothing about the variance; several seeds still do.
+            return math.nan if count == 1 else 0.0
+        ratio = sums.sum() / weights.sum()
+        # Linearised variance of a ratio of sums; with weights of 1, the variance of a mean.
+        total += n / (n - 1) * float(np.square(sums - ratio * weights).sum()) / float(weights.sum()) ** 2
+    samples = sum(len(sums) for sums, _ in strata)
+    return total / count**2 + pseudo / samples**2
+
+
+def _by_key(cell: Seeds) -> dict[Key, dict[int, TaskResult]]:
+    """Results of tasks with samples by task and length, then by seed."""
+    found: dict[Key, dict[int, TaskResult]] = {}
+    for seed, results in cell.items():
+        for result in results:
+            if result.samples or result.status != "ok":
+                found.setdefault((result.suite, result.task, result.length), {})[seed] = result
+    return found
+
+
+def _scored(result: TaskResult) -> bool:
+    return result.status == "ok" and math.isfinite(result.score) and result.score > -math.inf
+
+
+def _value(result: TaskResult) -> float:
+    """Score as a share, or mean loss in nats."""
+    sums, weights = _own_scores(result)
+    return float(sums.sum() / weights.sum())
+
+
+def _own_scores(result: TaskResult) -> tuple[Floats, Floats]:
+    """Sums and weights of a result's samples: scores from 0 to 1 and 1, or nats and tokens."""
+    if result.unit == "percent":
+        scores = np.array([sample["score"] for sample in result.samples], dtype=np.float64) / 100
+        return scores, np.ones(len(scores))
+    nats = np.array([sample["nats"] for sample in result.samples], dtype=np.float64)
+    return nats, np.array([sample["tokens"] for sample in result.samples], dtype=np.float64)
+
+
+def _mean_score(results: Sequence[TaskResult]) -> float:
+    """Mean over seeds in the unit of the score."""
+    mean = fmean(_value(result) for result in results)
+    return 100 * mean if results[0].unit == "percent" else exp_nats(mean)
+
+
+def _in_unit(spread: _Spread, unit: str) -> tuple[float, Interval]:
+    low, high = spread.interval()
+    if unit == "percent":
+        return 100 * spread.mean, (100 * _clipped(low, 0), 100 * _clipped(high, 0))
+    return exp_nats(spread.mean), (exp_nats(low), exp_nats(high))
+
+
+def _difference_in_unit(spread: _Spread, unit: str) -> tuple[float, Interval]:
+    """Difference in percentage points, or of perplexities in percent."""
+    low, high = spread.interval()
+    if unit == "percent":
+        return 100 * spread.mean, (100 * _clipped(low, -1), 100 * _clipped(high, -1))
+    return _percent_more(spread.mean), (_percent_more(low), _percent_more(high))
+
+
+def _percent_more(nats: float) -> float:
+    """Convert a difference of mean losses in nats to a relative difference of perplexities in percent."""
+    return 100 * (exp_nats(nats) - 1)
+
+
+def _clipped(value: float, least: float) -> float:
+    return value if math.isnan(value) else min(max(value, least), 1.0)

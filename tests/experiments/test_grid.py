@@ -1,0 +1,110 @@
+"""Grids: every combination once, names that are folders, and only additions to an earlier grid."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ropewalk import RopewalkError
+from ropewalk.experiments.grid import Varied, make_grid, refuse_other_grid
+
+OUT = Path("out")
+
+
+def test_cells_are_all_combinations_with_each_seed_and_the_first_is_the_reference():
+    grid = make_grid("demo", ["stages.*.pattern=full,anchor", "stages.0.steps=7,8"], 3, ["seed=5"], OUT)
+    assert grid.cells == [
+        "pattern=full,steps=7",
+        "pattern=full,steps=8",
+        "pattern=anchor,steps=7",
+        "pattern=anchor,steps=8",
+    ]
+    assert grid.seeds == (5, 6, 7)
+    assert len({run.folder for run in grid.runs}) == len(grid.runs) == 12
+    for run in grid.runs:
+        (stage,) = run.recipe.stages
+        assert run.cell == f"pattern={stage.pattern},steps={stage.steps}"
+        assert (run.recipe.seed, run.recipe.output) == (run.seed, str(run.folder))
+        assert run.recipe.data.cache == "out/data"
+
+
+def test_a_star_is_every_stage():
+    grid = make_grid("longrope", ["stages.*.rows_per_step=2,4"], 1, [], OUT)
+    assert [[stage.rows_per_step for stage in run.recipe.stages] for run in grid.runs] == [[2] * 3, [4] * 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("k=a,b", ("a", "b")),
+        ("k=1,2.5", (1, 2.5)),
+        (
+            "k={method: theta, factor: 2},{method: yarn}",
+            ({"method": "theta", "factor": 2}, {"method": "yarn"}),
+        ),
+        ("k='a,b',c", ("a,b", "c")),
+        ("k=[],[windows]", ([], ["windows"])),
+    ],
+)
+def test_values_are_yaml(text, values):
+    assert Varied.parse(text) == Varied("k", values)
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        (["stages.*.pattern"], "KEY=VALUE"),
+        (["=full,anchor"], "KEY=VALUE"),
+        (["stages.*.pattern=full"], "fewer than two"),
+        (["stages.*.pattern=full,full"], "twice"),
+        (["stages.*.pattern=[full,anchor"], "is not YAML"),
+        (["seed=1,2"], "give --seeds"),
+        (["output=a,b"], "folder of its own"),
+        (["model.*.x=1,2"], "entries of a list"),
+        (["stages.0.steps=1,2", "stages.0.steps=3,4"], "occurs twice"),
+        (["stages.*.patern=full,anchor"], "did you mean pattern"),
+        (["stages.*.pattern=full,anchr"], "did you mean anchor"),
+    ],
+)
+def test_mistakes_are_named(vary, message):
+    with pytest.raises(RopewalkError, match=message):
+        make_grid("demo", vary, 1, [], OUT)
+
+
+def test_more_runs_than_anyone_means_are_refused():
+    steps = ",".join(map(str, range(7, 207)))
+    with pytest.raises(RopewalkError, match="1,200 runs"):
+        make_grid("demo", [f"stages.0.steps={steps}"], 6, [], OUT)
+
+
+def test_names_are_short_unique_and_safe():
+    hostile = json.dumps("../../x; rm -rf " + "y" * 200)
+    grid = make_grid("demo", [f"model={hostile},'../../x? rm -rf',embedded"], 1, [], OUT)
+    assert len(set(grid.cells)) == 3
+    for run in grid.runs:
+        assert run.folder.parent.parent == OUT / "cells"
+        assert len(run.cell) < 100
+        assert not set(run.cell) & set("/\\ ;*?'\"")
+
+
+def record(vary=("stages.*.pattern=full,anchor",), seeds=2, overrides=()):
+    return json.loads(json.dumps(make_grid("demo", vary, seeds, overrides, OUT).record()))
+
+
+def test_values_and_seeds_may_be_added():
+    refuse_other_grid(record(), record(), OUT)
+    refuse_other_grid(record(), record(["stages.*.pattern=full,anchor,intra_document"], 3), OUT)
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        (record(overrides=["stages.0.steps=7"]), r"another recipe \(stages differ\)"),
+        (record(seeds=1), "2 seeds"),
+        (record(["stages.*.pattern=anchor,full"]), "keep these values first"),
+        (record(["stages.0.pattern=full,anchor"]), "varies stages"),
+    ],
+)
+def test_another_grid_is_refused(now, message):
+    with pytest.raises(RopewalkError, match=message):
+        refuse_other_grid(record(), now, OUT)

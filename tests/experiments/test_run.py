@@ -1,0 +1,209 @@
+"""A grid as a whole: runs that resume, failures that end no other run, and a conclusion that the numbers support."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ropewalk import RopewalkError, RunContext, compare
+from ropewalk.evaluation.comparison import ScoreDifference
+from ropewalk.experiments.run import conclusion
+from ropewalk.experiments.settings import CompareSettings
+
+SMALL = (
+    "stages.0.context=384",
+    "stages.0.steps=4",
+    "stages.0.warmup_steps=0",
+    "stages.0.rows_per_step=2",
+    "checkpoints.every=1",
+    "evaluation.lengths=[256]",
+    "evaluation.samples=2",
+    "evaluation.rows=2",
+)
+
+
+def settings(**more):
+    values = {"what": ("demo",), "vary": ("stages.*.pattern=full,anchor",), "seeds": 2, "overrides": SMALL}
+    return CompareSettings.model_validate({**values, **more})
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    out = tmp_path_factory.mktemp("grid") / "out"
+    return out, compare(settings(), RunContext(output=out))
+
+
+def weights(out):
+    """Digest of each run's final weights and results."""
+    found = {}
+    for model in sorted(out.glob("cells/*/seed-*/model/model.safetensors")):
+        run = model.parents[1]
+        summary = json.loads((run / "summary.json").read_text())
+        results = json.dumps([summary["before"], summary["after"]])
+        found[str(run.relative_to(out))] = hashlib.sha256(model.read_bytes() + results.encode()).hexdigest()
+    return found
+
+
+@pytest.mark.slow
+def test_a_grid_has_a_run_for_each_cell_and_seed_and_one_conclusion(grid):
+    out, result = grid
+    assert [(cell.name, cell.seeds) for cell in result.cells] == [
+        ("pattern=full", (0, 1)),
+        ("pattern=anchor", (0, 1)),
+    ]
+    assert len(set(weights(out).values())) == 4
+    assert (result.failures, result.unfinished) == ((), 0)
+    assert {each.suite for each in result.differences["pattern=anchor"]} == {"perplexity", "passkey"}
+    assert json.loads((out / "comparison.json").read_text()) == result.to_json()
+    # All runs read the same packed rows where the pattern does not matter for them.
+    assert (out / "data").is_dir()
+
+
+@pytest.mark.slow
+def test_data_is_in_the_same_order_in_all_cells(grid):
+    out, _ = grid
+    for seed in (0, 1):
+        first = [
+            json.loads(
+                (out / f"cells/pattern={pattern}/seed-{seed}/metrics.jsonl").read_text().splitlines()[0]
+            )
+            for pattern in ("full", "anchor")
+        ]
+        assert first[0]["tokens"] == first[1]["tokens"]
+        # The anchor of each of the two rows is no target; all else is the same.
+        assert first[0]["trained_tokens"] == first[1]["trained_tokens"] + 2
+
+
+@pytest.mark.slow
+def test_finished_runs_by_name_are_the_same_comparison(grid):
+    out, result = grid
+    folders = [str(out / "cells" / f"pattern={p}" / f"seed-{s}") for p in ("full", "anchor") for s in (0, 1)]
+    again = compare(CompareSettings(what=tuple(folders)))
+    assert again.differences == result.differences
+    assert again.conclusion == result.conclusion
+
+
+@pytest.mark.slow
+def test_killed_at_random_the_grid_ends_with_the_same_bytes(grid, tmp_path):
+    expected = weights(grid[0])
+    out = tmp_path / "out"
+    command = [
+        sys.executable,
+        "-m",
+        "ropewalk",
+        "compare",
+        "demo",
+        "--vary",
+        settings().vary[0],
+        "--seeds",
+        "1",
+    ]
+    command += ["--out", str(out), *(f"--set={each}" for each in SMALL)]
+    draw = random.Random(0)
+    kills = 0
+    for number in range(40):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            # Ever later, so that the grid comes to its end on slow machines too.
+            process.communicate(timeout=draw.uniform(2, 6) * (1 + number / 5))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT if number % 2 else signal.SIGTERM)
+            process.communicate()
+            kills += 1
+            ends_within(10, out)
+            continue
+        assert process.returncode == 0
+        break
+    assert kills >= 2
+    assert weights(out) == {run: digest for run, digest in expected.items() if run.endswith("seed-0")}
+
+
+def ends_within(seconds, out):
+    """Wait until no run of the grid holds its folder's lock any more."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        listed = subprocess.run(["pgrep", "-f", str(out)], capture_output=True, text=True, check=False).stdout
+        if not [pid for pid in listed.split() if int(pid) != os.getpid()]:
+            return
+        time.sleep(0.1)
+    raise AssertionError("a run goes on after the command ended")
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_ends_no_other(tmp_path):
+    # A learning rate that diverges fails in the run and not before it.
+    vary = ("stages.0.learning_rate=1.0e-4,1.0e+30",)
+    result = compare(settings(vary=vary, seeds=1), RunContext(output=tmp_path / "out"))
+    (failure,) = result.failures
+    assert failure.cell == "learning_rate=1.0e+30"
+    assert "not finite" in failure.reason
+    assert [cell.name for cell in result.cells] == ["learning_rate=0.0001"]
+    assert "could be tested" in result.conclusion
+
+
+@pytest.mark.slow
+def test_shares_are_run_apart_and_gathered_by_the_last_call(tmp_path):
+    out = tmp_path / "out"
+    first = compare(settings(seeds=1, share="1/2"), RunContext(output=out))
+    assert ([cell.name for cell in first.cells], first.unfinished) == (["pattern=full"], 1)
+    assert compare(settings(seeds=1, share="2/2"), RunContext(output=out)).unfinished == 0
+
+
+def test_a_bad_cell_is_refused_before_anything_runs(tmp_path):
+    bad = settings(vary=("lift=[],[windows]",))
+    with pytest.raises(RopewalkError, match=r"cell lift=-windows: lift\.0 is windows"):
+        compare(bad, RunContext(output=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_grid_needs_a_folder_of_its_own(tmp_path):
+    with pytest.raises(RopewalkError, match="give --out"):
+        compare(settings())
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(RopewalkError, match="holds other files"):
+        compare(settings(), RunContext(output=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    (tmp_path / "mine.txt").rename(tmp_path / "grid.json")
+    with pytest.raises(RopewalkError, match=r"grid\.json is damaged"):
+        compare(settings(), RunContext(output=tmp_path))
+
+
+def difference(value, p, unit="percent", name="passkey"):
+    return ScoreDifference(
+        name, name, 1024, unit, 10, 1.0, 2.0, value, (value - 9, value + 9), p / 2, p, p < 0.05, None
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "seeds", "sentence"),
+    [
+        (
+            {"anchor": [difference(12.0, 0.01), difference(1.0, 0.9)]},
+            {3},
+            "anchor is better than full by 12.0 points (3.0 to 21.0) at 1,024 tokens on passkey; nothing else is more "
+            "than chance.",
+        ),
+        (
+            {"anchor": [difference(-12.0, 0.01)], "reset": [difference(20.0, 0.001)]},
+            {3},
+            "reset is better than full by 20.0 points (11.0 to 29.0) at 1,024 tokens on passkey; 1 other difference is "
+            "more than chance.",
+        ),
+        (
+            {"anchor": [difference(12.0, 0.01, "perplexity", "perplexity")]},
+            {1},
+            "anchor is worse than full by 12.0 % of the perplexity (3.0 to 21.0) at 1,024 tokens on perplexity; "
+            "nothing else is more than chance; each cell has one seed, so chance in training is not counted.",
+        ),
+        ({"anchor": [difference(2.0, 0.5)]}, {3}, "No difference from full is more than chance (1 tested)."),
+        ({}, {3}, "No difference from full could be tested."),
+    ],
+)
+def test_the_conclusion_is_one_sentence_that_the_numbers_support(found, seeds, sentence):
+    assert conclusion("full", found, seeds) == sentence

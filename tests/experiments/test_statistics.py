@@ -1,0 +1,164 @@
+"""Means and differences over seeds: textbook formulas, no effect announced by chance, real effects found."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks.comparison_nulls import EFFECTS, NULLS, Design, announced, grid
+from ropewalk.evaluation.results import SAMPLES, TaskResult
+from ropewalk.experiments.statistics import differences, means_over_seeds
+
+
+def answers(scores, digest="a", length=1024, task="task"):
+    samples = tuple({"index": i, "score": float(score)} for i, score in enumerate(scores))
+    return TaskResult(
+        "suite",
+        task,
+        length,
+        len(scores),
+        float(np.mean(scores)),
+        (0, 100),
+        details={SAMPLES: digest},
+        samples=samples,
+    )
+
+
+def losses(nats, tokens):
+    samples = tuple(
+        {"index": i, "nats": n, "tokens": t} for i, (n, t) in enumerate(zip(nats, tokens, strict=True))
+    )
+    score, details = math.exp(sum(nats) / sum(tokens)), {SAMPLES: "rows"}
+    return TaskResult(
+        "text",
+        "perplexity",
+        512,
+        len(nats),
+        score,
+        (0, 9),
+        details=details,
+        unit="perplexity",
+        samples=samples,
+    )
+
+
+def cells(rng, count=3, seeds=4, samples=2000, luck=0.1):
+    """Scores whose samples are so many that the seeds alone matter."""
+    means = 0.5 + luck * rng.standard_normal((count, seeds))
+    return {
+        f"c{c}": {s: [answers(100.0 * (rng.random(samples) < means[c, s]), f"{s}")] for s in range(seeds)}
+        for c in range(count)
+    }
+
+
+def test_a_difference_is_that_of_randomised_blocks():
+    found = cells(np.random.default_rng(1))
+    values = np.array([[results[0].score for results in cell.values()] for cell in found.values()])
+    residual = values - values.mean(0) - values.mean(1)[:, None] + values.mean()
+    freedom = (values.shape[0] - 1) * (values.shape[1] - 1)
+    pooled = 2 * np.square(residual).sum() / freedom / values.shape[1]
+    for number, name in enumerate(["c1", "c2"], start=1):
+        (difference,) = differences(found)[name]
+        delta = values[number] - values[0]
+        error = math.sqrt(max(pooled, delta.var(ddof=1) / len(delta)))
+        assert difference.difference == pytest.approx(delta.mean())
+        assert difference.p_value == pytest.approx(2 * stats.t.sf(abs(delta.mean()) / error, freedom))
+        half = stats.t.ppf(0.975, freedom) * error
+        assert difference.ci95 == pytest.approx((delta.mean() - half, delta.mean() + half))
+
+
+def test_two_cells_are_a_paired_t_test_over_seeds():
+    found = cells(np.random.default_rng(2), count=2)
+    a, b = ([results[0].score for results in cell.values()] for cell in found.values())
+    assert differences(found)["c1"][0].p_value == pytest.approx(stats.ttest_rel(a, b).pvalue)
+
+
+def test_the_mean_of_a_cell_is_students_over_seeds():
+    cell = cells(np.random.default_rng(3))["c0"]
+    (mean,) = means_over_seeds(cell)
+    values = [results[0].score for results in cell.values()]
+    low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+    assert (mean.score, mean.n) == (pytest.approx(np.mean(values)), 4 * 2000)
+    assert mean.ci95 == pytest.approx((low, high))
+
+
+def test_one_seed_is_reported_as_it_was_measured():
+    result = answers([0.0, 100.0, 100.0])
+    assert means_over_seeds({7: [result]}) == [result]
+
+
+def test_perplexities_are_averaged_and_compared_in_nats():
+    cell = {s: [losses([100.0 + s, 220.0], [50, 100])] for s in range(3)}
+    (mean,) = means_over_seeds(cell)
+    assert mean.score == pytest.approx(math.exp(np.mean([(320 + s) / 150 for s in range(3)])))
+    worse = {s: [losses([101.0 + s, 223.0], [50, 100])] for s in range(3)}
+    (difference,) = differences({"a": cell, "b": worse})["b"]
+    assert difference.difference == pytest.approx(100 * math.expm1(4 / 150))
+    assert difference.score_a < difference.score_b
+
+
+def test_equal_scores_everywhere_announce_nothing_and_are_not_certain():
+    cell = {s: [answers([100.0] * 10, f"{s}")] for s in range(3)}
+    (difference,) = differences({"a": cell, "b": cell})["b"]
+    assert (difference.difference, difference.real) == (0, False)
+    assert difference.ci95[0] < 0 < difference.ci95[1]
+
+
+def test_the_same_difference_with_every_seed_is_not_certain():
+    a = {s: [answers([100.0] * 9 + [0.0], f"{s}")] for s in range(3)}
+    b = {s: [answers([100.0] * 10, f"{s}")] for s in range(3)}
+    (difference,) = differences({"a": a, "b": b})["b"]
+    assert difference.difference == pytest.approx(10)
+    assert not difference.real
+
+
+def test_rows_that_all_seeds_share_add_their_own_variance():
+    rng = np.random.default_rng(5)
+    rows = rng.normal(0, 10, 20)
+    a = {s: [losses(list(1000 + rng.normal(0, 0.01, 20)), [500] * 20)] for s in range(4)}
+    b = {s: [losses(list(1000 + rows + rng.normal(0, 0.01, 20)), [500] * 20)] for s in range(4)}
+    (difference,) = differences({"a": a, "b": b})["b"]
+    nats = np.log1p(np.array(difference.ci95) / 100)
+    assert np.diff(nats)[0] > 2 * 1.96 * rows.std() / 500 / math.sqrt(20)
+
+
+@pytest.mark.parametrize(
+    ("b", "reason"),
+    [
+        ({1: [answers([0.0, 100.0])]}, "no seed in common"),
+        ({0: [answers([0.0, 100.0], "other")]}, "differ in prompts"),
+        ({0: [TaskResult.not_run("suite", "task", 1024, "too long")]}, "too long"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(b, reason):
+    (difference,) = differences({"a": {0: [answers([0.0, 100.0])]}, "b": b})["b"]
+    assert reason in difference.reason
+    assert not difference.real
+
+
+def test_holms_correction_is_over_all_cells():
+    rng = np.random.default_rng(0)
+    found = differences(grid(Design(4, 3, 3, 30), rng))
+    every = [each for some in found.values() for each in some]
+    assert len(every) == 9
+    smallest = min(every, key=lambda each: each.p_value)
+    assert smallest.p_adjusted == pytest.approx(min(1, 9 * smallest.p_value))
+
+
+QUICK = [NULLS[3], NULLS[7], NULLS[-5], NULLS[-3]]
+
+
+@pytest.mark.parametrize("design", QUICK)
+def test_grids_without_an_effect_announce_none(design):
+    assert announced(design, 60) <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design", [each for each in NULLS if each.uneven == 1])
+def test_300_grids_without_an_effect_announce_one_in_at_most_20(design):
+    assert announced(design, 300, seed=1) <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 300)
+
+
+def test_a_large_effect_is_found():
+    assert announced(EFFECTS[-1], 20) >= 0.9

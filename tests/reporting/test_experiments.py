@@ -1,0 +1,63 @@
+"""A comparison as tables, figures and a page: conclusion first, hostile names harmless."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from ropewalk.evaluation.comparison import ScoreDifference
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.experiments.run import Cell, ExperimentResult, Failure
+from ropewalk.reporting.experiments import (
+    describe_experiment,
+    experiment_figures,
+    experiment_tables,
+    report_experiment,
+)
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m"
+
+
+def cell(name, score):
+    results = [TaskResult("passkey", "passkey", n, 30, score, (score - 5, score + 5)) for n in (256, 512)]
+    return Cell(name, (0, 1, 2), tuple(results), 0.5, 1234.5)
+
+
+DIFFERENCE = ScoreDifference("passkey", "passkey", 512, "percent", 30, 50, 62, 12, (3, 21), 0.01, 0.02, True)
+RESULT = ExperimentResult(
+    Path("out"),
+    (cell("full", 50.0), cell(HOSTILE, 62.0)),
+    {HOSTILE: (DIFFERENCE,)},
+    (Failure("anchor", 2, f"{HOSTILE} fell over", Path("out/cells/anchor/seed-2.log")),),
+    1,
+    "One sentence.",
+)
+
+
+def test_the_conclusion_comes_first_and_failures_are_named():
+    lines = [str(part) for part in describe_experiment(RESULT, (Path("out/report.html"),))]
+    assert lines[0] == "One sentence."
+    assert any(line.startswith("failed   anchor, seed 2:") and "\x1b" not in line for line in lines)
+    assert any("1 runs are not finished" in line for line in lines)
+    assert lines[-1] == "report   out/report.html"
+
+
+def test_a_table_of_scores_one_of_differences_and_one_of_cost():
+    titles = [table.title for table in experiment_tables(RESULT)]
+    assert titles[0].startswith("Passkey")
+    assert "minus full" in titles[1]
+    assert titles[2].startswith("Cells")
+    assert "1,234" in str(experiment_tables(RESULT)[2].rows)
+
+
+def test_a_figure_for_each_task_and_each_cell():
+    assert list(experiment_figures(RESULT)) == ["passkey-passkey.png", "difference-1.png"]
+    alone = replace(RESULT, cells=RESULT.cells[:1], differences={})
+    assert list(experiment_figures(alone)) == ["passkey-passkey.png"]
+
+
+def test_names_are_text_on_the_page(tmp_path):
+    page, *pictures = report_experiment(RESULT, tmp_path)
+    text = page.read_text()
+    assert "<script>" not in text
+    assert "\x1b" not in text
+    assert text.index("One sentence.") < text.index("<img")
+    assert all(picture.is_file() for picture in pictures)
