@@ -118,6 +118,11 @@ class SourceFields(Settings):
     on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
     text_field: str = Field("text", description="Record field that holds the text.")
+    messages_field: str | None = Field(
+        None,
+        description="Record field that holds the messages of a chat, used where a record has no text field; loss is on "
+        "the assistant's turns only. Default: no chats.",
+    )
     source_field: str | None = Field(
         "source",
         description='Record field that holds the source name; "" ignores the field.',

@@ -21,8 +21,10 @@ from ropewalk.data import (
 from ropewalk.data.mixture.report import MixtureReport, explain
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import is_blank, read_input_split, refuse_duplicates, source_splits
+from ropewalk.data.rows.store import refuse_cut_chats
 from ropewalk.data.rows.stored import WORK, is_packed
 from ropewalk.data.settings import MixtureSettings, PackConfig, SourceSpec, ValidationSettings, WorkSettings
+from ropewalk.data.tokens.chat import required_template
 from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import Ids, evaluation_rows, take_documents
@@ -221,6 +223,10 @@ def check_sources(resolved: ResolvedRecipe) -> None:
         open_rows(folder, tokenizer=identity)
     for sources in (recipe.data.sources, recipe.data.validation_sources):
         refuse_duplicates(sources)
+        if any(spec.messages_field for spec in sources):
+            if sources is recipe.data.sources:
+                refuse_cut_chats(recipe.data)
+            required_template(resolved.tokenizer)
         for spec in sources:
             records = (record for split in source_splits(spec) for record in read_input_split(split))
             next((d for record in records for d in record.documents if not is_blank(d)), None)

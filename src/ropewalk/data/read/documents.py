@@ -17,11 +17,13 @@ class Document:
         text: the text. It may be blank in a Record; ``read_documents`` skips blank documents.
         source: name by which mixtures and statistics group documents ("arxiv", "python-docs").
         origin: file and line or row, for error messages ("corpus/a.jsonl:17").
+        chat: whether the text is a conversation, as a JSON object with ``messages`` and ``tools``.
     """
 
     text: str
     source: str
     origin: str
+    chat: bool = False
 
 
 @dataclass(frozen=True, eq=False)

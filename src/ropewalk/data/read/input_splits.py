@@ -176,6 +176,8 @@ def _identified(spec: SourceSpec) -> list[InputSplit]:
         "max_documents": spec.max_documents,
         "stem": _stem(spec),
         "folder": not named and existing_path(spec.path).is_dir(),
+        # Absent without chats, so that tokens of earlier versions are found again.
+        **({"messages_field": spec.messages_field} if spec.messages_field else {}),
     }
     return [
         replace(

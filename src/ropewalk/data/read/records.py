@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
 _MISSING = object()
+_ROLE = re.compile("[a-z][a-z_]{0,31}")
 _BLANK = Record(())
 _PIECE = 1 << 20
 _PARQUET_ROWS = 256
@@ -49,8 +51,16 @@ def record_documents(
     """
     text = _field(record, spec.text_field)
     if text is _MISSING:
+        if spec.messages_field and _field(record, spec.messages_field) is not _MISSING:
+            content = _conversation(record, spec.messages_field, origin)
+            return (Document(content, spec.name or _source(record, spec, origin) or stem, origin, chat=True),)
         if INPUT_IDS in record:
             return _token_documents(record, spec, stem, origin)
+        if "messages" in record and spec.messages_field is None:
+            raise RopewalkError(
+                f"{origin}: no text field {spec.text_field!r}, but a field messages; set messages_field to messages "
+                "to train on chats"
+            )
         raise RopewalkError(
             f"{origin}: no text field {spec.text_field!r}; the fields are {', '.join(map(str, record))}"
             if record
@@ -62,6 +72,51 @@ def record_documents(
         )
     check_characters(text, origin)
     return (Document(text, spec.name or _source(record, spec, origin) or stem, origin),)
+
+
+def _conversation(record: Mapping[str, Any], field: str, origin: str) -> str:
+    """The messages and tools of a record as JSON.
+
+    Raises:
+        RopewalkError: if a message is not an object with a role and a text, or none is the assistant's.
+    """
+    messages = _without_nulls(_field(record, field))
+    if not isinstance(messages, list) or not messages:
+        raise RopewalkError(
+            f"{origin}: the field {field!r} must be a list of messages, got {kind_name(messages)}"
+        )
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict):
+            raise RopewalkError(f"{origin}: message {number} must be an object, got {kind_name(message)}")
+        role = message.get("role")
+        if not isinstance(role, str) or not _ROLE.fullmatch(role):
+            raise RopewalkError(
+                f"{origin}: message {number} must have a role such as user or assistant, got {role!r}"
+            )
+        content = message.get("content", "" if "tool_calls" in message else None)
+        if not isinstance(content, str):
+            raise RopewalkError(
+                f"{origin}: the content of message {number} must be a string, got {kind_name(content)}"
+            )
+        message["content"] = content
+    if all(message["role"] != "assistant" for message in messages):
+        raise RopewalkError(f"{origin}: the conversation has no message of the role assistant to train on")
+    tools = _without_nulls(record.get("tools"))
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
+        raise RopewalkError(f"{origin}: tools must be a list of objects, got {kind_name(tools)}")
+    try:
+        text = json.dumps({"messages": messages, "tools": tools}, ensure_ascii=False)
+    except TypeError as error:
+        raise RopewalkError(f"{origin}: the messages are not JSON values: {error}") from error
+    check_characters(text, origin)
+    return text
+
+
+def _without_nulls(value: Any) -> Any:
+    """A copy without null entries of objects: Parquet writes a null for each field that only other messages have."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def check_characters(text: str, origin: str) -> None:
@@ -189,6 +244,8 @@ def first_line_is_record(path: Path, spec: SourceSpec) -> bool:
     if not isinstance(record, dict):
         return False
     text = _field(record, spec.text_field)
+    if spec.messages_field and isinstance(_field(record, spec.messages_field), list):
+        return True
     return isinstance(text, str) or (text is _MISSING and isinstance(record.get(INPUT_IDS), list))
 
 
@@ -257,11 +314,14 @@ def _count_lines(path: Path, stop: int) -> int:
 def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
     """Columns of a Parquet file that its documents need."""
     text = _column(spec.text_field, names)
-    if text is None and INPUT_IDS not in names:
+    messages = _column(spec.messages_field, names) if spec.messages_field else None
+    if text is None and messages is None and INPUT_IDS not in names:
         # A damaged schema may contain line breaks, but an error message must be one line.
         fields = " ".join(", ".join(names).split())
         raise RopewalkError(f"{path}: no text field {spec.text_field!r}; the fields are {fields}")
-    wanted = {text or INPUT_IDS}
+    wanted = {text or messages or INPUT_IDS}
+    if messages and not text and "tools" in names:
+        wanted.add("tools")
     if spec.source_field and not (spec.name and text):
         wanted.add(_column(spec.source_field, names) or "")
     if text is None and SPANS in names:

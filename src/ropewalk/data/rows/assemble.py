@@ -46,7 +46,8 @@ class PackedRow:
         segment_documents: the document of each segment, numbered from 0 within the row.
         sources: the source of each document in the row; PADDING_SOURCE for padding, which comes last.
         numbers: the number of each document in the corpus; PADDING for padding.
-        masked: start, stop, start, stop, … of the tokens that are never targets: tags and padding.
+        masked: start, stop, start, stop, … of the tokens that are never targets: tags, padding, and all
+            of a chat but the assistant's turns.
     """
 
     input_ids: NDArray[np.int32]
@@ -192,6 +193,13 @@ def _row(
         segments, documents = [*segments, padding], [*documents, len(names)]
         names, numbers = [*names, PADDING_SOURCE], [*numbers, PADDING]
         masked = [*masked, settings.context - padding, settings.context]
+    silent = ids < 0
+    if silent.any():
+        # Tokens outside the assistant's turns of a chat are stored as ~id.
+        ids[silent] = ~ids[silent]
+        for start, stop in zip(masked[::2], masked[1::2], strict=True):
+            silent[start:stop] = True
+        masked = np.flatnonzero(np.diff(silent, prepend=False, append=False)).tolist()
     return PackedRow(ids, segments, documents, names, numbers, masked)
 
 
@@ -240,6 +248,10 @@ def _copy(
         packed.documents[items[copied]].tolist(), offsets, counts[copied].tolist(), targets, strict=True
     ):
         corpus.read_tokens(number, offset, flat[target : target + count])
+    if special.eos is not None:
+        # The EOS that packing adds after a chat whose last token is not trained is not the assistant's either.
+        added_eos = (positions + prefix + own - starts)[ends & copied]
+        flat[added_eos[flat[added_eos - 1] < 0]] = ~special.eos
 
 
 def _tag_spans(added: AddedTokens, pieces: Pieces, positions: NDArray[np.int64]) -> NDArray[np.int64]:

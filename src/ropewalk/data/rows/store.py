@@ -34,8 +34,9 @@ from ropewalk.data.rows.stored import (
     row_files,
     rows_file,
 )
-from ropewalk.data.settings import PackConfig, SourceSpec
+from ropewalk.data.settings import PackConfig, RowPolicies, SourceSpec
 from ropewalk.data.tokens.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
+from ropewalk.data.tokens.chat import required_template, token_ids
 from ropewalk.data.tokens.corpus import Corpus, tokenise_splits
 from ropewalk.data.tokens.split import hold_out
 from ropewalk.data.tokens.tokenise import (
@@ -174,13 +175,41 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
         "settings": config.rows.model_dump(),
         # Settings without effect, such as the seed if the corpus is read unchanged, must not change the digest.
         "mixing": None if config.mixture.as_is else config.mixture.model_dump(),
-        "specs": [source.model_dump() for source in config.sources],
+        "specs": [_spec(source) for source in config.sources],
         "tokenizer": tokenizer_identity(tokenizer),
         "validation": config.validation.model_dump(),
     }
+    if any(source.messages_field for source in config.sources):
+        refuse_cut_chats(config.rows)
+        depends["chat_template"] = required_template(tokenizer).digest
     # Round-trip through JSON so that later comparisons with the file see lists instead of tuples.
     depends = {"digest": digest(depends)[:32], **json.loads(json.dumps(depends))}
     return _Job(config, tokenizer, splits, depends)
+
+
+def _spec(source: SourceSpec) -> dict[str, Any]:
+    """A source as JSON values; without chats equal to those of earlier versions, so that their rows are found."""
+    return source.model_dump(exclude={"messages_field"} if source.messages_field is None else set())
+
+
+def refuse_cut_chats(policies: RowPolicies) -> None:
+    """Raise if packing could cut or shuffle a conversation.
+
+    Raises:
+        RopewalkError: with the setting.
+    """
+    for name, bad, instead in (
+        ("packing", policies.packing == "sequential", "best_fit"),
+        (
+            "long_documents",
+            policies.long_documents == "split",
+            "skip (or truncate to cut at the end of the row)",
+        ),
+        ("interleave", policies.interleave is not None, "false"),
+    ):
+        if bad:
+            value = getattr(policies, name) if name != "interleave" else "true"
+            raise RopewalkError(f"chats are never cut, but {name} {value} cuts them; set {name} to {instead}")
 
 
 def _pack(
@@ -312,7 +341,7 @@ def _held_out(corpus: Corpus, validation: NDArray[np.int64]) -> Iterator[dict[st
     ends = np.cumsum(corpus.lengths[validation])
     for batch in np.split(validation, np.flatnonzero(np.diff(ends // BATCH_TOKENS)) + 1):
         yield {
-            "input_ids": [corpus.tokens(n) for n in batch.tolist()],
+            "input_ids": [token_ids(corpus.tokens(n)) for n in batch.tolist()],
             "source": [corpus.sources[s] for s in corpus.source_ids[batch]],
         }
 

@@ -22,6 +22,7 @@ from ropewalk.data.read.input_splits import NO_DOCUMENTS, InputSplit, changed, i
 from ropewalk.data.read.readers import ReadingCounts, no_documents
 from ropewalk.data.settings import SourceSpec, WorkSettings, processes
 from ropewalk.data.tokens.arrow import checked_index
+from ropewalk.data.tokens.chat import required_template
 from ropewalk.data.tokens.token_shards import (
     FORMAT,
     ShardWriter,
@@ -109,7 +110,7 @@ class Corpus:
         return len(self.lengths)
 
     def tokens(self, number: int) -> NDArray[np.int32]:
-        """Own tokens of a document.
+        """Own tokens of a document; those of a chat that are never targets as ``~id``.
 
         Args:
             number: index of the document in reading order; a negative one counts from the end.
@@ -188,8 +189,20 @@ def tokenise_splits(
         raise RopewalkError(NO_DOCUMENTS)
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     identity = tokenizer_identity(tokenizer)
+    chats = {}
+    if any(split.spec.messages_field for split in splits):
+        chats = {"chat_template": required_template(tokenizer).digest}
     folders = [
-        folder / digest([FORMAT, tokenizers.__version__, identity, split.identity])[:32] for split in splits
+        folder
+        / digest(
+            [
+                FORMAT,
+                tokenizers.__version__,
+                {**identity, **(chats if split.spec.messages_field else {})},
+                split.identity,
+            ]
+        )[:32]
+        for split in splits
     ]
     made = _Work(dict(zip(folders, splits, strict=True)), progress)
     own = folders[index::machines]

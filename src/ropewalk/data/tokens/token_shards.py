@@ -19,6 +19,7 @@ import pyarrow.ipc
 from numpy.typing import NDArray
 
 from ropewalk.data.tokens.arrow import HashingFile, as_numpy, numbers
+from ropewalk.data.tokens.chat import token_ids
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, replacing
 
@@ -340,8 +341,8 @@ def _ends(ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> tuple[NDArray[n
     ends = np.cumsum(lengths)
     full = lengths > 0
     first, last = (np.full(len(lengths), -1, np.int32) for _ in range(2))
-    first[full] = ids[(ends - lengths)[full]]
-    last[full] = ids[ends[full] - 1]
+    first[full] = token_ids(ids[(ends - lengths)[full]])
+    last[full] = token_ids(ids[ends[full] - 1])
     return first, last
 
 

@@ -24,6 +24,13 @@ from tokenizers import Tokenizer
 
 from ropewalk.data.read.documents import Document, TokenisedDocument, text_hash
 from ropewalk.data.read.embedded import resolve_model
+from ropewalk.data.tokens.chat import (
+    ChatTemplate,
+    Conversation,
+    chat_template,
+    encode_conversation,
+    token_ids,
+)
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import check_model_place, not_found, refuse_adapter, writing
 
@@ -36,6 +43,9 @@ BATCH_CHARACTERS = 1 << 18
 
 Carried = TypeVar("Carried")
 
+Text = str | Conversation
+"""What a worker encodes: a text, or a conversation that it renders first."""
+
 
 @dataclass(frozen=True, eq=False)
 class EncodedTexts:
@@ -44,7 +54,8 @@ class EncodedTexts:
     Attributes:
         lengths: int64 ``[texts]``, tokens of each text.
         hashes: uint64 ``[texts]``, ``text_hash`` of each text.
-        input_ids: int32 ``[tokens]``, ids of all texts, concatenated, without special tokens.
+        input_ids: int32 ``[tokens]``, ids of all texts, concatenated, without special tokens; ``~id`` for tokens of a
+            chat that are never targets.
     """
 
     lengths: NDArray[np.int64]
@@ -180,7 +191,7 @@ def tokenise(
                     check_ids(entry, vocabulary)
                     document = entry
                 else:
-                    document = TokenisedDocument(next(texts), entry)
+                    document = TokenisedDocument(token_ids(next(texts)), entry)
                 num_tokens += len(document.input_ids)
                 yield document
             num_documents += len(entries)
@@ -204,7 +215,7 @@ def check_ids(document: TokenisedDocument, vocabulary: int) -> None:
 
 
 def encode_batches(
-    batches: Iterable[tuple[list[str], Carried]], tokenizer: Any, workers: int = 1
+    batches: Iterable[tuple[list[Text], Carried]], tokenizer: Any, workers: int = 1
 ) -> Generator[tuple[Carried, EncodedTexts], None, None]:
     """Tokenise batches of texts; each batch comes with a value that stays in this process and is yielded beside it.
 
@@ -226,7 +237,8 @@ def encode_batches(
     stream = chain(first, stream)
     # Starting a process takes longer than tokenising a single batch.
     alone = workers == 1 or len(first) < 2
-    return _in_process(stream, state) if alone else _in_workers(stream, state, workers)
+    template = chat_template(tokenizer)
+    return _in_process(stream, state, template) if alone else _in_workers(stream, state, template, workers)
 
 
 def backend_tokenizer(tokenizer: Any) -> Tokenizer:
@@ -241,7 +253,7 @@ def in_batches(
     items: Iterable[tuple[Carried, Iterable[Document | TokenisedDocument]]],
     most: int,
     characters: int,
-) -> Iterator[tuple[list[str], list[Carried]]]:
+) -> Iterator[tuple[list[Text], list[Carried]]]:
     """Group items into batches for :func:`encode_batches`.
 
     Args:
@@ -253,7 +265,7 @@ def in_batches(
     Yields:
         Texts of a batch, and the values of its items.
     """
-    texts: list[str] = []
+    texts: list[Text] = []
     carried: list[Carried] = []
     size = 0
     for item, documents in items:
@@ -262,7 +274,7 @@ def in_batches(
             if isinstance(document, TokenisedDocument):
                 size += len(document.input_ids)
             else:
-                texts.append(document.text)
+                texts.append(Conversation(document.text, document.origin) if document.chat else document.text)
                 size += len(document.text)
         if len(carried) >= most or size >= characters:
             yield texts, carried
@@ -271,29 +283,41 @@ def in_batches(
         yield texts, carried
 
 
-def _encode(tokenizer: Tokenizer, texts: list[str]) -> EncodedTexts:
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    ids = [np.array(encoding.ids, np.int32) for encoding in encodings]
+def _encode(tokenizer: Tokenizer, texts: list[Text], template: ChatTemplate | None) -> EncodedTexts:
+    plain = [text for text in texts if isinstance(text, str)]
+    encodings = iter(tokenizer.encode_batch_fast(plain, add_special_tokens=False))
+    ids = [
+        np.array(next(encodings).ids, np.int32)
+        if isinstance(text, str)
+        else encode_conversation(text, template, tokenizer)
+        for text in texts
+    ]
     return EncodedTexts(
         np.fromiter(map(len, ids), np.int64, len(ids)),
-        np.fromiter(map(text_hash, texts), np.uint64, len(texts)),
+        np.fromiter(map(_text_hash, texts), np.uint64, len(texts)),
         np.concatenate(ids) if ids else np.zeros(0, np.int32),
     )
 
 
+def _text_hash(text: Text) -> int:
+    return text_hash(text if isinstance(text, str) else text.content)
+
+
 def _in_process(
-    batches: Iterator[tuple[list[str], Carried]], state: str
+    batches: Iterator[tuple[list[Text], Carried]], state: str, template: ChatTemplate | None
 ) -> Generator[tuple[Carried, EncodedTexts], None, None]:
     tokenizer = Tokenizer.from_str(state)
     for texts, carried in batches:
-        yield carried, _encode(tokenizer, texts)
+        yield carried, _encode(tokenizer, texts, template)
 
 
 _worker_tokenizer: Tokenizer | None = None
+_worker_template: ChatTemplate | None = None
 
 
-def _start_worker(state: Path) -> None:
-    global _worker_tokenizer
+def _start_worker(state: Path, template: ChatTemplate | None) -> None:
+    global _worker_tokenizer, _worker_template
+    _worker_template = template
     # Ctrl-C signals every process of a command; only the parent handles it and then ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -310,13 +334,13 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _encode_in_worker(texts: list[str]) -> EncodedTexts:
+def _encode_in_worker(texts: list[Text]) -> EncodedTexts:
     assert _worker_tokenizer is not None
-    return _encode(_worker_tokenizer, texts)
+    return _encode(_worker_tokenizer, texts, _worker_template)
 
 
 def _in_workers(
-    batches: Iterator[tuple[list[str], Carried]], state: str, workers: int
+    batches: Iterator[tuple[list[Text], Carried]], state: str, template: ChatTemplate | None, workers: int
 ) -> Generator[tuple[Carried, EncodedTexts], None, None]:
     # Spawned, not forked: the parent may hold threads and locks (torch, tokenizers) that a fork would copy.
     context = multiprocessing.get_context("spawn")
@@ -325,7 +349,7 @@ def _in_workers(
     path = Path(folder.name) / "tokenizer.json"
     with writing(path):
         path.write_text(state, encoding="utf-8")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(path,))
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(path, template))
     window: deque[tuple[Carried, Future[EncodedTexts]]] = deque()
     try:
         for texts, carried in batches:

@@ -1,0 +1,230 @@
+"""Conversations as token ids: the tokenizer's chat template, with loss on the assistant's turns only."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+
+from ropewalk.errors import RopewalkError
+from ropewalk.io.digests import digest
+
+_BREAK = "\uffff"
+"""A noncharacter of Unicode: it marks where the spelling of a special token in a message is broken up."""
+
+_BEGIN, _END = "\ufdd0", "\ufdd1"
+"""Noncharacters that stand around the assistant's text in a rendered conversation."""
+
+_GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
+_DATE = "26 Jul 2024"
+"""Default of Llama's own templates. The date of the day would give other bytes every day."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One conversation, before its template is applied.
+
+    Attributes:
+        content: JSON object with ``messages`` and ``tools``.
+        origin: file and line or row, for error messages.
+    """
+
+    content: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """What rendering a conversation depends on, as plain values that a worker process can receive.
+
+    Attributes:
+        template: the Jinja template.
+        names: special tokens by the names that templates use (``bos_token``).
+        spellings: texts of the special tokens in the vocabulary.
+    """
+
+    template: str
+    names: Mapping[str, str]
+    spellings: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """Digest of everything that the rendered text depends on."""
+        return digest([self.template, dict(self.names), self.spellings, _DATE])
+
+
+def chat_template(tokenizer: Any) -> ChatTemplate | None:
+    """The chat template of a transformers tokenizer; None if it has none."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+    names = {
+        name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)
+    }
+    spellings = tuple(sorted((each.content for each in added if each.special), key=len, reverse=True))
+    return ChatTemplate(tokenizer.get_chat_template(), names, spellings)
+
+
+def required_template(tokenizer: Any) -> ChatTemplate:
+    """The chat template of a tokenizer that is to render conversations.
+
+    Raises:
+        RopewalkError: if it has none, or one that depends on the day.
+    """
+    found = chat_template(tokenizer)
+    if found is None:
+        raise RopewalkError(
+            f"the tokenizer {tokenizer.name_or_path!r} has no chat template to render messages with; give the "
+            "tokenizer of an instruction-tuned model"
+        )
+    if "strftime_now" in found.template and "date_string" not in found.template:
+        raise RopewalkError(
+            f"the chat template of {tokenizer.name_or_path!r} writes the date of the day (strftime_now), so its rows "
+            "would differ from day to day; give a template with a fixed date"
+        )
+    return found
+
+
+def encode_conversation(
+    conversation: Conversation, template: ChatTemplate | None, backend: Tokenizer
+) -> NDArray[np.int32]:
+    """Render a conversation and encode it.
+
+    A template with ``{% generation %}`` states itself which text the assistant wrote. For any other, a turn of the
+    assistant is what the conversation up to this turn adds to the conversation before it with a generation prompt. It
+    includes the token that ends the turn, but no white space after that token. Text of a message that spells a special
+    token is encoded as text, so that no message can end its own turn.
+
+    Returns:
+        int32 ``[tokens]``. A token outside the assistant's turns is stored as ``~id``, which is negative;
+        :func:`token_ids` returns the ids.
+
+    Raises:
+        RopewalkError: if there is no template, the template rejects the conversation, or it renders earlier turns
+            differently once another turn follows, so that turns cannot be found.
+    """
+    if template is None:
+        raise RopewalkError(
+            f"{conversation.origin}: the tokenizer has no chat template to render messages with"
+        )
+    record = _guarded(json.loads(conversation.content), template.spellings, conversation.origin)
+    text, turns = _turns(record, template, conversation.origin)
+    ids: list[int] = []
+    trained: list[bool] = []
+    at = 0
+    for piece in text.split(_BREAK):
+        encoding = backend.encode(piece, add_special_tokens=False)
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            # Offsets of white space may be empty, so a token also belongs to a turn in which it starts.
+            begin, stop = start + at, end + at
+            ids.append(token)
+            trained.append(any(begin < last and max(stop, begin + 1) > first for first, last in turns))
+        at += len(piece) + len(_BREAK)
+    found = np.array(ids, np.int32)
+    return np.where(np.array(trained, bool), found, ~found)
+
+
+def token_ids(stored: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Token ids of stored tokens, of which those that are never targets are stored as ``~id``."""
+    return np.where(stored < 0, ~stored, stored)
+
+
+def _turns(record: dict[str, Any], template: ChatTemplate, origin: str) -> tuple[str, list[tuple[int, int]]]:
+    """The rendered conversation, and the start and stop of each of the assistant's turns in it."""
+    messages = record["messages"]
+    if _GENERATION.search(template.template):
+        text, turns = _marked(_render(record, messages, template, origin))
+    else:
+        text, turns = _render(record, messages, template, origin), []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = _render(record, messages[:number], template, origin, prompt=True)
+            after = _render(record, messages[: number + 1], template, origin)
+            if not after.startswith(before) or not text.startswith(after):
+                raise RopewalkError(
+                    f"{origin}: the chat template renders message {number + 1} differently when other messages "
+                    "follow or when it is generated, so the assistant's turns cannot be found; use a template with "
+                    "{% generation %}"
+                )
+            bare = after.rstrip()
+            ended = len(bare) > len(before) and bare.endswith(template.spellings)
+            turns.append((len(before), len(bare) if ended else len(after)))
+    if not any(start < stop for start, stop in turns):
+        raise RopewalkError(f"{origin}: the chat template renders no text of the assistant to train on")
+    return text, turns
+
+
+def _render(
+    record: dict[str, Any],
+    messages: list[dict[str, Any]],
+    template: ChatTemplate,
+    origin: str,
+    *,
+    prompt: bool = False,
+) -> str:
+    from jinja2.exceptions import TemplateError
+
+    try:
+        text: str = _renderer().apply_chat_template(
+            messages,
+            tools=record.get("tools") or None,
+            chat_template=_GENERATION.sub(_mark, template.template),
+            tokenize=False,
+            add_generation_prompt=prompt,
+            date_string=_DATE,
+            **template.names,
+        )
+    except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise RopewalkError(f"{origin}: the chat template rejects the conversation: {lines[0]}") from error
+    return text
+
+
+@cache
+def _renderer() -> Any:
+    """A tokenizer without a vocabulary, for transformers' rendering of templates alone."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()))
+
+
+def _mark(tag: re.Match[str]) -> str:
+    """Write a noncharacter where a template marks the assistant's text, with the white space control of the tag."""
+    return f"{{%{tag[1]} if true %}}{{{{ '{_END if tag[2] else _BEGIN}' }}}}{{% endif {tag[3]}%}}"
+
+
+def _marked(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """A text without its marks, and the start and stop of each marked part."""
+    parts = re.split(f"[{_BEGIN}{_END}]", text)
+    ends = list(accumulate(map(len, parts)))
+    return "".join(parts), list(zip(ends[0:-1:2], ends[1::2], strict=True))
+
+
+def _guarded(value: Any, spellings: tuple[str, ...], origin: str) -> Any:
+    """Break up special tokens that the strings of a record spell."""
+    if isinstance(value, str):
+        if found := {_BREAK, _BEGIN, _END}.intersection(value):
+            raise RopewalkError(
+                f"{origin}: a message contains the noncharacter U+{ord(min(found)):04X}; remove it"
+            )
+        if not any(each in value for each in spellings):
+            return value
+        pattern = "|".join(map(re.escape, spellings))
+        return re.sub(pattern, lambda match: f"{_BREAK}{_BREAK.join(match[0])}{_BREAK}", value)
+    if isinstance(value, list):
+        return [_guarded(each, spellings, origin) for each in value]
+    if isinstance(value, dict):
+        return {
+            _guarded(key, spellings, origin): _guarded(each, spellings, origin) for key, each in value.items()
+        }
+    return value
