@@ -67,6 +67,12 @@ def test_gradients_tokens_are_those_of_its_card():
     assert [stage.tokens for stage in check(load_recipe("gradient-1m")).stages] == GRADIENTS_TOKENS
 
 
+def test_prolongs_rates_end_at_a_tenth():
+    assert [
+        s.min_learning_rate / s.learning_rate for s in load_recipe("prolong-512k").stages
+    ] == pytest.approx([0.1, 0.1])
+
+
 def test_prolongs_shares_are_those_of_its_scripts():
     shares = load_recipe("prolong-512k").data.mixture.shares
     assert sorted(shares.values()) == [0.03] * 4 + [0.04] * 2 + [0.1] * 2 + [0.3] * 2

@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+import transformers
+from pydantic import ValidationError
 
 from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
-from ropewalk.training.recipe.recipe import Optimizer
+from ropewalk.training.recipe.recipe import Optimizer, Stage
 
 SETTINGS = Optimizer()
 
@@ -97,12 +99,73 @@ def test_state_saved_and_loaded_goes_on_identically(dtype):
         assert torch.equal(a, b)
 
 
-def test_learning_rate():
-    def rates(schedule, warmup=2, steps=6):
-        return [learning_rate_at(step, 1.0, warmup, steps, schedule) for step in range(steps)]
+def rates(schedule, warmup=2, steps=6, peak=1.0, **more):
+    stage = Stage(context=8, learning_rate=peak, warmup_steps=warmup, steps=steps, schedule=schedule, **more)
+    return [learning_rate_at(step, stage) for step in range(steps)]
 
+
+def test_learning_rate():
     assert rates("constant") == [0.5, 1, 1, 1, 1, 1]
     assert rates("linear") == [0.5, 1, 1, 0.75, 0.5, 0.25]
     assert rates("cosine") == pytest.approx([0.5, 1, 1, (1 + 2**-0.5) / 2, 0.5, (1 - 2**-0.5) / 2])
     assert rates("linear", warmup=0)[0] == 1
     assert rates("constant", warmup=6) == pytest.approx([i / 6 for i in range(1, 7)])
+    assert rates("linear", min_learning_rate=0.2) == pytest.approx([0.5, 1, 1, 0.8, 0.6, 0.4])
+    assert rates("warmup-stable-decay", decay_steps=2) == [0.5, 1, 1, 1, 1, 0.5]
+    assert rates("warmup-stable-decay", decay_steps=4, min_learning_rate=0.5)[2:] == [1, 0.875, 0.75, 0.625]
+
+
+def of_transformers(make, steps, **more):
+    """Rates of transformers' schedule, whose warm-up begins at 0."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
+    schedule = make(optimizer, num_training_steps=steps, **more)
+    found = []
+    for _ in range(steps):
+        found.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize("least", [0.0, 3e-5, 3e-4])
+@pytest.mark.parametrize("warmup", [0, 7])
+def test_decays_are_those_of_transformers(warmup, least):
+    common = {"num_warmup_steps": warmup}
+    wsd = of_transformers(
+        transformers.get_wsd_schedule,
+        50,
+        num_decay_steps=11,
+        decay_type="linear",
+        min_lr_ratio=least / 3e-4,
+        **common,
+    )
+    ours = rates("warmup-stable-decay", warmup, 50, 3e-4, decay_steps=11, min_learning_rate=least)
+    assert ours[warmup:] == pytest.approx(wsd[warmup:])
+    cosine = of_transformers(
+        transformers.get_cosine_with_min_lr_schedule_with_warmup, 50, min_lr=least, **common
+    )
+    assert rates("cosine", warmup, 50, 3e-4, min_learning_rate=least)[warmup:] == pytest.approx(
+        cosine[warmup:]
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"min_learning_rate": 1e-6}, "no effect on the schedule constant"),
+        ({"min_learning_rate": 1.0, "schedule": "linear"}, "more than learning_rate 2e-05"),
+        ({"min_learning_rate": -1.0, "schedule": "linear"}, "greater than or equal to 0"),
+        ({"decay_steps": 3}, "no effect on the schedule constant"),
+        ({"schedule": "warmup-stable-decay"}, "needs decay_steps of 1 or more"),
+        ({"schedule": "warmup-stable-decay", "decay_steps": 6, "warmup_steps": 5}, "are more than steps 10"),
+    ],
+)
+def test_schedules_that_contradict_themselves_are_refused(values, message):
+    with pytest.raises(ValidationError, match=message):
+        Stage(context=8, steps=10, **values)
+
+
+def test_a_recipe_without_the_later_keys_is_written_as_before():
+    assert not {"min_learning_rate", "decay_steps"} & Stage(context=8, steps=10).model_dump().keys()
+    stage = Stage(context=8, steps=10, schedule="warmup-stable-decay", decay_steps=2, min_learning_rate=1e-6)
+    assert Stage.model_validate(stage.model_dump()) == stage

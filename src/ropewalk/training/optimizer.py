@@ -8,28 +8,32 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from ropewalk.training.recipe.recipe import Optimizer, Schedule
+from ropewalk.training.recipe.recipe import Optimizer, Stage
 
 STATE_KINDS = ("step", "exp_avg", "exp_avg_sq")
 """Names of the tensors that AdamW keeps for every parameter."""
 
 
-def learning_rate_at(step: int, peak: float, warmup_steps: int, steps: int, schedule: Schedule) -> float:
-    """Learning rate of one step.
+def learning_rate_at(step: int, stage: Stage) -> float:
+    """Learning rate of one step of a stage, counted from 0.
 
-    Args:
-        step: counted from 0.
-        peak: the rate after the warm-up.
-        warmup_steps: steps of linear warm-up; the first step has ``peak / warmup_steps``, not 0.
-        steps: total number of steps; linear and cosine reach 0 one step after the last.
-        schedule: schedule after the warm-up.
+    The first step of the linear warm-up has ``learning_rate / warmup_steps``, not 0. A decay begins at the peak and
+    reaches ``min_learning_rate`` one step after the last, as transformers' schedules do.
+
+    Source: Hu et al., MiniCPM, arXiv:2404.06395, for warmup-stable-decay; its decay is linear here.
     """
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    if schedule == "constant":
+    peak, least = stage.learning_rate, stage.min_learning_rate
+    if step < stage.warmup_steps:
+        return peak * (step + 1) / stage.warmup_steps
+    start = stage.warmup_steps
+    if stage.schedule == "warmup-stable-decay":
+        start = stage.steps - stage.decay_steps
+    if stage.schedule == "constant" or step < start:
         return peak
-    progress = (step - warmup_steps) / (steps - warmup_steps)
-    return peak * (1 - progress if schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2)
+    progress = (step - start) / (stage.steps - start)
+    share = (1 + math.cos(math.pi * progress)) / 2 if stage.schedule == "cosine" else 1 - progress
+    # Without a minimum this is the product alone, to the last bit as before.
+    return least + (peak - least) * share if least else peak * share
 
 
 class MasterAdamW:

@@ -94,9 +94,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
         ahead = made_ahead(partial(_batches, run, model), steps)
         for step, batches in zip(steps, ahead, strict=True):
             began = time.perf_counter()
-            rate = learning_rate_at(
-                step, stage.learning_rate, stage.warmup_steps, stage.steps, stage.schedule
-            )
+            rate = learning_rate_at(step, stage)
             result = train_step(model, batches, optimizer, rate, forward, context.mesh)
             seconds = time.perf_counter() - began
             done = step + 1

@@ -170,18 +170,19 @@ def _too_late(key: Key, old: Recipe, new: Recipe, progress: Progress) -> str | N
 def _rates(number: int, old: Stage, new: Stage, step: int) -> list[str]:
     """Sentence on how the learning rate changes after ``step`` steps of a stage; none if it does not change."""
 
-    def rate(stage: Stage, at: int) -> float:
-        return learning_rate_at(at, stage.learning_rate, stage.warmup_steps, stage.steps, stage.schedule)
-
     # A decaying schedule is undefined after its last step.
     has_rate = old.steps if old.schedule != "constant" else new.steps
-    if all(at < has_rate and rate(old, at) == rate(new, at) for at in range(step, new.steps)):
+    if all(
+        at < has_rate and learning_rate_at(at, old) == learning_rate_at(at, new)
+        for at in range(step, new.steps)
+    ):
         return []
-    before = f"{rate(old, step - 1):.3g} in step {step}, and " if step else ""
-    instead = f" instead of {rate(old, step):.3g}" if step < has_rate else ""
+    before = f"{learning_rate_at(step - 1, old):.3g} in step {step}, and " if step else ""
+    instead = f" instead of {learning_rate_at(step, old):.3g}" if step < has_rate else ""
+    now = f"{learning_rate_at(step, new):.3g}"
     return [
-        f"the learning rate of stage {number + 1} is {before}{rate(new, step):.3g} in step {step + 1}{instead}; "
-        f"{new.schedule}, it is {rate(new, new.steps - 1):.3g} in the last step, {new.steps}"
+        f"the learning rate of stage {number + 1} is {before}{now} in step {step + 1}{instead}; "
+        f"{new.schedule}, it is {learning_rate_at(new.steps - 1, new):.3g} in the last step, {new.steps}"
     ]
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 
 from ropewalk.attention.choices import EngineName, Limit, Pattern, Positions
 from ropewalk.io.settings import FREE, ONWARD, SAME, Count, Length, OnResume, Settings
@@ -36,7 +43,7 @@ __all__ = [
 BEGUN = OnResume("fixed", "the stage has started with it")
 DECIDES = OnResume("fixed", "what was computed so far depends on it")
 
-Schedule = Literal["constant", "linear", "cosine"]
+Schedule = Literal["constant", "linear", "cosine", "warmup-stable-decay"]
 NotNegative = Annotated[float, Field(ge=0)]
 Precision = Literal["auto", "float32", "bfloat16-autocast", "bfloat16"]
 
@@ -75,7 +82,15 @@ class Stage(Settings):
         0, ge=0, description="steps of linear learning-rate warm-up"
     )
     schedule: Annotated[Schedule, ONWARD] = Field(
-        "constant", description="learning-rate schedule after the warm-up"
+        "constant",
+        description="learning-rate schedule after the warm-up; warmup-stable-decay: constant, then linear over the "
+        "last decay_steps",
+    )
+    min_learning_rate: Annotated[float, ONWARD] = Field(
+        0.0, ge=0, description="learning rate at the end of a schedule that decays"
+    )
+    decay_steps: Annotated[Count, ONWARD] = Field(
+        0, ge=0, description="steps of decay at the end of the schedule warmup-stable-decay"
     )
     router_aux_loss: Annotated[Literal["config"] | NotNegative, ONWARD] = Field(
         "config",
@@ -104,7 +119,41 @@ class Stage(Settings):
             )
         if self.warmup_steps > self.steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}")
+        self._check_decay()
         return self
+
+    def _check_decay(self) -> None:
+        stable = self.schedule == "warmup-stable-decay"
+        if self.min_learning_rate and self.schedule == "constant":
+            raise ValueError(
+                f"min_learning_rate {self.min_learning_rate:g} has no effect on the schedule constant; choose linear, "
+                "cosine or warmup-stable-decay, or leave it out"
+            )
+        if self.min_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"min_learning_rate {self.min_learning_rate:g} is more than learning_rate {self.learning_rate:g}"
+            )
+        if self.decay_steps and not stable:
+            raise ValueError(
+                f"decay_steps {self.decay_steps} has no effect on the schedule {self.schedule}; set schedule: "
+                "warmup-stable-decay, or leave it out"
+            )
+        if stable and self.steps and not self.decay_steps:
+            raise ValueError("schedule warmup-stable-decay needs decay_steps of 1 or more")
+        if self.warmup_steps + self.decay_steps > self.steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} and decay_steps {self.decay_steps} are more than steps {self.steps}"
+            )
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit later keys that have their default, so that recipes look as written by earlier versions."""
+        said: dict[str, Any] = handler(self)
+        return {
+            key: value
+            for key, value in said.items()
+            if value or key not in ("min_learning_rate", "decay_steps")
+        }
 
 
 class Optimizer(Settings):
