@@ -148,6 +148,8 @@ NEW_KEYS = (
     ".lifted: nothing != None",
     "router_aux_loss: nothing != 'config'",
     ".export: nothing != 'last'",
+    ".messages_field: nothing != None",
+    ".adapter: nothing != None",
 )
 """Keys that a recipe has gained, as a difference ends that is nothing but such a key at its default."""
 
