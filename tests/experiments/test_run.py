@@ -7,14 +7,18 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
 from ropewalk import RopewalkError, RunContext, compare
 from ropewalk.evaluation.comparison import ScoreDifference
+from ropewalk.experiments import run
 from ropewalk.experiments.run import conclusion
 from ropewalk.experiments.settings import CompareSettings
+from ropewalk.io.lock import locked
 
 SMALL = (
     "stages.0.context=384",
@@ -172,6 +176,35 @@ def test_a_grid_needs_a_folder_of_its_own(tmp_path):
     (tmp_path / "mine.txt").rename(tmp_path / "grid.json")
     with pytest.raises(RopewalkError, match=r"grid\.json is damaged"):
         compare(settings(), RunContext(output=tmp_path))
+
+
+def test_shares_that_start_at_once_wait_for_the_one_that_writes_the_recipes(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    with ExitStack() as held:
+        held.enter_context(locked(tmp_path / "out", file="grid.json"))
+        release = threading.Timer(0.5, held.close)
+        # The last work before the lock is asked for.
+        monkeypatch.setattr(run, "resolve", lambda recipe: release.ident or release.start())
+        grid = run._started(settings(share="2/2"), tmp_path / "out")
+        release.join()
+    assert all(each.file.is_file() for each in grid.runs)
+
+
+def test_a_run_that_just_ended_does_not_keep_the_others_from_being_interrupted():
+    ended, going = (
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        for code in ("", "import time; time.sleep(600)")
+    )
+    with going:
+        ended.wait()
+        processes = run._Processes()
+        # A list, so that the one that ended comes first.
+        processes._running = [ended, going]
+        try:
+            processes.end()
+            assert going.wait() != 0
+        finally:
+            going.kill()
 
 
 def difference(value, p, unit="percent", name="passkey"):

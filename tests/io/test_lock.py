@@ -7,6 +7,8 @@ import os
 import platform
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,17 @@ def test_another_process_is_named_and_its_end_by_a_signal_frees_the_folder(tmp_p
     assert (tmp_path / ".lock").exists()
     with locked(tmp_path):
         pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_may_wait_gets_the_lock_when_it_is_free(tmp_path: Path) -> None:
+    with ExitStack() as held:
+        held.enter_context(locked(tmp_path))
+        release = threading.Timer(0.2, held.close)
+        release.start()
+        with locked(tmp_path, wait=60):
+            assert (tmp_path / ".lock").exists()
+        release.join()
     assert list(tmp_path.iterdir()) == []
 
 

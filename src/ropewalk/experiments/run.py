@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -35,6 +36,8 @@ from ropewalk.training.recipe.file import dump_recipe
 from ropewalk.training.run_folder import RECIPE, SUMMARY
 
 GRID, COMPARISON = "grid.json", "comparison.json"
+LONGEST_WAIT = 60
+"""Seconds to wait while another process writes the recipes of the same grid."""
 LAST_LINES = 4096
 """Bytes at the end of a run's log in which its error is looked for."""
 
@@ -145,7 +148,8 @@ def _started(settings: CompareSettings, output: Path) -> Grid:
                     resolve(each.recipe)
                 except RopewalkError as error:
                     raise RopewalkError(f"cell {each.cell}: {error}") from error
-    with locked(output, "wait for the other process, or give another --out", file=GRID):
+    # An array of jobs starts at once, and each of them writes the same files, so they wait for one another.
+    with locked(output, "give another --out", file=GRID, wait=LONGEST_WAIT):
         path = output / GRID
         if path.is_file():
             refuse_other_grid(_read_record(path), grid.record(), output)
@@ -252,8 +256,9 @@ class _Processes:
         with self._lock:
             self._ended = True
             for process in self._running:
-                # The group: torchrun and data workers belong to it.
-                os.killpg(process.pid, signal.SIGINT)
+                # The group: torchrun and data workers belong to it. A process that just ended has none.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGINT)
 
 
 def _run_one(

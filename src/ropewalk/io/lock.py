@@ -21,7 +21,9 @@ WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @contextmanager
-def locked(folder: Path, advice: str = "give another folder", *, file: str | None = None) -> Iterator[None]:
+def locked(
+    folder: Path, advice: str = "give another folder", *, file: str | None = None, wait: float = 0
+) -> Iterator[None]:
     """Prevent other processes from writing to a folder, or to one file in it, while the block runs.
 
     The operating system releases the lock when the process ends, however it ends, so the lock file of a killed
@@ -32,6 +34,7 @@ def locked(folder: Path, advice: str = "give another folder", *, file: str | Non
         folder: created if it does not exist; removed again if it was created and is empty when the block ends.
         advice: what the user can do besides waiting, for the message.
         file: name of the file in the folder to lock; None for the whole folder.
+        wait: seconds to wait for the process that holds the lock.
 
     Raises:
         RopewalkError: if another process holds the lock (with its process id and host), if ``folder`` is a file, or if
@@ -40,7 +43,7 @@ def locked(folder: Path, advice: str = "give another folder", *, file: str | Non
     path = folder / (".lock" if file is None else f".{file}.lock")
     shown = folder if file is None else folder / file
     # No soft lock: it would outlive a killed process.
-    lock = FileLock(path, timeout=0, fallback_to_soft=False)
+    lock = FileLock(path, timeout=wait, fallback_to_soft=False)
     with ExitStack() as stack:
         try:
             if folder.exists() and not folder.is_dir():
