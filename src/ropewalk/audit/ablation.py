@@ -52,6 +52,8 @@ def ablate_steps(
         for step in ABLATED:
             used = ablation_arithmetic(step, audited)
             found = run_shifts(runner, row, used, [*shifts, delta2])
+            # ABLATED begins with "none", so the first passes of a row are the exact ones that the others are
+            # compared with.
             exact = exact or found
             changes = shift_changes(runner, found, shifts, delta2)
             for shift in shifts:
@@ -126,6 +128,7 @@ class Comparison:
         moved_by: LogitDifference = logit_difference(runner, second, first)
         self.rows += 1
         self.sum_D += D
+        # Root mean squares of rows are averaged as squares, as if the rows were one long row.
         self.sum_error += error.rms**2
         self.sum_difference += moved_by.rms**2
         self.sum_kl += error.kl

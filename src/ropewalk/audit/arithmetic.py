@@ -145,6 +145,7 @@ def operands(x: Tensor, product: Product) -> tuple[Tensor, ...]:
         return split_bfloat16(x)
     if product == "tf32":
         return (tf32(x),)
+    # Tensor cores round the operands and sum in float32, which float32 products of rounded operands reproduce.
     return (x.to(DTYPES[product]).to(torch.float32),)
 
 

@@ -124,6 +124,7 @@ def measure_drift(
     found: list[_Rows] = []
     for one in series:
         collected = _Rows(one, tuple(shifts), delta2)
+        # Once per series, not per row: emulating the model's rotation takes two passes of its own.
         arithmetic = runner.stock(DTYPES[one.dtype], one.angles)
         for number, row in enumerate(rows):
             # The first few rows of the first series compare all pairs of shifts, other rows only each with delta2.
@@ -197,6 +198,7 @@ class _Rows:
             )
             changes |= {shift: both[shift, self.delta2] for shift in some}
             if self._near in some:
+                # Only at the first shift: logits of every shift would take longer than the attention itself.
                 at = logit_differences(moved[self._near], reference, cuts)
                 self.by_length.append((changes[self._near].D_at, at))
             if sweep:

@@ -171,11 +171,13 @@ def _measured(
         # A copy, because a long sequence changes the buffers of a length-dependent method's module.
         module = deepcopy(rotary)
         there = replace(audited_model, rotary=module)
+        # The angle at position 1 is the frequency itself, below pi for every method, so atan2 recovers it unwrapped.
         where = torch.cat([torch.tensor([1]), true.positions])
         cos, sin = there.cos_sin(where, torch.float32, true.layer_type, true.total_length)
         cos, sin, came_as = cos.cpu().double(), sin.cpu().double(), _name(cos.dtype)
         seen, *rest = torch.atan2(sin, cos)
         angles = torch.stack(rest)
+        # cos² + sin² is 1, so what is left is the attention factor that the module multiplies into both.
         factor = float((cos[0].square() + sin[0].square()).sqrt().mean())
         inv_freq, held_as = _effective(module, true, seen, came_as)
         given = there.cos_sin(where, dtype, true.layer_type, true.total_length)[0].dtype
@@ -189,6 +191,7 @@ def _effective(rotary: nn.Module, true: _Truth, seen: Tensor, seen_as: str) -> t
         length = rotary.total_length or true.total_length
         return rotary.frequencies(true.layer_type, length).inv_freq, "float64"
     held = held_inv_freq(rotary, true.layer_type)
+    # Without a buffer of that name, what the module computes is all there is to see.
     if held is None:
         return seen, seen_as
     inv_freq = held.cpu().double()
@@ -248,6 +251,7 @@ def rope_findings(stages: tuple[RopeStage, ...]) -> tuple[str, ...]:
     wrong = {(s.stage, s.layer_type) for s in stages if not _right(s, config[s.layer_type])}
     findings = []
     for stage in stages:
+        # A cast copies the loaded module, so a fault of that module would be reported once more for each cast.
         is_cast = stage.stage.startswith("to ")
         if _right(stage, config[stage.layer_type]) or (is_cast and ("loaded", stage.layer_type) in wrong):
             continue
@@ -365,6 +369,7 @@ def _base_of(inv_freq: tuple[float, ...]) -> float | None:
     pairs = len(inv_freq)
     if pairs < 3 or abs(inv_freq[0] - 1) > GEOMETRIC_TOLERANCE or inv_freq[-1] <= 0:
         return None
+    # Unscaled RoPE has inv_freq[i] = base^(-i/pairs), so the last pair determines the base.
     base = inv_freq[-1] ** (-pairs / (pairs - 1))
     fits = all(
         abs(found / base ** (-i / pairs) - 1) <= GEOMETRIC_TOLERANCE for i, found in enumerate(inv_freq)

@@ -122,6 +122,7 @@ def _add_moves(
     arithmetic: Arithmetic,
     placed: Mapping[str, Tensor],
 ) -> None:
+    # Moved in the model's arithmetic and exactly: what is left of their difference is due to the arithmetic alone.
     low = {name: _run(runner, row, arithmetic, at) for name, at in placed.items()}
     exact = {name: _run(runner, row, EXACT, at) for name, at in placed.items()}
     wanted: dict[tuple[Shifted, str], list[Term]] = {}
@@ -153,6 +154,7 @@ def _add_rounding(
 ) -> None:
     found = {
         move: [
+            # Here the whole row moves, and only the tokens of `move` are rounded.
             _run(runner, row, EXACT, shifted(len(row), shift), (tokens_of(move, len(row)), arithmetic))
             for shift in shifts
         ]

@@ -111,7 +111,7 @@ def mitigation_costs(
     Raises:
         RopewalkError: if the model already runs ropewalk's rotary module.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     try:
         bench = _Bench(model, input_ids, layout, dtype)
     except torch.OutOfMemoryError:
@@ -131,6 +131,7 @@ def mitigation_costs(
             reasons[name] = str(error)
         except torch.OutOfMemoryError:
             reasons[name] = f"{bench.device.type} memory is too small for {name} with {len(input_ids)} tokens"
+    # Chosen by what ran, not by what should: fused attention can be supported and still run out of memory.
     reference = next((name for name in REFERENCES if name in memory), None)
     if reference is None:
         nothing = "neither fused nor eager attention runs here, so there is nothing to compare with"
@@ -139,13 +140,14 @@ def mitigation_costs(
     longest = 0.0
     while len(times) < limit.rounds:
         start = time.perf_counter()
-        if len(times) >= FEWEST_ROUNDS and start - began + longest > limit.seconds:
+        if len(times) >= FEWEST_ROUNDS and start - started + longest > limit.seconds:
             break
         # All take a turn in each round, so that ratios compare passes under the same load.
         times.append({name: bench.seconds(name) for name in memory})
         longest = max(longest, time.perf_counter() - start)
     costs: dict[str, Cost | str] = dict(reasons)
     for name, held in memory.items():
+        # Medians, because a shared machine delays single rounds by any amount.
         took = statistics.median(found[name] for found in times)
         ratio = statistics.median(found[name] / found[reference] for found in times)
         costs[name] = Cost(took, held, ratio, held / memory[reference])
@@ -180,6 +182,7 @@ class _Bench:
                 f"the layers of {type(self.model).__name__} round queries and keys to {_name(self.dtype)} after their "
                 "rotation, so a more precise rotation is lost before the product"
             )
+        # Short passes are repeated until a turn is long enough for the clock and for scheduling noise.
         self._passes[name] = max(1, min(TURN_PASSES, int(TURN_SECONDS / took)))
 
     def seconds(self, name: str) -> float:
@@ -191,10 +194,10 @@ class _Bench:
     def _timed(self, run: Callable[[], None]) -> float:
         # CUDA kernels run asynchronously; without this the time would be that of launching them.
         self._synchronize()
-        began = time.perf_counter()
+        started = time.perf_counter()
         run()
         self._synchronize()
-        return time.perf_counter() - began
+        return time.perf_counter() - started
 
     def peak_bytes(self, name: str) -> int:
         """Most bytes that one pass allocates at once."""
@@ -209,6 +212,7 @@ class _Bench:
         if name == "eager attention":
             heads = ModelConfig.of(self.model.config).num_heads
             assert heads is not None
+            # Scores, their softmax and the weights, each counted in the model's dtype: a lower bound.
             needed = self.ids.shape[1] ** 2 * heads * self.dtype.itemsize * 3
             cuda = self.device.type == "cuda"
             limit = torch.cuda.mem_get_info(self.device)[0] if cuda else EAGER_BYTES
@@ -267,6 +271,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
+        # Weights and inputs are held before the pass and are no cost of it.
         before = torch.cuda.memory_allocated(device)
         run()
         torch.cuda.synchronize(device)

@@ -110,6 +110,7 @@ def measure_mitigations(
         plain: dict[int, Pass] = {}
         for name, change in changes(eager, layout).items():
             if change.layout is None:
+                # All mitigations without a layout of their own share one exact reference.
                 plain = plain or run_shifts(runner, row, EXACT, wanted)
                 exact = plain
             else:
@@ -144,7 +145,9 @@ def documents_of(layout: PackedLayout) -> PackedLayout:
         RopewalkError: if there are too few tokens for that.
     """
     lengths, documents = layout.cu_seqlens.diff().tolist(), layout.segment_documents.tolist()
+    # The anchor stands before the first segment; without it, its tokens belong to that segment again.
     lengths[0] += layout.anchor_length
+    # Layout mitigations act at the boundaries of documents, and a row of one document has none.
     if len(set(documents)) == 1:
         total = layout.total_length
         if total < 2 * QUARTERS:

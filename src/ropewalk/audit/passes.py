@@ -184,6 +184,7 @@ class Runner:
 
         def answer(call: AttentionCall) -> Tensor:
             rotation = audited_model.layers[call.layer]
+            # Layers with the same rotation share one table of cosines and sines.
             if rotation not in tables:
                 tables[rotation] = self._cos_sin(position_ids, rotation, arithmetic)
                 if apart is not None:
@@ -433,6 +434,7 @@ class LayerAttention:
     def visible(self, start: int, end: int) -> Tensor:
         """bool ``[end - start, end]``: the visibility rule for some queries."""
         device, layout, locality = self.call.query.device, self.layout, self.call.locality
+        # Keys after the block are causally hidden from all of its queries and are never computed.
         i = torch.arange(start, end, device=device)[:, None]
         j = torch.arange(end, device=device)[None, :]
         visible: Tensor = j <= i
@@ -483,6 +485,7 @@ def block_edges(
     size = (BLOCK_BYTES if block_bytes is None else block_bytes) // a_query
     if block_bytes is None and device.type == "cpu":
         size = min(size, max(CPU_BLOCK_BYTES // a_query, CPU_QUERIES))
+    # The requested lengths are edges too, so that a sum over blocks can be read off at each of them.
     return sorted({*range(0, length, max(1, size)), *(n for n in lengths if n < length), length})
 
 

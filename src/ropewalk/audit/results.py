@@ -351,12 +351,12 @@ def _size(audit: Audit) -> str:
             "its drift cannot be measured."
         )
     verdict = ", which is negligible" if found.moved < NEGLIGIBLE else ""
-    said = (
+    text = (
         f"In {audit.dtype}, a row of {audit.length:,} tokens attends differently at position {audit.near:,} than at "
         f"{audit.delta2:,}: {_percent(found.moved)} of all attention moves to other tokens (D = {found.D:.3g})"
         f"{verdict}, while exact relative positions would move none"
     )
-    clauses = [said, *_compared(audit, found)]
+    clauses = [text, *_compared(audit, found)]
     exact = audit.ablation[0]
     if exact.D > NOISE:
         clauses.append(
@@ -377,6 +377,7 @@ def _compared(audit: Audit, found: Drift) -> list[str]:
         clauses.append(f"in float32 D = {wide.D:.2g}")
     random = _at(audit, audit.dtype, audit.near, parameters="random")
     if random is not None and random.D > 0:
+        # The random control runs on fewer rows; only the same rows are compared.
         same_rows = found.per_sample[: len(random.per_sample)]
         ratio = sum(same_rows) / len(same_rows) / random.D
         clauses.append(f"with random weights D = {random.D:.2g}{_trained(ratio)}")
@@ -410,6 +411,7 @@ def _steps(audit: Audit, single: Sequence[StepAblation], whole: StepAblation) ->
         key=lambda row: -row.D,
     )
     rows = f"{audit.ablation_samples} row{'s' if audit.ablation_samples > 1 else ''}"
+    # Independent rounding errors add up as squares; far below the whole, the steps do not explain it separately.
     together = math.sqrt(sum(row.D**2 for row in single))
     if together < 0.5 * whole.D:
         return (
@@ -463,6 +465,7 @@ def best_mitigation(audit: Audit) -> Mitigation | None:
     ]
     if base is None or not tried or not _worse(base) > NOISE or not math.isfinite(_worse(base)):
         return None
+    # D depends by chance on which values round up, so a slightly smaller D does not justify a costlier change.
     least = min(_worse(mitigation) for mitigation in tried)
     best = next(mitigation for mitigation in tried if _worse(mitigation) <= ALIKE * least)
     return best if _worse(base) > LEAST_GAIN * _worse(best) else None
@@ -478,11 +481,11 @@ def _mitigation(audit: Audit) -> str:
     eager, base, default = by_name["eager attention"], by_name["fused attention"], by_name.get(DEFAULT)
     best = best_mitigation(audit)
     if not math.isfinite(base.D):
-        said = "Fused attention overflows as well"
+        text = "Fused attention overflows as well"
     elif not math.isfinite(eager.D):
-        said = f"Fused attention, which keeps scores in float32, does not overflow (D = {base.D:.3g})"
+        text = f"Fused attention, which keeps scores in float32, does not overflow (D = {base.D:.3g})"
     elif best is None:
-        said = "No change of arithmetic lowers the D of fused attention by much"
+        text = "No change of arithmetic lowers the D of fused attention by much"
     else:
         verb = "lower" if best.name.endswith("angles") else "lowers"
         cost = (
@@ -490,10 +493,10 @@ def _mitigation(audit: Audit) -> str:
             if best.time_ratio is None
             else f", at {best.time_ratio:.1f} times the time of a forward pass here"
         )
-        said = f"{best.name.capitalize()} {verb} the D of fused attention from {base.D:.3g} to {best.D:.3g}{cost}"
+        text = f"{best.name.capitalize()} {verb} the D of fused attention from {base.D:.3g} to {best.D:.3g}{cost}"
         if default is not None and default is not best and math.isfinite(default.D):
-            said += f" (ropewalk's default, {DEFAULT}, to {default.D:.3g})"
-    return said + _far(audit) + "."
+            text += f" (ropewalk's default, {DEFAULT}, to {default.D:.3g})"
+    return text + _far(audit) + "."
 
 
 def _far(audit: Audit) -> str:

@@ -59,6 +59,7 @@ def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResu
     trained = read_config(path).trained_length
     device = choose_device(context.device)
     rows = _rows(config, load_tokenizer(path), trained, context.rank_0_reporter)
+    # The model's own rotary module is what is audited; ropewalk's would hide its rounding.
     model = load_model(path, ModelSetup(exact_rope=False), device=device)
     with context.rank_0_reporter.bar("audit", forward_passes(config, len(rows))) as advance:
         found = audit_model(
@@ -139,6 +140,7 @@ def audit_model(
         # The mitigations run last: rows too short for them should fail before the work, not after it.
         documents_of(layout)
     audited_model = AuditedModel.of(model)
+    # Each ablation repeats every pass for every step, so it runs on fewer rows than the drift.
     few, few_layouts = rows[: settings.ablation_samples], layouts[: settings.ablation_samples]
     dtype = DTYPES[settings.dtypes[0]]
     near, far, delta2 = settings.near, settings.far, settings.delta2
@@ -219,6 +221,7 @@ def _with_costs(
     layout: PackedLayout,
     settings: AuditSettings,
 ) -> tuple[Mitigation, ...]:
+    # The stock rotary module is the baseline of every cost and is gone once the exact one has replaced it.
     if isinstance(rotary_module(model)[2], RotaryEmbedding):
         reason = "the model already runs ropewalk's rotary module; load it with exact_rope=False"
         return tuple(replace(mitigation, reason=reason) for mitigation in mitigations)

@@ -169,6 +169,8 @@ def advise(
     elif about.windows is not None:
         # Training showed no distance beyond the window, however long the documents were.
         seen = min(trained_length, about.windows)
+        # With its windows lifted, the model starts over: the advice for it stands beside the refusal, as an
+        # alternative.
         without = Checkpoint(lift=("windows",), head_dim=about.head_dim, seen=seen)
         lifted = advise(current, trained_length, target_length, without)
     # An unchanged setting would only repeat the exposure of the checkpoint.
@@ -242,10 +244,10 @@ def _plan(
         return stages, chosen, None, _own_method(chosen, current, target_length, head_dim)
     found = recommended_base(current, trained_length, target_length)
     chosen = setting_of(found.rule, current, method, target_length)
-    said = f"{found.reason[0].upper()}{found.reason[1:]}."
+    text = f"{found.reason[0].upper()}{found.reason[1:]}."
     reach = _reach(chosen, current, head_dim)
     if found.rule == CURRENT:
-        return stages, chosen, found, [said, reach]
+        return stages, chosen, found, [text, reach]
     covered = []
     if covers(current.rotary_dim, current.rope_theta, target_length):
         covered = [
@@ -254,7 +256,7 @@ def _plan(
             "`ropewalk rope probe`."
         ]
     practice = _practice(found.rope_theta, target_length)
-    return stages, chosen, found, [said, *practice, reach, *covered]
+    return stages, chosen, found, [text, *practice, reach, *covered]
 
 
 def _practice(base: float, target_length: int) -> list[str]:
@@ -264,23 +266,23 @@ def _practice(base: float, target_length: int) -> list[str]:
         return []
     low, high = near[0], near[-1]
     middle = statistics.median(each.new_theta for each in near)
-    said = (
+    text = (
         f"Published models for about {target_length:,} tokens use bases from {low.new_theta:,.0f} ({low.model}) to "
         f"{high.new_theta:,.0f} ({high.model}); the median of {len(near)} is {middle:,.0f}"
     )
     if base > _FAR * high.new_theta:
-        said += (
+        text += (
             f"; the recommended base is {base / high.new_theta:.1f} times the largest of them, so compare it with "
             f"theta={high.new_theta:g} (`ropewalk rope probe`)"
         )
     elif base < low.new_theta / _FAR:
-        said += f"; the smallest of them is {low.new_theta / base:.1f} times the recommended base"
+        text += f"; the smallest of them is {low.new_theta / base:.1f} times the recommended base"
     elif base > _FAR * middle:
-        said += (
+        text += (
             f"; the recommended base is {base / middle:.1f} times the median, because this checkpoint starts from a "
             "large base"
         )
-    return [f"{said}."]
+    return [f"{text}."]
 
 
 def _reach(chosen: Setting, current: RopeMethod, head_dim: int | None) -> str:
@@ -331,12 +333,12 @@ def _counted(method: RopeMethod, current: RopeMethod) -> str:
     factor = getattr(method, "factor", None)
     if factor is None:
         return ""
-    said = f": {factor:g} instead of {getattr(current, 'factor', 1):g}"
+    text = f": {factor:g} instead of {getattr(current, 'factor', 1):g}"
     if method.extended_length() is not None:
-        said += f", both relative to the original {getattr(method, ORIGINAL):,} tokens"
+        text += f", both relative to the original {getattr(method, ORIGINAL):,} tokens"
     before, after = current.frequencies().attention_factor, method.frequencies().attention_factor
     return (
-        said if before == after else f"{said}; the attention factor changes from {before:.4g} to {after:.4g}"
+        text if before == after else f"{text}; the attention factor changes from {before:.4g} to {after:.4g}"
     )
 
 
@@ -371,8 +373,8 @@ def _action(
         )
     if refusals:
         return f"ropewalk extend does not train this model at {target_length:,} tokens: it {'; it '.join(refusals)}."
-    said = _setting_action(chosen, stages, current, target_length, about.stays is not None)
-    return " ".join([*(f"First {order}." for order in about.first), said])
+    text = _setting_action(chosen, stages, current, target_length, about.stays is not None)
+    return " ".join([*(f"First {order}." for order in about.first), text])
 
 
 def _setting_action(

@@ -228,6 +228,7 @@ def theta_for(config: ThetaSettings, context: RunContext | None = None) -> Theta
     """
     current = Default(config.rotary_dim, config.rope_theta)
     trained_length, target_length, rule = config.from_length, config.to_length, config.rule
+    # Both are checked before the search, which takes minutes at long lengths.
     check_rule(rule)
     check_target(target_length)
     dim, base = current.rotary_dim, current.rope_theta
@@ -298,6 +299,8 @@ def frequencies_for(config: FrequenciesSettings) -> FrequenciesResult:
         if unknown:
             raise RopewalkError(f"{min(unknown)} does not apply to the method dynamic; it takes factor")
         factor = config.factor or target_length / trained_length
+        # Dynamic NTK has no frequencies to train with, so method_for_target refuses it; these are the ones it
+        # runs with.
         after: RopeMethod = DynamicNtk(current.rotary_dim, current.rope_theta, factor, trained_length)
     else:
         after = method_for_target(name, current, trained_length, target_length, parameters=given)

@@ -233,7 +233,9 @@ def _describe_loaded(method: RopeMethod, held: LoadedRope) -> dict[str, Any]:
     """Describe the buffers of transformers' rotary module right after loading."""
     # Before the first forward pass, a method that depends on the length holds its factors for short inputs.
     expected = method.frequencies().inv_freq
+    # A module that rotates another number of pairs cannot be compared pair by pair.
     same = held.inv_freq.shape == expected.shape
+    # A pair that stands still has no relative error, so its absolute one is taken.
     scale = expected.where(expected > 0, 1)
     return {
         "dtype": held.dtype,
@@ -250,6 +252,7 @@ def _critical_dimension(method: RopeMethod, length: int | None) -> dict[str, int
     unscaled = method.unscaled_length(length)
     if unscaled is None or unscaled < SHORTEST_LENGTH:
         return {"critical_dimension": None, "critical_dimension_length": None}
+    # The formula assumes that every pair turns; those that stand still never complete a period.
     turning = 2 * int((method.frequencies(length).inv_freq > 0).sum())
     dimensions = min(critical_dimension(method.rotary_dim, method.rope_theta, unscaled), turning)
     return {"critical_dimension": dimensions, "critical_dimension_length": unscaled}

@@ -178,6 +178,7 @@ def feasible_summary(
         reason = f"not searched above {LONGEST_SEARCH:,} tokens, which takes many minutes; use `ropewalk rope base`"
         return FeasibleSummary(rotary_dim, SAFE_CEILING, reason=reason)
     found = feasible_bases(target_length, rotary_dim, SAFE_CEILING, progress)
+    # The infimum may open an interval that a rounded base would miss, so the first wide interval is shown as well.
     wide = next((low for low, high in found.feasible if high >= (1 + WIDE) * low), None)
     return FeasibleSummary(
         rotary_dim, SAFE_CEILING, found.infimum, wide, found.safe_base, len(found.feasible)
@@ -193,6 +194,7 @@ def origin_of(rule: str, current: RopeMethod) -> Origin:
         assert origin is not None
         return origin
     schedule = SCHEDULES[rule.removeprefix("schedule:")]
+    # A published base reaches another length in a model with another number of rotary dimensions.
     other = isinstance(current, Default) and current.rotary_dim != PUBLISHED_DIM
     dims = f" with rotary_dim {PUBLISHED_DIM}; this model has {current.rotary_dim}" if other else ""
     return Origin("as published", schedule.source, f"chosen for {schedule.start}{dims}")

@@ -118,6 +118,7 @@ def plan(config: PlanSettings, context: RunContext | None = None) -> PlanResult:
     notes = (*checkpoint.config_warnings, *checkpoint.planning_notes)
     with counted(reporter, f"bases for {target:,} tokens", None, "distances") as progress:
         advice = advise_on(checkpoint, target, config.explain, progress)
+        # Asked for before the stages, because the refusal is phrased as advice: it says what would work instead.
         if advice.refusals:
             raise RopewalkError(advice.action.rstrip("."))
         notes = (*notes, *(f"first {order}" for order in advice.first))
@@ -137,6 +138,7 @@ def plan(config: PlanSettings, context: RunContext | None = None) -> PlanResult:
 
 def _size(config: ModelConfig, context: int, processes: int, cluster: Cluster = H100) -> StageSize:
     shape = ModelShape.from_config(config)
+    # The mesh of this run is ignored by choose_mesh, which gets one sequence per process and step.
     run = ShardedRun(shape, MeshShape(), context)
     mesh = choose_mesh(run, processes, processes, cluster)
     run = replace(run, mesh=mesh)

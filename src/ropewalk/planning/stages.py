@@ -89,18 +89,20 @@ def plan_stages(
     stages = []
     length = trained_length
     for context in contexts:
+        # Each stage is derived from the checkpoint, not from the stage before: rules relate to the trained length.
         method = candidate(name, current, trained_length, context, ceiling, progress)
         bound = bound_at(method, context)
-        said = name
+        chosen_rule = name
         if name == RECOMMENDED:
-            said = recommended_base(current, trained_length, context).rule
+            chosen_rule = recommended_base(current, trained_length, context).rule
         stages.append(
             PlannedStage(
                 context,
                 method,
+                # A base given by hand on a scaled checkpoint keeps the scaling, which the recipe calls theta as well.
                 "theta" if isinstance(method, Default) or name.startswith(GIVEN) else method.name,
                 bound,
-                _reason(said, method, length, context, bound),
+                _reason(chosen_rule, method, length, context, bound),
             )
         )
         length = context

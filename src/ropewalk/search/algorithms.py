@@ -125,6 +125,7 @@ def mutate(space: Space, parent: Candidate, probability: float, random: np.rando
     levels = space.levels_of(parent)
     for pair in range(space.pairs):
         if random.random() < probability:
+            # Between its neighbours as mutated so far, so that every mutant is ascending without repair.
             low = levels[pair - 1] if pair else 0
             high = levels[pair + 1] if pair + 1 < space.pairs else space.levels - 1
             levels[pair] = int(random.integers(low, high + 1))
@@ -145,9 +146,10 @@ def crossover(
         probability: probability of taking each factor, and n̂, from the second parent.
         random: random generator.
     """
-    drawn = random.random(space.pairs + 1) < probability
-    pairs = zip(first.rescale_factors, second.rescale_factors, drawn[:-1], strict=True)
-    tokens = second.start_tokens if drawn[-1] else first.start_tokens
+    # Drawn in one call whatever the outcome: the stream of random numbers then depends on the seed alone.
+    from_second = random.random(space.pairs + 1) < probability
+    pairs = zip(first.rescale_factors, second.rescale_factors, from_second[:-1], strict=True)
+    tokens = second.start_tokens if from_second[-1] else first.start_tokens
     child = Candidate(tuple(b if taken else a for a, b, taken in pairs), tokens)
     return child if space.contains(child) else None
 
@@ -179,6 +181,7 @@ def evolve(settings: EvolutionSettings | None = None) -> Algorithm:
             offspring = _new(seen, chosen.mutations, mutant) + _new(seen, chosen.crossovers, child)
             if not offspring:
                 return
+            # Parents are asked for again: their losses are known and free, and racing needs them in the ranking.
             measured = yield Ask((*parents, *offspring), chosen.parents)
 
     return run
@@ -242,6 +245,7 @@ def covariance(settings: CovarianceSettings | None = None) -> Algorithm:
             yield from _descend(space, known, knots, sigma, chosen.keep, random)
             idle = 0 if len(known.measured) > before else idle + 1
             if knots < space.pairs:
+                # From coarse to fine: with twice the knots each one shapes fewer pairs, so smaller moves suffice.
                 knots, sigma = min(2 * knots, space.pairs), chosen.sigma / 2
             else:
                 # The last run moved every pair on its own: start over with few knots and a wider spread.
@@ -306,6 +310,7 @@ def _decoder(space: Space, start: Candidate, knots: int) -> Callable[[NDArray[np
     """
     pairs = np.arange(space.pairs)
     places = np.linspace(0, space.pairs - 1, knots)
+    # In logarithms, so that a step changes factors of 1.1 and of 30 by the same ratio.
     logs = np.log(start.rescale_factors)
     index = space.start_tokens.index(start.start_tokens)
 

@@ -56,11 +56,13 @@ def search_rows(
     long = [number for number, document in enumerate(documents) if len(document) >= fill]
     if len(long) >= count:
         chosen = set(long[:count])
+        # A row of one long document needs its distant tokens to predict; joined short documents reward no long range.
         first = [documents[number] for number in long[:count]]
         rest = [document for number, document in enumerate(documents) if number not in chosen]
     else:
         # Too few documents fill a row alone, so rows join documents. Each document, and each continuation of one in
         # another row, starts with its own BOS, so the number of documents needed is found by trying.
+        # Plus BOS and EOS. A lower bound from which _that_fill starts trying.
         sums = list(accumulate(len(document) + 2 for document in documents))
         end = next((number for number, total in enumerate(sums, start=1) if total >= count * length), None)
         end = _that_fill(documents, end or len(documents), length, bos_id, eos_id, count)
@@ -167,6 +169,7 @@ def needle_rows(
         _Text.of(encoder, words, len(words) * index // count, length, _draw_hidden(seed, index, hidden))
         for index in range(count)
     ]
+    # The most room is left with all needles at the start; if even that does not fit, no placement does.
     slack = min(text.row([0.0] * hidden, 0, length).slack(beyond) for text in texts)
     if slack < 0:
         raise RopewalkError(
@@ -175,6 +178,7 @@ def needle_rows(
         )
     rows = []
     for index, text in enumerate(texts):
+        # Over all rows, needles lie evenly from the beginning to the end; each row gets every count-th place.
         shares = [(index + number * count) / max(places - 1, 1) for number in range(hidden)]
         rows.append(text.placed(shares, length, beyond))
     return rows
@@ -256,12 +260,14 @@ class _Text:
     ) -> _Text:
         size = length
         while size <= MOST_WORDS * length:
+            # The text is repeated from its beginning if it is too short.
             words = [pool[(start + at) % len(pool)] for at in range(size)]
             ends = _ends(encoder, " ".join(words))
             if len(ends) >= length:
                 chars = accumulate(len(word) + 1 for word in words)
                 tokens = [bisect_right(ends, char - 1) for char in chars]
                 return cls(encoder, words, tokens, sentence_ends(words), needles)
+            # Tokens per word depend on the tokenizer, so the number of words is found by doubling.
             size *= 2
         raise RopewalkError(
             f"{size // 2} words of the text give fewer than {length} tokens with this tokenizer; give other text"
@@ -406,6 +412,7 @@ def _needles(
 ) -> tuple[Sequence[Row], Sequence[Row], bool]:
     length = goal.target_length
     needles = Needles(goal.trained_length if goal.trained_length < length else None)
+    # Reading stops early: a corpus may have millions of documents, and needles need only the first few.
     wanted = CHARACTERS * length * (count + held_out)
     texts: list[str] = []
     characters = 0

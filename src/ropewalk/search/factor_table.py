@@ -203,6 +203,7 @@ class Factors(_Strict):
             RopewalkError: if the factors are for other frequencies or another original length, or the table has only
                 short factors and they were found with another attention factor than the checkpoint's.
         """
+        # NTK scaling is unscaled RoPE with a larger base, which factors can extend.
         plain = current.as_default() if isinstance(current, Ntk) else current
         if not isinstance(plain, Default | DynamicNtk | LongRope):
             raise RopewalkError(
@@ -265,6 +266,7 @@ class Factors(_Strict):
         original = model.original_max_position_embeddings
         if self.target_length <= original:
             return {}
+        # Imported tables record no baselines; those of an unscaled model follow from the lengths alone.
         goal = goal_of(Default(model.rotary_dim, model.rope_theta), original, self.target_length)
         return {TITLES[name]: rescale_factors(method) for name, method in goal.baselines().items()}
 
@@ -279,9 +281,9 @@ class Factors(_Strict):
 
     def remarks(self) -> list[str]:
         """Properties of the factors that affect their use, one sentence each."""
-        told = []
+        notes = []
         if self.start_tokens:
-            told.append(
+            notes.append(
                 f"The RoPE angles of the first {self.start_tokens} tokens stay unscaled (start tokens). ropewalk "
                 "applies this, but a transformers config cannot store it, so an export to a plain config is refused; "
                 "search with --start-tokens 0 for factors that can be exported."
@@ -289,21 +291,21 @@ class Factors(_Strict):
         for name in ("long_factor", "short_factor"):
             factors = getattr(self, name)
             if factors is not None:
-                told += _oddities(name, factors)
+                notes += _oddities(name, factors)
         original = self.model.original_max_position_embeddings
         if self.long_factor is not None and self.target_length > original:
             published = longrope_attention_factor(self.target_length / original, original)
             if not math.isclose(self.attention_factor, published, rel_tol=SAME_FACTOR):
-                told.append(
+                notes.append(
                     f"The attention factor {self.attention_factor:.6g} is not the published √(1 + ln s / ln T) = "
                     f"{published:.6g}: transformers reads it from the config as it is, vLLM only from short_mscale and "
                     "long_mscale, which ropewalk export writes."
                 )
-        return told
+        return notes
 
     def cautions(self) -> list[str]:
         """Warnings if a baseline is better than the factors found, or no held-out rows tell; one sentence each."""
-        told = []
+        notes = []
         judged = self.held_out
         own = _better(self.best.objective if self.best else None, self.baselines)
         other = None if judged is None else _better(judged.best, judged.baselines)
@@ -313,7 +315,7 @@ class Factors(_Strict):
                 if self.search and self.search.ended_by == "algorithm"
                 else "a larger budget"
             )
-            told.append(
+            notes.append(
                 f"Note: on the search rows themselves, {TITLES.get(own, own)} is better than the factors found; use "
                 f"it, or search with {more}."
             )
@@ -321,14 +323,16 @@ class Factors(_Strict):
             why = "the search overfitted its own rows; search with more documents"
             if self.search and self.search.short_penalty:
                 why = "held-out rows exclude the short penalty, so this may be the cost of preserving the short context"
-            told.append(
+            notes.append(
                 f"Note: on held-out rows, {TITLES.get(other, other)} has perplexity "
                 f"{perplexity_text(judged.baselines[other])} and the factors found {perplexity_text(judged.best)}: "
                 f"{why}."
             )
         if self.search is not None and judged is None:
-            told.append("Note: no text was held out, so the quality of the factors on other text is unknown.")
-        return told
+            notes.append(
+                "Note: no text was held out, so the quality of the factors on other text is unknown."
+            )
+        return notes
 
 
 def _better(best: float | None, baselines: Mapping[str, float | None]) -> str | None:
@@ -348,20 +352,20 @@ def perplexity_text(value: float | None) -> str:
 
 def _oddities(name: str, factors: tuple[float, ...]) -> list[str]:
     """Properties that only imported factors can have: decreasing factors, and factors below 1."""
-    told = []
+    notes = []
     falls = [pair for pair, (before, after) in enumerate(pairwise(factors), start=1) if after < before]
     if falls:
-        told.append(
+        notes.append(
             f"{name} is not ascending: pair {falls[0]} has {factors[falls[0]]:g} after {factors[falls[0] - 1]:g}"
             f"{f', and {len(falls) - 1} more pairs decrease' if len(falls) > 1 else ''}."
         )
     below = [factor for factor in factors if factor < 1]
     if below:
-        told.append(
+        notes.append(
             f"{name} has {len(below)} factor{'s' if len(below) > 1 else ''} below 1 (the smallest is {min(below):g}), "
             "so these pairs rotate faster than in training."
         )
-    return told
+    return notes
 
 
 def perplexity(nats: float) -> float | None:
@@ -607,6 +611,7 @@ def _the_factors(path: Path, rows: list[list[float]], pairs: int) -> tuple[tuple
                 f"{path} has {len(rows)} different rows, one per layer; a model needs one list for all layers"
             )
         notes.append(f"{path.name} has {len(rows)} equal rows, one per layer; ropewalk used the first.")
+    # LongRoPE's own files of this mode begin with two integers that are no factors.
     borders = values[:BORDERS]
     if len(values) == pairs + BORDERS and all(border.is_integer() and border >= 0 for border in borders):
         notes.append(

@@ -117,6 +117,7 @@ def export(model: str, rope: Path | str, out: Path | str) -> ExportResult:
             f"--start-tokens 0, or evaluate with ropewalk eval {model} --rope {rope}"
         )
     written = export_checkpoint(path, table.method, table.context, out, load_tokenizer(path), model)
+    # Hashing the weights takes long for large models, so only where the table has a digest to compare with.
     digest = model_digest(path) if table.factors.model.digest else None
     notes = (*other_checkpoint(table.record, digest), *written.notes)
     return replace(written, notes=notes, factors=table.record)

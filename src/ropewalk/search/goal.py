@@ -130,6 +130,8 @@ class Goal:
         composed: dict[str, RopeMethod] = {}
         for name, method in plain.items():
             factors = zip(self.current.long_factor, rescale_factors(method), strict=True)
+            # On a checkpoint that already has long factors, a rule stretches what was trained, so its factors
+            # multiply them.
             composed[name] = self.method(Candidate(tuple(a * b for a, b in factors)))
         return composed
 

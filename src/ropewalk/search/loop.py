@@ -116,6 +116,7 @@ def read_log(
     def parse(number: int, values: dict[str, Any]) -> dict[str, Any]:
         if number > 1:
             job, loss = _entry(values, n_documents)
+            # A repeated line is harmless, but two losses of one job mean that the file was edited or mixed.
             if found.setdefault(job, loss) != loss:
                 raise ValueError(
                     f"it has a loss of {loss:g}, but an earlier line has {found[job]:g} for the same job"
@@ -125,6 +126,7 @@ def read_log(
     lines = list(read_lines(path, parse, "restore the file, or remove it to start again"))
     if not lines:
         return None
+    # Through JSON, so that tuples and lists compare as equal.
     then, now = lines[0], json.loads(json.dumps(header))
     different = [key for key in {**now, **then} if now.get(key) != then.get(key)]
     if different:
@@ -318,6 +320,7 @@ class _Run:
         """
         for candidate in ask.candidates:
             assert self.space.contains(candidate), candidate
+        # An algorithm may ask for a candidate twice; the order matters, because budgets end in it.
         alive = list(dict.fromkeys(ask.candidates))
         # Racing measures one document at a time, to drop candidates in between.
         rounds = range(1, self.evaluator.n_documents + 1) if self.racing else [self.evaluator.n_documents]
@@ -329,6 +332,7 @@ class _Run:
 
     def _measure(self, candidates: Sequence[Candidate], documents: int) -> None:
         """Measure candidates on their first ``documents`` documents, as far as not yet done."""
+        # Document by document within a block: candidates that share a document can share a forward pass.
         blocks = (candidates[start : start + BLOCK] for start in range(0, len(candidates), BLOCK))
         wanted = [
             Job(candidate, document)
@@ -354,6 +358,7 @@ class _Run:
             if self.progress is not None:
                 self.progress(self.ledger.forwards, self.best.objective if self.best else math.inf)
         if spent:
+            # Raised after the measured jobs are recorded, so that nothing that was paid for is lost.
             raise _Spent
 
     def _note(self, candidate: Candidate) -> None:

@@ -127,6 +127,7 @@ class ModelEvaluator:
         own = self._shared(([goal.current], index) for index in indices)
         self.reference = {index: loss for index, (loss,) in zip(indices, own, strict=True)}
         if not all(map(math.isfinite, self.reference.values())):
+            # All ranks have the same losses here, so each raises the error itself and none waits for another.
             raise forwards.world.known_to_all(
                 RunFailure(
                     "the checkpoint's own RoPE gives a row of the short penalty a loss that is NaN or infinite"
@@ -200,4 +201,5 @@ class ModelEvaluator:
                 "pass; use a smaller batch, set prefill_chunk, or choose a shorter length"
             )
         means = (losses.sum(1) / self.targets[document]).tolist()
+        # A candidate that overflows is a bad candidate, not the end of the search; infinity ranks it last.
         return [mean if math.isfinite(mean) else math.inf for mean in means]

@@ -94,6 +94,7 @@ def search(config: SearchConfig, context: RunContext | None = None) -> SearchRes
     """
     context = context or RunContext()
     world = context.world
+    # Everything that can be refused is checked before the weights are loaded.
     ready = world.on_rank_0(lambda: _prepared(config, context))
     loaded = load_model(
         ready.path, dtype=config.settings.dtype, device=_device(config.settings.device, world)
@@ -178,7 +179,7 @@ def find(
     goal, data, settings = problem.goal, problem.data, problem.settings
     if settings.short_penalty and not data.short_rows:
         raise RopewalkError("a short penalty needs rows at the trained length, got none")
-    began = time.perf_counter()
+    started = time.perf_counter()
     penalty = ShortPenalty(data.short_rows, settings.short_penalty) if settings.short_penalty else None
     forwards = Forwards(settings.batch, settings.prefill_chunk, context.world)
     evaluator = ModelEvaluator(model, goal, data.rows, penalty, forwards)
@@ -190,13 +191,14 @@ def find(
         minimum = minimise(space, evaluator, strategy, goal.seeds(space), ledger, progress)
     judged = None
     if data.held_out:
+        # Without the short penalty: held-out rows judge the target length alone.
         judge = ModelEvaluator(model, goal, data.held_out, forwards=forwards)
         methods: dict[str, RopeMethod] = {
             "best": goal.method(minimum.best.candidate),
             **goal.baselines(),
         }
         judged = {name: judge.baseline(method) for name, method in methods.items()}
-    return SearchOutcome(problem, minimum, baselines, judged, time.perf_counter() - began)
+    return SearchOutcome(problem, minimum, baselines, judged, time.perf_counter() - started)
 
 
 @contextmanager
@@ -250,9 +252,10 @@ def progress_bar(reporter: Reporter, label: str, budget: int) -> Iterator[Progre
 
         def forward(done: int, best: float) -> None:
             if not bars:
+                # The first report of a resumed search tells how many passes were recalled from the log.
                 before.append(done - 1)
-                said = f"{label}, after {before[0]:,}" if before[0] else label
-                bars.append(stack.enter_context(reporter.bar(said, budget - before[0])))
+                text = f"{label}, after {before[0]:,}" if before[0] else label
+                bars.append(stack.enter_context(reporter.bar(text, budget - before[0])))
             reached = (
                 f"best perplexity {math.exp(best):.4g}"
                 if best < MOST_SHOWN
@@ -358,6 +361,7 @@ def _prepared(config: SearchConfig, context: RunContext) -> _Ready:
         require_devices(context.world, device)
     checked = checkpoint(config.model)
     path = resolve_model(config.model)
+    # `checkpoint` read the file alone; a config that transformers refuses should fail here, before the text is read.
     read_config(path)
     current = method_of(checked)
     goal = goal_of(current, checked.trained_length, config.target_length, settings.attention_factor)

@@ -103,6 +103,7 @@ class Space:
             raise RopewalkError(f"rescale factors must be finite numbers, got {list(factors)}")
         levels: list[int] = []
         for factor in factors:
+            # Only ascending factors are in the space: one below its neighbour is raised to it.
             levels.append(max(self.level(factor), levels[-1] if levels else 0))
         tokens = min(self.start_tokens, key=lambda each: (abs(each - start_tokens), each))
         return self.of_levels(levels, tokens)

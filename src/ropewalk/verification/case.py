@@ -142,6 +142,7 @@ def prepare(
     method = resolved.methods[0]
     if method is None:
         before = Before.first((resolved.rope, resolved.trained_length))
+        # The run would measure and choose this RoPE first; the checks hold for any, so a provisional one stands in.
         method, remark = stage_ropes(recipe, resolved.tables)[0].provisional(before)
         remarks.append(remark)
     model = resolved.model
@@ -295,6 +296,7 @@ def _pack(
 ) -> PackedRows:
     """Pack the first documents of the recipe's sources with the packing settings of the run."""
     file = scratch / "documents.jsonl"
+    # Documents are cut so that each row holds several: a row of one document could not show a leak between them.
     most = max(2, settings.context // DOCUMENTS_A_ROW)
     wanted = (rows + 1) * settings.context
     with file.open("w", encoding="utf-8") as lines:
@@ -332,6 +334,7 @@ def _shortened(row: Row, length: int) -> Row:
     if length == row.layout.total_length:
         return row
     layout = row.layout
+    # Segments behind the cut all end at it after clamping; unique leaves one of them.
     ends = layout.cu_seqlens.clamp(max=length).unique()
     documents = layout.segment_documents[: len(ends) - 1]
     short = PackedLayout(
@@ -339,6 +342,7 @@ def _shortened(row: Row, length: int) -> Row:
     )
     ids = row.input_ids[:length].clone()
     labels = next_token_labels(ids, short)
+    # Labels are recomputed, because the last token's target was cut off; tokens excluded from training stay excluded.
     return Row(ids, labels.where(row.labels[:length] == labels, torch.tensor(IGNORED)), short)
 
 

@@ -185,6 +185,7 @@ def row_losses(
         with _widened(model):
             losses = losses_of(model, row)
         if losses.requires_grad:
+            # Backward row by row: only one row's graph is in memory, and gradients add up to those of the mean.
             (losses.sum() / count).backward()
         kept.append(losses.detach().double().cpu())
         total += float(kept[-1].sum())
@@ -261,8 +262,10 @@ def _relative(found: Tensor, expected: Tensor) -> float:
     wide = expected.detach().double().cpu()
     difference = float((found.detach().double().cpu() - wide).norm())
     size = float(wide.norm())
+    # NaN would compare as within any budget.
     if not math.isfinite(difference) or not math.isfinite(size):
         return math.inf
+    # Relative to the norm of the whole tensor: single elements near zero have no meaningful relative error.
     return difference / size if size else difference
 
 

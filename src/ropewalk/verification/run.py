@@ -64,7 +64,7 @@ def verify(config: VerifySettings, context: RunContext | None = None) -> VerifyR
         >>> result.failed  # doctest: +SKIP
         []
     """
-    context, began = context or RunContext(), time.perf_counter()
+    context, started = context or RunContext(), time.perf_counter()
     recipe = context.world.on_rank_0(lambda: load_recipe(config.recipe, list(config.overrides)))
     run = _on_given_ranks if context.world.size > 1 else _on_own_ranks
     found = run(recipe, config, context)
@@ -81,7 +81,7 @@ def verify(config: VerifySettings, context: RunContext | None = None) -> VerifyR
         versions=software_versions(),
         mesh=found.processes,
         recipe_mesh=None if found.own is None else str(found.own),
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - started,
         checks=tuple(found.checks),
     )
 
@@ -98,6 +98,7 @@ def _on_own_ranks(recipe: Recipe, config: VerifySettings, context: RunContext) -
         )
     # This process alone cannot form the recipe's mesh; the processes of the pool build their own meshes.
     alone = recipe.model_copy(update={"parallel": "auto"})
+    # The pool outlives single checks, because starting processes that import torch takes longer than most checks.
     with _scratch(Path(recipe.output), shared=False) as folder, Ranks(ranks) as pool:
         case, remarks, _ = prepare(alone, folder, _rows(config.rows, ranks), config.length, config.layers)
         for remark in remarks:
@@ -169,12 +170,12 @@ def run_checks(
     with (reporter or Silent()).bar("verify", len(planned)) as advance:
         for number, each in enumerate(planned):
             advance(number, each.name)
-            began = time.perf_counter()
+            started = time.perf_counter()
             try:
                 checks.append(call(each))
             except RankFailure as error:
                 # Any failure of the model, a library or the machine is a finding; the pool starts new processes.
-                checks.append(_check(each, _stopped(error), time.perf_counter() - began))
+                checks.append(_check(each, _stopped(error), time.perf_counter() - started))
         advance(len(planned), "")
     return checks
 
@@ -182,9 +183,9 @@ def run_checks(
 def run_planned(planned: Planned, case: Case, device_type: str = "cpu") -> Check:
     """Run one check in a pool of ranks, each of which must call this function; rank 0 has the result."""
     with joined(device_type) as world:
-        began = time.perf_counter()
+        started = time.perf_counter()
         outcome = _outcome(planned, case, world, device_type)
-        found = _check(planned, outcome, time.perf_counter() - began)
+        found = _check(planned, outcome, time.perf_counter() - started)
     return found
 
 
@@ -198,38 +199,39 @@ def run_in(planned: Planned, case: Case, world: World, device_type: str) -> Chec
     Raises:
         Exception: an error of this rank alone.
     """
-    began = time.perf_counter()
-    telling = _Telling(**{each.name: getattr(world, each.name) for each in fields(World)})
+    started = time.perf_counter()
+    # A World that remembers which errors every rank knows of: only those may become a finding, others end the run.
+    recording = _RecordingWorld(**{each.name: getattr(world, each.name) for each in fields(World)})
     try:
-        outcome = _outcome(planned, case, telling, device_type)
+        outcome = _outcome(planned, case, recording, device_type)
     except RopewalkError as error:
-        if not isinstance(error, Echo) and not any(error is told for told in telling.told):
+        if not isinstance(error, Echo) and not any(error is known for known in recording.known):
             raise
         outcome = _stopped(error)
     # Ranks wait here while rank 0 works alone: the control group has a timeout of days, the default group of minutes.
     world.barrier()
-    return _check(planned, outcome, time.perf_counter() - began)
+    return _check(planned, outcome, time.perf_counter() - started)
 
 
 @dataclass(frozen=True, eq=False)
-class _Telling(World):
+class _RecordingWorld(World):
     """A world that records which errors all ranks know of.
 
     Attributes:
-        told: errors that rank 0 broadcast and raised itself; the other ranks raise an Echo of them.
+        known: errors that rank 0 broadcast and raised itself; the other ranks raise an Echo of them.
     """
 
-    told: list[RopewalkError] = field(default_factory=list)
+    known: list[RopewalkError] = field(default_factory=list)
 
     def on_rank_0(self, function: Callable[[], T]) -> T:
         try:
             return super().on_rank_0(function)
         except RopewalkError as error:
-            self.told.append(error)
+            self.known.append(error)
             raise
 
     def known_to_all(self, error: RopewalkError) -> RopewalkError:
-        self.told.append(error)
+        self.known.append(error)
         return super().known_to_all(error)
 
 
@@ -259,6 +261,7 @@ def _check(planned: Planned, outcome: Outcome, seconds: float) -> Check:
 def reason_of(error: BaseException) -> str:
     """One line that describes an error; for a failure in the pool, the last line of the first rank's traceback."""
     if isinstance(error, RankFailure):
+        # One rank's last line is enough for a sentence; a failure of the model fails every rank alike.
         first = re.split(r"^rank \d+: ", str(error), flags=re.MULTILINE)[1]
         line: str = [line for line in first.splitlines() if line.strip()][-1]
         return re.sub(r"^(ropewalk\.errors\.)\w+: ", "", line)

@@ -90,6 +90,7 @@ def estimate_memory(run: ShardedRun) -> Memory:
     """
     shape, ranks, width = run.model, run.mesh.shard_degree, run.compute_bytes
     elements = sum(numel(sizes, ranks) for sizes in shape.units) // ranks
+    # Under an adapter the model's own weights need no float32 master copy, gradient or moments.
     frozen = 0 if run.trained is None else elements * width
     trained = MASTER_BYTES * (elements if run.trained is None else -(-run.trained // ranks))
     root, gathered, reduction = _gathered(run)
@@ -246,6 +247,7 @@ def _loss_bytes(run: ShardedRun) -> int:
     The chunk's tensors exist in float32; in mixed precision, the logits and their gradient also in the compute dtype.
     """
     shape, width = run.model, run.compute_bytes
+    # As models.losses cuts them: a fixed number of bytes of float32 logits, whatever the vocabulary.
     chunk = min(run.places, max(1, LOGITS_BYTES // (MASTER_BYTES * shape.vocab)))
     narrow = 2 * width if width < MASTER_BYTES else 0
     logits = chunk * shape.vocab * (3 * MASTER_BYTES + narrow)

@@ -56,6 +56,7 @@ def check_mesh(
         )
     each = shape.data_degree * rows_per_batch
     if rows_per_step < 1 or rows_per_step % each:
+        # Zero sequences are no choice, so below the first multiple only the next one above is named.
         below, above = rows_per_step // each * each, (max(rows_per_step, 0) // each + 1) * each
         choice = f"{below} or {above}" if below > 0 else f"{above}"
         raise RopewalkError(
@@ -169,6 +170,7 @@ class _Search:
                 f"{_ranks(world_size)} that fits sequences of {self.run.row_length} tokens{whole}; use a multiple of "
                 f"{each} for {mesh}"
             )
+        # Of meshes that are all too large, the one that comes closest tells how much is missing.
         mesh = min(meshes, key=self.bytes)
         memory = self.cluster.bytes_per_rank / 1e9
         return (
@@ -189,6 +191,7 @@ class _Search:
         for changed, name in changes[1:]:
             if replace(self, run=changed).first(world_size) is not None:
                 return f"use {name}"
+        # Keyed by ranks: a change of settings is named only if it needs fewer ranks than those before it.
         ways: dict[int, str] = {}
         for changed, name in changes:
             ranks = replace(self, run=changed).least_ranks(world_size)
@@ -212,6 +215,7 @@ def _ranks(count: int) -> str:
 
 def _fitted(shape: MeshShape, world_size: int) -> MeshShape:
     """Adapt a mesh to another number of ranks, changing the shard degree first, then replicas, then Ulysses."""
+    # Change as little as possible: the shard degree alone, then also the replicas, then Ulysses too.
     for kept in (shape, replace(shape, replicate=1)):
         others = kept.replicate * kept.sequence_degree
         if world_size % others == 0:

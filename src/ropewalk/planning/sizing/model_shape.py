@@ -78,6 +78,7 @@ class Experts:
                 f"{', '.join(MIXTURES)}, and this one, with {number} experts, is of type {config.model_type}; set each "
                 "degree of parallel yourself instead of auto"
             )
+        # Each model type has its own key for these widths; Mixtral has no key for experts alone.
         width = values.get("moe_intermediate_size") or values["intermediate_size"]
         shared = values.get("shared_expert_intermediate_size") or values.get("shared_intermediate_size") or 0
         llama4 = config.model_type == "llama4_text"
@@ -157,6 +158,7 @@ class Latent:
     def sizes(self, hidden: int, heads: int, head_dim: int, value_dim: int) -> Sizes:
         """Of queries, keys and values."""
         query = heads * head_dim
+        # The rotated part of a key is shared by all heads and needs no up-projection.
         made = heads * (head_dim - self.rotated + value_dim)
         first: Sizes = ((query, hidden),)
         if self.query is not None:

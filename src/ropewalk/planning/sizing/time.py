@@ -211,6 +211,7 @@ def estimate_step(
             "of sequences in one pass of all ranks"
         )
     work = flops(shape, run.row_length, rows_per_step, run.checkpointing, document_length)
+    # Dense layers compute padding too; attention skips it, because the layout leaves padding out.
     padded = run.shard_length * mesh.sequence_degree / run.row_length
     rate = mesh.world_size * cluster.peak_flops
     attention = work.hardware_attention / (rate * cluster.attention_efficiency)
@@ -261,6 +262,7 @@ def _time(sent: int, messages: int, stride: int, ranks: int, cluster: Cluster, *
         return 0.0
     bandwidth, crossings = cluster.nvlink, 0
     if stride * ranks > cluster.ranks_per_node:
+        # A group with a stride has fewer ranks in each node, hence fewer ports that can work for it.
         ports = max(1, cluster.ranks_per_node // stride) if grouped else 1
         bandwidth = min(cluster.nvlink, ports * cluster.network)
         crossings = -(-stride * ranks // cluster.ranks_per_node) - 1 if grouped else ranks - 1

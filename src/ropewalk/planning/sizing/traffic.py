@@ -185,6 +185,7 @@ def packed_ring_bytes(run: ShardedRun, document_length: int) -> int:
         return 0
     keys = packed_ring_keys(run.row_length, document_length, mesh.ring)
     times = 2 if run.checkpointing else 1
+    # A step lasts as long as its busiest rank, and packed documents load ranks unevenly.
     most = max(times * sent + received for sent, received in keys)
     kv_heads = replicated_kv_heads(shape.kv_heads, mesh.sequence) // mesh.sequence
     key_bytes = (shape.head_dim + shape.value_dim) * run.compute_bytes

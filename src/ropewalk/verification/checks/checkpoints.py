@@ -55,6 +55,7 @@ def checkpoint_equals_memory(case: Case, mesh: Mesh, world: World) -> Outcome:
     there = _state(model, optimizer, world)
     if not world.is_rank_0:
         return Outcome.not_run("")
+    # One process reads the shards of all ranks: a checkpoint must not depend on the mesh that wrote it.
     alone = load_whole(case, torch.float32)
     own = MasterAdamW(alone.named_parameters(), case.optimizer)
     load_checkpoint(run.path, alone, own, World())

@@ -45,6 +45,8 @@ def packed_equals_separate(case: Case) -> Outcome:
     rows = [with_labels(row, (row.layout.document_ids >= 0).nonzero().flatten()) for row in case.rows]
     model = load_whole(case, torch.float64)
     packed, separate = (row_losses(model, rows, losses) for losses in (packed_losses, separate_losses))
+    # The same computation in float32 shows how strongly the model amplifies rounding, from which the float64
+    # budget follows.
     narrow = row_losses(load_whole(case, torch.float32), rows, packed_losses)
     both = [{**result.values, "token losses": result.losses} for result in (packed, separate, narrow)]
     found = largest_difference(both[0], both[1])
@@ -79,6 +81,7 @@ def separate_losses(model: LossModel, row: Row) -> Tensor:
     """
     layout = row.layout
     losses = torch.zeros(layout.total_length, dtype=model.head.linear.weight.dtype, device=model.device)
+    # Under anchor, every document sees the anchor before it, so it is put in front of the separate document as well.
     lead = layout.anchor_length if layout.pattern == "anchor" else 0
     length = int(layout.position_ids.max()) + 1
     for document in range(len(layout.document_lengths)):
@@ -124,6 +127,8 @@ def _restarting_behind(model: Any, lead: int) -> Iterator[None]:
 
             def apart(*args: Any, own: Any = mixer.forward, **kwargs: Any) -> Any:
                 hidden, *rest = args or (kwargs.pop("hidden_states"),)
+                # A recurrent layer has no mask to hide the anchor with, so its state restarts behind the
+                # anchor, as in the packed row.
                 cut = hidden.split([lead, hidden.shape[1] - lead], dim=1)
                 parts = [own(part, *rest, **kwargs) for part in cut]
                 if isinstance(parts[0], tuple):

@@ -207,10 +207,12 @@ def _angle_errors(applied: Applied, angles: Tensor, inv_freq: Tensor, factor: fl
     half an epsilon.
     """
     turn = 2 * math.pi
+    # Angles differ modulo a turn; centred on zero, so that an error just below a full turn counts as small.
     angle = torch.remainder(torch.atan2(applied.sin, applied.cos) - angles + math.pi, turn) - math.pi
     length = torch.hypot(applied.cos, applied.sin) / factor - 1
     error = torch.maximum(angle.abs(), length.abs())
     budget = torch.full_like(angles, torch.finfo(applied.dtype).eps)
+    # A stock module multiplies float32 frequencies by positions, so its angles lose relative, not absolute, precision.
     if not applied.exact:
         budget = budget + angles * torch.finfo(torch.float32).eps * (
             3 + inv_freq.where(inv_freq > 0, 1).log().abs()
@@ -224,6 +226,7 @@ def _described(method: RopeMethod) -> str:
 
 def _likely(inv_freq: Tensor, applied: Applied) -> str:
     """Probable cause of wrong angles, guessed from the frequencies, which are the angles at position 1."""
+    # The probe's second position is 1, where the angle is the frequency itself.
     held = torch.atan2(applied.sin[1], applied.cos[1])
     unit = 8 * torch.finfo(applied.dtype).eps
     if bool(((held - inv_freq.bfloat16().double()).abs() <= unit * inv_freq).all()):

@@ -121,13 +121,15 @@ def _recorded(case: Case) -> list[list[AttentionInputs]]:
         layout: Any = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        asked = attention_options_of(module, layout, options)
-        if asked.sinks is not None:
-            asked = replace(asked, sinks=asked.sinks.detach())
+        recorded_options = attention_options_of(module, layout, options)
+        if recorded_options.sinks is not None:
+            recorded_options = replace(recorded_options, sinks=recorded_options.sinks.detach())
         # Copies, because views would keep the whole projections in memory.
         q, k, v = (x.detach().contiguous().to(dtype) for x in (query, key, value))
-        calls.append(AttentionInputs(q, k, v, asked))
-        output = attend(query, key, value, layout.layouts, "reference", options=asked)
+        calls.append(AttentionInputs(q, k, v, recorded_options))
+        # Reference attention goes on with the forward, so that later layers see inputs no engine under test
+        # has touched.
+        output = attend(query, key, value, layout.layouts, "reference", options=recorded_options)
         return output.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(RECORDING, record)

@@ -23,20 +23,20 @@ Entry = tuple[int, int, int]
 def labels_of_rows(case: Case) -> Outcome:
     """Check that every target is the next token of its own document, with none missing and none across documents."""
     wrong = [
-        (number, place, said, expected)
+        (number, place, target, expected)
         for number, (row, trained) in enumerate(zip(case.rows, case.trained, strict=True))
-        for place, (said, expected) in enumerate(
+        for place, (target, expected) in enumerate(
             zip(row.labels.tolist(), _targets(row, trained), strict=True)
         )
-        if said != expected
+        if target != expected
     ]
     targets = sum(int((row.labels != IGNORED).sum()) for row in case.rows)
     note = f"{targets} targets in {len(case.rows)} rows"
     if wrong:
-        number, place, said, expected = wrong[0]
+        number, place, target, expected = wrong[0]
         note = (
             f"{len(wrong)} targets are wrong; token {place} of row {number} (document "
-            f"{int(case.rows[number].layout.document_ids[place])}) has {_target(said)}, but its document requires "
+            f"{int(case.rows[number].layout.document_ids[place])}) has {_target(target)}, but its document requires "
             f"{_target(expected)}"
         )
     return Outcome(float(len(wrong)), 0.0, not wrong, note)
@@ -51,6 +51,7 @@ def _targets(row: Row, trained: Tensor) -> list[int]:
     documents, ids, may = row.layout.document_ids.tolist(), row.input_ids.tolist(), trained.tolist()
     following: dict[int, int] = {}
     targets = [IGNORED] * len(ids)
+    # Backwards, so that the next token of the same document is known, even if another document lies between the two.
     for place in reversed(range(len(ids))):
         document = documents[place]
         if document >= 0 and document in following and may[following[document]]:
@@ -96,6 +97,7 @@ def _held(case: Case, mesh: Mesh) -> list[list[Entry]]:
 
 def _faults(row: Row, there: Sequence[Entry]) -> list[str]:
     columns = (row.input_ids.tolist(), row.labels.tolist(), row.layout.position_ids.tolist())
+    # Compared as multisets, because this check does not care where on its ranks a token is held.
     expected: Counter[Entry] = Counter(zip(*columns, strict=True))
     if Counter(there) == expected:
         return []

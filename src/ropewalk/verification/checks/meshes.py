@@ -80,6 +80,7 @@ def loss_is_the_mean_of_tokens(case: Case, mesh: Mesh, world: World) -> Outcome:
 
     The step runs on the mesh, and in one process with micro-batches of one row and of the recipe's size.
     """
+    # Rows with equal numbers of targets would hide a mean of means.
     rows = uneven_rows(case.rows)
     model, offload = load_on(case, mesh, world, torch.float64), case.offload_activations
     (found,) = trained_steps(model, rows, mesh, (case.rows_per_batch,), offload)

@@ -43,6 +43,8 @@ def saved_equals_ours(case: Case, mesh: Mesh, world: World) -> Outcome:
     angles = largest_difference(stock, ours).error
     return Outcome.within(
         found.error,
+        # transformers computes angles in float32 whatever the model's dtype, so their effect is measured and
+        # allowed for.
         2 * angles + rounding_budget(narrow, ours, torch.float32),
         f"logits of {ids.shape[1]} tokens; float32 angles alone change them by {angles:.1e}",
         f"plain transformers computes different logits from the saved folder, and float32 angles explain only "
@@ -58,6 +60,7 @@ def _logits(case: Case, exact_rope: bool, dtype: torch.dtype) -> dict[str, Tenso
         device=case.device,
     ).to(dtype)
     experts_for(model, dtype)
+    # One document without an anchor is what plain transformers computes, so the two are comparable.
     layout = PackedLayout.from_lengths([case.length], "full", anchor_length=0)
     with torch.no_grad():
         return {"logits": model(case.rows[0].input_ids[None].to(model.device), layout=layout).logits}

@@ -40,6 +40,7 @@ def attention_on_ranks(case: Case, mesh: Mesh, world: World) -> Outcome:
     layers = world.on_rank_0(lambda: len(attention_inputs(case)[0]))
     worst = (0.0, 0.0, 0.0, "")
     for layer in range(layers):
+        # Inputs recorded once on rank 0: a forward on each rank would differ by rounding before attention even starts.
         whole = _from_rank_0(case, layer, device, world)
         shards = _shards_of(case, mesh, whole)
         held: list[Values] | None = [()] * world.size if world.is_rank_0 else None
