@@ -19,6 +19,7 @@ from ropewalk.evaluation.tasks.registry import METRICS
 from ropewalk.io.digests import digest
 from ropewalk.io.files import parse_json, replacing, write_json
 from ropewalk.io.json_lines import append_line, check_types, read_lines
+from ropewalk.models.origin import cached_folder
 
 SampleKey = tuple[str, str, int, int]
 KEYS_BEFORE = {"materials": "haystack_sources"}
@@ -415,7 +416,7 @@ def model_digest(path_or_id: str) -> str | None:
     Raises:
         RopewalkError: if a file cannot be read.
     """
-    folder = _folder(path_or_id)
+    folder = cached_folder(path_or_id)
     if folder is None:
         return None
     weights = sorted(folder.glob("*.safetensors"))
@@ -440,19 +441,6 @@ def path_digest(path: Path) -> str:
         return digest([[each.relative_to(path).as_posix(), _sha256(each)] for each in files])
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _folder(path_or_id: str) -> Path | None:
-    if Path(path_or_id).is_dir():
-        return Path(path_or_id)
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(path_or_id, "config.json")
-    except HFValidationError:
-        return None
-    return Path(found).parent if isinstance(found, str) else None
 
 
 def _sha256(path: Path) -> str:

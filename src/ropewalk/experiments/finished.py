@@ -75,10 +75,11 @@ def read_finished(folder: Path) -> Finished:
     plain = recipe.model_dump(mode="json")
     data = {key: value for key, value in plain["data"].items() if key != "cache"}
     kept = {key: value for key, value in plain.items() if key not in NOT_COMPARED} | {"data": data}
-    return Finished(folder, tuple(results), dict(_flat(kept)), recipe.seed, _cost(folder))
+    return Finished(folder, tuple(results), dict(_flat(kept)), recipe.seed, cost_of(folder))
 
 
-def _cost(folder: Path) -> Cost:
+def cost_of(folder: Path) -> Cost:
+    """What the training of the run in a folder cost, from the log of its steps."""
     steps = MetricsLog(folder / METRICS).read()
     seconds = sum(float(step.get("seconds") or 0) for step in steps)
     tokens = sum(

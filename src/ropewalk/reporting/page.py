@@ -50,9 +50,11 @@ class Page:
 
     Attributes:
         title: heading of the page.
+        lead: the conclusion, in a sentence or two below the heading.
         facts: facts by name, in reading order.
         pictures: images to embed.
-        tables: tables in reading order.
+        first: tables shown before the figures.
+        tables: tables shown after the figures.
         examples: examples shown after the tables.
         details: collapsed texts by heading, such as the recipe and the versions.
     """
@@ -63,6 +65,8 @@ class Page:
     tables: Sequence[ResultTable] = ()
     examples: Sequence[Examples] = ()
     details: Mapping[str, str] = field(default_factory=dict)
+    lead: str = ""
+    first: Sequence[ResultTable] = ()
 
 
 def write_page(page: Page, path: Path) -> None:

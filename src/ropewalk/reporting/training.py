@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.tasks.suite import TEACHER_FORCED
+from ropewalk.experiments.finished import cost_of
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
 from ropewalk.models.config_file import read_model_config
+from ropewalk.models.origin import CARD
+from ropewalk.reporting.before_after import conclusion, difference_tables, run_differences, run_results
 from ropewalk.reporting.evaluation import evaluation_tables
 from ropewalk.reporting.figures.evaluation import passkey_figure, perplexity_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
 from ropewalk.reporting.figures.training import curve_figure, training_figure
+from ropewalk.reporting.model_card import is_own_card, write_model_card
 from ropewalk.reporting.page import Page, write_page
 from ropewalk.reporting.score_tables import result_tables
 from ropewalk.reporting.tables import Part, ResultTable
@@ -45,6 +48,33 @@ def _processes(summary: dict[str, Any]) -> dict[str, object]:
         return {}
     degrees = [f"{degree} {name}" for name, degree in found.items() if name != "number" and degree > 1]
     return {"Processes": f"{found['number']}: {' x '.join(degrees)}"}
+
+
+def _source(summary: dict[str, Any]) -> dict[str, object]:
+    """The model before the run and its RoPE; empty for summaries of earlier versions."""
+    source = summary.get("source")
+    if source is None:
+        return {}
+    last = summary["stages"][-1]
+    return {
+        "Source model": source_words(source),
+        **({} if source["sha256"] is None else {"Digest": source["sha256"]}),
+        "RoPE before": f"{source['rope']['method']} with rope_theta {source['rope']['rope_theta']:,.0f}",
+        "RoPE after": f"{last['method']} with rope_theta {last['rope_theta']:,.0f}",
+    }
+
+
+def source_words(source: Mapping[str, Any]) -> str:
+    """Name of the model before the run, with its revision on the Hub if that is known."""
+    return f"{source['name']}, revision {source['revision']}" if source["revision"] else str(source["name"])
+
+
+def _cost(output: Path) -> dict[str, object]:
+    """Time and speed of the training; empty without training."""
+    cost = cost_of(output)
+    if cost.tokens_per_second is None:
+        return {}
+    return {"Cost": f"{cost.hours:.2g} hours of training, {cost.tokens_per_second:,.0f} tokens per second"}
 
 
 def _training(stage: dict[str, Any]) -> str:
@@ -91,11 +121,6 @@ def _factor_lines(summary: dict[str, Any]) -> FactorLines | None:
         periods,
         original,
     )
-
-
-def run_results(summary: dict[str, Any]) -> dict[str, list[TaskResult]]:
-    """Results before and after training, from a summary."""
-    return {when: [TaskResult.from_json(value) for value in summary[when]] for when in ("before", "after")}
 
 
 def run_tables(summary: dict[str, Any]) -> list[ResultTable]:
@@ -173,13 +198,15 @@ def write_run_report(output: Path) -> list[Path]:
         for stage in summary["stages"]
     ]
     facts: dict[str, object] = {
+        **_source(summary),
         "Context": what,
-        "Model": summary["model"],
+        "Result": summary["model"],
         **{f"Stage {number}": text for number, text in enumerate(stages, start=1)},
         **_short(summary),
         **_exported(summary),
         "Attention engine": f"{summary['engine']} on {summary['device']}, {summary['precision']}",
         **_processes(summary),
+        **_cost(output),
     }
     mixtures = {
         f"Documents of stage {number}": "\n".join(mixture_sentences(stage["mixture"]))
@@ -191,18 +218,30 @@ def write_run_report(output: Path) -> list[Path]:
         "Recipe": (output / RECIPE).read_text(encoding="utf-8"),
         "Versions": json.dumps(summary["versions"], indent=2),
     }
-    tables = run_tables(summary)
-    write_page(Page(f"Context extended from {what}", facts, pictures, tables, details=details), page)
+    differences = run_differences(summary)
+    write_page(
+        Page(
+            f"Context extended from {what}",
+            facts,
+            pictures,
+            run_tables(summary),
+            details=details,
+            lead=conclusion(trained, context, differences),
+            first=difference_tables(differences),
+        ),
+        page,
+    )
     return [page, *(picture.path for picture in pictures)]
 
 
 def reported(result: RunResult) -> RunResult:
-    """Write the report into the run's folder, and return the result with the report's files.
+    """Write the report and the model card into the run's folder, and return the result with the report's files.
 
     Raises:
         RopewalkError: if the folder cannot be written.
     """
     files = tuple(write_run_report(result.output))
+    write_model_card(result.output)
     return replace(result, files=files, readers=tuple(notes_on(read_model_config(str(result.model)).values)))
 
 
@@ -226,6 +265,10 @@ def describe_run(result: RunResult) -> Iterator[Part]:
     for path in result.files or ():
         facts.append(("report" if path.suffix == ".html" else "picture", str(path)))
     facts += [("readers", each) for each in result.readers or ()]
+    card = result.model / CARD
+    facts.append(
+        ("card", str(card) if is_own_card(card) else f"{card} is not from this run and was left as it is")
+    )
     loads = f"AutoModelForCausalLM.from_pretrained({str(result.model)!r}) loads it in plain transformers"
     for name, value in (*facts, ("next", loads)):
         yield f"{name:8} {value}"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ropewalk.data import PackedRows, open_rows
+from ropewalk.data.read.embedded import EMBEDDED, RETRIEVAL
 from ropewalk.data.rows.stored import is_packed
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
@@ -20,6 +21,7 @@ from ropewalk.io.files import write_json, write_text
 from ropewalk.io.lock import locked
 from ropewalk.io.progress import Reporter
 from ropewalk.io.results import Result
+from ropewalk.models.origin import origin_of
 from ropewalk.parallel import make_mesh
 from ropewalk.parallel.context import RunContext
 from ropewalk.rope import LongRope, RopeMethod
@@ -32,6 +34,7 @@ from ropewalk.training.documents import (
     all_rows,
     began_with,
     check_sources,
+    read_run_inputs,
     rows_with_validation,
     validation_documents,
     write_run_inputs,
@@ -114,6 +117,8 @@ class RunResult(Result):
         seconds: duration of this process.
         versions: versions of the software, and the machine.
         adapter: folder of the adapter; None if the run trained the model's own weights.
+        source: the model before the run: its name, its id and revision on the Hub, what its model card says of its
+            licence, the SHA-256 of its config and weights, and its RoPE. None in the summaries of earlier versions.
         files: paths of the report and its figures; None until they are written.
         readers: notes on programs that load the model; None until the report is written.
     """
@@ -138,6 +143,7 @@ class RunResult(Result):
     versions: dict[str, str]
     adapter: Path | None = None
     exported: dict[str, Any] | None = None
+    source: dict[str, Any] | None = None
     files: tuple[Path, ...] | None = None
     readers: tuple[str, ...] | None = None
 
@@ -146,7 +152,7 @@ class RunResult(Result):
         values = super().to_json()
         if not values["during"]:
             del values["during"]
-        for name in ("adapter", "exported", "files", "readers"):
+        for name in ("adapter", "exported", "source", "files", "readers"):
             if values[name] is None:
                 del values[name]
         return values
@@ -216,6 +222,7 @@ def _extend(start: Start, context: RunContext) -> RunResult:
         versions=versions(resolved),
         adapter=None if resolved.adapter is None else run.output / ADAPTER,
         exported=context.world.on_rank_0(lambda: read_exported_weights(run.output / MODEL)),
+        source=context.world.on_rank_0(lambda: _source(run)),
     )
     if context.is_rank_0:
         write_json(run.output / SUMMARY, result.to_json())
@@ -529,6 +536,19 @@ def _export_adapter(run: _Run, weights: FinalWeights, position: Position, rope: 
         position,
         weights.record(),
     )
+
+
+def _source(run: _Run) -> dict[str, Any]:
+    """The model before the run, for the summary."""
+    resolved = run.resolved
+    chosen = resolved.recipe.model
+    origin = origin_of(resolved.model, chosen if chosen in (EMBEDDED, RETRIEVAL) else None)
+    rope = resolved.rope
+    return {
+        **asdict(origin),
+        "sha256": read_run_inputs(run.output).model,
+        "rope": {"method": rope.name, **rope.to_entry()},
+    }
 
 
 def _stage_summary(number: int, run: _Run, decision: Decision, method: RopeMethod) -> dict[str, Any]:

@@ -1,0 +1,106 @@
+"""What a run changed: paired differences between the results before and after it, and one sentence about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.comparison import ScoreDifference, compare
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.reporting.score_tables import OVERALL, comparison_table, difference_words, task_words
+from ropewalk.reporting.shown_text import shown
+from ropewalk.reporting.tables import ResultTable, interval, number, one_decimal, signed
+
+
+def run_results(summary: Mapping[str, Any]) -> dict[str, list[TaskResult]]:
+    """Results before and after training, from a summary."""
+    return {when: [TaskResult.from_json(value) for value in summary[when]] for when in ("before", "after")}
+
+
+def run_differences(summary: Mapping[str, Any]) -> list[ScoreDifference]:
+    """Differences between the results before and after training, paired by sample; empty if nothing was measured."""
+    results = run_results(summary)
+    try:
+        return compare(results["before"], results["after"])
+    except RopewalkError:
+        return []
+
+
+def difference_tables(differences: Sequence[ScoreDifference]) -> list[ResultTable]:
+    """The table of the differences, if there are any."""
+    return [comparison_table(differences, ("before", "after"))] if differences else []
+
+
+def conclusion(trained: int, context: int, differences: Sequence[ScoreDifference]) -> str:
+    """One sentence on what became better and worse by more than chance, as far as it was measured.
+
+    Args:
+        trained, context: context before and after the run, in tokens.
+        differences: result of :func:`run_differences`.
+    """
+    tested = [each for each in differences if each.reason is None]
+    what = f"the context was extended from {trained:,} to {context:,} tokens"
+    if trained == context:
+        what = f"training at {context:,} tokens"
+    if not differences:
+        return f"Nothing was measured both before and after {what}."
+    if not tested:
+        reason = shown(str(differences[0].reason))
+        return f"No score after {what} can be compared with that before: {reason}."
+    real = sorted((each for each in tested if each.real), key=_order)
+    better, worse = [d for d in real if _is_better(d)], [d for d in real if not _is_better(d)]
+    told = [*_first_of_each_unit(better), *worse[:1]]
+    if not told:
+        return f"After {what}, no score differs by more than chance ({len(tested)} compared)."
+    clauses = [f"{_change(each)} ({_size(each, number == 0)})" for number, each in enumerate(told)]
+    rest = len(tested) - len(told)
+    if rest:
+        improved = len(better) - len(told) + bool(worse)
+        worsened = len(worse) - bool(worse)
+        kept = rest - improved - worsened
+        counts = ((improved, "improved"), (worsened, "got worse"), (kept, "did not change"))
+        if rest == 1:
+            others = f"the other score {next(verb for count, verb in counts if count)}"
+        else:
+            others = (
+                f"of {rest} other scores, {_listed([f'{count} {verb}' for count, verb in counts if count])}"
+            )
+        clauses.append(f"{others} by more than chance")
+    return f"After {what}, {'; '.join(clauses)}."
+
+
+def _is_better(each: ScoreDifference) -> bool:
+    return each.difference > 0 if each.unit == "percent" else each.difference < 0
+
+
+def _order(each: ScoreDifference) -> tuple[Any, ...]:
+    """The longest inputs first, a mean over tasks before its tasks, then the largest difference."""
+    return -(each.length or 0), each.task != OVERALL, -abs(each.difference)
+
+
+def _first_of_each_unit(differences: Sequence[ScoreDifference]) -> list[ScoreDifference]:
+    found: dict[str, ScoreDifference] = {}
+    for each in differences:
+        found.setdefault(each.unit, each)
+    return list(found.values())
+
+
+def _change(each: ScoreDifference) -> str:
+    """``passkey at 1,024 tokens rose from 29 % to 100 %``."""
+    style = number if each.unit == "perplexity" else lambda score: f"{one_decimal(score)} %"
+    at = "" if each.length is None else f" at {each.length:,} tokens"
+    verb = "rose" if each.difference > 0 else "fell"
+    return (
+        f"{shown(task_words(each.suite, each.task), 100)}{at} {verb} from {style(each.score_a)} to "
+        f"{style(each.score_b)}"
+    )
+
+
+def _size(each: ScoreDifference, first: bool) -> str:
+    unit = " points" if each.unit == "percent" else ""
+    return f"{difference_words(each)}{unit}, {'95 % interval ' if first else ''}{interval(each.ci95, signed)}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,310 @@
+"""The model card beside an exported model: what was trained, on what, how it was measured, and how to use it.
+
+A card is ``README.md`` in the model's folder. Its last line holds a digest of the rest, which tells a card that this
+program wrote from one that somebody wrote or edited; the latter is never replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ropewalk.data.read.files import HUGGING_FACE
+from ropewalk.data.read.hub import parse_hugging_face
+from ropewalk.evaluation.comparison import ScoreDifference
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.io.files import parse_json, write_text
+from ropewalk.models.config_file import read_model_config
+from ropewalk.models.origin import CARD
+from ropewalk.reporting.before_after import conclusion, run_differences, run_results
+from ropewalk.reporting.score_tables import difference_words, length_words, task_words
+from ropewalk.reporting.shown_text import shown
+from ropewalk.reporting.style import MISSING
+from ropewalk.reporting.tables import interval, number, one_decimal, signed
+from ropewalk.rope.config import notes_on
+from ropewalk.training.final_weights import describe_weights
+from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.run_folder import MODEL, RECIPE, SUMMARY
+
+HOME = "https://github.com/ropewalk/ropewalk"
+HUB = "https://huggingface.co"
+TAGS = ("long-context", "rope", "ropewalk")
+PLACE = "path/to/this/folder"
+"""Stands for the model in a card's commands until it has a name on the Hub."""
+REAL = " \\*"
+"""Marks differences that are more than chance; a star without the backslash would be Markdown."""
+
+_OWN = re.compile(r"<!-- ropewalk ([0-9a-f]{64}) -->\n?\Z")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~$&])")
+
+
+def write_model_card(output: Path, repository: str | None = None) -> Path | None:
+    """Write the card of a finished run's model, unless somebody else's card is there.
+
+    Args:
+        output: folder of the run.
+        repository: name of the model on the Hub, for the commands in the card; None if it has none yet.
+
+    Returns:
+        Path of the card; None if the card there was not written by this program, or was edited.
+    """
+    path = output / MODEL / CARD
+    if path.is_symlink() or (path.exists() and not is_own_card(path)):
+        return None
+    summary = parse_json((output / SUMMARY).read_text(encoding="utf-8"), strict=True)
+    recipe = parse_recipe((output / RECIPE).read_text(encoding="utf-8"), str(output / RECIPE))
+    readers = notes_on(read_model_config(str(output / MODEL)).values)
+    write_text(path, signed_card(run_card(summary, recipe, readers, repository)))
+    return path
+
+
+def signed_card(text: str) -> str:
+    """A card with the line at its end that :func:`is_own_card` looks for."""
+    return f"{text}\n<!-- ropewalk {hashlib.sha256(text.encode()).hexdigest()} -->\n"
+
+
+def is_own_card(path: Path) -> bool:
+    """Whether a file is a card that this program wrote and nobody has edited."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    found = _OWN.search(text)
+    if found is None:
+        return False
+    return hashlib.sha256(text[: found.start()].removesuffix("\n").encode()).hexdigest() == found[1]
+
+
+def run_card(
+    summary: Mapping[str, Any], recipe: Recipe, readers: Sequence[str], repository: str | None = None
+) -> str:
+    """Text of the card of a run's model.
+
+    Args:
+        summary: content of the run's ``summary.json``.
+        recipe: recipe of the run.
+        readers: which programs read the model's RoPE, one sentence each.
+        repository: as in :func:`write_model_card`.
+    """
+    source = summary.get("source") or {"name": "the source model", "hub_id": None, "card": {}}
+    trained, context = summary["trained_length"], summary["context"]
+    differences = run_differences(summary)
+    ran = any(stage["steps"] for stage in summary["stages"])
+    parts = [
+        _front_matter(_metadata(source, recipe, ran)),
+        f"# {_plain(source['name'])} for {context:,} tokens",
+        _plain(conclusion(trained, context, differences)),
+        _from(summary, source),
+        "## Training",
+        _training(summary, recipe)
+        if ran
+        else "The weights are those of the source model: nothing was trained.",
+        "## Evaluation",
+        _evaluation(run_results(summary), differences),
+        "## Use",
+        _use(repository or PLACE, context, repository is None),
+        *([_bullets(map(_plain, readers))] if readers else []),
+        "## Limits",
+        _bullets(_limits(summary, source)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _metadata(source: Mapping[str, Any], recipe: Recipe, trained: bool) -> dict[str, Any]:
+    """Metadata that the Hugging Face Hub reads; what is not known is left out."""
+    base = source["hub_id"]
+    datasets = [parse_hugging_face(each)[0] for each in _paths(recipe) if each.startswith(HUGGING_FACE)]
+    return {
+        **({} if base is None else {"base_model": base}),
+        # The Hub has no word for a model with other positions and the same weights.
+        **({"base_model_relation": "finetune"} if base is not None and trained else {}),
+        **({"datasets": list(dict.fromkeys(datasets))} if datasets else {}),
+        **source["card"],
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": list(TAGS),
+    }
+
+
+def _front_matter(metadata: Mapping[str, Any]) -> str:
+    return f"---\n{yaml.safe_dump(dict(metadata), sort_keys=True, allow_unicode=True)}---"
+
+
+def _paths(recipe: Recipe) -> list[str]:
+    return [each.path for each in recipe.data.sources]
+
+
+def _from(summary: Mapping[str, Any], source: Mapping[str, Any]) -> str:
+    """Where the model comes from, and its context and RoPE before and after."""
+    name = _plain(source["name"])
+    linked = f"[{name}]({HUB}/{source['hub_id']})" if source["hub_id"] else name
+    if source.get("revision"):
+        linked += f" (revision {_plain(source['revision'])})"
+    last = summary["stages"][-1]
+    before, after = _rope_words(source.get("rope")), _rope_words(last)
+    table = _table(
+        ("", "before", "after"),
+        [
+            ("context in tokens", f"{summary['trained_length']:,}", f"{summary['context']:,}"),
+            ("RoPE", before, after),
+        ],
+    )
+    program = f"[ropewalk]({HOME}) {summary['versions']['ropewalk']}"
+    return f"This is {linked} with its context extended by {program}.\n\n{table}"
+
+
+def _rope_words(rope: Mapping[str, Any] | None) -> str:
+    if rope is None:
+        return "unknown"
+    factor = f", factor {rope['factor']:g}" if isinstance(rope.get("factor"), int | float) else ""
+    return f"{_plain(rope['method'])}, base {rope['rope_theta']:,.0f}{factor}"
+
+
+def _training(summary: Mapping[str, Any], recipe: Recipe) -> str:
+    rows = []
+    for number_, (stage, asked) in enumerate(zip(summary["stages"], recipe.stages, strict=True), start=1):
+        told = (f"{stage['steps']:,}", f"{stage['tokens']:,}", f"{asked.learning_rate:g}")
+        rows.append(
+            (
+                str(number_),
+                f"{stage['context']:,}",
+                _rope_words(stage),
+                _plain(stage["pattern"]),
+                *(told if stage["steps"] else ("0", "0", MISSING)),
+            )
+        )
+    header = ("stage", "context", "RoPE", "attention pattern", "steps", "tokens", "peak learning rate")
+    facts = [f"Data: {_data(summary, recipe)}", f"Precision: {summary['precision']}"]
+    if recipe.adapter is not None:
+        facts.append(f"LoRA of rank {recipe.adapter.rank}, merged into the weights")
+    if summary.get("exported") is not None:
+        facts.append(f"Weights: {describe_weights(summary['exported'])}")
+    versions = summary["versions"]
+    facts.append(f"Software: torch {versions['torch']}, transformers {versions['transformers']}")
+    return f"{_table(header, rows)}\n\n{_bullets(map(_plain, facts))}"
+
+
+def _data(summary: Mapping[str, Any], recipe: Recipe) -> str:
+    """Sources with their share of the tokens, without places on the machine that trained."""
+    mixtures = [stage["mixture"] for stage in summary["stages"] if stage.get("mixture")]
+    if mixtures:
+        last = mixtures[-1]
+        shares = [f"{shown(each['source'], 100)} ({each['share_achieved']:.1%})" for each in last["sources"]]
+        of = "" if len(mixtures) == 1 else " in the last stage"
+        return f"{', '.join(shares)} of {last['tokens_achieved']:,} tokens{of}"
+    names = [
+        path if path.startswith((HUGGING_FACE, "embedded")) else Path(path).name for path in _paths(recipe)
+    ]
+    return ", ".join(names) or "rows that were packed before"
+
+
+def _evaluation(results: Mapping[str, Sequence[TaskResult]], differences: Sequence[ScoreDifference]) -> str:
+    """Every result before and after, and their paired difference."""
+    if not results["after"]:
+        return "Nothing was measured."
+    before = {(each.suite, each.task, each.length): each for each in results["before"]}
+    changes = {(each.suite, each.task, each.length): each for each in differences}
+    rows = []
+    reasons: dict[str, None] = {}
+    for each in results["after"]:
+        key = (each.suite, each.task, each.length)
+        rows.append(
+            (
+                _plain(task_words(each.suite, each.task)) + (", %" if each.unit == "percent" else ""),
+                length_words(each.length),
+                f"{each.n:,}",
+                _score(before.get(key)),
+                _score(each),
+                _change(changes.get(key)),
+            )
+        )
+        if each.status != "ok":
+            reasons[f"{task_words(each.suite, each.task)} was not run: {shown(str(each.reason))}"] = None
+    header = (
+        "task",
+        "tokens",
+        "samples",
+        "before (95 % interval)",
+        "after (95 % interval)",
+        "change (95 % interval)",
+    )
+    notes = [
+        "Changes are paired by sample, in points or, for perplexity, in percent; \\* marks those that are more than "
+        "chance (p below 0.05 after Holm's correction). Intervals count the samples alone, and not what another "
+        "training run would give."
+    ]
+    more = f"\n\n{_bullets(map(_plain, reasons))}" if reasons else ""
+    return f"{_table(header, rows)}\n\n{' '.join(notes)}{more}"
+
+
+def _score(result: TaskResult | None) -> str:
+    if result is None or result.status != "ok":
+        return MISSING if result is None else result.status
+    style = one_decimal if result.unit == "percent" else number
+    return f"{style(result.score)} ({interval(result.ci95, style)})"
+
+
+def _change(each: ScoreDifference | None) -> str:
+    if each is None or each.reason is not None:
+        return MISSING
+    return f"{difference_words(each)} ({interval(each.ci95, signed)}){REAL if each.real else ''}"
+
+
+def _use(model: str, context: int, unnamed: bool) -> str:
+    quoted = json.dumps(model)
+    return f"""```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({quoted})
+model = AutoModelForCausalLM.from_pretrained({quoted}, dtype="auto")
+```
+
+```sh
+vllm serve {model} --max-model-len {context}
+```"""
+
+
+def _limits(summary: Mapping[str, Any], source: Mapping[str, Any]) -> list[str]:
+    after = [TaskResult.from_json(each) for each in summary["after"]]
+    lengths = [each.length for each in after if each.status == "ok" and each.length is not None]
+    longest = max(lengths, default=0)
+    context = summary["context"]
+    told = []
+    if longest < context:
+        measured = (
+            f"The longest inputs that were measured have {longest:,} tokens"
+            if longest
+            else "Nothing was measured"
+        )
+        told.append(f"{measured}; the config states {context:,}.")
+    else:
+        told.append(f"Inputs longer than {context:,} tokens were not measured.")
+    told.append("Abilities that the table does not name were not measured.")
+    if source["card"].get("license") is None:
+        told.append(
+            "The licence of the source model is not known here; its terms hold for this model as well."
+        )
+    return list(map(_plain, told))
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; cells are Markdown already."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _plain(text: object) -> str:
+    """Text on one line in which Markdown and HTML have no effect."""
+    line = shown(str(text), 2000)
+    return _MARKDOWN.sub(r"\\\1", line)
