@@ -59,8 +59,10 @@ def share_of_documents(lengths: ArrayLike, row_length: int) -> dict[str, float]:
     each = np.asarray(lengths, np.int64)
     shares: dict[str, float] = {"full": math.nan}
     for pattern, anchor_length in (("intra_document", 0), ("anchor", 1)):
+        # The anchor takes its room from every row.
         pieces, rows = cut(each, row_length - anchor_length)
         tokens = int(pieces.sum())
+        # A single row may be shorter than the context; several rows are full ones.
         whole = triangle(anchor_length + tokens) if rows == 1 else rows * triangle(row_length)
         part = rows * triangle(anchor_length) + _sum_of_triangles(pieces) + anchor_length * tokens
         shares[pattern] = _ratio(part, whole)

@@ -114,6 +114,7 @@ def with_texts(
         if span.kind in ("left_out", "padding"):
             return span
         ids = input_ids[span.start : span.stop].tolist()
+        # Special tokens are decoded one by one: together, some tokenizers join or drop them.
         apart = ids if span.kind in ("special", "anchor") else []
         return replace(span, text=decode(ids), each=tuple(decode([each]) for each in apart))
 

@@ -168,11 +168,11 @@ def _result(made: PackedRows | Part, reused: bool) -> PackResult:
 @contextmanager
 def _progress(context: RunContext) -> Iterator[tuple[Progress, Writing]]:
     """Progress callbacks: documents, tokens and speed while sources are read, then rows written."""
-    began = time.monotonic()
+    started = time.monotonic()
     with context.rank_0_reporter.bar("packing", None) as advance:
 
         def read(documents: int, tokens: int) -> None:
-            speed = tokens / max(time.monotonic() - began, 1e-9)
+            speed = tokens / max(time.monotonic() - started, 1e-9)
             advance(documents, f"{documents:,} documents, {tokens:,} tokens, {speed:,.0f} tokens/s")
 
         yield read, lambda rows, total: advance(rows, f"{rows:,} of {total:,} rows written")
@@ -253,6 +253,7 @@ def preview(folder: Path, config: PreviewConfig) -> DataPreview:
     packed = open_rows(folder, verify=True)
     name = config.tokenizer or packed.manifest["tokenizer"]["name_or_path"]
     tokenizer = load_tokenizer(name)
+    # Opened again to compare the tokenizer: another one would decode the ids into other text.
     open_rows(folder, tokenizer=tokenizer_identity(tokenizer))
     settings, special = packed.settings, frozenset(tokenizer.all_special_ids)
     eos = tokenizer.eos_token_id if settings.eos else None

@@ -169,6 +169,7 @@ def tokenised_statistics(
     Raises:
         RopewalkError: if ``row_length`` is less than 2.
     """
+    # Arrays instead of lists: 8 bytes per value instead of an object each.
     lengths, source_ids, hashes = array("q"), array("i"), array("Q")
     numbers: dict[str, int] = {}
     for document in documents:

@@ -76,6 +76,7 @@ def _drift(found: Audit) -> ResultTable:
 
 def _ablation(found: Audit) -> ResultTable:
     shifts = list(dict.fromkeys(row.delta1 for row in found.ablation))
+    # The table has one group of logit columns only, so it shows those of the first shift.
     near, steps = shifts[0], list(dict.fromkeys(row.step for row in found.ablation))
     by = {(row.step, row.delta1): row for row in found.ablation}
     return ResultTable(
@@ -211,16 +212,17 @@ def draw_audit(found: Audit, folder: Path, name: str) -> tuple[list[Path], list[
     from ropewalk.reporting.figures.drawing import draw
 
     folder.mkdir(parents=True, exist_ok=True)
-    drawn, left_out = [], []
+    plotted, left_out = [], []
     for part, figure in _figures(found, name).items():
         path = folder / f"{part}.png"
         try:
             draw(figure(), path)
+        # An audit takes minutes and its numbers are already safe, so a figure that fails is named and not fatal.
         except RopewalkError as error:
             left_out.append(f"{path.name} was not drawn: {error}")
         else:
-            drawn.append(path)
-    return drawn, left_out
+            plotted.append(path)
+    return plotted, left_out
 
 
 def _figures(found: Audit, name: str) -> dict[str, Callable[[], Figure]]:

@@ -206,6 +206,7 @@ def evaluation_figures(model: str, results: Sequence[TaskResult], threshold: flo
     """
     for suite in _in_order(results):
         of_suite = [result for result in results if result.suite == suite]
+        # A suite that did not run has its reasons in the table; an empty figure would add nothing.
         if any(result.status == "ok" for result in of_suite):
             known = BENCHMARKS.get(suite, Presentation())
             drawer = known.figures
@@ -314,6 +315,7 @@ def chosen_examples(predictions: Iterable[Mapping[str, Any]], most: int = MOST_E
     Returns:
         Examples in the order in which tasks and lengths first occur.
     """
+    # One pass over the predictions, so that a file of any size is read without holding it.
     groups: dict[tuple[str, str, int | None], _Group] = {}
     for each in predictions:
         key = each["suite"], each["task"], each["length"]
@@ -359,13 +361,13 @@ def _heading(key: tuple[str, str, int | None], some: int, count: int) -> str:
 
 def _entry(prediction: Mapping[str, Any]) -> dict[str, str]:
     references = [str(each) for each in prediction["references"]]
-    told = ", ".join(shown(each, 100) for each in references[:MOST_REFERENCES])
+    expected = ", ".join(shown(each, 100) for each in references[:MOST_REFERENCES])
     more = len(references) - MOST_REFERENCES
     prompt = prediction.get("prompt")
     return {
         "Sample": str(prediction["index"]),
         **({"End of prompt" if len(prompt) > MOST_CHARACTERS else "Prompt": _end(prompt)} if prompt else {}),
-        "Expected": told + (f" and {more:,} more" if more > 0 else ""),
+        "Expected": expected + (f" and {more:,} more" if more > 0 else ""),
         "Answer": shown(str(prediction["prediction"]), MOST_CHARACTERS) or "(empty)",
         "Verdict": _judged(prediction["score"]),
     }
@@ -411,10 +413,10 @@ def describe_evaluation(result: EvaluationResult, out: Path | None) -> Iterator[
         if number:
             yield ""
         yield table
-    told = findings(result.record, result.results)
-    if told:
+    notes = findings(result.record, result.results)
+    if notes:
         yield ""
-        yield from told
+        yield from notes
     if out is not None:
         yield ""
         yield str(out / PAGE)
@@ -426,6 +428,7 @@ def describe_comparison(result: ComparisonResult) -> Iterator[Part]:
     yield f"B {result.b['model']} ({result.b['path']})"
     yield ""
     yield comparison_table(result.differences)
+    # Differences without a test (a missing side, no common samples) count in neither number.
     real = [each for each in result.differences if each.real]
     tested = sum(each.reason is None for each in result.differences)
     yield ""
@@ -438,12 +441,12 @@ def describe_comparison(result: ComparisonResult) -> Iterator[Part]:
 def findings(record: Mapping[str, Any], found: Sequence[TaskResult]) -> list[str]:
     """Summarize the results, one line each, and name lengths beyond the config's max_position_embeddings."""
     beyond = {r.length: r.details["max_position_embeddings"] for r in found if r.details.get("beyond_config")}
-    told = [*effective_sentences(record["summary"])]
+    notes = [*effective_sentences(record["summary"])]
     if beyond:
         lengths = ", ".join(f"{length:,}" for length in sorted(length for length in beyond if length))
         stated = next(iter(beyond.values()))
-        told.append(f"Beyond the config's max_position_embeddings of {stated:,}: {lengths} tokens")
-    return told
+        notes.append(f"Beyond the config's max_position_embeddings of {stated:,}: {lengths} tokens")
+    return notes
 
 
 def effective_sentences(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -459,11 +462,11 @@ def effective_sentences(summary: Mapping[str, Any]) -> Iterator[str]:
             least = "at least " if each["length"] == each["longest"] else ""
             certain = each["certain"]
             if certain == each["length"]:
-                told = "; the 95 % intervals confirm it"
+                confirmation = "; the 95 % intervals confirm it"
             else:
                 confirmed = format_length(certain) if certain else "no length"
-                told = f"; the 95 % intervals confirm {confirmed}"
-            yield f"Effective length by {task}: {least}{format_length(each['length'])} (above {bar}{told})"
+                confirmation = f"; the 95 % intervals confirm {confirmed}"
+            yield f"Effective length by {task}: {least}{format_length(each['length'])} (above {bar}{confirmation})"
     averages = summary["ruler_weighted_average"]
     if averages is not None:
         yield (

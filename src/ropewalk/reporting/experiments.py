@@ -56,6 +56,7 @@ def experiment_figures(result: ExperimentResult) -> dict[str, Figure]:
         for each in cell.results
         if each.length is not None and each.status == "ok"
     )
+    # Beyond this, lines cannot be told apart; the tables show every cell.
     if len(result.cells) <= MOST_LINES:
         for suite, task in tasks:
             series = {
@@ -67,6 +68,7 @@ def experiment_figures(result: ExperimentResult) -> dict[str, Figure]:
     for number, (name, found) in enumerate(result.differences.items(), start=1):
         if any(each.reason is None for each in found):
             names = (shown(result.cells[0].name), shown(name))
+            # Numbered, because names of cells may contain characters that files may not.
             figures[f"difference-{number}.png"] = difference_figure(
                 found, f"{names[1]} against {names[0]}", names
             )

@@ -179,6 +179,7 @@ def _settings(advice: Advice) -> Iterator[Part]:
             reaches = "yes" if setting.reaches_target else "no"
             table.add_row(f"{setting.rule}{mark}", _setting_text(setting.method), setting.reach, reaches)
     yield table
+    # Several rules are usually refused for the same reason, which is then said once.
     refused: dict[str | None, list[str]] = {}
     for setting in advice.settings:
         if setting.method is None:

@@ -57,6 +57,8 @@ def bound_figures(result: BoundResult) -> tuple[Figure, Figure]:
     """Draw the margin B(m) and the upper bound of attention, two figures to read together."""
     bounds = result.bounds
     reached = [bound for bound in bounds.values() if bound is not None]
+    # Four times the bound shows how the margin goes on; 2^20 distances are as many as a figure can be drawn
+    # from quickly.
     longest = min(max([4096, *(4 * bound for bound in reached)]), 2**20)
     every = np.arange(longest + 1)
     named = {
@@ -210,7 +212,7 @@ def losses_figure(result: ProbeResult) -> Figure:
     """Draw the losses of all settings whose loss is finite."""
     found = result.found
     ends = [(r.loss, r.loss) if math.isnan(r.ci95[0]) else r.ci95 for r in found]
-    drawn = [
+    plotted = [
         (r.name, r.loss, low, high)
         for r, (low, high) in zip(found, ends, strict=True)
         if math.isfinite(r.loss)
@@ -219,7 +221,7 @@ def losses_figure(result: ProbeResult) -> Figure:
     one_row = all(math.isnan(r.ci95[0]) for r in found)
     caption = "Mean loss of one sequence, which gives no interval; lower is better." if one_row else None
     title = f"{Path(result.model).name} at {result.target_length:,} tokens"
-    return probe_figure(drawn, title, caption)
+    return probe_figure(plotted, title, caption)
 
 
 def _table(probed: ProbeResult) -> ResultTable:

@@ -229,8 +229,8 @@ def _overall_notes(overall: Sequence[TaskResult | None], rows: Collection[str]) 
             if task not in rows:
                 reasons.setdefault(shown(str(reason)), {})[task] = None
     several = len(means) > 1
-    said = [f"overall{f' at {_and(at)}' if several else ''}: {words}" for words, at in means.items()]
-    return [*said, *(f"left out: {', '.join(tasks)} ({reason})" for reason, tasks in reasons.items())]
+    lines = [f"overall{f' at {_and(at)}' if several else ''}: {words}" for words, at in means.items()]
+    return [*lines, *(f"left out: {', '.join(tasks)} ({reason})" for reason, tasks in reasons.items())]
 
 
 def length_tables(series: Series, suite: str, task: str, title: str) -> list[ResultTable]:
@@ -332,6 +332,7 @@ def key_token_table(series: Series) -> ResultTable:
     rows = []
     for length, results in by_length.items():
         measured = [result for result in results if ran(result)]
+        # Results of another program may lack these details, so a missing count leaves the cell empty.
         keys = [r.details["n_key_tokens"] for r in measured if "n_key_tokens" in r.details]
         rows.append(
             (
@@ -519,6 +520,7 @@ def _table(
     """Build a table that states n as compactly as possible: in the title, in the headings, or in a separate column."""
     texts = {name: [cell.text(wide) for cell in cells] for name, cells in rows.items()}
     counts = {name: [cell.n for cell in cells if cell.n is not None] for name, cells in rows.items()}
+    # The number of samples is said once if it is the same everywhere, else per column, else per row.
     by_column = [{c.n for c in cells if c.n is not None} for cells in zip(*rows.values(), strict=True)]
     everywhere = set().union(*by_column)
     header = [corner, *columns]

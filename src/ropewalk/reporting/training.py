@@ -93,12 +93,12 @@ def _other_layers(stage: dict[str, Any]) -> str:
 
 def _short(summary: dict[str, Any]) -> dict[str, object]:
     """Short-context factors and results of a longrope run; empty for other methods."""
-    told: dict[str, object] = {}
+    facts: dict[str, object] = {}
     if (searched := summary.get("short_factors")) is not None:
-        told["Short factors"] = describe_search(searched)
+        facts["Short factors"] = describe_search(searched)
     if (short := summary.get("short_context")) is not None:
-        told["Short context"] = describe_short_context(short)
-    return told
+        facts["Short context"] = describe_short_context(short)
+    return facts
 
 
 def _exported(summary: dict[str, Any]) -> dict[str, object]:
@@ -113,6 +113,7 @@ def _factor_lines(summary: dict[str, Any]) -> FactorLines | None:
     if original is None:
         return None
     plain = Default(2 * len(last["long_factor"]), last["rope_theta"])
+    # Periods before scaling: a pair's own factor must not decide whether it counts as unseen in training.
     periods = (2 * math.pi / plain.frequencies().inv_freq).tolist()
     rules = goal_of(plain, original, summary["context"]).baselines()
     return FactorLines(
@@ -165,6 +166,7 @@ def write_run_report(output: Path) -> list[Path]:
     trained, context = summary["trained_length"], summary["context"]
     what = f"{format_length(trained)} to {format_length(context)} tokens"
     pictures = []
+    # Only the target length: shorter lengths have the same shape and would hide the difference there.
     perplexity = {
         when: r
         for when, found in results.items()

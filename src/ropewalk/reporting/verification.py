@@ -36,8 +36,8 @@ def describe_verification(result: VerifyResult) -> Iterator[Part]:
             if check.passed is verdict:
                 yield f"{word}: {check.name}: {check.note.removeprefix('not run here: ')}"
     found = [check.passed for check in result.checks]
-    told = ((True, "passed"), (False, "failed"), (None, "not run"))
-    counts = ", ".join(f"{found.count(verdict)} {word}" for verdict, word in told)
+    verdicts = ((True, "passed"), (False, "failed"), (None, "not run"))
+    counts = ", ".join(f"{found.count(verdict)} {word}" for verdict, word in verdicts)
     yield f"{counts} in {result.seconds:.0f} s"
 
 

@@ -98,6 +98,7 @@ def mix(
     _check_candidates(lengths, source_ids, sources)
     starts = settings.starts
     shape = (len(sources), len(starts))
+    # Empty documents get a cell of their own behind the last, which [:-1] leaves out of every sum.
     cells = _cells(lengths, source_ids, starts, shape[0] * shape[1])
     # Sums in float64 are exact up to 2**53 tokens.
     available = np.bincount(cells, lengths, shape[0] * shape[1] + 1)[:-1].astype(np.int64).reshape(shape)
@@ -114,6 +115,7 @@ def mix(
             lengths_by_source=False,
             as_is=True,
         )
+        # In the order of the corpus: nothing is drawn, so nothing needs a seed.
         documents = np.arange(len(lengths))
     else:
         documents_of = np.bincount(cells, minlength=available.size + 1)[:-1].reshape(shape)
@@ -122,10 +124,10 @@ def mix(
         if settings.per == "corpus":
             units = np.where(cells < available.size, cells % shape[1], shape[1])
             pool = available.sum(0, keepdims=True)
-        drawn = _draw(lengths, units, pool, capped, settings.seed)
+        sampled = _draw(lengths, units, pool, capped, settings.seed)
         # Sorting by raw Philox words instead of Generator.permutation: numpy guarantees the words never to change, and
         # so the order stays the same with any version of numpy.
-        documents = drawn[np.argsort(_words(settings.seed, 0, _ORDER, len(drawn)), kind="stable")]
+        documents = sampled[np.argsort(_words(settings.seed, 0, _ORDER, len(sampled)), kind="stable")]
     return Mixture(documents, report_on(documents, lengths, cells, request))
 
 
@@ -150,9 +152,9 @@ def _plan(
     if not available.any():
         raise RopewalkError("every document is empty; a mixture needs at least one token")
     demand = _demand(available, documents, sources, settings)
-    asked, limits = _asked_and_limits(demand, settings)
-    excessive = np.argwhere(asked > limits)
-    capped = np.minimum(asked, limits)
+    requested, limits = _asked_and_limits(demand, settings)
+    excessive = np.argwhere(requested > limits)
+    capped = np.minimum(requested, limits)
     if len(excessive):
         if settings.shortage == "refuse":
             raise RopewalkError(
@@ -168,8 +170,10 @@ def _plan(
         sources=tuple(sources),
         starts=settings.starts,
         # A request to the whole corpus is divided among sources in proportion to their available tokens.
-        asked=np.rint(asked / np.maximum(demand.pool, 1) * available if corpus else asked).astype(np.int64),
-        by_length=asked.sum(0).astype(np.int64),
+        asked=np.rint(requested / np.maximum(demand.pool, 1) * available if corpus else requested).astype(
+            np.int64
+        ),
+        by_length=requested.sum(0).astype(np.int64),
         total=round(float(demand.budgets.sum())),
         total_from=_total_from(settings),
         by_source=settings.asks and not corpus,
@@ -213,10 +217,10 @@ def _fits(
 ) -> bool:
     """Whether the corpus can provide the mixture of other settings with the same bins."""
     demand = _demand(available, documents, sources, settings)
-    asked, limits = _asked_and_limits(demand, settings)
+    requested, limits = _asked_and_limits(demand, settings)
     if settings.shortage == "cap":
-        return bool(np.minimum(asked, limits).any())
-    return not (asked > limits).any()
+        return bool(np.minimum(requested, limits).any())
+    return not (requested > limits).any()
 
 
 def _total_from(settings: MixtureSettings) -> TotalFrom:
@@ -279,9 +283,9 @@ def _length_targets(pool: NDArray[np.int64], settings: MixtureSettings) -> NDArr
     elif settings.long_share is not None:
         shares = np.array([1 - settings.long_share, settings.long_share])
     elif settings.long_factor is not None:
-        drawn = pool * np.array([1.0, settings.long_factor])
+        sampled = pool * np.array([1.0, settings.long_factor])
         # An empty group has no budget, so its shares do not matter; avoid dividing 0 by 0.
-        shares = drawn / np.where(drawn.any(1), drawn.sum(1), 1.0)[:, None]
+        shares = sampled / np.where(sampled.any(1), sampled.sum(1), 1.0)[:, None]
     else:
         shares = np.ones(1)
     return shares
@@ -308,7 +312,7 @@ def _draw(
     sizes = np.bincount(units, minlength=pool.size)
     ends = np.cumsum(sizes)
     starts = ends - sizes
-    drawn = [np.zeros(0, np.int64)]
+    sampled = [np.zeros(0, np.int64)]
     for group in range(groups):
         carried = 0
         # From the longest bin down: long documents miss a request by the most tokens, and shorter ones make up for it.
@@ -322,14 +326,15 @@ def _draw(
             members = order[starts[unit] : ends[unit]]
             picked = _draw_cell(members, lengths, goal, available, seed, unit)
             carried += tokens - int(lengths[picked].sum())
-            drawn.append(picked)
-    return np.concatenate(drawn)
+            sampled.append(picked)
+    return np.concatenate(sampled)
 
 
 def _draw_cell(
     members: NDArray[np.int64], lengths: NDArray[np.int64], goal: int, available: int, seed: int, unit: int
 ) -> NDArray[np.int64]:
     """Whole copies of ``members`` (``available`` tokens) and a random subset, as near ``goal`` tokens as possible."""
+    # Whole readings of the cell first, so that numbers of readings within a cell differ by one at most.
     copies, rest = divmod(goal, available)
     whole = np.tile(members, copies)
     if rest == 0:
@@ -405,6 +410,7 @@ def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureS
             f"max_epochs from {least}": {"max_epochs": float(least)},
         }
     changes["shortage cap"] = {"shortage": "cap"}
+    # Each suggestion is tried on the same corpus, so that following one never leads to the next refusal.
     possible = [words for words, change in changes.items() if _is_possible(settings, change, fits)]
     if not possible:
         return f"{reason}; choose other lengths"

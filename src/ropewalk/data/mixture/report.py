@@ -284,20 +284,20 @@ def explain(report: MixtureReport) -> list[str]:
 
 def _whole(report: MixtureReport) -> str:
     has = f"The mixture has {counted(report.tokens_achieved, 'token')}"
-    available, asked = f"{report.tokens_available:,}", f"{report.tokens_asked:,}"
+    available, requested = f"{report.tokens_available:,}", f"{report.tokens_asked:,}"
     if report.total_from == "tokens":
-        return f"{has}; {asked} were requested, and the corpus has {available}."
+        return f"{has}; {requested} were requested, and the corpus has {available}."
     if report.total_from == "corpus":
         return f"{has}; the corpus has {available}, and no other total was requested."
-    return f"{has}; {asked} follow from the {report.total_from}, and the corpus has {available}."
+    return f"{has}; {requested} follow from the {report.total_from}, and the corpus has {available}."
 
 
 def _repetition(report: MixtureReport) -> str:
-    drawn = f"In random order, {counted(report.documents, 'document')} are read"
+    opening = f"In random order, {counted(report.documents, 'document')} are read"
     if not report.repeated_documents:
-        return f"{drawn}, none of them twice."
+        return f"{opening}, none of them twice."
     return (
-        f"{drawn}: {report.distinct_documents:,} distinct documents, of which {report.repeated_documents:,} are "
+        f"{opening}: {report.distinct_documents:,} distinct documents, of which {report.repeated_documents:,} are "
         f"repeated, at most {report.most_read} times."
     )
 
@@ -320,10 +320,10 @@ def _long_sentence(whole: str, long_from: int, values: Proportions) -> str:
 
 def _cell_sentence(cell: Cell) -> str:
     documents = f"{counted(cell.documents, 'document')}{lengths_in_words(cell.first, cell.end)}"
-    asked = f"requested {cell.epochs_asked:.3g}"
+    epochs = f"requested {cell.epochs_asked:.3g}"
     if not cell.drawn:
-        return f"Source {cell.source!r} has {documents}; none is read ({asked})."
+        return f"Source {cell.source!r} has {documents}; none is read ({epochs})."
     return (
-        f"Source {cell.source!r} has {documents}, read {cell.drawn / cell.available:.3g} times on average ({asked}), "
+        f"Source {cell.source!r} has {documents}, read {cell.drawn / cell.available:.3g} times on average ({epochs}), "
         f"at most {counted(cell.most_read, 'time')} each."
     )

@@ -151,6 +151,7 @@ def _source_documents(root: Path) -> Iterator[Document]:
     for name in names:
         try:
             text = (root / name).read_text(encoding="utf-8")
+        # A few files of the standard library declare another encoding on purpose.
         except UnicodeDecodeError:
             continue
         if text.strip():

@@ -171,6 +171,7 @@ def list_folder(folder: Path) -> FolderListing:
 
     for root, folders, names in os.walk(folder, onerror=refuse):
         hidden += sum(name.startswith(".") for name in (*folders, *names))
+        # In place, which is how os.walk takes an order and leaves folders out. Sorted, so that machines agree.
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         here = Path(root)
         files.extend(

@@ -63,10 +63,12 @@ def read_hugging_face(
         place = spec.path
         if shard is not None:
             number, shards = shard
+            # Splits are named by shard numbers, which mean other records once the data set has been uploaded again.
             if stream.num_shards != shards:
                 raise RopewalkError(
                     f"{spec.path} has {stream.num_shards} shards, but had {shards} before; run again"
                 )
+            # Contiguous, so that shard after shard gives the records in the data set's own order.
             stream = stream.shard(num_shards=shards, index=number, contiguous=True)
             place = f"{spec.path}:shard {number}"
         with _failures(f"cannot load {spec.path}"):

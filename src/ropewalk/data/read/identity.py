@@ -68,6 +68,7 @@ def named_identity(spec: SourceSpec) -> list[str]:
         return []
     texts = hashlib.sha256()
     for document in embedded_corpus(spec.path):
+        # As JSON, because plain concatenation would make different divisions of the same characters equal.
         texts.update(json.dumps([document.source, document.origin, document.text]).encode())
     return [EMBEDDED, texts.hexdigest()]
 

@@ -100,6 +100,7 @@ def source_splits(spec: SourceSpec, whole: bool = False) -> tuple[InputSplit, ..
     """
     limit = spec.max_documents
     if is_named(spec.path):
+        # A limit counts documents from the beginning, so they must be read in order by one process.
         if whole or limit is not None or not spec.path.startswith(HUGGING_FACE):
             return (InputSplit(spec, (), 0, None, {}, 0),)
         shards = count_shards(spec)
@@ -198,6 +199,7 @@ def _file_splits(spec: SourceSpec, files: Sequence[Path], whole: bool) -> Iterat
     size = 0
     for path in files:
         one_record = _kind(path, spec) not in ("lines", "parquet")
+        # Splits keep the order of files, so a file of records closes the split of text files before it.
         if texts and (not one_record or size + _size(path) > SPLIT_BYTES):
             yield InputSplit(spec, tuple(texts), 0, None, {}, size)
             texts, size = [], 0
@@ -213,6 +215,7 @@ def _file_splits(spec: SourceSpec, files: Sequence[Path], whole: bool) -> Iterat
 def _stretches(spec: SourceSpec, path: Path, whole: bool) -> Iterator[InputSplit]:
     """Split a file of many records if it is large; a compressed file stays whole, because it has no random access."""
     size = _size(path)
+    # A compressed file can only be read from its beginning.
     if whole or size <= SPLIT_BYTES or split_suffix(path)[1]:
         yield InputSplit(spec, (path,), 0, None, {}, size)
         return
@@ -317,6 +320,7 @@ def _places(spec: SourceSpec) -> Iterator[tuple[tuple[object, ...], Path | None]
             return
         for path in files:
             status = _status(path)
+            # The inode, because two paths may lead to one file through links.
             yield (status.st_dev, status.st_ino), path
 
 

@@ -93,6 +93,7 @@ def _conversation(record: Mapping[str, Any], field: str, origin: str) -> str:
             raise RopewalkError(
                 f"{origin}: message {number} must have a role such as user or assistant, got {role!r}"
             )
+        # Messages that only call a tool often have no content.
         content = message.get("content", "" if "tool_calls" in message else None)
         if not isinstance(content, str):
             raise RopewalkError(
@@ -159,6 +160,7 @@ def read_json_lines(
                 break
             number += 1
             if number > skip:
+                # Parsing is deferred until the origin of the record is known, which errors name.
                 record = partial(_line_record, line, path, spec, stem, offset)
                 yield _located_record(record, path, offset, number, begin)
             offset += len(line)
@@ -294,6 +296,7 @@ def _first_line(stream: BinaryIO, path: Path, start: int, stop: int | None) -> i
     # Start one byte early: if that byte ends a line, the next line begins at start itself.
     offset = stream.seek(start - 1)
     while stop is None or offset < stop:
+        # In pieces, because a single line may be gigabytes long and is only skipped here.
         piece = stream.readline(_PIECE)
         offset += len(piece)
         if not piece or piece.endswith(b"\n"):
@@ -319,6 +322,7 @@ def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
         # A damaged schema may contain line breaks, but an error message must be one line.
         fields = " ".join(", ".join(names).split())
         raise RopewalkError(f"{path}: no text field {spec.text_field!r}; the fields are {fields}")
+    # Other columns are not read: Parquet stores columns apart, and unread ones cost nothing.
     wanted = {text or messages or INPUT_IDS}
     if messages and not text and "tools" in names:
         wanted.add("tools")
@@ -356,6 +360,7 @@ def _rows(batch: Any) -> Iterator[dict[str, Any]]:
 
     names = batch.schema.names
     ids: Any = batch.column(names.index(INPUT_IDS)) if INPUT_IDS in names else None
+    # to_pylist would make a Python int of every token id, which is many times slower than numpy's view.
     inner = getattr(getattr(ids, "type", None), "value_type", None)
     if inner is None or not pyarrow.types.is_integer(inner):
         yield from batch.to_pylist()

@@ -123,8 +123,8 @@ class ExamWriter:
             f"One of the special magic numbers for {key} is: {number}." for key, number in numbers.items()
         ]
         context = "\n".join([NEEDLE_TASK, *self._among_noise(lines, noise_lines), ""])
-        asked = self.rng.choices(list(numbers), k=questions)
-        return Exam(context, tuple((_needle_question(key), f" {numbers[key]}") for key in asked))
+        requested = self.rng.choices(list(numbers), k=questions)
+        return Exam(context, tuple((_needle_question(key), f" {numbers[key]}") for key in requested))
 
     def chain(self, letters: int, noise_lines: int, names: int = 5) -> Exam:
         """Return RULER's chain of variables, named by this many letters each."""

@@ -152,6 +152,7 @@ def assemble_rows(packed: Packed, corpus: Tokens, first: int, stop: int) -> list
     # All rows of the range are filled in one vectorised pass: a row may have thousands of pieces.
     row_of = np.repeat(np.arange(stop - first), np.diff(bounds))
     before = np.cumsum(pieces.lengths) - pieces.lengths
+    # Offset within the row = tokens before the piece minus tokens before its row's first piece.
     positions = before - before[(bounds[:-1] - bounds[0])[row_of]] + row_of * settings.context + lead
     ids = np.empty((stop - first, settings.context), np.int32)
     if lead:
@@ -243,6 +244,7 @@ def _copy(
     counts = np.minimum(starts + lengths - prefix, own) - own_from
     copied = counts > 0
     targets = (positions + np.maximum(prefix - starts, 0))[copied].tolist()
+    # own_starts skips a BOS that the document already had, which the packing replaces by its own.
     offsets = (own_from + added.own_starts[items])[copied].tolist()
     for number, offset, count, target in zip(
         packed.documents[items[copied]].tolist(), offsets, counts[copied].tolist(), targets, strict=True

@@ -129,6 +129,7 @@ def _totals(corpus: Corpus, documents: NDArray[np.int64]) -> dict[str, dict[str,
     ids, lengths = corpus.source_ids[documents], corpus.lengths[documents]
     counts = np.bincount(ids, minlength=len(corpus.sources))
     tokens = np.zeros(len(corpus.sources), np.int64)
+    # add.at sums integers exactly; bincount with weights would go through float64.
     np.add.at(tokens, ids, lengths)
     return {
         name: {"documents": int(counts[i]), "tokens": int(tokens[i])}

@@ -116,6 +116,7 @@ def plan_rows(lengths: NDArray[np.int64], room: int, packing: Packing, remainder
     plan = RowPlan(row_starts, pieces, padding, pieces.select(slice(0)), cut)
     if remainder == "pad" or not padding.any():
         return plan
+    # The emptiest row is the incomplete one; of several, the last, as in sequential packing.
     return _without_row(plan, num_rows - 1 - int(np.argmax(padding[::-1])))
 
 
@@ -149,6 +150,7 @@ def _sequential(lengths: NDArray[np.int64], room: int) -> tuple[Pieces, NDArray[
     most = int(np.count_nonzero(lengths)) + int(lengths.sum()) // room
     items, starts, sizes, rows = (np.empty(most, np.int64) for _ in range(4))
     filled = position = 0
+    # In chunks, so that temporary arrays stay small for corpora of hundreds of millions of documents.
     for first in range(0, len(lengths), _CHUNK):
         chunk = lengths[first : first + _CHUNK]
         pieces, of_rows = _stretch(chunk, room, position)
@@ -211,6 +213,7 @@ def _place(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
     takers: list[int] = []
     taken: list[int] = []
     opened = 0
+    # Best-fit decreasing: all tails of one length are placed together, so the work grows with distinct lengths.
     for size, count in zip(distinct[::-1].tolist(), counts[::-1].tolist(), strict=True):
         while count:
             free = open_rows.least_room(size)

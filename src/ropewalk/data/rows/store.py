@@ -234,6 +234,7 @@ def _pack(
         try:
             packed, contents, validation = _planned(config, tokenizer, corpus)
         except RopewalkError:
+            # Refused before anything was written for these settings, so the folder is free for others.
             release(folder)
             raise
         contents["counts"]["reading"]["hidden_entries"] = hidden_entries(config.sources)
@@ -263,6 +264,7 @@ def _planned(
 ) -> tuple[Packed, dict[str, Any], NDArray[np.int64]]:
     """Plan all rows; return the plan, its part of the manifest, and the numbers of the held-out documents."""
     settings = config.rows
+    # Held out before mixing, so that a repeated document is never on both sides.
     split = hold_out(corpus, config.validation, special_ids(tokenizer))
     documents, mixture = split.training, None
     if not config.mixture.as_is:

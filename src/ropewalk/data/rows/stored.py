@@ -177,6 +177,8 @@ def open_rows(
     """
     folder = Path(folder).expanduser()
     if not is_packed(folder):
+        # `data pack` and `extend` put rows into a folder named after their digest; its parent is accepted if
+        # it holds one.
         within = packed_folders(folder)
         if (folder / WORK).is_dir() or is_unfinished(folder):
             raise _not_complete(folder)
@@ -290,6 +292,7 @@ def _check_files(folder: Path, files: list[dict[str, Any]], verify: bool) -> Non
     for path, each in zip(paths, files, strict=True):
         if not path.is_file():
             raise RopewalkError(f"{path} is missing; delete the folder {folder} and pack again")
+        # Sizes are compared always, since that is cheap; contents only on request.
         if path.stat().st_size != each["bytes"]:
             raise RopewalkError(
                 f"{path} has {path.stat().st_size} bytes, but its manifest says {each['bytes']}; delete the folder "

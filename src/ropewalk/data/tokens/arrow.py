@@ -63,6 +63,7 @@ def write_table(
     """
     schema = pyarrow.schema(list(columns.items()))
     with replacing(path) as temporary, temporary.open("wb") as file:
+        # Hashed while it is written, so that the file need not be read again.
         hashing = HashingFile(file)
         with pyarrow.ipc.new_file(pyarrow.PythonFile(hashing, "w"), schema) as writer:
             for batch in batches:

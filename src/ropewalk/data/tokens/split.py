@@ -44,6 +44,7 @@ def split_documents(hashes: NDArray[np.uint64], settings: ValidationSettings) ->
     """
     numbers = np.arange(len(hashes))
     if settings.documents:
+        # The smallest hashes: which documents are held out depends on their text alone, not on their order or number.
         texts, first = np.unique(hashes, return_index=True)
         chosen, validation = texts[: settings.documents], first[: settings.documents]
     else:

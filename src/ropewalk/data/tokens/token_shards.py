@@ -289,6 +289,8 @@ class TokenFile:
             table, _, start = _table(path)
             column = table.column("input_ids")
             self.offsets: NDArray[np.int32] = as_numpy(column.offsets, np.int32).copy()
+            # Only the place of the ids is kept: they are read with plain file reads, since pages of a memory map would
+            # count as this process's memory.
             self._place = column.values.buffers()[1].address - start if len(column.values) else 0
             self._file = FileIO(path)
         except (OSError, pyarrow.ArrowException, KeyError, ValueError) as error:
@@ -355,6 +357,7 @@ def _content_digest(
 ) -> str:
     """Digest of a shard's contents that depends neither on the machine nor on the version of Arrow."""
     state = hashlib.sha256(json.dumps([len(ids), len(lengths), sources]).encode())
+    # Little-endian whatever the machine, so that digests agree everywhere.
     for values, kind in ((ids, "<i4"), (lengths, "<i8"), (source_ids, "<i4"), (hashes, "<u8")):
         state.update(np.ascontiguousarray(values, kind).data)
     return state.hexdigest()
@@ -397,4 +400,5 @@ def _write_file(file: BinaryIO, shard: TokenShard, ids: NDArray[np.int32]) -> No
     hashing = HashingFile(file)
     with pyarrow.ipc.new_file(pyarrow.PythonFile(hashing, "w"), schema) as writer:
         writer.write_batch(pyarrow.record_batch(columns, schema=schema))
+    # Behind the Arrow file, so that the digest covers all of it; _table cuts it off again.
     file.write(hashing.digest.hexdigest().encode())

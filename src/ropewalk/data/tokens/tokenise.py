@@ -285,6 +285,7 @@ def in_batches(
 
 def _encode(tokenizer: Tokenizer, texts: list[Text], template: ChatTemplate | None) -> EncodedTexts:
     plain = [text for text in texts if isinstance(text, str)]
+    # Special tokens are the packing's business: their policy may differ between runs over the same shards.
     encodings = iter(tokenizer.encode_batch_fast(plain, add_special_tokens=False))
     ids = [
         np.array(next(encodings).ids, np.int32)

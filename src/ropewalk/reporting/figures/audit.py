@@ -81,14 +81,15 @@ def drift_figure(
             ``a``.
     """
     rows = _checked_lines("attention difference", series, 4)
-    drawn = positive(D_LABEL, np.concatenate([each[:, 1:].ravel() for each in rows.values()]))
+    plotted = positive(D_LABEL, np.concatenate([each[:, 1:].ravel() for each in rows.values()]))
     # Leave room above the lines for the label of the shift at which D is 0.
-    y = log_axis(D_LABEL, drawn.min(), drawn.max(), (0.05, 0.12))
+    y = log_axis(D_LABEL, plotted.min(), plotted.max(), (0.05, 0.12))
     assert y.limits is not None
     marks: list[Mark] = []
     kinds: dict[str, int] = {}
     for name, row in rows.items():
         is_random = RANDOM in name
+        # The random control gets the colour of the pretrained series it belongs to and differs by dash and marker.
         look = _look(kinds.setdefault(_kind(name), len(kinds)), "--" if is_random else "-", hollow=is_random)
         x, d = row[:, 0], _on_log(row[:, 1])
         known = np.isfinite(row[:, 2:]).all(axis=1) & np.isfinite(d)
@@ -143,11 +144,11 @@ def samples_figure(
     panels = tuple(
         Panel(
             tuple(marks),
-            shift_axis("Δ₁", [each[:, 0] for each in drawn], 3),
-            _d_axis(label, positive(D_LABEL, np.concatenate([each[:, 1] for each in drawn]))),
+            shift_axis("Δ₁", [each[:, 0] for each in plotted], 3),
+            _d_axis(label, positive(D_LABEL, np.concatenate([each[:, 1] for each in plotted]))),
             words,
         )
-        for marks, drawn, words, label in (
+        for marks, plotted, words, label in (
             (_row_curves(rows), rows, "each sequence", D_LABEL),
             (right, list(lines.values()), "mean, by Δ₂", ""),
         )
@@ -217,8 +218,8 @@ def tokens_figure(
     parts = check_amounts("contribution of a token to D", per_token)
     if not 0 <= sink < len(parts):
         raise RopewalkError(f"the sink's index must be from 0 to {len(parts) - 1}, got {sink}")
-    drawn = positive("contribution of a token to D", parts)
-    floor = float(drawn[drawn >= CLIP * drawn.max()].min())
+    plotted = positive("contribution of a token to D", parts)
+    floor = float(plotted[plotted >= CLIP * plotted.max()].min())
     place = np.arange(1, len(parts) + 1, dtype=np.float64)
     # Values too small for the axis, including 0, are left out and counted in the caption.
     seen = np.where(parts >= floor, parts, np.nan)
@@ -228,7 +229,7 @@ def tokens_figure(
         (0.8, max(1.25 * len(parts), 10)),
         text=style.count_text,
     )
-    y = log_axis("token’s contribution to D", floor, float(drawn.max()), (0.05, 0.1))
+    y = log_axis("token’s contribution to D", floor, float(plotted.max()), (0.05, 0.1))
     size, raster = (3 if len(parts) <= EACH_POINT else 1.3), len(parts) > RASTERISED_POINTS
     marks: list[Mark] = [
         Line(place, seen, Look("#9a9a9a", "", "o", size=size, edge="none"), "tokens", raster=raster, order=2)
@@ -447,9 +448,9 @@ def _scale(values: Floats, logarithmic: bool) -> _Scale:
     """Choose an axis from about a decade below the smallest unclipped value to the largest value."""
     if not logarithmic:
         return _Scale(0.0, float(np.nanmax(values)) or 1.0, False)
-    drawn = positive(D_LABEL, values)
-    high = float(drawn.max())
-    least = float(drawn[drawn >= CLIP * high].min())
+    plotted = positive(D_LABEL, values)
+    high = float(plotted.max())
+    least = float(plotted[plotted >= CLIP * high].min())
     return _Scale(max(CLIP * high, 10.0 ** math.floor(math.log10(0.7 * least))), high, True)
 
 
@@ -489,6 +490,7 @@ def _beyond(y: float, values: Mapping[str, float], scale: _Scale) -> list[Mark]:
     if not values:
         return []
     texts = {name: "not finite" if np.isnan(each) else number_text(each) for name, each in values.items()}
+    # A positive value lies beyond the axis and gets an arrow; 0 and NaN lie nowhere on it.
     below = any(each > 0 for each in values.values())
     alike = len(values) == 2 and len(set(texts.values())) == 1
     words = [texts.popitem()[1]] if alike else [f"{name} {text}".strip() for name, text in texts.items()]
@@ -509,6 +511,7 @@ def shift_axis(words: str, shifts: Sequence[Any], most: int = 9) -> Axis:
     above = at[at > 0]
     smallest, largest = (float(above[0]), float(above[-1])) if len(above) else (1.0, 1.0)
     if at[0] == 0:
+        # Some room left of 0, so that the point at a shift of 0 does not lie on the frame.
         limits = -0.15 * smallest, largest * (largest / smallest) ** 0.03 * 1.1
     else:
         room = max(1.3, (largest / smallest) ** 0.05)
@@ -581,6 +584,7 @@ def _running_median(values: Floats) -> Floats:
     """Medians as ``[n, 2]`` (position, median) over bins of equal width in log position that hold enough tokens."""
     place = np.arange(1, len(values) + 1)
     finite = np.isfinite(values)
+    # Bins of equal width on the logarithmic axis hold ever more tokens, so the line stays equally smooth.
     number = np.floor(np.log10(place) * MEDIAN_BINS_A_DECADE).astype(np.int64)
     found = []
     for each in np.unique(number[finite]):

@@ -103,9 +103,9 @@ def length_figure(
     panels = []
     for number, ((name, each), boxes) in enumerate(zip(sources, bars, strict=True)):
         # Two states read as "before → after".
-        told = " → ".join(share_text(state.token_ratio if state else 0.0) for state in each)
+        shares = " → ".join(share_text(state.token_ratio if state else 0.0) for state in each)
         marks: tuple[Mark, ...] = tuple(boxes)
-        panels.append(Panel(marks, x, y, heading=(name, f"{told} of tokens"), key=number == 0))
+        panels.append(Panel(marks, x, y, heading=(name, f"{shares} of tokens"), key=number == 0))
     height = FRAME_INCHES + max(PANEL_INCHES * -(-len(sources) // columns), LEAST_INCHES)
     return Figure(
         tuple(panels),
@@ -125,6 +125,7 @@ def _sources(states: Mapping[str, Mapping[str, SourceLengths]]) -> list[_Panel]:
         for name, each in state.items():
             if any(tokens for _, _, tokens in each.bins):
                 ratios[name] = max(ratios.get(name, 0.0), each.token_ratio)
+    # By size, so that the sources folded into the last panel are the smallest; by name for a stable order.
     names = sorted(ratios, key=lambda name: (-ratios[name], name))
     own = names if len(names) <= MOST_PANELS else names[: MOST_PANELS - 1]
     panels: list[_Panel] = [
@@ -150,10 +151,10 @@ def _together(sources: Sequence[SourceLengths]) -> SourceLengths | None:
 
 def _powers(panels: Sequence[_Panel]) -> tuple[int, int]:
     """Exponents of two of the start of the first and the end of the last non-empty bin, over all panels."""
-    drawn = [
+    starts = [
         start for _, each in panels for state in each if state for start, _, tokens in state.bins if tokens
     ]
-    return max(min(drawn), 1).bit_length() - 1, max(drawn).bit_length()
+    return max(min(starts), 1).bit_length() - 1, max(starts).bit_length()
 
 
 def _bars(
@@ -167,6 +168,7 @@ def _bars(
         if state is not None:
             for start, _, tokens in state.bins:
                 if tokens:
+                    # Bins are powers of two, so the bit length of a bin's start is its column.
                     shares[start.bit_length() - 1 - low] += tokens
             shares /= shares.sum() or 1.0
         left = np.arange(low, high) + 0.08 + number * width

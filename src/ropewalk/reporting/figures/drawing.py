@@ -464,6 +464,7 @@ def _key(page: Page, axes: Any, panel: Panel, figure: Figure) -> float:
         return 0.0
     beside = figure.columns if sum(each.key for each in figure.panels) > 1 else 1
     for columns in range(min(4, len(entries)), 0, -1):
+        # matplotlib cannot wrap a legend to a width, so the number of columns is found by trying.
         legend = axes.legend(
             handles=list(entries.values()),
             # matplotlib omits labels that start with an underscore.
@@ -504,6 +505,7 @@ def _heading(page: Page, axes: Any, lines: tuple[str, str], room_inches: float) 
     for kept in range(len(name) - 1, 1, -1):
         if text.get_window_extent(renderer).width <= room_inches * page.dpi:
             break
+        # Shortened in the middle: names of sources often differ at their ends.
         text.set_text(f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :]}")
     text.set_text(f"{text.get_text()}\n{below}")
 
@@ -565,6 +567,8 @@ def spread(wanted: Sequence[float], heights: Sequence[float], low: float, high: 
         below += heights[number]
     pools: list[tuple[float, int]] = []
     for number, offset in zip(order, offsets, strict=True):
+        # Isotonic regression by pooling: labels that would overlap share their mean place, so all move as
+        # little as possible.
         mean, count = wanted[number] - offset, 1
         while pools and pools[-1][0] > mean:
             before, others = pools.pop()

@@ -89,6 +89,7 @@ def perplexity_figure(
     for number, result in enumerate(series.values()):
         found = result.positions
         look = series_look(number, len(series), marker="", width=2)
+        # The first bin starts at position 0, which a logarithmic axis cannot show.
         own = [max(x.limits[0], found[0].start), *(each.end for each in found)] if found else [0]
         banded = [
             (ends, each) for ends, each in zip(pairwise(own), found, strict=True) if _is_finite(each.ci95)
@@ -162,11 +163,11 @@ def passkey_figure(series: Series, title: str = "") -> Figure:
             Line(at, score, Look(INK, "", "o", size=4), order=4),
             whiskers(at, score, low, high, caps=4),
         ]
-        asked = {result.length for result in series[name]}
+        requested = {result.length for result in series[name]}
         marks += [
             Note("not run", middle[n], None, 0, 4, "foot", upright=True)
             for n in lengths
-            if n in asked and n not in found
+            if n in requested and n not in found
         ]
     # With room for three groups, a single bar does not fill the figure.
     centre, half = (len(lengths) - 1) / 2, max(len(lengths), 3) / 2
@@ -177,8 +178,8 @@ def passkey_figure(series: Series, title: str = "") -> Figure:
         Axis(PERCENT, limits=(0, 104)),
         key=True,
     )
-    drawn = [result for found in scores.values() for result in found.values()]
-    return Figure((panel,), _samples_words(drawn, "bar"), title)
+    plotted = [result for found in scores.values() for result in found.values()]
+    return Figure((panel,), _samples_words(plotted, "bar"), title)
 
 
 def score_figure(
@@ -195,12 +196,12 @@ def score_figure(
         trained_length: trained length in tokens, marked if it lies within the axis.
         threshold: score to mark, such as the threshold of the effective length.
     """
-    drawn = _one_task(series)
+    plotted = _one_task(series)
     check_count("scores", len(series), style.MOST_LINES)
     lengths = _lengths([result for results in series.values() for result in results])
-    x, y = _score_axes(lengths, drawn, MOST_LENGTHS)
+    x, y = _score_axes(lengths, plotted, MOST_LENGTHS)
     x = replace(x, label="length (tokens)")
-    if drawn[0].unit == "percent":
+    if plotted[0].unit == "percent":
         # Leave room above 100 % for the label of the trained length.
         y = replace(y, label=PERCENT, limits=(0, 110))
     marks: list[Mark] = []
@@ -217,7 +218,7 @@ def score_figure(
         )
     if trained_length is not None and x.limits is not None:
         marks += mark_length(trained_length, "trained length", *x.limits)
-    words = caption or " ".join([_samples_words(drawn), *_missing_words(series)])
+    words = caption or " ".join([_samples_words(plotted), *_missing_words(series)])
     return Figure((Panel(tuple(marks), x, y, key=not direct),), words, title)
 
 
@@ -236,25 +237,25 @@ def tasks_figure(
         threshold: score to mark, such as the threshold of the effective length.
     """
     tasks = sorted(dict.fromkeys(each.task for each in results), key=lambda task: task == OVERALL)
-    drawn = _measured(results)
+    plotted = _measured(results)
     lengths = _lengths(results)
-    x, y = _score_axes(lengths, drawn, PANEL_LENGTHS)
+    x, y = _score_axes(lengths, plotted, PANEL_LENGTHS)
     assert x.limits is not None
-    rules, told = [], []
+    rules, notes = [], []
     if trained_length is not None and x.limits[0] < trained_length < x.limits[1]:
         rules.append(Rule(trained_length, width=0.8, order=1))
-        told.append(f"The vertical line is the trained length, {length_text(trained_length)}.")
+        notes.append(f"The vertical line is the trained length, {length_text(trained_length)}.")
     if threshold is not None:
         rules.append(Rule(threshold, "y", dash=THRESHOLD_DASH, width=0.8, order=1))
-        told.append(f"The horizontal line is the threshold of the effective length, {threshold:g} %.")
+        notes.append(f"The horizontal line is the threshold of the effective length, {threshold:g} %.")
     panels = []
     for task in tasks:
         marks = _task_marks([each for each in results if each.task == task], lengths, x.limits)
         heading = fill(task, style.PANEL_CHARACTERS)
         panels.append(Panel((*marks, *rules), x, y, heading, bold=task == OVERALL, small=True))
     columns = min(PANEL_COLUMNS, len(tasks))
-    samples = _samples_words([r for r in drawn if r.task != OVERALL] or drawn)
-    words = " ".join(["Score of each task by length in tokens.", samples, *told])
+    samples = _samples_words([r for r in plotted if r.task != OVERALL] or plotted)
+    words = " ".join(["Score of each task by length in tokens.", samples, *notes])
     height = 0.25 + PANEL_INCHES * -(-len(tasks) // columns)
     return Figure(
         tuple(panels), caption or words, title, height, columns=columns, shared=True, y_label=PERCENT
@@ -366,13 +367,14 @@ def retention_figure(
         check_count("scores", len(series))
     every = [result for results in series.values() for result in results]
     tasks = list(dict.fromkeys(each.task for each in every if each.unit == "percent"))
-    drawn = [r for r in every if r.unit == "percent" and r.status == "ok" and math.isfinite(r.score)]
-    if not drawn:
+    plotted = [r for r in every if r.unit == "percent" and r.status == "ok" and math.isfinite(r.score)]
+    if not plotted:
         raise RopewalkError("there is no score in percent to draw")
     height = 0.8 / len(series)
     marks: list[Mark] = []
     for number, results in enumerate(series.values()):
         found = {each.task: each for each in results if each.unit == "percent"}
+        # Bars of one task are centred on its row, whatever the number of models.
         at = {task: row + (number - (len(series) - 1) / 2) * height for row, task in enumerate(tasks)}
         ran = [task for task in tasks if task in found and found[task].status == "ok"]
         y = np.array([at[task] for task in ran])
@@ -388,7 +390,7 @@ def retention_figure(
         if chance and task in chance:
             mark = Look(VERMILION, "-", width=2)
             marks.append(Line([chance[task]] * 2, [row - 0.46, row + 0.46], mark, "chance", order=4))
-    sizes = _sizes(drawn)
+    sizes = _sizes(plotted)
     alike = set(sizes.values())
     names = [task if len(alike) == 1 or task not in sizes else f"{task}, n {sizes[task]}" for task in tasks]
     axis = row_axis(names)
@@ -413,10 +415,10 @@ def difference_figure(
             have separate axes. Significant differences are filled; pairs that could not be compared are labelled.
         names: names of A and B.
     """
-    drawn = [each for each in differences if math.isfinite(each.difference)]
-    if not drawn:
+    plotted = [each for each in differences if math.isfinite(each.difference)]
+    if not plotted:
         raise RopewalkError("there is no difference to draw")
-    units = [unit for unit in UNITS if any(each.unit == unit for each in drawn)]
+    units = [unit for unit in UNITS if any(each.unit == unit for each in plotted)]
     panels: list[Panel] = []
     heights, inches = [], 0.35 * (len(units) - 1)
     for unit in units:
@@ -425,16 +427,16 @@ def difference_figure(
         label = f"{names[1]} minus {names[0]} ({UNITS[unit]})"
         rows = row_axis([_row_name(each) for each in group])
         # Only the first panel has a key, because filled points mean the same in every panel.
-        kinds = {each.real for each in drawn} if not panels else set()
+        kinds = {each.real for each in plotted} if not panels else set()
         words = {True: "significant", False: "not significant"}
         key = [Line([], [], _point(real), text) for real, text in words.items() if real in kinds]
         panels.append(Panel((*key, *marks), replace(axis, label=label), rows, key=not panels, grid="x"))
         heights.append(len(group) + 1.0)
         inches += _rows_height(rows.ticks, 1)
     without = sum(each.unit not in units for each in differences)
-    said = "Differences on the same samples with 95 % intervals. Filled points are significant (adjusted p below 0.05)."
-    said += f" {without} other results could not be compared." if without else ""
-    return Figure(tuple(panels), caption or said, title, inches, heights=tuple(heights))
+    text = "Differences on the same samples with 95 % intervals. Filled points are significant (adjusted p below 0.05)."
+    text += f" {without} other results could not be compared." if without else ""
+    return Figure(tuple(panels), caption or text, title, inches, heights=tuple(heights))
 
 
 def _forest(group: Sequence[ScoreDifference]) -> tuple[list[Mark], Axis]:
@@ -474,10 +476,10 @@ def _rows_height(names: Ticks | None, bars: int) -> float:
 
 def _measured(results: Sequence[TaskResult]) -> list[TaskResult]:
     """Results with a score and a length; RopewalkError if there are none."""
-    drawn = [r for r in results if r.status == "ok" and r.length is not None and math.isfinite(r.score)]
-    if not drawn:
+    plotted = [r for r in results if r.status == "ok" and r.length is not None and math.isfinite(r.score)]
+    if not plotted:
         raise RopewalkError("there is no score to draw")
-    return drawn
+    return plotted
 
 
 def _one_task(series: Series) -> list[TaskResult]:
@@ -488,8 +490,8 @@ def _one_task(series: Series) -> list[TaskResult]:
     """
     kinds = dict.fromkeys((r.suite, r.task, r.unit) for results in series.values() for r in results)
     if len(kinds) > 1:
-        told = ", ".join(f"{suite} {task}" for suite, task, _ in kinds)
-        raise RopewalkError(f"a figure of scores by length shows one task, got {told}")
+        names = ", ".join(f"{suite} {task}" for suite, task, _ in kinds)
+        raise RopewalkError(f"a figure of scores by length shows one task, got {names}")
     return _measured([result for results in series.values() for result in results])
 
 
@@ -514,6 +516,7 @@ def _score_line(
 ) -> list[Mark]:
     """Build a line with gaps for missing scores, its band, and error bars for isolated points."""
     found = {each.length: each for each in results if math.isfinite(each.score)}
+    # A length that was requested and did not run stays as NaN, which interrupts the line.
     at = np.array([length for length in lengths if any(each.length == length for each in results)])
     score = np.array([found[n].score if n in found else math.nan for n in at])
     low, high = (

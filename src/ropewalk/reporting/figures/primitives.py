@@ -351,8 +351,8 @@ def _panel_words(panel: Panel, y_label: str) -> str:
     text = values_axis.text if own and values_axis.text else style.number_text
     series = [mark for mark in panel.marks if isinstance(mark, Line | Steps | Boxes | HeatMap)]
     labelled = [mark for mark in series if getattr(mark, "name", "") or getattr(mark, "end", "")]
-    told = filter(None, (_series_words(mark, panel, text) for mark in labelled or series[:1]))
-    words = "; ".join(told)
+    parts = filter(None, (_series_words(mark, panel, text) for mark in labelled or series[:1]))
+    words = "; ".join(parts)
     subject = panel.heading[0] if panel.heading else panel.title or values_axis.label or y_label
     return words and f"{subject}: {words}.".lstrip(": ")
 
@@ -413,6 +413,7 @@ def envelope(x: ArrayLike, values: ArrayLike, bins: int = ENVELOPE_BINS) -> Enve
     return Envelope(
         np.where(first == last, at[first], np.sqrt(at[first] * at[last])),
         np.minimum.reduceat(value, first),
+        # reduceat sums each bin in one pass; a loop over bins would dominate at millions of distances.
         np.add.reduceat(value, first) / (last - first + 1),
         np.maximum.reduceat(value, first),
     )

@@ -143,6 +143,7 @@ def slowest_pair_figure(
     _check_lengths(trained_length, target_length)
     curves = {name: (x, y / (2 * np.pi)) for name, (x, y) in _checked_series("angle", series, 0).items()}
     x, y = next(iter(curves.values()))
+    # Only the unchanged model was trained, so its angles alone are the ones seen in training.
     seen = y[x <= trained_length]
     if not len(seen):
         raise RopewalkError(f"the first series has no position up to the trained length of {trained_length}")
@@ -409,6 +410,7 @@ def _checked_series(
         check_finite(f"{what} of {name!r}", at, value)
         if not (np.diff(at) > 0).all():
             raise RopewalkError(f"{what} of {name!r}: points must be in increasing order")
+        # A logarithmic axis cannot show a distance of 0.
         value, at = value[at >= smallest_x], at[at >= smallest_x]
         if not len(at):
             raise RopewalkError(f"{what} of {name!r} has no point at {smallest_x:g} or above to draw")

@@ -117,6 +117,7 @@ def _search_panel(curve: SearchCurve) -> tuple[Panel, str]:
     if not inside.all():
         edge = np.full((~inside).sum(), top)
         beyond = Look(CANDIDATE, "", "^", size=4)
+        # Second, so that the key lists it directly after the candidates.
         marks.insert(1, Line(x[~inside], edge, beyond, "↑ candidate above the axis", clip=False, order=2))
     for (name, value), (colour, dash) in zip(baselines.items(), RULES, strict=False):
         words = f"{_named(name)} {_short(value)}{' ↑' if value > top else ''}"
@@ -152,8 +153,8 @@ def _factors_panel(lines: FactorLines) -> tuple[Panel, str]:
             f"a figure shows one or two lists of factors and at most {len(RULES)} rules, got {len(lines.found)} "
             f"lists and {len(lines.rules)} rules"
         )
-    drawn = {**lines.found, **lines.rules}
-    for name, factors in drawn.items():
+    plotted = {**lines.found, **lines.rules}
+    for name, factors in plotted.items():
         check_finite(f"rescale factor of {name!r}", factors)
         if len(factors) != len(lines.periods):
             raise RopewalkError(f"{name!r} has {len(factors)} factors for {len(lines.periods)} pairs")
@@ -179,7 +180,7 @@ def _factors_panel(lines: FactorLines) -> tuple[Panel, str]:
         )
     margin = 0.03 * len(pairs)
     limits = -margin, len(pairs) - 1 + margin
-    low, high = min(min(each) for each in drawn.values()), max(max(each) for each in drawn.values())
+    low, high = min(min(each) for each in plotted.values()), max(max(each) for each in plotted.values())
     panel = Panel(
         tuple(marks),
         Axis("rotary pair (0 turns fastest)", limits=limits, most_ticks=8, whole=True),

@@ -50,27 +50,28 @@ def training_figure(
         raise RopewalkError("there is no finite training loss to draw")
     x = np.array([n if x_key is None else line[x_key] for n, line in enumerate(metrics, start=1)], np.float64)
     marks: list[Mark]
-    told = "Training loss of each step"
+    caption = "Training loss of each step"
     if len(loss) >= SMOOTHED_POINTS:
         window = max(5, len(loss) // 25)
         marks = [
             Line(x, loss, Look(GREY, width=0.8), "each step", order=2),
             Line(x, _running_mean(loss, window), Look(BLUE, width=2), f"mean of {window}"),
         ]
-        told += f", and the mean over the last {window} steps"
+        caption += f", and the mean over the last {window} steps"
     else:
         marks = [Line(x, loss, Look(BLUE, "-", "o", width=1.6, size=3))]
     stages = [line.get("stage") for line in metrics]
     changes = [at for at in range(1, len(stages)) if stages[at] != stages[at - 1]]
+    # Between the last step of one stage and the first of the next, since it belongs to neither.
     marks += [Rule((x[at - 1] + x[at]) / 2) for at in changes]
-    told += "; dashed lines mark the start of a new stage" if changes else ""
+    caption += "; dashed lines mark the start of a new stage" if changes else ""
     axis = Axis("optimizer step" if x_key is None else x_key, text=lambda value: f"{value:,.10g}")
     panels = [Panel(tuple(marks), axis, Axis("loss (nats per token)"), key=True)]
     if any("max_violation" in line for line in metrics):
         load = np.array([line.get("max_violation", math.nan) for line in metrics], np.float64)
         panels.append(Panel((Line(x, load, Look(BLUE, "-")),), axis, Axis("max violation")))
-        told += "; below: excess load of the busiest expert relative to the mean load, in the least balanced layer"
-    return Figure(tuple(panels), f"{told}.", title)
+        caption += "; below: excess load of the busiest expert relative to the mean load, in the least balanced layer"
+    return Figure(tuple(panels), f"{caption}.", title)
 
 
 def curve_figure(scores: Sequence[tuple[int, Mapping[str, Any]]], title: str = "") -> Figure:
@@ -91,9 +92,9 @@ def curve_figure(scores: Sequence[tuple[int, Mapping[str, Any]]], title: str = "
         lines.setdefault(_line_name(each), []).append((step, each["score"], *_ends(each["ci95"])))
     counts = {each["n"] for _, each in scores}
     samples = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-    told = f"95 % bands, {samples} samples per point."
+    caption = f"95 % bands, {samples} samples per point."
     if len(lines) > style.MOST_LINES:
-        lines, told = _means(scores), "Mean over all tasks."
+        lines, caption = _means(scores), "Mean over all tasks."
     marks: list[Mark] = []
     for number, (name, points) in enumerate(lines.items()):
         x, y, low, high = (np.array(column, np.float64) for column in zip(*points, strict=True))
@@ -110,7 +111,7 @@ def curve_figure(scores: Sequence[tuple[int, Mapping[str, Any]]], title: str = "
         y_axis = value_axis("perplexity", min(values), max(values))
     x_axis = Axis("optimizer step", text=lambda value: f"{value:,.10g}")
     return Figure(
-        (Panel(tuple(marks), x_axis, y_axis, key=True),), f"Scores during training, by step. {told}", title
+        (Panel(tuple(marks), x_axis, y_axis, key=True),), f"Scores during training, by step. {caption}", title
     )
 
 
@@ -129,6 +130,7 @@ def _means(
     scores: Sequence[tuple[int, Mapping[str, Any]]],
 ) -> dict[str, list[tuple[float, float, float, float]]]:
     """Mean over tasks by length and step, for the longest lengths that a figure has lines for; without intervals."""
+    # One line per length; where there are too many, the longest lengths are what a run is watched for.
     longest = sorted({each["length"] or 0 for _, each in scores})[-style.MOST_LINES :]
     found: dict[str, dict[int, list[float]]] = {}
     for step, each in scores:
