@@ -150,6 +150,7 @@ NEW_KEYS = (
     ".export: nothing != 'last'",
     ".messages_field: nothing != None",
     ".adapter: nothing != None",
+    ".moments: nothing != 'keep'",
 )
 """Keys that a recipe has gained, as a difference ends that is nothing but such a key at its default."""
 

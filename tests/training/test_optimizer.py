@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
 from ropewalk.training.recipe.recipe import Optimizer, Stage
+from ropewalk.training.recipe.stage import AS_A_FILE
 
 SETTINGS = Optimizer()
 
@@ -166,6 +167,66 @@ def test_schedules_that_contradict_themselves_are_refused(values, message):
 
 
 def test_a_recipe_without_the_later_keys_is_written_as_before():
-    assert not {"min_learning_rate", "decay_steps"} & Stage(context=8, steps=10).model_dump().keys()
+    assert (
+        not {"min_learning_rate", "decay_steps"}
+        & Stage(context=8, steps=10).model_dump(context=AS_A_FILE).keys()
+    )
     stage = Stage(context=8, steps=10, schedule="warmup-stable-decay", decay_steps=2, min_learning_rate=1e-6)
     assert Stage.model_validate(stage.model_dump()) == stage
+
+
+def moved(betas, steps, seed=0):
+    """An optimiser after some steps with random gradients, its one matrix, and the gradients."""
+    torch.manual_seed(seed)
+    matrix = torch.nn.Parameter(torch.randn(3, 4, dtype=torch.float32))
+    optimizer = MasterAdamW([("w", matrix)], Optimizer(beta1=betas[0], beta2=betas[1], weight_decay=0.0))
+    gradients = [torch.randn(3, 4) for _ in range(steps)]
+    for gradient in gradients:
+        matrix.grad = gradient.clone()
+        optimizer.step(1e-2)
+    return optimizer, matrix, gradients
+
+
+def carried(before, betas, rewarm):
+    """An optimiser with other decay rates that has taken over the moments of one before it."""
+    matrix = torch.nn.Parameter(torch.zeros(3, 4))
+    optimizer = MasterAdamW([("w", matrix)], Optimizer(beta1=betas[0], beta2=betas[1], weight_decay=0.0))
+    optimizer.load_state({name: tensor.clone() for name, tensor in before.state().items()})
+    optimizer.carry_moments(before.betas, rewarm)
+    return optimizer, matrix
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.8, 0.999), (0.0, 0.5)])
+@pytest.mark.parametrize("rewarm", [False, True])
+def test_carried_moments_are_the_same_averages_without_their_bias(betas, rewarm):
+    before, _, gradients = moved((0.9, 0.95), 7)
+    optimizer, matrix = carried(before, betas, rewarm)
+    count = 1 if rewarm else 7
+    following = torch.randn(3, 4, dtype=torch.float64)
+    matrix.grad = following.float()
+    optimizer.step(1.0)
+    # The averages of the gradients so far, from their definition in float64.
+    roots = []
+    for power, was, now in zip((1, 2), before.betas, betas, strict=True):
+        weights = torch.tensor([(1 - was) * was ** (6 - at) for at in range(7)], dtype=torch.float64)
+        average = sum(
+            w * g.double() ** power for w, g in zip(weights / weights.sum(), gradients, strict=True)
+        )
+        moment = now * average * (1 - now**count) + (1 - now) * following**power
+        roots.append(moment / (1 - now ** (count + 1)))
+    expected = -roots[0] / (roots[1].sqrt() + 1e-8)
+    torch.testing.assert_close(matrix.detach().double(), expected, rtol=2e-5, atol=2e-6)
+    assert optimizer.state()["step.w"] == count + 1
+
+
+def test_moments_with_the_same_decay_rates_stay_as_they_are_to_the_last_bit():
+    before, _, _ = moved((0.9, 0.95), 3)
+    optimizer, _ = carried(before, (0.9, 0.95), False)
+    for name, tensor in before.state().items():
+        assert torch.equal(optimizer.state()[name], tensor)
+
+
+def test_moments_without_a_step_stay_zero():
+    before, _, _ = moved((0.9, 0.95), 0)
+    optimizer, _ = carried(before, (0.8, 0.99), True)
+    assert all(not tensor.any() for tensor in optimizer.state().values())

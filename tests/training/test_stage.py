@@ -1,6 +1,7 @@
 """A stage makes its rows one step ahead, in their order, and ends where they cannot be made."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from ropewalk import RopewalkError
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.stage import made_ahead
+from tests.training.resume_cases import recipe_of, weights_of, with_stage
 from tests.training.run_cases import extend, extended
 
 
@@ -67,3 +69,99 @@ def test_metrics_say_how_experts_are_loaded_and_two_processes_say_the_same(
     assert plain[0]["loss"] == alone[0]["loss"]
     assert plain[0]["routers"] == alone[0]["routers"]
     assert plain[0]["grad_norm"] != alone[0]["grad_norm"]
+
+
+STEADY = {"context": 128, "steps": 3, "learning_rate": 3e-3, "pattern": "full", "rope": {"rope_theta": 5e4}}
+
+
+@pytest.fixture
+def all_rows_each_step(recipe_values, tmp_path):
+    """A run of two stages in which each step reads all rows, so that their order does not matter."""
+    values = {**recipe_values, "checkpoints": {"every": 1, "keep": 9}, "output": str(tmp_path / "two")}
+    values["data"] = {"sources": [{"path": recipe_values["data"]["sources"][0], "max_documents": 40}]}
+    values["data"]["validation_documents"] = 20
+    stage = {**STEADY, "rows_per_step": 5}
+    return {**values, "stages": [stage, stage], "optimizer": {"beta2": 0.99}}
+
+
+def results_of(values):
+    lines = [(line["stage"], line["step"], line["loss"], line["grad_norm"]) for line in metrics_of(values)]
+    return lines, weights_of(values["output"])
+
+
+def test_kept_moments_make_two_stages_one(all_rows_each_step, tmp_path):
+    two, (stage, _) = all_rows_each_step, all_rows_each_step["stages"]
+    rows = extend(recipe_of(two))["stages"][0]["rows"]
+    assert rows == stage["rows_per_step"]
+    one = {**two, "output": str(tmp_path / "one"), "stages": [{**stage, "steps": 6}]}
+    extend(recipe_of(one))
+    losses = [line["loss"] for line in metrics_of(two)]
+    assert losses == pytest.approx([line["loss"] for line in metrics_of(one)], rel=1e-6)
+    others = {}
+    for moments in ("reset", "rewarm"):
+        values = with_stage({**two, "output": str(tmp_path / moments)}, 1, moments=moments)
+        extend(recipe_of(values))
+        others[moments] = [line["loss"] for line in metrics_of(values)]
+        # The first step of the stage begins with the same weights; only its update differs.
+        assert others[moments][:4] == losses[:4]
+        assert abs(others[moments][4] - losses[4]) > 1e-4
+    assert others["reset"][4:] != others["rewarm"][4:]
+
+
+def test_a_stage_trains_with_its_own_optimizer_and_seed(all_rows_each_step, tmp_path):
+    first, second = all_rows_each_step["stages"]
+    own = {"optimizer": {"beta1": 0.5, "max_grad_norm": 0.1}, "seed": 11, "moments": "reset"}
+    second = {**second, "context": 256, "rows_per_step": 2}
+    stages = [{**first, "rows_per_step": 2}, {**second, **own}]
+    values = {**all_rows_each_step, "stages": stages}
+    extend(recipe_of(values))
+    # A run whose own settings they are, from the checkpoint at the end of the first stage, is the same stage.
+    run = Path(values["output"])
+    alone = {
+        **values,
+        "model": str(run / "checkpoints" / "stage0-step000003"),
+        "output": str(tmp_path / "alone"),
+        "stages": [second],
+        "optimizer": {**values["optimizer"], **own["optimizer"]},
+        "seed": 11,
+        "data": {"rows": [str(path) for path in (run / "data").iterdir() if path.name != "tokens"]},
+    }
+    extend(recipe_of(alone))
+    assert [(x["loss"], x["grad_norm"]) for x in metrics_of(alone)] == [
+        (x["loss"], x["grad_norm"]) for x in metrics_of(values)[3:]
+    ]
+
+
+@pytest.mark.parametrize("moments", ["keep", "rewarm"])
+def test_a_run_that_is_resumed_at_the_end_of_a_stage_goes_on_with_its_moments(
+    all_rows_each_step, tmp_path, moments
+):
+    own = {"moments": moments, "precision": "bfloat16", "optimizer": {"beta1": 0.8}}
+    values = with_stage(all_rows_each_step, 1, **own)
+    extend(recipe_of(values))
+    cut = {**values, "output": str(tmp_path / "cut")}
+    shutil.copytree(values["output"], cut["output"])
+    for path in Path(cut["output"]).glob("checkpoints/stage1-*"):
+        shutil.rmtree(path)
+    shutil.rmtree(Path(cut["output"]) / "model")
+    extend(recipe_of(cut), resume=True)
+    assert results_of(cut) == results_of(values)
+    kinds = [line["loss"] for line in metrics_of(values)]
+    assert kinds[2] != kinds[3]
+
+
+def test_a_run_that_began_before_moments_were_kept_goes_on_without_them(all_rows_each_step, tmp_path):
+    reset = with_stage(all_rows_each_step, 1, moments="reset")
+    extend(recipe_of(reset))
+    earlier = {**all_rows_each_step, "output": str(tmp_path / "earlier")}
+    output = Path(shutil.copytree(reset["output"], earlier["output"]))
+    for path in output.glob("checkpoints/stage1-*"):
+        shutil.rmtree(path)
+    shutil.rmtree(output / "model")
+    recipe = output / "recipe.yaml"
+    lines = recipe.read_text().splitlines(keepends=True)
+    recipe.write_text("".join(line for line in lines if "  moments: " not in line))
+    extend(recipe_of(earlier), resume=True)
+    assert results_of(earlier) == results_of(reset)
+    # The folder says now what the run has done.
+    assert recipe.read_text().count("  moments: reset") == 2

@@ -12,7 +12,7 @@ from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.store import RESULTS, read_record
 from ropewalk.io.files import parse_json
 from ropewalk.training.metrics import MetricsLog
-from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.recipe.file import parse_recipe, with_moments_of
 from ropewalk.training.run_folder import METRICS, RECIPE, SUMMARY
 
 NOT_COMPARED = ("output", "history", "checkpoints", "trackers", "seed")
@@ -72,7 +72,7 @@ def read_finished(folder: Path) -> Finished:
         raise RopewalkError(f"cannot read {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise RopewalkError(f"{summary} is damaged ({error}); delete it and resume the run") from error
-    plain = recipe.model_dump(mode="json")
+    plain = with_moments_of(recipe, recipe).model_dump(mode="json")
     data = {key: value for key, value in plain["data"].items() if key != "cache"}
     kept = {key: value for key, value in plain.items() if key not in NOT_COMPARED} | {"data": data}
     return Finished(folder, tuple(results), dict(_flat(kept)), recipe.seed, cost_of(folder))

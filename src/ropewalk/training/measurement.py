@@ -314,7 +314,8 @@ def _measured(
     settings = evaluation_at(resolved, measurement.stage).settings(
         tuple(asked), asked, resolved.recipe.seed, resolved.trained_length
     )
-    with autocast(resolved.device, resolved.precision, context.mesh is not None):
+    precision = resolved.precision_at(measurement.stage)
+    with autocast(resolved.device, precision, context.mesh is not None):
         if context.mesh is None:
             under_test = ModelUnderTest.in_memory(model.model, resolved.tokenizer)
         else:

@@ -64,6 +64,7 @@ class MasterAdamW:
             for name, p in self.parameters.items()
         }
         self.max_grad_norm = settings.max_grad_norm
+        self.betas = settings.beta1, settings.beta2
         decayed = [m for m in self.masters.values() if m.dim() >= 2]
         others = [m for m in self.masters.values() if m.dim() < 2]
         self.adamw = torch.optim.AdamW(
@@ -72,7 +73,7 @@ class MasterAdamW:
                 {"params": others, "weight_decay": 0.0},
             ],
             lr=0.0,
-            betas=(settings.beta1, settings.beta2),
+            betas=self.betas,
             eps=settings.epsilon,
         )
 
@@ -97,6 +98,30 @@ class MasterAdamW:
             group["lr"] = learning_rate
         self.adamw.step()
         self._round()
+
+    @torch.no_grad()
+    def carry_moments(self, betas: tuple[float, float], rewarm: bool = False) -> None:
+        """Go on with moments that were made with other decay rates, or count them as the average of one step.
+
+        Both keep what AdamW makes of the moments, the averages without their bias towards zero. The next gradient then
+        weighs as much as it does in a run that had these decay rates from its start; after ``rewarm``, as much as the
+        second gradient of a run.
+
+        Args:
+            betas: decay rates that the moments were made with.
+            rewarm: whether to set the number of steps to one.
+        """
+        if betas == self.betas and not rewarm:
+            return
+        for master in self.masters.values():
+            state = self.adamw.state[master]
+            steps = float(state["step"])
+            if not steps:
+                continue
+            counted = 1.0 if rewarm else steps
+            for kind, before, now in zip(("exp_avg", "exp_avg_sq"), betas, self.betas, strict=True):
+                state[kind].mul_((1 - now**counted) / (1 - before**steps))
+            state["step"].fill_(counted)
 
     def _round(self) -> None:
         for name, parameter in self.parameters.items():

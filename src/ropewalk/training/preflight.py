@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from ropewalk.attention import check_engine
+from ropewalk.attention import EngineName, check_engine
 from ropewalk.data import PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.data.settings import RowPolicies
@@ -41,8 +41,8 @@ from ropewalk.rope.target import recommended_base
 from ropewalk.search import Factors, read_factors
 from ropewalk.training.measurement import prompt_suites
 from ropewalk.training.metrics import require_trackers
-from ropewalk.training.recipe.recipe import Parallel, Recipe, Stage
-from ropewalk.training.resolved import ResolvedRecipe
+from ropewalk.training.recipe.recipe import Parallel, Precision, Recipe, Stage
+from ropewalk.training.resolved import ResolvedRecipe, ResolvedStage
 from ropewalk.training.stage_rope import stage_ropes
 from ropewalk.training.stage_rope.base import bounds_of, takes_recommended_base
 from ropewalk.training.stage_rope.other_layers import described, ropes_of_other_layers
@@ -84,16 +84,21 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     _check_short_context(recipe)
     aux_losses = tuple(_router_aux_loss(number, stage, config) for number, stage in enumerate(recipe.stages))
     last = bounds[-1].low
-    device, precision = _device_and_precision(recipe, world)
-    compute = torch.float32 if precision == "float32" else torch.bfloat16
+    device = _device(recipe, world)
+    precision = _precision(recipe.precision, recipe, device, world)
+    decided = [recipe.stage(number) for number in range(len(recipe.stages))]
+    in_stages = [_precision(each.precision, recipe, device, world) for each in decided]
+    precisions = list(dict.fromkeys([precision, *in_stages]))
     # An engine that cannot run the model at all is refused first; whether it suits the ring is checked below, once the
     # mesh is known.
-    check_engine(recipe.engine, attention_spec(config, device, compute))
-    adapter = _adapter(recipe, model, world, device, precision)
+    for computed in precisions:
+        _engine(recipe, config, device, computed)
+    adapter = _adapter(recipe, model, world, device, precisions)
     mesh = mesh or mesh_of(
         recipe, config, world, device, precision, None if adapter is None else adapter.trained
     )
-    _refuse_precision(config, precision, mesh)
+    for computed in precisions:
+        _refuse_precision(config, computed, mesh)
     if mesh.world_size > 1:
         refuse_on_mesh(mesh, config, recipe.exact_rope, [current, *possible])
     vocabulary = config.source.get_text_config().vocab_size
@@ -103,7 +108,10 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     packing = () if recipe.data.rows else tuple(_packing(recipe, stage) for stage in recipe.stages)
     for settings in packing:
         settings.bos_policy(special)
-    engine = check_engine(recipe.engine, attention_spec(config, device, compute, ring=mesh.ring > 1))
+    stages = [
+        ResolvedStage(settings, own, _engine(recipe, config, device, own, mesh.ring > 1))
+        for settings, own in zip(decided, in_stages, strict=True)
+    ]
     dtype = getattr(torch, config.dtype or "float32")
     return ResolvedRecipe(
         recipe,
@@ -118,7 +126,8 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
         tokenizer,
         device,
         precision,
-        engine,
+        _engine(recipe, config, device, precision, mesh.ring > 1),
+        tuple(stages),
         mesh,
         tables,
         last.original_max_position_embeddings if isinstance(last, LongRope) else None,
@@ -129,7 +138,7 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
 
 
 def _adapter(
-    recipe: Recipe, model: str, world: World, device: torch.device, precision: str
+    recipe: Recipe, model: str, world: World, device: torch.device, precisions: Sequence[str]
 ) -> NewAdapter | None:
     """The adapter that the recipe asks for; None if it asks for none.
 
@@ -148,7 +157,8 @@ def _adapter(
     # A folder is named by its whole path, because the adapter's config says where its base is from anywhere.
     base = str(Path(model).resolve()) if Path(model).is_dir() else model
     if settings.quantize is not None:
-        _refuse_quantization(f"adapter.quantize is {settings.quantize}", world, device, precision)
+        for precision in precisions:
+            _refuse_quantization(f"adapter.quantize is {settings.quantize}", world, device, precision)
     empty = empty_model(model, ModelSetup(trust_remote_code=recipe.trust_remote_code))
     return NewAdapter.on(settings, recipe.seed, base, empty)
 
@@ -197,17 +207,28 @@ def _router_aux_loss(number: int, stage: Stage, config: ModelConfig) -> float:
     return factor if config.num_experts else 0.0
 
 
-def _device_and_precision(recipe: Recipe, world: World) -> tuple[torch.device, str]:
+def _engine(
+    recipe: Recipe, config: ModelConfig, device: torch.device, precision: str, ring: bool = False
+) -> EngineName:
+    compute = torch.float32 if precision == "float32" else torch.bfloat16
+    return check_engine(recipe.engine, attention_spec(config, device, compute, ring=ring))
+
+
+def _device(recipe: Recipe, world: World) -> torch.device:
     device = choose_device(recipe.device)
     if world.size > 1 and device.type == "cuda":
-        device = torch.device("cuda", world.local_rank)
-    if recipe.precision != "auto":
-        return device, recipe.precision
+        return torch.device("cuda", world.local_rank)
+    return device
+
+
+def _precision(asked: Precision, recipe: Recipe, device: torch.device, world: World) -> str:
+    if asked != "auto":
+        return asked
     if device.type != "cuda":
-        return device, "float32"
+        return "float32"
     # Shards are float32 master weights already, and gathering them in bfloat16 halves memory and traffic. The frozen
     # weights below an adapter need no float32 copy.
-    return device, "bfloat16-autocast" if world.size == 1 and recipe.adapter is None else "bfloat16"
+    return "bfloat16-autocast" if world.size == 1 and recipe.adapter is None else "bfloat16"
 
 
 def _refuse_precision(config: ModelConfig, precision: str, mesh: MeshShape) -> None:

@@ -20,10 +20,30 @@ from ropewalk.parallel import MeshShape
 from ropewalk.parallel.context import RunContext
 from ropewalk.rope import RopeMethod
 from ropewalk.search import Factors
-from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.recipe.recipe import Recipe, StageSettings
 
 RopeAt = tuple[RopeMethod, int]
 """A RoPE method and the context in tokens that it is for."""
+
+
+@dataclass(frozen=True)
+class ResolvedStage:
+    """What a stage trains with, where it may differ from the other stages.
+
+    Attributes:
+        settings: the stage, with the run's settings where it has none of its own.
+        precision: float32, bfloat16-autocast or bfloat16.
+        engine: resolved attention engine.
+    """
+
+    settings: StageSettings
+    precision: str
+    engine: EngineName
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Dtype of parameters when the model is loaded only for evaluation."""
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
 
 @dataclass(frozen=True)
@@ -46,6 +66,7 @@ class ResolvedRecipe:
         device: device to train on.
         precision: float32, bfloat16-autocast or bfloat16.
         engine: resolved attention engine.
+        stages: what each stage trains with; the precision and engine above are those before and after training.
         mesh: arrangement of the processes.
         tables: factor table of each stage; None for stages that name none.
         original_length: original length ``T`` in tokens if the result is a longrope checkpoint; otherwise None.
@@ -67,6 +88,7 @@ class ResolvedRecipe:
     device: torch.device
     precision: str
     engine: EngineName
+    stages: tuple[ResolvedStage, ...]
     mesh: MeshShape = field(default_factory=MeshShape)
     tables: tuple[Factors | None, ...] = ()
     original_length: int | None = None
@@ -79,10 +101,9 @@ class ResolvedRecipe:
         """Context of the last stage, in tokens."""
         return self.recipe.stages[-1].context
 
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """Dtype of parameters when the model is loaded only for evaluation."""
-        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+    def precision_at(self, stage: int | None) -> str:
+        """Precision in a stage, counted from 0; before and after training if None."""
+        return self.precision if stage is None else self.stages[stage].precision
 
 
 @dataclass(frozen=True, eq=False)

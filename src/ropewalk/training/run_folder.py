@@ -29,7 +29,7 @@ from ropewalk.training.final_weights import exported_as
 from ropewalk.training.measurement import DURING, during_files, evaluation_file, evaluation_record
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe.changes import Changes, Progress, changes
-from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.recipe.file import parse_recipe, with_moments_of
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.stage_rope.auto import choices_in
 from ropewalk.training.stage_rope.base import factors_file, stage_name
@@ -152,6 +152,7 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
             f"the run's own {RECIPE} is damaged ({error}); restore the file, or start a new run in another output "
             "folder"
         ) from error
+    recipe, old = with_moments_of(recipe, old), with_moments_of(old, old)
     found = changes(old, recipe, progress_in(output, old))
     began = read_run_inputs(output)
     _refuse_unproven(found, old, recipe, began)

@@ -22,7 +22,7 @@ from ropewalk.models.losses import LossModel
 from ropewalk.models.routing import Routing
 from ropewalk.rope import RopeMethod
 from ropewalk.training.checkpoint.files import CHECKPOINTS, Position
-from ropewalk.training.checkpoint.sharded import load_checkpoint, load_weights
+from ropewalk.training.checkpoint.sharded import load_checkpoint, load_moments, load_weights
 from ropewalk.training.checkpoint.writing import checkpointing
 from ropewalk.training.final_weights import best_checkpoint
 from ropewalk.training.measurement import Measurement, measure_during, tracked
@@ -78,7 +78,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
     stage = recipe.stages[run.number]
     model, optimizer, position = _begun(run)
     aux_loss = resolved.router_aux_losses[run.number]
-    forward = ForwardPass(resolved.precision, stage.offload_activations, aux_loss)
+    forward = ForwardPass(resolved.stages[run.number].precision, stage.offload_activations, aux_loss)
     skipped, last = 0, run.at.weights
     label = f"stage {run.number + 1}/{len(recipe.stages)} training"
     with (
@@ -149,14 +149,13 @@ def _beside(advance: Advance, step: int) -> Callable[[str, int, int], None]:
 def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
     """Model, optimiser and position at which the stage starts or resumes; also sets the random state."""
     resolved, context, after, resumed = run.at.resolved, run.at.context, run.at.weights, run.resumed
-    recipe = resolved.recipe
-    stage = recipe.stages[run.number]
-    bfloat16 = resolved.precision == "bfloat16"
+    decided = resolved.stages[run.number].settings
+    bfloat16 = resolved.stages[run.number].precision == "bfloat16"
     model = load_for_run(
         resolved,
         context,
         resolved.model,
-        (run.rope, stage.context),
+        (run.rope, decided.stage.context),
         torch.float32,
         torch.bfloat16 if bfloat16 else None,
         resolved.other_ropes[run.number],
@@ -171,11 +170,14 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
         masters = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
         cast_parameters(model, torch.bfloat16)
     model.train()
-    if stage.gradient_checkpointing:
+    if decided.stage.gradient_checkpointing:
         checkpoint_activations(model.model)
-    optimizer = MasterAdamW(model.named_parameters(), recipe.optimizer, masters)
+    optimizer = MasterAdamW(model.named_parameters(), decided.optimizer, masters)
+    if after is not None and not resumed and decided.stage.moments != "reset":
+        rewarm = decided.stage.moments == "rewarm"
+        load_moments(after, model, optimizer, context.world, context.mesh, rewarm)
     # Before load_checkpoint, which restores the saved random state.
-    torch.manual_seed(recipe.seed + run.number)
+    torch.manual_seed(decided.seed)
     position = Position(run.number, 0, run.tokens_before)
     if after is not None and resumed:
         position = load_checkpoint(after, model, optimizer, context.world, context.mesh)
@@ -200,13 +202,13 @@ def made_ahead(make: Callable[[int], Made], steps: Sequence[int]) -> Iterator[Ma
 def _batches(run: StageRun, model: LossModel, step: int) -> list[Batch]:
     """This rank's micro-batches of one step, with attention plans and positions prepared."""
     resolved, context, rows = run.at.resolved, run.at.context, run.at.rows
-    recipe = resolved.recipe
-    stage = recipe.stages[run.number]
+    here = resolved.stages[run.number]
+    stage = here.settings.stage
     assert rows is not None
-    wanted = rows_for_step(step, stage.rows_per_step, len(rows), recipe.seed + run.number)
+    wanted = rows_for_step(step, stage.rows_per_step, len(rows), here.settings.seed)
     mine = [rows[i] for i in share_of_step(wanted, context)]
     batches = micro_batches(mine, stage.rows_per_batch, context.mesh)
-    return prepare(batches, resolved.engine, model.device, localities_of(model.model))
+    return prepare(batches, here.engine, model.device, localities_of(model.model))
 
 
 def _values(

@@ -180,7 +180,8 @@ def prepare(
         )
     cut = [_shortened(packed[number], tokens) for number in range(rows)]
     assert config.num_heads is not None
-    dtype = torch.float32 if resolved.precision == "float32" else torch.bfloat16
+    here = resolved.stages[0]
+    dtype = torch.float32 if here.precision == "float32" else torch.bfloat16
     case = Case(
         model=model,
         setup=setup,
@@ -189,8 +190,8 @@ def prepare(
         num_heads=config.num_heads,
         attention=attention_spec(config, str(resolved.device), dtype),
         seed=recipe.seed,
-        optimizer=recipe.optimizer,
-        precision=resolved.precision,
+        optimizer=here.settings.optimizer,
+        precision=here.precision,
         rows_per_batch=max(stage.rows_per_batch, LEAST_IN_BATCH),
         gradient_checkpointing=stage.gradient_checkpointing,
         offload_activations=stage.offload_activations,

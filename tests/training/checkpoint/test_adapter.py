@@ -316,8 +316,8 @@ def test_weights_are_not_quantized_where_they_cannot_be(
 ):
     values, _ = run
     monkeypatch.setattr(preflight, "find_spec", lambda name: object() if installed else None)
-    resolved = torch.device(device), precision
-    monkeypatch.setattr(preflight, "_device_and_precision", lambda recipe, world: resolved)
+    monkeypatch.setattr(preflight, "_device", lambda recipe, world: torch.device(device))
+    monkeypatch.setattr(preflight, "_precision", lambda *arguments: precision)
     recipe = recipe_of({**values, "adapter": {"quantize": "nf4"}})
     with pytest.raises(RopewalkError, match=f"adapter.quantize is nf4, .*{message}"):
         resolve(recipe, World(size=processes))

@@ -55,6 +55,7 @@ class Record:
         world_size: number of ranks that wrote the checkpoint.
         mesh: degree of each dimension of their mesh.
         random_states: device types whose random number generator each rank saved.
+        betas: decay rates of AdamW's moments; None in checkpoints of earlier versions.
     """
 
     position: Position
@@ -63,6 +64,7 @@ class Record:
     world_size: int = 1
     mesh: Mapping[str, int] = field(default_factory=dict)
     random_states: tuple[str, ...] = ()
+    betas: tuple[float, float] | None = None
 
 
 def checkpoint_name(position: Position) -> str:
@@ -98,6 +100,7 @@ def write_record(path: Path, record: Record) -> None:
         "world_size": record.world_size,
         "mesh": dict(record.mesh),
         "random_states": list(record.random_states),
+        **({} if record.betas is None else {"betas": list(record.betas)}),
     }
     write_sealed(path / RECORD, values, record.files)
 
@@ -134,6 +137,7 @@ def read_record(path: Path) -> Record:
             values["world_size"],
             values["mesh"],
             tuple(values["random_states"]),
+            _betas(values.get("betas")),
         )
     except RopewalkError:
         raise
@@ -147,6 +151,13 @@ def read_record(path: Path) -> Record:
         raise RopewalkError(f"{path} is not a checkpoint of a run: {RECORD} is damaged: {error}") from error
     except KeyError as error:
         raise RopewalkError(f"{path} is not a checkpoint of a run: {RECORD} lacks {error}") from error
+
+
+def _betas(values: Any) -> tuple[float, float] | None:
+    if values is None:
+        return None
+    first, second = map(float, values)
+    return first, second
 
 
 def write_export_record(

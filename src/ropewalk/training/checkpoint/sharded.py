@@ -189,6 +189,7 @@ class ShardedCheckpoints:
                 world_size=self._world.size,
                 mesh=asdict(self._mesh.shape),
                 random_states=tuple(random_states()),
+                betas=self._optimizer.betas,
             )
             write_record(partial, record)
             # All entries must be on disk before the final name, which says that the checkpoint is complete.
@@ -245,9 +246,33 @@ def load_checkpoint(
         set_random_states(here)
     else:
         read_weights(path, model, masters, world)
-        read_state(path, state, world)
+        set_random_states(read_state(path, state, world))
     set_moments(model, optimizer, state)
+    optimizer.carry_moments(record.betas or optimizer.betas)
     return record.position
+
+
+def load_moments(
+    path: Path,
+    trained: LossModel,
+    optimizer: MasterAdamW,
+    world: World,
+    mesh: Mesh | None = None,
+    rewarm: bool = False,
+) -> None:
+    """Restore only the optimiser's moments, for a new stage; arguments as for :func:`load_checkpoint`.
+
+    Args:
+        rewarm: whether to count them as the average of one step, as :meth:`MasterAdamW.carry_moments` does.
+    """
+    record = world.on_rank_0(lambda: read_record(path))
+    state = named_moments(trained.model, optimizer)
+    if record.sharded:
+        _read_shards(path, {STATE + name: tensor for name, tensor in state.items()}, world, mesh)
+    else:
+        read_state(path, state, world)
+    set_moments(trained.model, optimizer, state)
+    optimizer.carry_moments(record.betas or optimizer.betas, rewarm)
 
 
 def load_weights(path: Path, trained: LossModel, world: World, mesh: Mesh | None = None) -> None:

@@ -51,7 +51,9 @@ def save_checkpoint(
         tensors = {**named_moments(model, optimizer), **random}
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, partial / TENSORS)
         files = digests(path for path in partial.iterdir() if path.is_file())
-        write_record(partial, Record(position, files, random_states=tuple(random_states())))
+        write_record(
+            partial, Record(position, files, random_states=tuple(random_states()), betas=optimizer.betas)
+        )
     keep_latest(folder, keep, best)
     return path
 
@@ -140,13 +142,16 @@ def _read_adapter(path: Path, into: Mapping[str, Tensor]) -> dict[str, Tensor]:
         raise RopewalkError(f"cannot load the adapter in {path}: {error}") from error
 
 
-def read_state(path: Path, into: Mapping[str, Tensor], world: World) -> None:
-    """Fill the optimiser's tensors from a single-process checkpoint, and set rank 0's random number generators.
+def read_state(path: Path, into: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Fill the optimiser's tensors from a single-process checkpoint.
 
     Args:
         path: folder of the checkpoint.
         into: tensors to fill, from :func:`named_moments`.
         world: ranks that hold the tensors; each must call this function.
+
+    Returns:
+        On rank 0 the saved states of random number generators, as from :func:`random_states`.
 
     Raises:
         RopewalkError: on every rank, if the file cannot be read or contains other tensors.
@@ -163,9 +168,7 @@ def read_state(path: Path, into: Mapping[str, Tensor], world: World) -> None:
 
     world.on_rank_0(read)
     _send(source, into, world)
-    set_random_states(
-        {name.removeprefix("rng."): state for name, state in source.items() if name.startswith("rng.")}
-    )
+    return {name.removeprefix("rng."): state for name, state in source.items() if name.startswith("rng.")}
 
 
 def random_states() -> dict[str, Tensor]:

@@ -5,22 +5,25 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Discriminator,
-    Field,
-    SerializerFunctionWrapHandler,
-    Tag,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
-from ropewalk.attention.choices import EngineName, Limit, Pattern, Positions
+from ropewalk.attention.choices import EngineName, Limit
 from ropewalk.io.settings import FREE, ONWARD, SAME, Count, Length, OnResume, Settings
 from ropewalk.models.adapter_settings import AdapterSettings
 from ropewalk.training.recipe.data import Data
 from ropewalk.training.recipe.evaluation import Evaluation
 from ropewalk.training.recipe.export import Export
 from ropewalk.training.recipe.rope import Rope, Search, ShortContext
+from ropewalk.training.recipe.stage import (
+    Optimizer,
+    Parallel,
+    ParallelOrAuto,
+    Precision,
+    Seed,
+    Stage,
+    StageOptimizer,
+    StageSettings,
+)
 
 __all__ = [
     "AdapterSettings",
@@ -38,136 +41,11 @@ __all__ = [
     "Search",
     "ShortContext",
     "Stage",
+    "StageOptimizer",
+    "StageSettings",
 ]
 
-BEGUN = OnResume("fixed", "the stage has started with it")
 DECIDES = OnResume("fixed", "what was computed so far depends on it")
-
-Schedule = Literal["constant", "linear", "cosine", "warmup-stable-decay"]
-NotNegative = Annotated[float, Field(ge=0)]
-Precision = Literal["auto", "float32", "bfloat16-autocast", "bfloat16"]
-
-
-class Stage(Settings):
-    """One training stage at one context length."""
-
-    context: Annotated[Length, BEGUN] = Field(
-        description="row length in tokens, which becomes the model's context"
-    )
-    rope: Rope = Field(
-        default_factory=lambda: Rope(),
-        description="how RoPE changes at the beginning of the stage; default: method theta",
-    )
-    pattern: Annotated[Pattern, BEGUN] = Field(
-        "anchor", description="which tokens of a packed row attend to each other"
-    )
-    positions: Annotated[Positions, BEGUN] = Field(
-        "continuous", description="RoPE positions: counted over the whole row, or restarting in each document"
-    )
-    steps: Annotated[Count, ONWARD] = Field(
-        ge=0, description="optimizer steps; 0 in a longrope stage changes the factors without training"
-    )
-    rows_per_step: Annotated[Count, BEGUN] = Field(
-        8, ge=1, description="rows per optimizer step, over all processes and micro-batches"
-    )
-    rows_per_batch: Annotated[Count, ONWARD] = Field(
-        1,
-        ge=1,
-        description="rows per forward pass; a step accumulates gradients over as many passes as it needs",
-    )
-    learning_rate: Annotated[float, ONWARD] = Field(
-        2e-5, gt=0, description="peak learning rate, reached after the warm-up"
-    )
-    warmup_steps: Annotated[Count, ONWARD] = Field(
-        0, ge=0, description="steps of linear learning-rate warm-up"
-    )
-    schedule: Annotated[Schedule, ONWARD] = Field(
-        "constant",
-        description="learning-rate schedule after the warm-up; warmup-stable-decay: constant, then linear over the "
-        "last decay_steps",
-    )
-    min_learning_rate: Annotated[float, ONWARD] = Field(
-        0.0, ge=0, description="learning rate at the end of a schedule that decays"
-    )
-    decay_steps: Annotated[Count, ONWARD] = Field(
-        0, ge=0, description="steps of decay at the end of the schedule warmup-stable-decay"
-    )
-    router_aux_loss: Annotated[Literal["config"] | NotNegative, ONWARD] = Field(
-        "config",
-        description="factor of the load-balancing loss of a mixture of experts; config: the model's own where its "
-        "output_router_logits is true, else none; 0: none",
-    )
-    gradient_checkpointing: Annotated[bool, FREE] = Field(
-        False, description="store only the input of each layer, and recompute the layer in the backward pass"
-    )
-    offload_activations: Annotated[bool, FREE] = Field(
-        False, description="store those inputs in CPU memory; requires gradient_checkpointing"
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Stage:
-        if not self.steps and self.rope.limiting.method != "longrope":
-            raise ValueError(
-                f"steps 0 is allowed only for longrope stages, which can change factors without training; rope "
-                f"{self.rope.limiting.method!r} needs 1 or more"
-            )
-        if self.offload_activations and not self.gradient_checkpointing:
-            raise ValueError("offload_activations needs gradient_checkpointing: true")
-        if self.rows_per_step % self.rows_per_batch:
-            raise ValueError(
-                f"rows_per_step {self.rows_per_step} is not a multiple of rows_per_batch {self.rows_per_batch}"
-            )
-        if self.warmup_steps > self.steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}")
-        self._check_decay()
-        return self
-
-    def _check_decay(self) -> None:
-        stable = self.schedule == "warmup-stable-decay"
-        if self.min_learning_rate and self.schedule == "constant":
-            raise ValueError(
-                f"min_learning_rate {self.min_learning_rate:g} has no effect on the schedule constant; choose linear, "
-                "cosine or warmup-stable-decay, or leave it out"
-            )
-        if self.min_learning_rate > self.learning_rate:
-            raise ValueError(
-                f"min_learning_rate {self.min_learning_rate:g} is more than learning_rate {self.learning_rate:g}"
-            )
-        if self.decay_steps and not stable:
-            raise ValueError(
-                f"decay_steps {self.decay_steps} has no effect on the schedule {self.schedule}; set schedule: "
-                "warmup-stable-decay, or leave it out"
-            )
-        if stable and self.steps and not self.decay_steps:
-            raise ValueError("schedule warmup-stable-decay needs decay_steps of 1 or more")
-        if self.warmup_steps + self.decay_steps > self.steps:
-            raise ValueError(
-                f"warmup_steps {self.warmup_steps} and decay_steps {self.decay_steps} are more than steps {self.steps}"
-            )
-
-    @model_serializer(mode="wrap")
-    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit later keys that have their default, so that recipes look as written by earlier versions."""
-        said: dict[str, Any] = handler(self)
-        return {
-            key: value
-            for key, value in said.items()
-            if value or key not in ("min_learning_rate", "decay_steps")
-        }
-
-
-class Optimizer(Settings):
-    """AdamW as in arXiv:2411.13476; matrices decay, norms and biases do not."""
-
-    on_resume = ONWARD
-
-    weight_decay: float = Field(0.1, ge=0, description="weight decay of matrices; norms and biases have none")
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the first moment")
-    beta2: float = Field(0.95, ge=0, lt=1, description="decay rate of the second moment")
-    epsilon: float = Field(1e-8, gt=0, description="term added to the root of the second moment")
-    max_grad_norm: float = Field(
-        1.0, gt=0, description="largest global gradient norm; larger gradients are scaled down"
-    )
 
 
 class Checkpoints(Settings):
@@ -179,37 +57,6 @@ class Checkpoints(Settings):
         "auto",
         description="with several processes, continue training while files are written; auto: on CUDA only",
     )
-
-
-class Parallel(Settings):
-    """How the processes of a run are arranged; the product of the four is their number."""
-
-    on_resume = ONWARD
-
-    replicate: Count = Field(1, ge=1, description="data parallel copies of the sharded model")
-    shard: Count = Field(
-        1, ge=1, description="data parallel processes that shard one copy of the parameters (FSDP)"
-    )
-    sequence: Count = Field(
-        1,
-        ge=1,
-        description="processes that split a row by attention heads (Ulysses); must divide the number of heads",
-    )
-    ring: Count = Field(
-        1,
-        ge=1,
-        description="processes that split a row into parts and exchange keys and values (context parallel ring)",
-    )
-
-
-def _kind(value: Any) -> str:
-    return "_auto" if isinstance(value, str) else "_degrees"
-
-
-ParallelOrAuto = Annotated[
-    Annotated[Literal["auto"], Tag("_auto")] | Annotated[Parallel, Tag("_degrees")], Discriminator(_kind)
-]
-"""The discriminator selects one variant, so that an error is about that variant and not about both."""
 
 
 class Change(Settings):
@@ -255,7 +102,7 @@ class Recipe(Settings):
         "the merged model, and the adapter itself",
     )
     optimizer: Optimizer = Field(
-        Optimizer(), description="AdamW settings of all stages; its state starts fresh in each stage"
+        Optimizer(), description="AdamW settings of all stages that do not set their own"
     )
     checkpoints: Checkpoints = Field(
         Checkpoints(), description="how often to save, and how many checkpoints to keep"
@@ -264,8 +111,8 @@ class Recipe(Settings):
         Export(), description="which weights become the result: last, best or average, or the keys below"
     )
     evaluation: Evaluation = Field(Evaluation(), description="measurements before and after training")
-    seed: Annotated[int, DECIDES] = Field(
-        0, ge=0, lt=2**32, description="random seed for the order of rows and for evaluation samples"
+    seed: Annotated[Seed, DECIDES] = Field(
+        0, description="random seed for the order of rows and for evaluation samples"
     )
     parallel: Annotated[ParallelOrAuto, ONWARD] = Field(
         "auto",
@@ -300,6 +147,21 @@ class Recipe(Settings):
         [],
         description="changes made by `--resume`, which ropewalk records in the run's recipe.yaml; do not set it",
     )
+
+    def stage(self, number: int) -> StageSettings:
+        """A stage, counted from 0, with the run's settings where it has none of its own."""
+        stage = self.stages[number]
+        optimizer = self.optimizer
+        if stage.optimizer is not None:
+            optimizer = optimizer.model_copy(update=stage.optimizer.model_dump(exclude_none=True))
+        return StageSettings(
+            stage,
+            self.data,
+            optimizer,
+            stage.precision or self.precision,
+            self.parallel,
+            self.seed + number if stage.seed is None else stage.seed,
+        )
 
     @model_validator(mode="after")
     def _contexts_grow(self) -> Recipe:

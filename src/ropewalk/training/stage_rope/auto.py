@@ -152,11 +152,12 @@ class AutoRope(StageRope):
         self, candidates: Mapping[str, Default], rows: Sequence[Row], length: int, at: AtStage
     ) -> list[ProbedSetting]:
         resolved, context = at.resolved, at.context
+        here = resolved.stages[self.number]
         model = load_for_run(
             resolved,
             context,
             resolved.model,
-            dtype=resolved.compute_dtype,
+            dtype=here.compute_dtype,
             other_ropes=resolved.other_ropes[self.number],
             with_adapter=at.weights is not None,
         )
@@ -165,7 +166,7 @@ class AutoRope(StageRope):
         label = f"stage {self.number + 1}: compare bases"
         with (
             context.rank_0_reporter.bar(label, len(candidates) * len(rows)) as advance,
-            autocast(resolved.device, resolved.precision, context.mesh is not None),
+            autocast(resolved.device, here.precision, context.mesh is not None),
         ):
 
             def progress(done: int, total: int) -> None:

@@ -416,20 +416,21 @@ def _header(search: FactorSearch, resolved: ResolvedRecipe, data: SearchData) ->
         "goal": repr(search.goal),
         "settings": search.settings.model_dump(mode="json", exclude={"batch"}),
         "seed": resolved.recipe.seed,
-        "precision": resolved.precision,
+        "precision": resolved.stages[search.stage].precision,
         "documents_sha256": data.sha256,
     }
 
 
 def _find(search: FactorSearch, at: AtStage, data: SearchData, ledger: Ledger) -> SearchOutcome:
     resolved = at.resolved
+    here = resolved.stages[search.stage]
     # Load the whole model in each process: the processes divide the forward passes, not the model.
     alone = RunContext()
     model = load_for_run(
         resolved,
         alone,
         resolved.model,
-        dtype=resolved.compute_dtype,
+        dtype=here.compute_dtype,
         other_ropes=resolved.other_ropes[search.stage],
         with_adapter=search.weights is not None,
     )
@@ -438,7 +439,7 @@ def _find(search: FactorSearch, at: AtStage, data: SearchData, ledger: Ledger) -
     shared = search.settings.model_dump(include=set(LongFactorSearch.model_fields))
     settings = SearchSettings(**shared, seed=resolved.recipe.seed)
     problem = SearchProblem(search.goal, data, settings, f"{search.label} search")
-    with autocast(resolved.device, resolved.precision):
+    with autocast(resolved.device, here.precision):
         return find(model.model, problem, at.context, ledger)
 
 
@@ -449,7 +450,7 @@ def _write(search: FactorSearch, resolved: ResolvedRecipe, outcome: SearchOutcom
         search.goal,
         model_digest(resolved.model) if weights is None else checkpoint_digest(weights),
     )
-    table = factors_found(outcome, model, str(resolved.device), resolved.precision)
+    table = factors_found(outcome, model, str(resolved.device), resolved.stages[search.stage].precision)
     write_factors(path, table)
     return table
 

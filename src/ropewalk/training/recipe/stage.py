@@ -1,0 +1,243 @@
+"""Stage section of a recipe: one training stage, and the settings of the run that it may replace by its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    Discriminator,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    Tag,
+    create_model,
+    model_serializer,
+    model_validator,
+)
+
+from ropewalk.attention.choices import Pattern, Positions
+from ropewalk.io.settings import FREE, ONWARD, Count, Length, OnResume, Settings
+from ropewalk.training.recipe.data import Data
+from ropewalk.training.recipe.rope import Rope
+
+BEGUN = OnResume("fixed", "the stage has started with it")
+
+Schedule = Literal["constant", "linear", "cosine", "warmup-stable-decay"]
+NotNegative = Annotated[float, Field(ge=0)]
+ComputedIn = Literal["float32", "bfloat16-autocast", "bfloat16"]
+Precision = Literal["auto", ComputedIn]
+Moments = Literal["keep", "reset", "rewarm"]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+AS_A_FILE = "file"
+"""Context of serialisation in which a stage omits later keys that have their default."""
+
+
+class Optimizer(Settings):
+    """AdamW as in arXiv:2411.13476; matrices decay, norms and biases do not."""
+
+    on_resume = ONWARD
+
+    weight_decay: float = Field(0.1, ge=0, description="weight decay of matrices; norms and biases have none")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the first moment")
+    beta2: float = Field(0.95, ge=0, lt=1, description="decay rate of the second moment")
+    epsilon: float = Field(1e-8, gt=0, description="term added to the root of the second moment")
+    max_grad_norm: float = Field(
+        1.0, gt=0, description="largest global gradient norm; larger gradients are scaled down"
+    )
+
+
+if TYPE_CHECKING:
+
+    class StageOptimizer(Settings):
+        """The keys of Optimizer, each None unless given."""
+
+else:
+    StageOptimizer = create_model(
+        "StageOptimizer",
+        __base__=Settings,
+        __doc__="Keys of :class:`Optimizer` for one stage; those that are not given are the run's.",
+        **{
+            name: (
+                Annotated[field.annotation | None, *field.metadata],
+                Field(None, description=field.description),
+            )
+            for name, field in Optimizer.model_fields.items()
+        },
+    )
+    StageOptimizer.on_resume = ONWARD
+
+
+class Parallel(Settings):
+    """How the processes of a run are arranged; the product of the four is their number."""
+
+    on_resume = ONWARD
+
+    replicate: Count = Field(1, ge=1, description="data parallel copies of the sharded model")
+    shard: Count = Field(
+        1, ge=1, description="data parallel processes that shard one copy of the parameters (FSDP)"
+    )
+    sequence: Count = Field(
+        1,
+        ge=1,
+        description="processes that split a row by attention heads (Ulysses); must divide the number of heads",
+    )
+    ring: Count = Field(
+        1,
+        ge=1,
+        description="processes that split a row into parts and exchange keys and values (context parallel ring)",
+    )
+
+
+def _kind(value: Any) -> str:
+    return "_auto" if isinstance(value, str) else "_degrees"
+
+
+ParallelOrAuto = Annotated[
+    Annotated[Literal["auto"], Tag("_auto")] | Annotated[Parallel, Tag("_degrees")], Discriminator(_kind)
+]
+"""The discriminator selects one variant, so that an error is about that variant and not about both."""
+
+
+class Stage(Settings):
+    """One training stage at one context length."""
+
+    context: Annotated[Length, BEGUN] = Field(
+        description="row length in tokens, which becomes the model's context"
+    )
+    rope: Rope = Field(
+        default_factory=lambda: Rope(),
+        description="how RoPE changes at the beginning of the stage; default: method theta",
+    )
+    pattern: Annotated[Pattern, BEGUN] = Field(
+        "anchor", description="which tokens of a packed row attend to each other"
+    )
+    positions: Annotated[Positions, BEGUN] = Field(
+        "continuous", description="RoPE positions: counted over the whole row, or restarting in each document"
+    )
+    steps: Annotated[Count, ONWARD] = Field(
+        ge=0, description="optimizer steps; 0 in a longrope stage changes the factors without training"
+    )
+    rows_per_step: Annotated[Count, BEGUN] = Field(
+        8, ge=1, description="rows per optimizer step, over all processes and micro-batches"
+    )
+    rows_per_batch: Annotated[Count, ONWARD] = Field(
+        1,
+        ge=1,
+        description="rows per forward pass; a step accumulates gradients over as many passes as it needs",
+    )
+    learning_rate: Annotated[float, ONWARD] = Field(
+        2e-5, gt=0, description="peak learning rate, reached after the warm-up"
+    )
+    warmup_steps: Annotated[Count, ONWARD] = Field(
+        0, ge=0, description="steps of linear learning-rate warm-up"
+    )
+    schedule: Annotated[Schedule, ONWARD] = Field(
+        "constant",
+        description="learning-rate schedule after the warm-up; warmup-stable-decay: constant, then linear over the "
+        "last decay_steps",
+    )
+    min_learning_rate: Annotated[float, ONWARD] = Field(
+        0.0, ge=0, description="learning rate at the end of a schedule that decays"
+    )
+    decay_steps: Annotated[Count, ONWARD] = Field(
+        0, ge=0, description="steps of decay at the end of the schedule warmup-stable-decay"
+    )
+    moments: Annotated[Moments, BEGUN] = Field(
+        "keep",
+        description="what becomes of AdamW's moments of the stage before; keep: go on with them; reset: start from "
+        "zero; rewarm: start from them as if they were the average of one step, so that they soon follow the new "
+        "stage. A run that began before this key existed resets them",
+    )
+    optimizer: Annotated[StageOptimizer | None, ONWARD] = Field(
+        None, description="AdamW settings of this stage; keys that are not given are the run's"
+    )
+    precision: Annotated[ComputedIn | None, BEGUN] = Field(
+        None, description="dtype of computation in this stage; default: the run's"
+    )
+    seed: Annotated[Seed | None, BEGUN] = Field(
+        None, description="random seed of this stage; default: the run's seed plus the index of the stage"
+    )
+    router_aux_loss: Annotated[Literal["config"] | NotNegative, ONWARD] = Field(
+        "config",
+        description="factor of the load-balancing loss of a mixture of experts; config: the model's own where its "
+        "output_router_logits is true, else none; 0: none",
+    )
+    gradient_checkpointing: Annotated[bool, FREE] = Field(
+        False, description="store only the input of each layer, and recompute the layer in the backward pass"
+    )
+    offload_activations: Annotated[bool, FREE] = Field(
+        False, description="store those inputs in CPU memory; requires gradient_checkpointing"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Stage:
+        if not self.steps and self.rope.limiting.method != "longrope":
+            raise ValueError(
+                f"steps 0 is allowed only for longrope stages, which can change factors without training; rope "
+                f"{self.rope.limiting.method!r} needs 1 or more"
+            )
+        if self.offload_activations and not self.gradient_checkpointing:
+            raise ValueError("offload_activations needs gradient_checkpointing: true")
+        if self.rows_per_step % self.rows_per_batch:
+            raise ValueError(
+                f"rows_per_step {self.rows_per_step} is not a multiple of rows_per_batch {self.rows_per_batch}"
+            )
+        if self.warmup_steps > self.steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}")
+        self._check_decay()
+        return self
+
+    def _check_decay(self) -> None:
+        stable = self.schedule == "warmup-stable-decay"
+        if self.min_learning_rate and self.schedule == "constant":
+            raise ValueError(
+                f"min_learning_rate {self.min_learning_rate:g} has no effect on the schedule constant; choose linear, "
+                "cosine or warmup-stable-decay, or leave it out"
+            )
+        if self.min_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"min_learning_rate {self.min_learning_rate:g} is more than learning_rate {self.learning_rate:g}"
+            )
+        if self.decay_steps and not stable:
+            raise ValueError(
+                f"decay_steps {self.decay_steps} has no effect on the schedule {self.schedule}; set schedule: "
+                "warmup-stable-decay, or leave it out"
+            )
+        if stable and self.steps and not self.decay_steps:
+            raise ValueError("schedule warmup-stable-decay needs decay_steps of 1 or more")
+        if self.warmup_steps + self.decay_steps > self.steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} and decay_steps {self.decay_steps} are more than steps {self.steps}"
+            )
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """In a recipe file, omit later keys that have their default, so that it looks as earlier versions wrote it."""
+        said: dict[str, Any] = handler(self)
+        if info.context != AS_A_FILE:
+            return said
+        later = {"min_learning_rate", "decay_steps", "optimizer", "precision", "seed"}
+        fields = type(self).model_fields
+        return {key: value for key, value in said.items() if key not in later or value != fields[key].default}
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """A stage with everything decided that it may leave to the run.
+
+    Attributes:
+        stage: the stage as written.
+        data: documents, and how they are packed.
+        optimizer: AdamW settings.
+        precision: as in the recipe, which may be ``auto``.
+        parallel: arrangement of the processes.
+        seed: seed of the order of rows, and of the random number generators at the beginning of the stage.
+    """
+
+    stage: Stage
+    data: Data
+    optimizer: Optimizer
+    precision: Precision
+    parallel: Literal["auto"] | Parallel
+    seed: int

@@ -1,0 +1,93 @@
+"""What a stage decides for itself: resolved in one place, written only where it is given, refused by name."""
+
+import pytest
+import yaml
+
+from ropewalk import RopewalkError
+from ropewalk.training.recipe.changes import Progress, changes
+from ropewalk.training.recipe.file import dump_recipe, parse_recipe, with_moments_of
+from ropewalk.training.recipe.recipe import Optimizer, StageOptimizer
+
+RUN = {"model": "m", "output": "o", "data": {"sources": ["a"]}, "seed": 7}
+STAGE = {"context": 64, "steps": 10}
+
+
+def recipe_with(*stages, **run):
+    return parse_recipe(yaml.safe_dump({**RUN, **run, "stages": list(stages)}), "test")
+
+
+def test_what_a_stage_does_not_say_is_the_runs():
+    recipe = recipe_with(STAGE, STAGE, optimizer={"beta1": 0.8, "epsilon": 1e-6}, precision="float32")
+    for number in (0, 1):
+        found = recipe.stage(number)
+        assert found.optimizer == recipe.optimizer
+        assert found.precision == "float32"
+        assert found.seed == 7 + number
+
+
+def test_what_a_stage_says_is_its_own_key_by_key():
+    own = {"optimizer": {"beta2": 0.999, "weight_decay": 0.0}, "precision": "bfloat16", "seed": 0}
+    recipe = recipe_with(STAGE, {**STAGE, **own}, optimizer={"beta1": 0.8, "epsilon": 1e-6})
+    assert recipe.stage(0).optimizer == Optimizer(beta1=0.8, epsilon=1e-6)
+    found = recipe.stage(1)
+    assert found.optimizer == Optimizer(beta1=0.8, epsilon=1e-6, beta2=0.999, weight_decay=0.0)
+    assert (found.precision, found.seed) == ("bfloat16", 0)
+
+
+def test_a_stage_knows_every_key_of_the_optimizer():
+    assert StageOptimizer.model_fields.keys() == Optimizer.model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"optimizer": {"beta2": 1}}, r"stages\.0\.optimizer\.beta2 must be less than 1, got 1"),
+        ({"optimizer": {"beta3": 0}}, r"unknown key stages\.0\.optimizer\.beta3; did you mean beta2\?"),
+        ({"optimizer": {"epsilon": True}}, r"stages\.0\.optimizer\.epsilon must be a number, got True"),
+        ({"optimizer": {"max_grad_norm": float("nan")}}, r"max_grad_norm must be a finite number, got nan"),
+        (
+            {"precision": "auto"},
+            r"unknown stages\.0\.precision 'auto'; choose from float32, bfloat16-autocast",
+        ),
+        ({"moments": "kept"}, r"unknown stages\.0\.moments 'kept'; did you mean keep\?"),
+        ({"seed": -1}, r"stages\.0\.seed must be 0 or more, got -1"),
+        ({"seed": 2**32}, r"stages\.0\.seed must be less than 4294967296"),
+        ({"seed": 1.5}, r"stages\.0\.seed must be a whole number, got 1\.5"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(own, said):
+    with pytest.raises(RopewalkError, match=said):
+        recipe_with({**STAGE, **own})
+
+
+def test_a_recipe_file_has_only_what_was_given():
+    own = {"optimizer": {"beta2": 0.99}, "precision": "float32", "seed": 0, "moments": "rewarm"}
+    recipe = recipe_with(STAGE, {**STAGE, **own})
+    first, second = yaml.safe_load(dump_recipe(recipe))["stages"]
+    assert not {"optimizer", "precision", "seed"} & first.keys()
+    assert first["moments"] == "keep"
+    assert {"precision": "float32", "seed": 0, "moments": "rewarm"}.items() <= second.items()
+    assert parse_recipe(dump_recipe(recipe), "again") == recipe
+
+
+def test_a_change_is_told_with_both_values():
+    old, new = recipe_with(STAGE), recipe_with({**STAGE, "optimizer": {"beta2": 0.99}})
+    (change,) = changes(old, new, Progress(0, 4, 1)).onward
+    assert (change.key, change.old) == ("stages.0.optimizer", None)
+    newer = recipe_with({**STAGE, "optimizer": {"beta2": 0.9}})
+    (change,) = changes(new, newer, Progress(0, 4, 1)).onward
+    assert (change.key, change.old, change.new) == ("stages.0.optimizer.beta2", 0.99, 0.9)
+    for own in ({"precision": "bfloat16"}, {"seed": 3}, {"moments": "reset"}):
+        with pytest.raises(RopewalkError, match="the stage has started with it"):
+            changes(old, recipe_with({**STAGE, **own}), Progress(0, 4, 1))
+        assert changes(old, recipe_with({**STAGE, **own}), Progress()).stages == (0,)
+
+
+def test_a_run_that_began_before_stages_could_keep_moments_resets_them():
+    new = recipe_with(STAGE, {**STAGE, "moments": "keep"}, STAGE)
+    text = dump_recipe(recipe_with(STAGE, STAGE))
+    earlier = parse_recipe(text.replace("  moments: keep\n", ""), "earlier")
+    assert [each.moments for each in with_moments_of(earlier, earlier).stages] == ["reset", "reset"]
+    assert [each.moments for each in with_moments_of(new, earlier).stages] == ["reset", "keep", "keep"]
+    began = parse_recipe(text, "began")
+    assert [each.moments for each in with_moments_of(began, began).stages] == ["keep", "keep"]
