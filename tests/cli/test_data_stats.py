@@ -71,6 +71,7 @@ KEYS = {
     "sources",
     "tokenizer",
     "tokens",
+    "trained_tokens",
 }
 
 

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.attention.layout import PATTERNS, PackedLayout
+from ropewalk.attention.layout import IGNORED, PATTERNS, PackedLayout
 from ropewalk.data import PackedRow, PackingSettings, packed_statistics, tokenised_statistics
 from ropewalk.data.read.documents import Document, TokenisedDocument
 from ropewalk.data.read.readers import read_texts_and_tokens
+from ropewalk.data.rows.training_rows import training_row
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.statistics import (
     LONG_LENGTHS,
@@ -24,6 +25,7 @@ from ropewalk.data.statistics import (
     length_statistics,
     rows_report,
     statistics_report,
+    targets_of_documents,
 )
 from ropewalk.errors import RopewalkError
 
@@ -218,6 +220,26 @@ def test_the_report_has_the_totals_outside_and_survives_json() -> None:
     assert report["attention_ideal_speedup"]["anchor"] == 1 / share
     # A manifest holds the plain values.
     assert statistics_report(json.loads(json.dumps(asdict(statistics)))) == report
+
+
+@given(st.data())
+def test_targets_of_documents_are_the_labels_of_training(data: st.DataObject) -> None:
+    anchor = data.draw(st.sampled_from([0, 1]))
+    segments = data.draw(st.lists(st.tuples(st.integers(2, 6), st.integers(0, 3)), min_size=1, max_size=8))
+    # Documents are numbered in the order in which they first appear.
+    seen: dict[int, int] = {}
+    segments = [(length, seen.setdefault(document, len(seen))) for length, document in segments]
+    context = anchor + sum(length for length, _ in segments)
+    row = hand_made_row(context, segments, ["a"] * len(seen), list(range(len(seen))))
+    edges = sorted(data.draw(st.sets(st.integers(0, context), max_size=6)))
+    row.masked.extend(edges[: len(edges) // 2 * 2])
+    settings = PackingSettings(context=context, pattern="anchor" if anchor else "intra_document")
+    assert settings.anchor_length == anchor
+    made = training_row(row, settings)
+    documents = made.layout.document_ids[made.labels != IGNORED]
+    assert targets_of_documents(row, anchor).tolist() == [
+        int((documents == n).sum()) for n in range(len(seen))
+    ]
 
 
 def whole(**lengths: list[int]) -> dict[str, Any]:

@@ -28,28 +28,55 @@ def test_columns_of_long_documents_are_those_that_say_something() -> None:
     assert ">" not in short.title
 
 
+def test_documents_that_are_trained_on_in_part_get_a_column() -> None:
+    some = report({"chats": [5000, 10], "books": [70]})
+    some["sources"]["chats"]["trained_tokens"], some["sources"]["books"]["trained_tokens"] = 501, 70
+    some["trained_tokens"] = 571
+    table = data_tables.source_table(some)
+    assert table.header[-2:] == ("> 4K", "trained on")
+    assert [row[-1] for row in table.rows] == ["10.0 %", "100.0 %", "11.2 %"]
+    del some["sources"]["chats"]["trained_tokens"]
+    assert data_tables.source_table(some).header[-1] == "> 4K"
+
+
 def test_pieces_stand_in_a_table_of_their_own() -> None:
     pieces = report({"web": [3], "books": [63, 63, 17_000]})
     inside = {
         "pieces": 4,
         "piece_ratio": 1.0,
         "token_ratio": 1.0,
+        "trained_tokens": 8000,
         **{key: pieces[key] for key in ("tokens", "mean_length", "length_quantiles", "long_shares")},
         "sources": {
-            name: {"pieces": each["documents"], "piece_ratio": each["mixture_ratio"], **each}
-            for name, each in pieces["sources"].items()
+            name: {
+                **each,
+                "pieces": each["documents"],
+                "piece_ratio": each["mixture_ratio"],
+                "trained_tokens": trained,
+            }
+            for (name, each), trained in zip(pieces["sources"].items(), (7998, 2), strict=True)
         },
     }
     table = data_tables.pieces_table({**BEFORE, "packed": True, "in_rows": inside})
     assert table.title.startswith("Document chunks in packed sequences")
     assert table.header == (
-        *("source", "chunks", "share of chunks", "tokens", "share", "mean", "median", "longest"),
+        *(
+            "source",
+            "chunks",
+            "share of chunks",
+            "tokens",
+            "share",
+            "trained on",
+            "mean",
+            "median",
+            "longest",
+        ),
         *("> 4K", "> 16K"),
     )
     assert table.rows == (
-        ("books", "3", "75.0 %", "17,126", "100.0 %", "5,709", "63", "17,000", "99.3 %", "99.3 %"),
-        ("web", "1", "25.0 %", "3", "< 0.1 %", "3", "3", "3", "0.0 %", "0.0 %"),
-        ("all", "4", "100.0 %", "17,129", "100.0 %", "4,282", "63", "17,000", "99.2 %", "99.2 %"),
+        ("books", "3", "75.0 %", "17,126", "100.0 %", "46.7 %", "5,709", "63", "17,000", "99.3 %", "99.3 %"),
+        ("web", "1", "25.0 %", "3", "< 0.1 %", "66.7 %", "3", "3", "3", "0.0 %", "0.0 %"),
+        ("all", "4", "100.0 %", "17,129", "100.0 %", "46.7 %", "4,282", "63", "17,000", "99.2 %", "99.2 %"),
     )
 
 

@@ -46,6 +46,9 @@ class SourceStatistics:
         length_quantiles: length in tokens at each of QUANTILES, by name ("0.5" is the median).
         long_shares: share of the tokens in documents longer than each of LONG_LENGTHS, by name.
         histogram: bins between powers of two, from the shortest to the longest document.
+        trained_tokens: number of tokens that training learns to predict: all of plain text, the assistant's turns of a
+            chat. In packed rows, the targets of the loss, so without tags and the first token of each document. None
+            if they were not counted.
     """
 
     documents: int
@@ -56,6 +59,7 @@ class SourceStatistics:
     length_quantiles: dict[str, float]
     long_shares: dict[str, float]
     histogram: list[LengthBin]
+    trained_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,7 @@ def length_statistics(
     *,
     row_length: int | None = None,
     hashes: NDArray[np.uint64] | None = None,
+    trained: NDArray[np.int64] | None = None,
 ) -> DataStatistics:
     """Statistics of documents that are not packed.
 
@@ -130,6 +135,7 @@ def length_statistics(
         sources: the sources' names by id; sources without documents are left out.
         row_length: tokens of the rows for the shares of attention, including the anchor; None computes no shares.
         hashes: uint64 ``[documents]``, equal for equal texts; None if repeats need not be found.
+        trained: int64 ``[documents]``, tokens of each document that training learns to predict; None if unknown.
 
     Raises:
         RopewalkError: if the arrays do not match, a length is negative, a source has no name, or
@@ -143,7 +149,7 @@ def length_statistics(
     for what, values in (("a length", lengths), ("a source's number", source_ids)):
         if len(values) and int(values.min()) < 0:
             raise RopewalkError(f"{what} must be 0 or more, got {int(values.min())}")
-    total, by_source = _by_source(lengths, source_ids, sources)
+    total, by_source = _by_source(lengths, source_ids, sources, trained)
     return DataStatistics(
         packed=False,
         total=total,
@@ -160,7 +166,7 @@ def length_statistics(
 def tokenised_statistics(
     documents: Iterable[TokenisedDocument], row_length: int | None = None
 ) -> DataStatistics:
-    """Statistics of a stream of tokenised documents, of which 20 bytes per document are kept in memory.
+    """Statistics of a stream of tokenised documents, of which 28 bytes per document are kept in memory.
 
     Args:
         documents: documents in reading order; documents with equal tokens are repeats.
@@ -170,23 +176,25 @@ def tokenised_statistics(
         RopewalkError: if ``row_length`` is less than 2.
     """
     # Arrays instead of lists: 8 bytes per value instead of an object each.
-    lengths, source_ids, hashes = array("q"), array("i"), array("Q")
+    lengths, source_ids, hashes, trained = array("q"), array("i"), array("Q"), array("q")
     numbers: dict[str, int] = {}
     for document in documents:
         lengths.append(len(document.input_ids))
         source_ids.append(numbers.setdefault(document.source, len(numbers)))
         hashes.append(token_hash(document.input_ids))
+        trained.append(len(document.input_ids) if document.trained is None else document.trained)
     return length_statistics(
         np.array(lengths, np.int64),
         np.array(source_ids, np.int32),
         list(numbers),
         row_length=row_length,
         hashes=np.array(hashes, np.uint64),
+        trained=np.array(trained, np.int64),
     )
 
 
 def packed_statistics(rows: Rows, progress: Callable[[int], None] | None = None) -> DataStatistics:
-    """Statistics of packed rows as training reads them; 12 bytes per document are kept in memory.
+    """Statistics of packed rows as training reads them; 20 bytes per document are kept in memory.
 
     Padding counts neither as a document nor as tokens, but it counts in the shares of attention, because attention is
     computed for it. Repeats are taken from the manifest, where they were counted before an incomplete row was left out:
@@ -196,7 +204,7 @@ def packed_statistics(rows: Rows, progress: Callable[[int], None] | None = None)
         rows: packed rows.
         progress: called with the number of rows counted so far.
     """
-    lengths, source_ids, per_row = array("q"), array("i"), array("q")
+    lengths, source_ids, per_row, trained = array("q"), array("i"), array("q"), array("q")
     numbers: dict[str, int] = {}
 
     def documents() -> Iterator[tuple[NDArray[np.int64], int]]:
@@ -204,9 +212,13 @@ def packed_statistics(rows: Rows, progress: Callable[[int], None] | None = None)
             row = rows.packed(index)
             each = document_lengths(row)
             before = len(lengths)
-            for length, source, number in zip(each.tolist(), row.sources, row.numbers, strict=True):
+            targets = targets_of_documents(row, rows.settings.anchor_length).tolist()
+            for length, target, source, number in zip(
+                each.tolist(), targets, row.sources, row.numbers, strict=True
+            ):
                 if number != PADDING:
                     lengths.append(length)
+                    trained.append(target)
                     source_ids.append(numbers.setdefault(source, len(numbers)))
             per_row.append(len(lengths) - before)
             if progress is not None:
@@ -215,7 +227,12 @@ def packed_statistics(rows: Rows, progress: Callable[[int], None] | None = None)
 
     mixture = rows.manifest["counts"]["mixture"]
     attention = share_of_rows(documents(), rows.settings.anchor_length)
-    total, by_source = _by_source(np.array(lengths, np.int64), np.array(source_ids, np.int32), list(numbers))
+    total, by_source = _by_source(
+        np.array(lengths, np.int64),
+        np.array(source_ids, np.int32),
+        list(numbers),
+        np.array(trained, np.int64),
+    )
     return DataStatistics(
         packed=True,
         total=total,
@@ -233,6 +250,21 @@ def document_lengths(row: PackedRow) -> NDArray[np.int64]:
     """int64 ``[documents]``: tokens of each document of a row over all its chunks; includes padding as a document."""
     sums = np.zeros(len(row.sources), np.int64)
     np.add.at(sums, row.segment_documents, row.segment_lengths)
+    return sums
+
+
+def targets_of_documents(row: PackedRow, anchor_length: int) -> NDArray[np.int64]:
+    """int64 ``[documents]``: targets of the loss in each document of a row, counted as ``training_row`` labels them."""
+    stops = anchor_length + np.cumsum(row.segment_lengths)
+    trained = np.ones(int(stops[-1]), np.bool_)
+    for start, stop in zip(row.masked[::2], row.masked[1::2], strict=True):
+        trained[start:stop] = False
+    starts = stops - row.segment_lengths
+    # Nothing of a document precedes its first token, so nothing is trained to predict it.
+    trained[starts[np.unique(row.segment_documents, return_index=True)[1]]] = False
+    before = np.concatenate([[0], np.cumsum(trained)])
+    sums = np.zeros(len(row.sources), np.int64)
+    np.add.at(sums, row.segment_documents, before[stops] - before[starts])
     return sums
 
 
@@ -308,11 +340,15 @@ def _pieces(statistics: SourceStatistics) -> dict[str, Any]:
         "mean_length": statistics.mean_length,
         "length_quantiles": statistics.length_quantiles,
         "long_shares": statistics.long_shares,
+        "trained_tokens": statistics.trained_tokens,
     }
 
 
 def _by_source(
-    lengths: NDArray[np.int64], source_ids: NDArray[np.int32], sources: Sequence[str]
+    lengths: NDArray[np.int64],
+    source_ids: NDArray[np.int32],
+    sources: Sequence[str],
+    trained: NDArray[np.int64] | None,
 ) -> tuple[SourceStatistics, dict[str, SourceStatistics]]:
     counts = np.bincount(source_ids, minlength=len(sources))
     if len(counts) > len(sources):
@@ -322,13 +358,21 @@ def _by_source(
     groups = np.split(lengths[np.argsort(source_ids, kind="stable")], np.cumsum(counts)[:-1])
     found = [(name, each) for name, each in zip(sources, groups, strict=False) if len(each)]
     found.sort(key=lambda item: (-int(item[1].sum()), item[0]))
+    targets: dict[str, int] = {}
+    if trained is not None:
+        sums = np.zeros(len(sources), np.int64)
+        np.add.at(sums, source_ids, trained)
+        targets = dict(zip(sources, sums.tolist(), strict=True))
+    all_targets = None if trained is None else int(trained.sum())
     return (
-        _source_statistics(lengths, documents, tokens),
-        {name: _source_statistics(each, documents, tokens) for name, each in found},
+        _source_statistics(lengths, documents, tokens, all_targets),
+        {name: _source_statistics(each, documents, tokens, targets.get(name)) for name, each in found},
     )
 
 
-def _source_statistics(lengths: NDArray[np.int64], all_documents: int, all_tokens: int) -> SourceStatistics:
+def _source_statistics(
+    lengths: NDArray[np.int64], all_documents: int, all_tokens: int, trained_tokens: int | None
+) -> SourceStatistics:
     documents, tokens = len(lengths), int(lengths.sum())
     return SourceStatistics(
         documents=documents,
@@ -339,6 +383,7 @@ def _source_statistics(lengths: NDArray[np.int64], all_documents: int, all_token
         length_quantiles=_quantiles(lengths),
         long_shares={str(n): _ratio(int(lengths[lengths > n].sum()), tokens) for n in LONG_LENGTHS},
         histogram=_histogram(lengths),
+        trained_tokens=trained_tokens,
     )
 
 

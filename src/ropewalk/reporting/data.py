@@ -30,7 +30,7 @@ COLOURS = ("cyan", "magenta", "green", "yellow", "bright_blue")
 """Colours of successive documents in a sequence. Each document also has a header, so no meaning depends on colour."""
 LEGEND = (
     ("■", "document or chunk of one; □ padding"),
-    ("⟦ ⟧", "not trained on: anchor or tag"),
+    ("⟦ ⟧", "not trained on: anchor, tag, or all of a chat but the assistant's turns"),
     ("« »", "special token"),
     ("↵", "newline; codes such as \\x1b: control characters"),
 )

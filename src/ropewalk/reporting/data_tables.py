@@ -46,23 +46,33 @@ def source_table(report: Report) -> ResultTable:
         one = {"mixture_ratio": 1.0, "token_ratio": 1.0} if report["documents"] else {}
         nothing = {"mixture_ratio": math.nan, "token_ratio": math.nan}
         rows.append(_source_row("all", {**nothing, **one, **report}, longest))
-    over = _over(longest)
+    title = "Documents by source; lengths in tokens"
     if report["packed"]:
         title = "Packed documents by source, before cutting; repeated documents count each time; lengths in tokens"
-    else:
-        title = "Documents by source; lengths in tokens"
-    return ResultTable(
-        title + (f"; {over[0]}: share of tokens in longer documents" if longest else ""),
-        (*header, *over),
-        tuple(rows),
-    )
+    over = _over(longest)
+    if over:
+        title += f"; {over[0]}: share of tokens in longer documents"
+    if any(_untrained(source) for source in sources.values()):
+        over = [*over, "trained on"]
+        rows = [(*row, _trained(each)) for row, each in zip(rows, [*sources.values(), report], strict=False)]
+    return ResultTable(title, (*header, *over), tuple(rows))
 
 
 def pieces_table(report: Report) -> ResultTable:
     """Document chunks in packed sequences by source, with their tokens, shares and lengths."""
     inside = report["in_rows"]
     longest = _long_lengths(inside)
-    header = ("source", "chunks", "share of chunks", "tokens", "share", "mean", "median", "longest")
+    header = (
+        "source",
+        "chunks",
+        "share of chunks",
+        "tokens",
+        "share",
+        "trained on",
+        "mean",
+        "median",
+        "longest",
+    )
     rows = [_piece_row(source_name(name), each, longest) for name, each in inside["sources"].items()]
     if len(rows) != 1:
         rows.append(_piece_row("all", inside, longest))
@@ -72,7 +82,10 @@ def pieces_table(report: Report) -> ResultTable:
         + (f"; {over[0]}: share of tokens in longer chunks" if longest else ""),
         (*header, *over),
         tuple(rows),
-        notes=("A chunk is the part of a document in one sequence. Tokens include BOS, tags and EOS.",),
+        notes=(
+            "A chunk is the part of a document in one sequence. Tokens include BOS, tags and EOS.",
+            "Trained on: share of these tokens that are targets of the loss.",
+        ),
     )
 
 
@@ -84,9 +97,21 @@ def _piece_row(name: str, each: Report, longest: Sequence[str]) -> tuple[str, ..
         share_text(each["piece_ratio"]),
         f"{each['tokens']:,}",
         share_text(each["token_ratio"]),
+        _trained(each),
         *(_length(length) for length in (each["mean_length"], quantiles["0.5"], quantiles["1"])),
         *(share_text(each["long_shares"][key]) for key in longest),
     )
+
+
+def _trained(each: Report) -> str:
+    """Share of a source's tokens that are trained on."""
+    trained = each["trained_tokens"]
+    return MISSING if trained is None or not each["tokens"] else share_text(trained / each["tokens"])
+
+
+def _untrained(source: Report) -> bool:
+    """Whether documents are known not to be trained on whole; earlier versions did not count it."""
+    return source.get("trained_tokens") not in (None, source["tokens"])
 
 
 def _long_lengths(report: Report) -> list[str]:

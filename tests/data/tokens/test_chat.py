@@ -10,9 +10,20 @@ from tokenizers import AddedToken
 from ropewalk.attention.layout import IGNORED
 from ropewalk.data import open_rows
 from ropewalk.data.rows.store import pack_rows
-from ropewalk.data.settings import PackConfig, PackingSettings, SourceSpec, WorkSettings
+from ropewalk.data.run import preview, stats
+from ropewalk.data.settings import (
+    PackConfig,
+    PackingSettings,
+    PreviewConfig,
+    SourceSpec,
+    StatsConfig,
+    WorkSettings,
+)
+from ropewalk.data.statistics import rows_report
 from ropewalk.data.tokens.chat import Conversation, chat_template, encode_conversation, token_ids
 from ropewalk.errors import RopewalkError
+from ropewalk.parallel.context import RunContext
+from ropewalk.reporting.data import preview_lines
 from tests.data.tiny_tokenizer import make_tokenizer
 
 CHATML = (
@@ -180,6 +191,44 @@ def test_packed_rows_train_the_answers_and_all_of_plain_text(folder, pattern):
             "<|start_header_id|>user"
         ) == packed.sources.count("chats")
     assert answers > 20
+
+
+def test_statistics_count_what_is_trained_on(folder):
+    """Of rows, the labels that training reads; of documents, the answers by hand and all of plain text."""
+    pack_rows(config(folder, pattern="anchor"), folder / "rows")
+    rows = open_rows(folder / "rows")
+    inside = rows_report(rows)["in_rows"]
+    targets = sum(int((rows[index].labels != IGNORED).sum()) for index in range(len(rows)))
+    assert inside["trained_tokens"] == targets
+    assert sum(each["trained_tokens"] for each in inside["sources"].values()) == targets
+    documents = stats(
+        StatsConfig(sources=config(folder).sources, tokenizer=str(folder / "tokenizer")), RunContext()
+    )
+    chats, plain = (documents.report["sources"][name] for name in ("chats", "plain"))
+    backend = with_template(LLAMA3).backend_tokenizer
+    answers = (f"answer {n}.<|eot_id|>" for n in range(40))
+    assert chats["trained_tokens"] == sum(
+        len(backend.encode(each, add_special_tokens=False).ids) for each in answers
+    )
+    assert plain["trained_tokens"] == plain["tokens"]
+
+
+def test_preview_marks_all_of_a_chat_but_the_answers(folder):
+    pack_rows(config(folder), folder / "rows")
+    shown = preview(folder / "rows", PreviewConfig(rows=1))
+    answers = 0
+    for chunk in shown.rows[0].chunks:
+        trained = "".join(span.text for span in chunk.spans if not span.masked)
+        masked = "".join(span.text for span in chunk.spans if span.masked and span.text)
+        if chunk.source == "chats":
+            assert trained.startswith("answer")
+            assert trained.endswith("<|eot_id|></s>")
+            assert "user" in masked
+            answers += 1
+        elif not chunk.is_padding:
+            assert (trained[:9], masked) == ("<s>plain ", "")
+    assert answers
+    assert "⟦" in "".join(line.plain for line in preview_lines(shown))
 
 
 def test_rows_do_not_depend_on_the_number_of_workers(folder):

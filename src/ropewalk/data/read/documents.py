@@ -33,10 +33,12 @@ class TokenisedDocument:
     Attributes:
         input_ids: int32 ``[num_tokens]``, without added special tokens; may be empty.
         source: as in Document.
+        trained: number of tokens in the assistant's turns of a chat; None for plain text, which is trained on whole.
     """
 
     input_ids: NDArray[np.int32]
     source: str
+    trained: int | None = None
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,11 @@ def tokenise(
                     check_ids(entry, vocabulary)
                     document = entry
                 else:
-                    document = TokenisedDocument(token_ids(next(texts)), entry)
+                    stored = next(texts)
+                    trained = int((stored >= 0).sum())
+                    document = TokenisedDocument(
+                        token_ids(stored), entry, None if trained == len(stored) else trained
+                    )
                 num_tokens += len(document.input_ids)
                 yield document
             num_documents += len(entries)
