@@ -268,6 +268,96 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     assert [each.name for each in tmp_path.iterdir()] == ["factors.json"]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "give --rope FILE and --out DIR to write a checkpoint, or --push OWNER/NAME to publish a model"),
+        (("--rope", "factors.json"), "--rope needs --out DIR"),
+        (("--out", "new"), "--out needs --rope FILE"),
+        (("--rope", "factors.json", "--out", "new", "--public"), "--public needs --push OWNER/NAME"),
+        (("--push", "mine"), "--push 'mine' is not the name of a repository"),
+        (("--push", "me/mine"), "--push me/mine needs a Hugging Face token"),
+        (("--rope", "factors.json", "--out", "new", "--push", "me/mine"), "needs a Hugging Face token"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_anything_is_written(
+    run: Run,
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert run("export", checkpoint, *options) == 2
+    told = capsys.readouterr()
+    assert message in told.err
+    assert told.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+class Hub:
+    """A Hub that keeps what is uploaded."""
+
+    endpoint = "https://hub"
+
+    def __init__(self, **_: Any) -> None:
+        self.files = HUB
+
+    def whoami(self) -> dict[str, Any]:
+        return {"name": "me"}
+
+    def repo_exists(self, name: str) -> bool:
+        return False
+
+    def create_repo(self, name: str, private: bool, exist_ok: bool) -> None:
+        assert private
+        assert exist_ok
+
+    def preupload_lfs_files(self, name: str, additions: list[Any]) -> None:
+        assert len(additions) == 1
+
+    def create_commit(self, name: str, operations: list[Any], commit_message: str) -> None:
+        self.files.update({each.path_in_repo: Path(each.path_or_fileobj).read_bytes() for each in operations})
+
+
+HUB: dict[str, bytes] = {}
+
+
+def test_a_table_is_written_with_a_card_and_pushed(
+    run: Run,
+    write: Write,
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_secret")
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    HUB.clear()
+    out = tmp_path / "new"
+    assert run("export", checkpoint, "--rope", write(), "--out", out, "--push", "me/mine") == 0
+    told = capsys.readouterr()
+    assert f"pushed {len(HUB)} files, {sum(map(len, HUB.values())):,} bytes, from {out}" in told.out
+    assert "url    https://hub/me/mine (private)" in told.out
+    assert "hf_secret" not in told.out + told.err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == HUB
+    card = HUB["README.md"].decode()
+    assert f"| context in tokens | {ORIGINAL} | {TARGET} |" in card
+    assert "nothing was trained" in card
+    assert f"vllm serve me/mine --max-model-len {TARGET}" in card
+    assert str(tmp_path) not in card
+    assert run("export", out, "--push", "me/mine", "--json") == 0
+    pushed = said(capsys)["push"]
+    assert (pushed["url"], pushed["private"], sorted(pushed["files"])) == (
+        "https://hub/me/mine",
+        True,
+        sorted(HUB),
+    )
+
+
 def test_nothing_that_exists_is_written_over(
     run: Run, write: Write, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
-from ropewalk.models.origin import Origin, card_metadata, origin_of
+from ropewalk.models.origin import Origin, origin_of
 
 CARD = "---\nlicense: other\nlicense_name: llama3.1\nlanguage:\n- en\n- de\ntags: [a]\n---\n# A model\n"
 
@@ -45,21 +43,6 @@ def test_a_name_on_the_hub_is_found_in_the_cache(tmp_path, monkeypatch):
     )
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
     assert origin_of("a/b") == Origin("a/b", "a/b")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "# no metadata",
-        "---\na: [\n---\n",
-        "---\n- a list\n---\n",
-        "---\nlicense: mit\n",
-        "\n---\na: 1\n---\n",
-    ],
-)
-def test_a_card_without_readable_metadata_says_nothing(text):
-    assert card_metadata(text) == {}
 
 
 def test_values_that_are_no_text_are_left_out(tmp_path):

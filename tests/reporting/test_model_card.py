@@ -8,7 +8,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 from ropewalk.evaluation.results import SAMPLES
-from ropewalk.reporting.model_card import is_own_card, run_card, signed_card, write_model_card
+from ropewalk.models.card import is_own_card
+from ropewalk.reporting.model_card import run_card, write_model_card
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
 from ropewalk.training.run_folder import RECIPE, SUMMARY
 from tests.places import ROOT
@@ -152,13 +153,6 @@ def test_a_card_of_somebody_is_left_alone(run):
     path.symlink_to(run / "elsewhere.md")
     assert write_model_card(run) is None
     assert not (run / "elsewhere.md").exists()
-
-
-def test_a_signed_card_is_recognised(tmp_path):
-    path = tmp_path / "README.md"
-    for text in ("", "a", "a\n", "<!-- ropewalk " + "0" * 64 + " -->\n"):
-        path.write_text(signed_card(text))
-        assert is_own_card(path)
 
 
 def test_without_training_the_weights_are_the_source_models():

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ropewalk.models.card import CARD, card_metadata
 
-CARD = "README.md"
 KEPT = ("license", "license_name", "license_link", "language")
 """Metadata of a card that also holds for a model that was made from its model."""
 
-_FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _MOST_IN_CARD = 1 << 20
 
 
@@ -72,18 +69,6 @@ def cached_folder(path_or_id: str) -> Path | None:
     except HFValidationError:
         return None
     return Path(found).parent if isinstance(found, str) else None
-
-
-def card_metadata(text: str) -> dict[str, Any]:
-    """Metadata at the beginning of a model card; empty if there is none, or it cannot be read."""
-    found = _FRONT_MATTER.match(text)
-    if found is None:
-        return {}
-    try:
-        values = yaml.safe_load(found[1])
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return {}
-    return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
 
 
 def _kept(card: Path) -> dict[str, Any]:

@@ -1,27 +1,29 @@
 """The model card beside an exported model: what was trained, on what, how it was measured, and how to use it.
 
-A card is ``README.md`` in the model's folder. Its last line holds a digest of the rest, which tells a card that this
-program wrote from one that somebody wrote or edited; the latter is never replaced.
+A card is ``README.md`` in the model's folder. One that somebody wrote or edited is never replaced.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ropewalk.data.read.embedded import EMBEDDED, RETRIEVAL, resolve_model
 from ropewalk.data.read.files import HUGGING_FACE
 from ropewalk.data.read.hub import parse_hugging_face
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.io.files import parse_json, write_text
+from ropewalk.models.card import CARD, is_own_card, signed_card
 from ropewalk.models.config_file import read_model_config
-from ropewalk.models.origin import CARD
+from ropewalk.models.export import ExportResult
+from ropewalk.models.origin import origin_of
 from ropewalk.reporting.before_after import conclusion, run_differences, run_results
 from ropewalk.reporting.score_tables import difference_words, length_words, task_words
 from ropewalk.reporting.shown_text import shown
@@ -32,6 +34,7 @@ from ropewalk.training.final_weights import describe_weights
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.run_folder import MODEL, RECIPE, SUMMARY
+from ropewalk.versions import VERSION
 
 HOME = "https://github.com/ropewalk/ropewalk"
 HUB = "https://huggingface.co"
@@ -41,8 +44,11 @@ PLACE = "path/to/this/folder"
 REAL = " \\*"
 """Marks differences that are more than chance; a star without the backslash would be Markdown."""
 
-_OWN = re.compile(r"<!-- ropewalk ([0-9a-f]{64}) -->\n?\Z")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~$&])")
+
+
+_At = tuple[int, Mapping[str, Any] | None]
+"""A context in tokens, and the RoPE for it."""
 
 
 def write_model_card(output: Path, repository: str | None = None) -> Path | None:
@@ -65,21 +71,47 @@ def write_model_card(output: Path, repository: str | None = None) -> Path | None
     return path
 
 
-def signed_card(text: str) -> str:
-    """A card with the line at its end that :func:`is_own_card` looks for."""
-    return f"{text}\n<!-- ropewalk {hashlib.sha256(text.encode()).hexdigest()} -->\n"
+def write_export_card(found: ExportResult, repository: str | None = None) -> Path | None:
+    """Write the card of a checkpoint that was written with another RoPE, unless somebody else's card is there.
+
+    Args:
+        found: the checkpoint.
+        repository: as in :func:`write_model_card`.
+
+    Returns:
+        Path of the card; None if the card there was not written by this program, or was edited.
+    """
+    path = found.out / CARD
+    if path.is_symlink() or (path.exists() and not is_own_card(path)):
+        return None
+    write_text(path, signed_card(export_card(found, repository)))
+    return path
 
 
-def is_own_card(path: Path) -> bool:
-    """Whether a file is a card that this program wrote and nobody has edited."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
-    found = _OWN.search(text)
-    if found is None:
-        return False
-    return hashlib.sha256(text[: found.start()].removesuffix("\n").encode()).hexdigest() == found[1]
+def export_card(found: ExportResult, repository: str | None = None) -> str:
+    """Text of the card of a checkpoint that was written with another RoPE and unchanged weights."""
+    place = resolve_model(found.model)
+    origin = origin_of(place, found.model if found.model in (EMBEDDED, RETRIEVAL) else None)
+    before, source = read_model_config(place), asdict(origin)
+    rope = before.full_attention_rope
+    context = found.max_position_embeddings
+    parts = [
+        _front_matter(_metadata(source, None, False)),
+        f"# {_plain(origin.name)} for {context:,} tokens",
+        "Only the RoPE of its config was changed: the weights are those of the source model, and nothing was trained.",
+        _from(
+            source,
+            VERSION,
+            (before.trained_length, {"method": rope.name, **rope.to_entry()}),
+            (context, {"method": found.method.name, **found.method.to_entry()}),
+        ),
+        "## Use",
+        _use(repository or PLACE, context),
+        _bullets(map(_plain, found.notes)),
+        "## Limits",
+        _bullets(["No ability of this model was measured.", *_licence_unknown(source)]),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def run_card(
@@ -101,7 +133,12 @@ def run_card(
         _front_matter(_metadata(source, recipe, ran)),
         f"# {_plain(source['name'])} for {context:,} tokens",
         _plain(conclusion(trained, context, differences)),
-        _from(summary, source),
+        _from(
+            source,
+            summary["versions"]["ropewalk"],
+            (trained, source.get("rope")),
+            (context, summary["stages"][-1]),
+        ),
         "## Training",
         _training(summary, recipe)
         if ran
@@ -109,7 +146,7 @@ def run_card(
         "## Evaluation",
         _evaluation(run_results(summary), differences),
         "## Use",
-        _use(repository or PLACE, context, repository is None),
+        _use(repository or PLACE, context),
         *([_bullets(map(_plain, readers))] if readers else []),
         "## Limits",
         _bullets(_limits(summary, source)),
@@ -117,10 +154,11 @@ def run_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _metadata(source: Mapping[str, Any], recipe: Recipe, trained: bool) -> dict[str, Any]:
+def _metadata(source: Mapping[str, Any], recipe: Recipe | None, trained: bool) -> dict[str, Any]:
     """Metadata that the Hugging Face Hub reads; what is not known is left out."""
     base = source["hub_id"]
-    datasets = [parse_hugging_face(each)[0] for each in _paths(recipe) if each.startswith(HUGGING_FACE)]
+    paths = [] if recipe is None else _paths(recipe)
+    datasets = [parse_hugging_face(each)[0] for each in paths if each.startswith(HUGGING_FACE)]
     return {
         **({} if base is None else {"base_model": base}),
         # The Hub has no word for a model with other positions and the same weights.
@@ -141,23 +179,19 @@ def _paths(recipe: Recipe) -> list[str]:
     return [each.path for each in recipe.data.sources]
 
 
-def _from(summary: Mapping[str, Any], source: Mapping[str, Any]) -> str:
+def _from(source: Mapping[str, Any], version: str, before: _At, after: _At) -> str:
     """Where the model comes from, and its context and RoPE before and after."""
     name = _plain(source["name"])
     linked = f"[{name}]({HUB}/{source['hub_id']})" if source["hub_id"] else name
     if source.get("revision"):
         linked += f" (revision {_plain(source['revision'])})"
-    last = summary["stages"][-1]
-    before, after = _rope_words(source.get("rope")), _rope_words(last)
-    table = _table(
-        ("", "before", "after"),
-        [
-            ("context in tokens", f"{summary['trained_length']:,}", f"{summary['context']:,}"),
-            ("RoPE", before, after),
-        ],
-    )
-    program = f"[ropewalk]({HOME}) {summary['versions']['ropewalk']}"
-    return f"This is {linked} with its context extended by {program}.\n\n{table}"
+    rows = [
+        ("context in tokens", f"{before[0]:,}", f"{after[0]:,}"),
+        ("RoPE", _rope_words(before[1]), _rope_words(after[1])),
+    ]
+    program = f"[ropewalk]({HOME}) {version}"
+    told = f"This is {linked} with its context extended by {program}."
+    return f"{told}\n\n{_table(('', 'before', 'after'), rows)}"
 
 
 def _rope_words(rope: Mapping[str, Any] | None) -> str:
@@ -257,7 +291,7 @@ def _change(each: ScoreDifference | None) -> str:
     return f"{difference_words(each)} ({interval(each.ci95, signed)}){REAL if each.real else ''}"
 
 
-def _use(model: str, context: int, unnamed: bool) -> str:
+def _use(model: str, context: int) -> str:
     quoted = json.dumps(model)
     return f"""```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -287,11 +321,13 @@ def _limits(summary: Mapping[str, Any], source: Mapping[str, Any]) -> list[str]:
     else:
         told.append(f"Inputs longer than {context:,} tokens were not measured.")
     told.append("Abilities that the table does not name were not measured.")
-    if source["card"].get("license") is None:
-        told.append(
-            "The licence of the source model is not known here; its terms hold for this model as well."
-        )
-    return list(map(_plain, told))
+    return [*map(_plain, told), *_licence_unknown(source)]
+
+
+def _licence_unknown(source: Mapping[str, Any]) -> list[str]:
+    if source["card"].get("license") is not None:
+        return []
+    return ["The licence of the source model is not known here; its terms hold for this model as well."]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

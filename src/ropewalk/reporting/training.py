@@ -14,14 +14,14 @@ from ropewalk.evaluation.tasks.suite import TEACHER_FORCED
 from ropewalk.experiments.finished import cost_of
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
+from ropewalk.models.card import CARD, is_own_card
 from ropewalk.models.config_file import read_model_config
-from ropewalk.models.origin import CARD
 from ropewalk.reporting.before_after import conclusion, difference_tables, run_differences, run_results
 from ropewalk.reporting.evaluation import evaluation_tables
 from ropewalk.reporting.figures.evaluation import passkey_figure, perplexity_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
 from ropewalk.reporting.figures.training import curve_figure, training_figure
-from ropewalk.reporting.model_card import is_own_card, write_model_card
+from ropewalk.reporting.model_card import write_model_card
 from ropewalk.reporting.page import Page, write_page
 from ropewalk.reporting.score_tables import result_tables
 from ropewalk.reporting.tables import Part, ResultTable
@@ -272,5 +272,6 @@ def describe_run(result: RunResult) -> Iterator[Part]:
         ("card", str(card) if is_own_card(card) else f"{card} is not from this run and was left as it is")
     )
     loads = f"AutoModelForCausalLM.from_pretrained({str(result.model)!r}) loads it in plain transformers"
-    for name, value in (*facts, ("next", loads)):
+    publish = f"ropewalk export {result.output} --push OWNER/NAME"
+    for name, value in (*facts, ("next", loads), ("publish", publish)):
         yield f"{name:8} {value}"
