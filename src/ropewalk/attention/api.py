@@ -67,6 +67,7 @@ def attend(
     chosen = check_engine(engine, spec)
     if engine == "auto":
         _log_choice_once(chosen, query.device)
+    # Found again by every layer of the pass: a plan depends on the layouts and not on the tensors.
     plan = _plan(layouts, chosen, query.device, options.locality)
     output: Tensor = _module(chosen).run(query, key, value, plan, options)
     return output

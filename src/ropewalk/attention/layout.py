@@ -149,6 +149,7 @@ class PackedLayout:
             # Under ``anchor`` each document continues the anchor's positions, as if it directly followed it.
             start = anchor_length if pattern == "anchor" else 0
             parts = [torch.arange(anchor_length)]
+            # A document may come in several segments (interleaved chunks), whose positions go on from one to the next.
             next_position: dict[int, int] = {}
             for length, document in zip(lengths, documents, strict=True):
                 first = next_position.get(document, start)
@@ -303,6 +304,7 @@ def kept(make: Callable[..., Made]) -> Callable[..., Made]:
     @wraps(make)
     def once(*args: Any) -> Made:
         owner = args[0][0] if isinstance(args[0], tuple) else args[0]
+        # References to the other layouts, too: a strong one would keep them alive as long as the first.
         key = tuple(tuple(map(ref, each)) if isinstance(each, tuple) else each for each in args[1:])
         if isinstance(args[0], tuple):
             key = (*map(ref, args[0][1:]), *key)

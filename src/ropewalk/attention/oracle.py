@@ -78,6 +78,7 @@ def fused_attention(
     q, k, v = (x.to(wide) for x in (q, k, v))
     scores = q @ k.repeat_interleave(groups, dim=1).transpose(-2, -1) * options.scale_of(q.shape[-1])
     if scores.requires_grad:
+        # Fused kernels round the scores' gradient before its products, so the error budget must include that.
         scores.register_hook(lambda grad: grad.to(dtype).to(wide))
     weights = softmax_of(scores, _visible(layouts, options, q.device), options)
     # Straight-through: the forward pass sees rounded weights, the backward pass differentiates the exact ones.

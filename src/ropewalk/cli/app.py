@@ -74,6 +74,7 @@ def program() -> App:
         result_action="return_value",
     )
     for place, (name, summary) in enumerate(SUMMARIES.items()):
+        # By name, so that a command's modules are imported only when it runs: --help stays fast.
         app.command(f"ropewalk.cli.{name}:app", name=name, help=summary, sort_key=place)
     app.register_install_completion_command(help="Install completion for the current shell.")
     return app
@@ -83,6 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     from ropewalk.cli.output import Interrupted, notes, results
 
+    # Before any command imports transformers, which sets up its own logging and warnings on import.
     quiet_libraries()
     logging.getLogger("ropewalk").addHandler(_REMARKS)
     arguments = list(sys.argv[1:] if arguments is None else arguments)

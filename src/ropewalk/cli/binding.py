@@ -87,12 +87,12 @@ class Setting:
     @property
     def option(self) -> Option:
         """Its appearance on the command line, merged from all annotations; the outermost wins."""
-        said = list(_options_in(self.field))
+        declared = list(_options_in(self.field))
         return Option(
-            metavar=next((each.metavar for each in said if each.metavar), None),
-            text=next((each.text for each in said if each.text), None),
-            repeated=any(each.repeated for each in said),
-            formerly=tuple(name for each in said for name in each.formerly),
+            metavar=next((each.metavar for each in declared if each.metavar), None),
+            text=next((each.text for each in declared if each.text), None),
+            repeated=any(each.repeated for each in declared),
+            formerly=tuple(name for each in declared for name in each.formerly),
         )
 
     @property
@@ -201,6 +201,7 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
             given[several] = words[len(positional) :]
         for name, value in given.items():
             setting = by_name[name]
+            # cyclopts collects every option as a list, so that a repeated one is no error; the last value wins.
             if isinstance(value, list) and not setting.option.repeated:
                 value = value[-1] if value else None
             # A flag at its default counts as not given: checks between options look at what was typed.
@@ -258,10 +259,10 @@ def _fields(model: type[BaseModel], path: tuple[str, ...], group: str, optional:
     group = getattr(model, "group", None) or group
     for name, field in model.model_fields.items():
         inner = model_in(field.annotation)
-        said = list(_options_in(field))
-        if any(each.hidden for each in said):
+        declared = list(_options_in(field))
+        if any(each.hidden for each in declared):
             continue
-        if any(each.argument for each in said):
+        if any(each.argument for each in declared):
             several = typing.get_origin(field.annotation) is tuple
             needed = field.get_default() is not None
             yield Setting((*path, name), name.upper(), field, ARGUMENTS, True, several, needed)
@@ -272,9 +273,9 @@ def _fields(model: type[BaseModel], path: tuple[str, ...], group: str, optional:
 
 
 def _setting(field: FieldInfo, path: tuple[str, ...], group: str, required: bool) -> Setting:
-    said = list(_options_in(field))
-    name = next((each.name for each in said if each.name), None) or f"--{path[-1].replace('_', '-')}"
-    group = next((each.group for each in said if each.group), None) or group
+    declared = list(_options_in(field))
+    name = next((each.name for each in declared if each.name), None) or f"--{path[-1].replace('_', '-')}"
+    group = next((each.group for each in declared if each.group), None) or group
     return Setting(path, name, field, group, required=required)
 
 

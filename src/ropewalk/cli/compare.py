@@ -48,6 +48,7 @@ def compare(
         print_json(result.to_json())
     else:
         show(describe_experiment(result, files))
+    # After the report: a failed run must set the exit status, but not hide what the others measured.
     if result.failures:
         raise RunFailure(
             f"{len(result.failures)} of the runs failed; remove the cause and run the same command again: "

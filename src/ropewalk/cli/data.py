@@ -124,6 +124,7 @@ def stats(
     from ropewalk.reporting.data import describe_stats, stats_figure
 
     config = StatsConfig(**dict(settings), sources=_sources(paths, fields))
+    # Packed rows state their tokenizer and length; only for documents is there something to fill in.
     if run.folder_of_rows(config) is None:
         if config.tokenizer is None:
             notes.print(BY_EMBEDDED, soft_wrap=True)

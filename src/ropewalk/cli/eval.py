@@ -101,6 +101,7 @@ def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world:
     from ropewalk.reporting.evaluation import report_evaluation
 
     if not world.is_rank_0:
+        # Every rank would print the same warnings.
         logging.getLogger("ropewalk").setLevel(logging.ERROR)
     context = RunContext(world=world, output=out, reporter=ConsoleReporter(notes))
     rope = config.loading.rope

@@ -47,16 +47,16 @@ class ConsoleReporter:
         counted = [BarColumn(), MofNCompleteColumn()] if total is not None else [SpinnerColumn()]
         ends = [TimeElapsedColumn(), TimeRemainingColumn()] if total is not None else [TimeElapsedColumn()]
         # Labels may contain names from elsewhere, so they must be escaped.
-        described, said = (
+        described, stated = (
             TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[text]}")
         )
-        columns = [described, *counted, *ends, said]
+        columns = [described, *counted, *ends, stated]
         with Progress(*columns, console=self.console) as progress:
             task = progress.add_task(shown(label), total=total, text="")
             yield lambda done, text: progress.update(task, completed=done, text=shown(text))
 
     def _lines(self, label: str, total: int | None) -> Advance:
-        began = last = time.monotonic()
+        started = last = time.monotonic()
 
         def advance(done: int, text: str) -> None:
             nonlocal last
@@ -64,7 +64,7 @@ class ConsoleReporter:
             if now - last >= SECONDS_BETWEEN_LINES or (total is not None and done == total):
                 last = now
                 left = (
-                    f", {(now - began) / done * (total - done):.0f} s left"
+                    f", {(now - started) / done * (total - done):.0f} s left"
                     if total and 0 < done < total
                     else ""
                 )

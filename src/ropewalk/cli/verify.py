@@ -37,6 +37,7 @@ def verify(settings: VerifySettings, output: VerifyOutput) -> None:
 
     out = output.out
     with joined() as world:
+        # Under torchrun, `joined` handles SIGTERM.
         with ended_by_sigterm("verify") if world.size == 1 else nullcontext():
             result = run(settings, RunContext(world=world, reporter=ConsoleReporter(notes)))
         if not world.is_rank_0:

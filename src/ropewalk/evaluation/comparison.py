@@ -161,10 +161,10 @@ _Stratum = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 def paired_samples(a: TaskResult, b: TaskResult) -> _Stratum | str:
     """Return the paired samples of two results, or the reason why they cannot be paired."""
-    asked = a.details.get(SAMPLES)
-    if asked is None and SAMPLES not in b.details:
+    requested = a.details.get(SAMPLES)
+    if requested is None and SAMPLES not in b.details:
         return "the results have no digest of their samples, so they cannot be paired"
-    if asked != b.details.get(SAMPLES):
+    if requested != b.details.get(SAMPLES):
         return "the samples differ in prompts, text or tokenizer"
     if a.details.get("evaluator") == b.details.get("evaluator") == ITSELF:
         return "each model chose its own key tokens; run both with the same --evaluator"

@@ -129,11 +129,11 @@ def check_evaluation(
         for name, task in generated_tasks(suite, chosen[suite.name], settings).items()
         if task.unavailable() is None and (name != TEACHER_FORCED or _gives_likelihoods(under_test))
     ]
-    asked = [
+    requested = [
         length for suite in suites if suite.needs_lengths(settings) for length in suite.lengths_of(settings)
     ]
     _check_stated(
-        under_test, max([*asked, *(n for _, _, lengths in tasks for n in lengths)], default=0), settings
+        under_test, max([*requested, *(n for _, _, lengths in tasks for n in lengths)], default=0), settings
     )
     check_lengths(tasks, encoder, settings.samples, settings.seed)
     if documents is not None and _gives_likelihoods(under_test):

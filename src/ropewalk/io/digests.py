@@ -53,6 +53,7 @@ def damage(path: Path, wanted: FileDigest) -> str | None:
             return f"{path.name} is {wanted.bytes - size} bytes short"
         if size > wanted.bytes:
             return f"{path.name} is {size - wanted.bytes} bytes too long"
+        # Sizes first: they tell most damage at once, while hashing reads the whole file.
         if FileDigest.of(path) != wanted:
             return f"{path.name} was altered: its SHA-256 differs"
     except FileNotFoundError:

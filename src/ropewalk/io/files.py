@@ -127,6 +127,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         RopewalkError: if the disk is full or the path cannot be written.
     """
+    # The suffix stays last, because some writers choose a format by it or append it.
     temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +138,7 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             temporary.unlink()
         raise RopewalkError(f"cannot write {path}: {error.strerror or error}") from error
+    # Ctrl-C too must leave no temporary file behind.
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -42,6 +42,7 @@ def append_line(path: Path, values: Mapping[str, Any]) -> None:
                 # An unbuffered write may accept only part of the line.
                 while line:
                     line = line[file.write(line) :]
+                # A line counts as done once it is here, so it must survive a power cut.
                 os.fsync(file.fileno())
             except OSError:
                 # If this fails too, the next append removes the incomplete line.

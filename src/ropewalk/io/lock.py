@@ -59,6 +59,7 @@ def locked(
             stack.callback(lock.release)
             # Removed while the lock is held: a waiting process sees that its open file has lost its name, and retries.
             stack.callback(_remove, path)
+            # For the message of the process that is refused: it names this one.
             path.write_text(f"{os.getpid()} {platform.node()}\n", encoding="utf-8")
         except Timeout as error:
             raise RopewalkError(

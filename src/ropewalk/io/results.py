@@ -38,7 +38,9 @@ def plain_json(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
+        # JSON has no NaN or infinity, and strict parsers refuse Python's spelling of them.
         return value if math.isfinite(value) else None
+    # By attribute, so that torch and numpy need not be imported: mappings, tensors and numpy numbers alike.
     if isinstance(value, dict) or hasattr(value, "items"):
         return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset | range):

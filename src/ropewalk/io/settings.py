@@ -241,6 +241,7 @@ def pairs(value: Any, metavar: str = "KEY=VALUE", example: str = "") -> Any:
         return value
     found: dict[str, str] = {}
     for pair in value:
+        # Only at the first sign: a value may contain others.
         name, sign, text = str(pair).partition("=")
         if not sign or not name.strip() or not text.strip():
             raise ValueError(f"{pair!r} is not of the form {metavar}{hint}")

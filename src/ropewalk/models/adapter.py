@@ -151,6 +151,7 @@ def places_of(settings: AdapterSettings, model: Any) -> Places:
     for name in targets:
         layer = modules[name]
         most = min(layer.in_features, layer.out_features)
+        # A product of larger matrices has this rank at most: more would only cost memory.
         if settings.rank > most:
             raise RopewalkError(
                 f"adapter.rank {settings.rank} is more than {name} can have, a layer of {layer.in_features} inputs and "
@@ -166,6 +167,7 @@ def _linear_layers(
     if target == ALL_LINEAR:
         found = list(linear)
     elif target == ATTENTION:
+        # By class name, which transformers keeps uniform; the attribute is self_attn, attention, attn and more.
         inside = tuple(f"{name}." for name, module in modules.items() if "Attention" in type(module).__name__)
         found = [name for name in linear if name.startswith(inside)]
     else:
@@ -252,9 +254,9 @@ def _initialise(trained: Mapping[str, nn.Parameter], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in trained.items():
         if ".lora_A." in name:
-            drawn = torch.empty(parameter.shape, dtype=torch.float32)
-            nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
-            parameter.copy_(drawn)
+            initial = torch.empty(parameter.shape, dtype=torch.float32)
+            nn.init.kaiming_uniform_(initial, a=math.sqrt(5), generator=generator)
+            parameter.copy_(initial)
         elif ".lora_B." in name:
             parameter.zero_()
 

@@ -124,14 +124,14 @@ def _attention_over(stock: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     ) -> tuple[Tensor, Tensor | None]:
         if layout is None:
             return _stock_attention(stock, module, query, key, value, attention_mask, **options)
-        asked = attention_options_of(module, layout, options)
+        requested = attention_options_of(module, layout, options)
         query = _tuned_by_position(module, query, layout.position_ids)
         # The rotation ran in float32; queries and keys are rounded once, here, to the values' dtype.
         query, key = query.to(value.dtype), key.to(value.dtype)
         if layout.sharded is None:
-            output = attend(query, key, value, layout.layouts, layout.engine, asked)
+            output = attend(query, key, value, layout.layouts, layout.engine, requested)
         else:
-            output = sharded_attend(query, key, value, layout.sharded, layout.engine, asked)
+            output = sharded_attend(query, key, value, layout.sharded, layout.engine, requested)
         return output.transpose(1, 2).contiguous(), None
 
     return attention
@@ -150,6 +150,7 @@ def attention_options_of(module: nn.Module, layout: LayoutCall, options: dict[st
         )
     if options.get("is_causal") is False:
         raise EngineError(f"{name} attends in both directions; packed rows need a causal decoder")
+    # An option that no engine knows could change the result, so it is refused and not ignored.
     unknown = [key for key, value in options.items() if value is not None and key not in KNOWN_OPTIONS]
     if unknown:
         raise EngineError(
@@ -158,9 +159,9 @@ def attention_options_of(module: nn.Module, layout: LayoutCall, options: dict[st
         )
     locality, window = layout.locality_of(number), options.get("sliding_window")
     if window != locality.window:
-        asked = "no sliding window" if window is None else f"a sliding window of {window} tokens"
+        requested = "no sliding window" if window is None else f"a sliding window of {window} tokens"
         raise EngineError(
-            f"{name} of layer {number} asks for {asked}, but its config says {locality.window}; correct the config"
+            f"{name} of layer {number} asks for {requested}, but its config says {locality.window}; correct the config"
         )
     return AttentionOptions(
         scale=options.get("scaling"),
@@ -207,6 +208,7 @@ def _stock_attention(
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """A plain causal sequence, possibly cached or padded: transformers' own function in the model's dtype."""
+    # A layout was given to the model but did not arrive here: the row would be attended to as one document.
     if _current.get() is not None:
         raise EngineError(
             f"{type(module).__name__} does not pass keyword arguments to its attention, so the layout never "
@@ -220,6 +222,7 @@ def _stock_attention(
     if attention_mask is not None and attention_mask.is_floating_point():
         attention_mask = attention_mask.to(dtype)
     if stock == "eager":
+        # Each model file has an eager function of its own, with its soft caps and sinks.
         function = sys.modules[type(module).__module__].eager_attention_forward
     else:
         function = ALL_ATTENTION_FUNCTIONS[stock]
@@ -361,6 +364,7 @@ def _pin_length(module: nn.Module, call: LayoutCall, pinned: ExitStack, own_posi
     If the positions are the layouts' own, their length is known here; a rotary module would wait for the device.
     """
     ours = [inner for inner in module.modules() if isinstance(inner, RotaryEmbedding)]
+    # A method that depends on the length must see the row's, which restarting positions and shards hide.
     dependent = [each for each in ours if any(method.length_dependent for method in each.methods.values())]
     if dependent and (call.sharded is not None or own_positions):
         length = max(int(layout.position_ids.max()) for layout in call.layouts) + 1

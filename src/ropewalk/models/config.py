@@ -699,8 +699,8 @@ def shape_values(text: Any) -> dict[str, int]:
     """
     # Reading such a value from the config raises an error, but its mapping has it.
     apart = getattr(text, "per_layer_attributes", None) or ()
-    said = text.to_dict() if apart else {}
-    found = {key: said.get(key) if key in apart else getattr(text, key, None) for key in SHAPE_KEYS}
+    stated = text.to_dict() if apart else {}
+    found = {key: stated.get(key) if key in apart else getattr(text, key, None) for key in SHAPE_KEYS}
     return {key: value for key, value in found.items() if isinstance(value, int)}
 
 
@@ -887,6 +887,7 @@ def _which(numbers: Sequence[int], layers: int) -> str:
         [number for _, number in run]
         for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     ]
+    # Patterns such as every sixth layer are common, and easier to read than a list of numbers.
     steps = {after - before for before, after in pairwise(numbers)}
     if len(numbers) > 2 and len(steps) == 1 and steps != {1}:
         which = f"every {_ordinal(steps.pop())} layer, from {numbers[0]} to {numbers[-1]}"

@@ -115,6 +115,7 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
         _refuse_unknown_keys(decoder, None)
         return ModelConfig(stated, model)
     _check_stated(decoder, config_class)
+    # Stated values are checked before the class is built: it fills in defaults that would hide what a file lacks.
     outer = build(model, config_class, raw)
     text, name = _decoder_of(model, outer)
     if name is not None:

@@ -72,6 +72,7 @@ def export(
     tokenizer.model_max_length = max(tokenizer.model_max_length, context)
     # Granite with windows has a rotary module for each base, which ours cannot replace.
     exact = not read_config(path).values.get(BASES_OF_LAYERS)
+    # as_written refuses a method that no config can express, before anything is loaded or written.
     loaded = load_model(path, ModelSetup(method.as_written(), context, exact_rope=exact))
     with locked(out.parent, file=out.name):
         remove_left_overs(out.parent, out.name)

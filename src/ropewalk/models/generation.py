@@ -94,6 +94,7 @@ def _refuse_switch(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
             f"{length} tokens, would use the {names[1]} ones; fix the length before the first token with "
             "ropewalk.models.load.generating(model, prompt tokens + new tokens)"
         )
+    # The choice is stored with the cache, since a cache may be used by several calls and outlive any of them.
     setattr(cache, _CHOICE, choice)
 
 

@@ -99,11 +99,13 @@ def _rotary_class(config: Any) -> type[nn.Module]:
 
     try:
         small = deepcopy(config)
+        # One layer on the meta device: only the class of the rotary module is wanted, at no cost of memory.
         small.num_hidden_layers = 1
         if getattr(small, "layer_types", None):
             small.layer_types = small.layer_types[:1]
         with quiet(), torch.device("meta"):
             model = AutoModel.from_config(small, trust_remote_code=False)
+    # Some classes refuse a config whose lists do not fit one layer; they are built whole.
     except CONFIG_ERRORS:
         with quiet(), torch.device("meta"):
             model = AutoModel.from_config(config, trust_remote_code=False)

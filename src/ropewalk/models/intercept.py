@@ -579,6 +579,7 @@ def _style_given(rotary: nn.Module, position_ids: Tensor, pairs: Mapping[str | N
             found.add("complex")
             continue
         cos = _two_parts(given, rotary)[0]
+        # Tables have each angle twice, in halves or side by side, or once per pair.
         half = cos.shape[-1] // 2
         if torch.equal(cos[..., :half], cos[..., half:]):
             found.add("halves")
@@ -701,6 +702,7 @@ def _rotation(
     plain: AttentionCall, rotated: AttentionCall, tables: dict[str | None, list[Tensor]], name: str
 ) -> LayerRotation:
     both = [(plain.query, rotated.query), (plain.key, rotated.key)]
+    # The probe runs in float64, where a wrong layout differs by far more than rounding.
     tolerance = PROBE_TOLERANCE * max(float(before.abs().max()) for before, _ in both)
     if all(float((before - after).abs().max()) <= tolerance for before, after in both):
         return LayerRotation(None, 0, "halves")
@@ -748,22 +750,25 @@ def random_parameters(model: Any, seed: int) -> Iterator[None]:
         fresh = AutoModelForCausalLM.from_config(
             deepcopy(model.config), dtype=model.dtype, attn_implementation="eager"
         )
-    drawn, own = _learned(fresh), _learned(model)
+    initial, own = _learned(fresh), _learned(model)
     unlike = {
-        name for name, parameter in own.items() if name not in drawn or drawn[name].shape != parameter.shape
+        name
+        for name, parameter in own.items()
+        if name not in initial or initial[name].shape != parameter.shape
     }
-    if unlike or drawn.keys() - own.keys():
+    if unlike or initial.keys() - own.keys():
         raise RopewalkError(
             f"a new {type(model).__name__} of this config has different parameters than the model "
-            f"({min(unlike or drawn.keys() - own.keys())}), so there is no random control to compare with"
+            f"({min(unlike or initial.keys() - own.keys())}), so there is no random control to compare with"
         )
     del fresh
+    # The trained weights wait in CPU memory: a device that holds one model may not hold two.
     kept = {name: parameter.data.to("cpu") for name, parameter in own.items()}
     devices = {name: parameter.device for name, parameter in own.items()}
     try:
         for name, parameter in own.items():
             # Popped, so that no third copy stays in memory.
-            parameter.data = drawn.pop(name).data.to(devices[name], parameter.dtype)
+            parameter.data = initial.pop(name).data.to(devices[name], parameter.dtype)
         yield
     finally:
         for name, parameter in own.items():

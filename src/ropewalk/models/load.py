@@ -117,6 +117,7 @@ def load_model(
         raise EngineError(
             f"{config.source.model_type} does not accept external attention functions, so it cannot run on packed rows"
         ) from error
+    # transformers initialises missing weights at random with no more than a warning.
     _refuse_incomplete(path_or_id, loading)
     if device is not None and quantization is None:
         model.to(device)
@@ -175,6 +176,7 @@ def configured(
     if setup.rope is not None:
         config = config.lifted(setup.lift)
     rope = setup.rope or config.full_attention_rope
+    # A config cannot express everything that ours computes; this is the closest method that it can.
     in_config = rope.as_computed_by_transformers()
     written = with_rope(config, in_config, setup.max_position_embeddings, setup.other_ropes)
     return written, config.methods_with(rope, setup.other_ropes)
@@ -214,6 +216,7 @@ def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = Fa
     if getattr(config.get_text_config(), "alibi", False):
         raise RopewalkError(f"the checkpoint in {path_or_id} has ALiBi positions and no RoPE")
     read = ModelConfig.of(config)
+    # Both are computed on first use; asked for here, so that a contradiction is an error now and not during loading.
     _ = (read.methods, read.layers)
     if type(config).__module__.startswith("transformers."):
         _log_defaults(str(path_or_id), checkpoint or read_model_config(str(path_or_id)))
@@ -295,6 +298,7 @@ def attach(
         keep_one_choice(rotary_module(model)[0])
     elif any(getattr(method, "start_tokens", 0) for method in methods.values()):
         raise RopewalkError("start_tokens > 0 needs the exact rotary module; set exact_rope=True")
+    # Attaching again changes the engine only: a second set of hooks would check every call twice.
     hooks: attention_hooks.LayoutHooks | None = getattr(model, "_ropewalk_hooks", None)
     if hooks is None:
         model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, config.localities)

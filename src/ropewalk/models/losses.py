@@ -68,6 +68,7 @@ class OutputHead:
             raise RopewalkError(
                 f"{type(model).__name__} gives logits that are not finite: its weights are damaged"
             )
+        # The tolerance is for float32; a model in 16 bits rounds its hidden states that much more coarsely.
         unit = torch.finfo(hidden.dtype).eps / torch.finfo(torch.float32).eps
         if not difference <= PROBE_TOLERANCE * unit * (1 + expected.abs().max()):
             raise RopewalkError(

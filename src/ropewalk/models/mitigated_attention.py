@@ -54,6 +54,7 @@ def copy_in_dtype(model: Any, dtype: torch.dtype) -> Any:
             f"{type(model).__name__} already runs ropewalk's rotary module; load it with exact_rope=False"
         )
     with torch.no_grad():
+        # deepcopy takes these instead of copying, so that the weights never exist in both dtypes and twice.
         memo: dict[int, Any] = {id(p): _in_dtype(p, dtype) for p in model.parameters()}
     copied = copy.deepcopy(model, memo)
     saved = copied.state_dict().keys()
@@ -324,6 +325,7 @@ def split_product(
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     q_high, q_low = _halves(query, value.dtype)
     k_high, k_low = _halves(key, value.dtype)
+    # (qh + ql)(kh + kl) without ql·kl, which is below float32's precision: one wider product for three.
     query = torch.cat((q_high, q_high, q_low), dim=-1)
     key = torch.cat((k_high, k_low, k_high), dim=-1)
     width, wider = value.shape[-1], query.shape[-1]

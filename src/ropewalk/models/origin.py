@@ -44,11 +44,13 @@ def origin_of(path_or_id: str, name: str | None = None) -> Origin:
     revision = None
     if folder is not None:
         place = folder.resolve()
+        # The Hub's cache is models--ORG--NAME/snapshots/REVISION.
         if place.parent.name == "snapshots":
             revision = place.name
             hub_id = hub_id or place.parent.parent.name.removeprefix("models--").replace("--", "/")
     # A published card must not say where folders lie on this machine.
     place = Path(path_or_id).resolve()
+    # `extend` writes to OUTPUT/model, so there the parent's name says more.
     own = place.parent.name if place.name == "model" else place.name
     return Origin(hub_id or name or own, hub_id, revision, {} if folder is None else _kept(folder / CARD))
 

@@ -118,6 +118,8 @@ class _RunByRun:
         flat, outputs, rest = hidden.flatten(0, 1), [], 0
         for batch in batches.batches:
             padded = flat.new_zeros(batch.runs * batch.longest, flat.shape[1])
+            # Padding stands behind a run, so a causal mixer computes it after, and never from it into, the
+            # run's tokens.
             padded = padded.index_copy(0, batch.places, flat.index_select(0, batch.tokens))
             output = self.forward(padded.unflatten(0, (batch.runs, batch.longest)), *args[1:], **options)
             if isinstance(output, tuple):
@@ -175,6 +177,7 @@ def run_batches(layouts: tuple[PackedLayout, ...], device: torch.device) -> RunB
     size = 2 ** (lengths.clamp(min=SHORT) - 1).double().log2().floor().long().add(1)
     batches = []
     for each in torch.unique(size).tolist():
+        # Runs of similar length share a batch, so padding at most doubles the tokens.
         chosen = torch.nonzero(size == each).flatten()
         mine, longest = lengths[chosen], int(lengths[chosen].max())
         inside = torch.arange(int(mine.sum())) - (mine.cumsum(0) - mine).repeat_interleave(mine)

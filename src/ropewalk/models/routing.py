@@ -169,6 +169,7 @@ class Recorder:
             self._top_k = chosen.shape[-1]
             ones = self._is_token[..., None].expand(-1, -1, self._top_k).reshape(rows, -1).long()
             counts = ones.new_zeros(rows, logits.shape[-1])
+            # Padding adds 0, so it counts towards no expert.
             counts.scatter_add_(1, chosen.reshape(rows, -1).long(), ones)
             self._counts.append(counts)
             self._totals[router.name] = self._totals.get(router.name, 0) + counts.sum(dim=0)

@@ -48,6 +48,7 @@ def load_sharded(
     Raises:
         RopewalkError: as for :func:`load_model`, on every rank.
     """
+    # Only rank 0 reads the files: with one copy per process, CPU memory would limit the number of ranks on a node.
     source: list[Any] = []
 
     def read() -> None:
@@ -94,6 +95,7 @@ def shard_model(trained: LossModel, mesh: Mesh, compute_dtype: torch.dtype | Non
     def placement(parameter: nn.Parameter) -> Shard:
         return Shard(sharded_dimension(parameter.shape, ranks))
 
+    # Layers first: fully_shard of the root then takes only what no layer has claimed.
     for module in (*layers, trained):
         fully_shard(module, mesh=dimensions, mp_policy=policy, shard_placement_fn=placement)
 

@@ -94,6 +94,7 @@ class Ranks:
         results: dict[int, Any] = {}
         failures: dict[int, str] = {}
         waiting = dict(zip(self._pipes, range(self.world_size), strict=True))
+        # The first failure ends the wait: the other ranks would hang in a collective with the failed one.
         while waiting and not failures:
             ready = wait(list(waiting), timeout=seconds)
             if not ready:

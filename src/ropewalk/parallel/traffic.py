@@ -85,6 +85,7 @@ def _sent(kind: str, func: Any, args: Any, kwargs: Any) -> int:
         splits = given.get("input_split_sizes") or []
         row = _bytes(sent) // sent.shape[0] if sent.shape[0] else 0
         own = splits[rank] if splits else sent.shape[0] // size
+        # A rank's own part never leaves it.
         return row * (sent.shape[0] - own)
     if kind == "all_gather":
         return _bytes(given.get("input_tensor", given.get("input_tensors"))) * (size - 1)

@@ -112,6 +112,7 @@ class World:
             if failure is not None:
                 if own is not None and rank == self.rank:
                     raise own
+                # The lowest failing rank speaks for all, so that a common error is printed once.
                 raise Echo(failure[0], failed=failure[1]) from own
         values: list[Any] = [value for value, _ in gathered]
         return values

@@ -75,6 +75,7 @@ def head_dim(config: Config, layer_type: str | None = None) -> int:
             that share a RoPE differ.
     """
     overrides = layer_overrides(config)
+    # Without a list of types, every layer has the type that is asked for.
     kinds = config.get("layer_types") or (layer_type,) * (config.get("num_hidden_layers") or 1)
     if any("head_dim" in values for values in overrides.values()):
         meant = [number for number, kind in enumerate(kinds) if layer_type in (None, kind)]
@@ -89,6 +90,7 @@ def head_dim(config: Config, layer_type: str | None = None) -> int:
             )
         if meant:
             config = {**config, "head_dim": widths[meant[0]]}
+    # Latent attention rotates a separate part of each head, whose width this is; head_dim means another part there.
     latent = whole_number(config, "qk_rope_head_dim")
     if latent:
         return latent
@@ -198,8 +200,8 @@ def _plain_method(config: Config) -> RopeMethod:
         return _method(config, _with_theta(config, {}))
     # Methods are compared, not keys, because the two spellings write the same method differently.
     if len(set(found.values())) > 1:
-        said = " but ".join(f"{key} says {method}" for key, method in found.items())
-        raise RopewalkError(f"the config contradicts itself: {said}; remove the wrong one")
+        stated = " but ".join(f"{key} says {method}" for key, method in found.items())
+        raise RopewalkError(f"the config contradicts itself: {stated}; remove the wrong one")
     return next(iter(found.values()))
 
 
@@ -220,10 +222,11 @@ def _with_theta(config: Config, entry: Config) -> dict[str, Any]:
             "into config.json, or load it with transformers and use model.config.to_dict(), which includes the "
             "defaults of the model's class"
         )
+    # The same base may stand in several places, as transformers 5 leaves it there; only contradictions are refused.
     theta = next(iter(stated.values()))
     if any(value != theta for value in stated.values()):
-        said = ", ".join(f"{value} in {key}" for key, value in stated.items())
-        raise RopewalkError(f"rope_theta has two values: {said}; remove the wrong one")
+        text = ", ".join(f"{value} in {key}" for key, value in stated.items())
+        raise RopewalkError(f"rope_theta has two values: {text}; remove the wrong one")
     return {**entry, "rope_theta": theta}
 
 
@@ -344,6 +347,7 @@ def replace_methods(
     others = {key: value for key, value in config.items() if key not in ROPE_KEYS}
     kinds = (None,) if isinstance(methods, RopeMethod) else methods
     dims = {layer_type: head_dim(config, layer_type) for layer_type in kinds}
+    # Every RoPE key of both spellings is removed first: one that stayed could contradict the new entries.
     written = others | config_entries(methods, dims, spelling=spelling)
     before = config.get("rope_parameters") or {}
     entry = written.get("rope_parameters")
@@ -417,8 +421,8 @@ def for_all_readers(config: Config) -> dict[str, Any]:
     method = methods_by_type().get(str(entry.get("rope_type")))
     if method is None:
         return dict(config)
-    said = method.for_all_readers(entry, config.get("max_position_embeddings", 0))
-    return {**config, "rope_parameters": said}
+    stated = method.for_all_readers(entry, config.get("max_position_embeddings", 0))
+    return {**config, "rope_parameters": stated}
 
 
 def notes_on(config: Config) -> list[str]:
@@ -437,14 +441,14 @@ def notes_on(config: Config) -> list[str]:
     context, model_type = text["max_position_embeddings"], text.get("model_type")
     by_type = methods_from_config(text)
     methods = [*dict.fromkeys(by_type.values())]
-    told = []
+    sentences = []
     if len(methods) > 1:
         # A base by itself is safe everywhere; two of them are only as safe as the reader's handling of layer types.
         methods = [method for method in methods if not isinstance(method, Default)]
-        told.append(
+        sentences.append(
             f"the layer types {' and '.join(map(str, by_type))} have different RoPE: transformers reads "
             f"each, and what other "
             "programs make of them is not known"
         )
     notes = (note for method in methods for note in method.reader_notes(context, model_type))
-    return [*told, *dict.fromkeys(notes)]
+    return [*sentences, *dict.fromkeys(notes)]

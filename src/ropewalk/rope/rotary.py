@@ -124,6 +124,7 @@ class RotaryEmbedding(nn.Module):
             inv_freq, attention_factor = self._on_device(method, layer_type, position_ids, device)
             # In float64: at a million tokens a float32 angle would be off by 0.06 rad.
             angles = positions * method.inv_freq_at(positions, inv_freq)
+            # Rounded only once, after the angle: an error of the angle grows with the position, this one does not.
             cos = (angles.cos() * attention_factor).to(torch.float32)
             sin = (angles.sin() * attention_factor).to(torch.float32)
             if self.style == "complex":
@@ -202,9 +203,9 @@ class RotaryRows(nn.Module):
         self.rows = tuple(RotaryEmbedding(method, style) for method in methods)
         dims = [{kind: method.rotary_dim for kind, method in row.methods.items()} for row in self.rows]
         if not dims or any(each != dims[0] for each in dims):
-            told = sorted({dim for each in dims for dim in each.values()})
+            widths = sorted({dim for each in dims for dim in each.values()})
             raise RopewalkError(
-                f"all rows of a batch must rotate the same number of dimensions, got {told or 'no rows'}"
+                f"all rows of a batch must rotate the same number of dimensions, got {widths or 'no rows'}"
             )
 
     @property

@@ -104,6 +104,7 @@ def _mask_mod(
 
 def run(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan, options: AttentionOptions) -> Tensor:
     if plan.by_document is not None:
+        # In document order visible keys form few blocks; interleaved, almost every block would be partly visible.
         q, k, v = (sort_rows(x, plan.by_document) for x in (q, k, v))
     out, auxiliary = _kernel(q.device.type)(
         q,

@@ -71,6 +71,7 @@ def runs_of(
             index = torch.empty(len(documents), dtype=torch.int64)
             index[copies], index[documents] = order[:anchor], order[anchor:]
             if len(copies) > 1:
+                # Copies beyond the first are listed, so that the backward pass adds their gradients to the anchor's.
                 repeats.append((torch.arange(first, first + anchor), copies[1:] + slots))
             lengths.append(runs)
             indices.append(index + first)

@@ -349,8 +349,8 @@ class InMemoryBackend:
         rows, chunk, done = self.batch_size, self.prefill_chunk, 0
         while done < len(group):
             batch = group[done : done + rows]
-            asked = [requests[index] for index in batch]
-            new = unless_out_of_memory(partial(self._new_ids, asked, chunk))
+            batch_requests = [requests[index] for index in batch]
+            new = unless_out_of_memory(partial(self._new_ids, batch_requests, chunk))
             if new is not None:
                 done += len(batch)
                 yield from map(self._answer, batch, new)
@@ -359,11 +359,11 @@ class InMemoryBackend:
                 log.warning(
                     "out of memory with a batch of %d prompts of up to %d tokens; retrying with %d",
                     len(batch),
-                    len(asked[0].input_ids),
+                    len(batch_requests[0].input_ids),
                     rows,
                 )
             else:
-                tokens = len(asked[0].input_ids)
+                tokens = len(batch_requests[0].input_ids)
                 smaller = smaller_chunk(chunk, tokens)
                 if smaller is None:
                     raise out_of_memory(self.model, tokens)

@@ -146,16 +146,16 @@ class LinesTask:
 
     def _draft(self, draw: random.Random, lines: int) -> Draft:
         """Build a record with this number of lines; the line asked for does not depend on it, but its position does."""
-        asked, value, share = _index(draw), _value(draw), draw.random()
-        others: dict[str, None] = {asked: None}
+        queried, value, share = _index(draw), _value(draw), draw.random()
+        others: dict[str, None] = {queried: None}
         while len(others) < lines:
             others[_index(draw)] = None
-        del others[asked]
+        del others[queried]
         record = [LINE.format(index=each, value=_value(draw)) for each in others]
         place = int(share * lines)
-        record.insert(place, LINE.format(index=asked, value=value))
-        text = HEADER + "".join(record) + TAIL.format(index=asked)
-        prefix = ANSWER_PREFIX.format(index=asked) if self.protocol == "base" else ""
+        record.insert(place, LINE.format(index=queried, value=value))
+        text = HEADER + "".join(record) + TAIL.format(index=queried)
+        prefix = ANSWER_PREFIX.format(index=queried) if self.protocol == "base" else ""
         details = {"unit": "line", "units": lines, "line": place, "depth": place / max(lines - 1, 1)}
         return Draft(text, prefix, (str(value),), details)
 

@@ -85,6 +85,7 @@ def ring_attend(
             strict=True,
         )
         for number, (q, k, v) in enumerate(parts):
+            # Keys and values travel in one message.
             kv = torch.cat([_places(k), _places(v)], dim=2)
             own = options.of_heads(slice(number * heads * per_key, (number + 1) * heads * per_key))
             outputs.append(attend_received(q, send_entries(kv, exchange), plan, chosen, own))

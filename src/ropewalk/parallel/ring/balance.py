@@ -54,11 +54,13 @@ def ring_chunks(layout: PackedLayout, ring: int, balance: str) -> Chunks:
         # Under a causal mask late tokens see more keys, so rank i pairs an early piece with a late one.
         return _cut([*range(ring), *reversed(range(ring))], total)
     spans = Spans.of(layout)
+    # More pieces balance better and send more; the fewest that are about as balanced are taken.
     by_cost = [_cut(_owners_by_work(spans, total, ring, pieces), total) for pieces in PIECES]
     cost = _first_within(PIECES_TIE, layout, by_cost)
     if balance == "cost":
         return cost
     others = [ring_chunks(layout, ring, name) for name in ("contiguous", "zigzag")]
+    # Of equals the simplest layout: its shards are contiguous or nearly so, and need less gathering.
     return _first_within(TIE, layout, [*others, cost])
 
 

@@ -88,6 +88,7 @@ def most_ring_keys(chunks: Chunks, longest: int) -> tuple[tuple[int, int], ...]:
     for index, (start, end, rank) in enumerate(pieces):
         reached = {rank}
         for first, _, other in pieces[index + 1 :]:
+            # A query sees a key at most longest - 1 tokens back, whatever lies between them.
             left = longest - (first - end) - 1
             if left <= 0 or len(reached) == len(chunks):
                 break

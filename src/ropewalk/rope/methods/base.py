@@ -249,10 +249,10 @@ class RopeMethod(ABC):
     def to_entry(self) -> dict[str, Any]:
         """The parameters for a config as JSON values, without fields that are None."""
         # Without rotary_dim, which a config states as partial_rotary_factor.
-        said = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
+        stated = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
         return {
             key: list(value) if isinstance(value, tuple) else value
-            for key, value in said.items()
+            for key, value in stated.items()
             if value is not None
         }
 

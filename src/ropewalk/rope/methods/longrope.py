@@ -114,6 +114,7 @@ class LongRope(RopeMethod):
         original = entry.length_before_extension()
         attention_factor = entry.values.get("attention_factor")
         if attention_factor is None:
+            # transformers computes it by the same formula where a config omits it.
             attention_factor = longrope_attention_factor(entry.factor(original), original)
         # vLLM and transformers read different keys; with different values they would compute different models.
         for key in MSCALES:
@@ -151,10 +152,10 @@ class LongRope(RopeMethod):
         They are written if the attention factor differs from that formula.
         """
         factor = max_length / entry[ORIGINAL]
-        said = {**entry, "factor": factor}
+        stated = {**entry, "factor": factor}
         if not has_published_attention(entry["attention_factor"], factor, entry[ORIGINAL]):
-            said |= dict.fromkeys(MSCALES, entry["attention_factor"])
-        return said
+            stated |= dict.fromkeys(MSCALES, entry["attention_factor"])
+        return stated
 
     def config_warnings(
         self, entry: Mapping[str, Any], original: int | None, length: int | None
@@ -193,30 +194,30 @@ class LongRope(RopeMethod):
         formula = longrope_attention_factor(factor, original)
         published = has_published_attention(self.attention_factor, factor, original)
         if model_type == "phi3":
-            told = [
+            notes = [
                 "llama.cpp selects the factors by the context that it allocates"
                 + ("" if published else f", with the attention factor {formula:.6g} of the formula")
             ]
         else:
-            told = [
+            notes = [
                 "not llama.cpp: its converter drops these factors silently, and the model would run default RoPE"
                 if model_type in LLAMA_LIKE
                 else "not llama.cpp: its converter is known to write longrope's factors only for phi3"
             ]
-        told.append(
+        notes.append(
             f"vLLM stops at {original} tokens unless --max-model-len {context} is given"
             + (", and then also runs short sequences with the long factors" if switches else "")
         )
         if switches:
-            told.append(
+            notes.append(
                 f"transformers' generate() changes the factors when a sequence passes {original} tokens, and most "
                 "models keep the keys of the short ones; evaluation in ropewalk selects them by the total length"
             )
         if not published:
-            told.append(
+            notes.append(
                 "the config contains short_mscale and long_mscale, so that vLLM and SGLang use the attention factor "
                 f"{self.attention_factor:.6g} instead of the published {formula:.6g}; transformers warns about the two "
                 "keys and ignores them"
             )
-        told.append("mlx-lm ignores the attention factor")
-        return told
+        notes.append("mlx-lm ignores the attention factor")
+        return notes

@@ -178,24 +178,25 @@ class Yarn(RopeMethod):
         return ratio_warning(self, entry, original, length)
 
     def reader_notes(self, context: int, model_type: str | None) -> list[str]:
-        told = []
+        notes = []
         served = round(self.original_max_position_embeddings * self.factor)
         if served != context:
-            told.append(
+            notes.append(
                 f"vLLM serves {served} tokens, the original length times the factor, and ignores "
                 f"max_position_embeddings: give --max-model-len {context}"
             )
         formula = 0.1 * math.log(self.factor) + 1
         ours = self.frequencies().attention_factor
         stated = self.attention_factor is not None
+        # Half a unit of float32, in which readers compute: a smaller difference has no effect in them.
         if not math.isclose(ours, formula, rel_tol=2**-24):
             who = "vLLM up to 0.25.0, SGLang and mlx-lm ignore" if stated else "vLLM up to 0.25.0 ignores"
             what = "attention_factor" if stated else "mscale and mscale_all_dim"
-            told.append(
+            notes.append(
                 f"{who} {what}: cos and sin are scaled by {ours:.6g} here, by {formula:.6g} without it"
             )
         if stated:
-            told.append(
+            notes.append(
                 "llama.cpp adjusts the attention factor again: whether it is applied twice was not measured"
             )
-        return told
+        return notes

@@ -141,6 +141,7 @@ def safe_base(
     """
     _check(length, rotary_dim, ceiling)
     high = math.log(ceiling)
+    # Decade by decade from the top: the safe base is usually found long before the small bases, which cost most.
     decades = math.ceil(high / math.log(10))
     for done in range(decades):
         low = max(high - math.log(10), 0.0)
@@ -177,6 +178,7 @@ def smallest_base(
     """
     _check(length, rotary_dim, ceiling)
     lengths = [length]
+    # A base that fails at half the length fails at the whole, so each shorter length narrows down the next search.
     while at_least <= 1 and lengths[0] > _FIRST_DOUBLING:
         lengths.insert(0, lengths[0] // 2)
     found: float | None = at_least
@@ -356,6 +358,7 @@ def _negative(m: Floats, centre: Floats, half: Floats, exponents: Floats) -> Flo
     found = [np.empty((0, 2))]
     while len(m):
         value, slope, bend = _taylor(m, centre, half, exponents)
+        # Taylor's theorem: within the cell, a value differs by at most this from the one at the centre.
         change, rest = np.abs(slope) * half, 0.5 * bend * half**2
         below = value + change + rest < 0
         found.append(np.stack([centre - half, centre + half], 1)[below])
@@ -406,6 +409,8 @@ def _roots(m: Floats, left: Floats, right: Floats, rising: NDArray[np.bool_], ex
     for _ in range(_MOST_NEWTON_STEPS):
         if not len(going):
             break
+        # Newton's method, with bisection wherever a step would leave the bracket: it converges whatever the
+        # function does.
         value, change, _ = _taylor(m[going], x[going], np.zeros(len(going)), exponents)
         root_is_right = (value < 0) == rising[going]
         left[going] = np.where(root_is_right, x[going], left[going])

@@ -76,6 +76,7 @@ def exposure(
 def _pair(number: int, old: float, trained_length: int, new: float, target_length: int) -> PairExposure:
     turn = 2 * math.pi
     trained_turns, target_turns = old * trained_length / turn, new * target_length / turn
+    # A pair that completed a turn has shown every angle, so no longer context can bring a new one.
     complete = trained_turns >= 1
     return PairExposure(
         pair=number,

@@ -118,6 +118,7 @@ def _violations(theta: Floats, limit: int) -> Iterator[NDArray[np.int64]]:
     first, size = 1, _FIRST_BLOCK
     while first <= limit:
         count = min(size, limit + 1 - first)
+        # The screen is float32 and fast; only distances within its error of zero are computed again in float64.
         near = np.flatnonzero(screen(theta[None], first, count)[0] < screen_error(len(theta))) + first
         below = near[similarity_margin(theta, near) < 0]
         if len(below):
@@ -182,6 +183,7 @@ def screen(theta: Floats, first: int, count: int) -> NDArray[np.float32]:
     fast = theta.max(0) * half > SLOW_TURN
     pairs = int(fast.sum())
     right = _table(-theta[:, fast], 0, 1, width, spare=CUBIC // 2)
+    # cos(a + b) as a product of two tables: two matrices of sqrt(count) rows instead of count cosines for each pair.
     left = _table(theta[:, fast], first, width, -(-count // width), spare=CUBIC // 2)
     offset = (np.arange(right.shape[1]) - half) / half
     right.view(np.float32)[..., 2 * pairs :] = offset[:, None] ** np.arange(CUBIC)

@@ -273,6 +273,7 @@ def stage_contexts(trained_length: int, target_length: int) -> list[int]:
     contexts = []
     length = trained_length
     while length * MOST_FACTOR < target_length:
+        # Stages still needed after this one; 1e-9 keeps an exact power of 8 from rounding up to one stage more.
         left = math.ceil(math.log(target_length / length, MOST_FACTOR) - 1e-9) - 1
         fitting = [
             factor

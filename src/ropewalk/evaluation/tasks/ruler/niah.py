@@ -128,7 +128,7 @@ class NeedleTask:
         taken: set[str] = set()
         keys = [_fresh(self.key_kind, draw, taken) for _ in range(self.keys)]
         values = [[_fresh(self.value_kind, draw, taken) for _ in range(self.values)] for _ in keys]
-        asked = draw.sample(range(self.keys), self.queries)
+        queried = draw.sample(range(self.keys), self.queries)
         needles = needle_lines(self.value_kind, keys, values)
         draw.shuffle(needles)
         if self.in_prose:
@@ -138,13 +138,13 @@ class NeedleTask:
         else:
             positions = sorted(draw.sample(range(units), len(needles)))
             context = hide_in_lines(self._lines(draw, units, taken), needles, positions)
-        text, prefix = niah_prompt(self.value_kind, [keys[at] for at in asked], self.values, context)
-        references = tuple(value for at in asked for value in values[at])
-        hidden = [line for at in asked for line in needle_lines(self.value_kind, [keys[at]], [values[at]])]
+        text, prefix = niah_prompt(self.value_kind, [keys[at] for at in queried], self.values, context)
+        references = tuple(value for at in queried for value in values[at])
+        hidden = [line for at in queried for line in needle_lines(self.value_kind, [keys[at]], [values[at]])]
         details = {
             "unit": "word" if self.in_prose else "line",
             "units": units,
-            "keys": [keys[at] for at in asked],
+            "keys": [keys[at] for at in queried],
             "depths": [depth_of(line, context) for line in hidden],
         }
         return Draft(text, prefix, references, details)

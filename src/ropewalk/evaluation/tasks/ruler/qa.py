@@ -105,18 +105,18 @@ class QuestionTask:
                 f"{self.name} has {len(data.questions)} questions, one per sample, and {count} samples are requested; "
                 f"give --samples from 1 to {len(data.questions)}"
             )
-        asked = question_order(self.name, len(data.questions), seed)[:count]
-        if any(len(set(data.questions[each].gold)) == len(data.documents) for each in asked):
+        selected = question_order(self.name, len(data.questions), seed)[:count]
+        if any(len(set(data.questions[each].gold)) == len(data.documents) for each in selected):
             raise RopewalkError(
                 f"{self.source} has no documents besides those of one question, so prompts cannot be filled; give the "
                 "whole dataset"
             )
-        bare = [_draft(data, each, list(data.questions[each].gold), 0) for each in asked]
+        bare = [_draft(data, each, list(data.questions[each].gold), 0) for each in selected]
         tokens = encoder.counts([(each.text, each.answer_prefix) for each in bare])
         shortest = max(tokens) + self.max_new_tokens
         if length < shortest:
             raise LengthTooShort(self.name, length, shortest)
-        return self._filled(data, encoder, length, seed, asked, tokens)
+        return self._filled(data, encoder, length, seed, selected, tokens)
 
     def _filled(
         self,

@@ -55,8 +55,8 @@ class QuestionSet:
     sha256: str = field(init=False)
 
     def __post_init__(self) -> None:
-        asked = [[each.query, each.answers, each.gold, each.more] for each in self.questions]
-        object.__setattr__(self, "sha256", digest([self.documents, asked]))
+        questions = [[each.query, each.answers, each.gold, each.more] for each in self.questions]
+        object.__setattr__(self, "sha256", digest([self.documents, questions]))
 
 
 def read_squad(path: str) -> QuestionSet:
@@ -94,7 +94,7 @@ def _read(reader: Callable[[str], QuestionSet], path: str) -> QuestionSet:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _RawQuestion:
     """A question of SQuAD before its documents have indices."""
 
     article: int
@@ -106,18 +106,18 @@ class _Asked:
 @lru_cache(maxsize=2)
 def _squad(path: str) -> QuestionSet:
     value = _rows(path, "rajpurkar/squad_v2", None)
-    articles, asked = _squad_file(value, path) if isinstance(value, dict) else _squad_rows(value, path)
+    articles, raw = _squad_file(value, path) if isinstance(value, dict) else _squad_rows(value, path)
     index = _indices(document for article in articles for document in article)
     numbered = [[index[document] for document in article] for article in articles]
     questions = []
-    for each in asked:
+    for each in raw:
         gold = index[each.document]
         more = tuple(number for number in numbered[each.article] if number != gold)
         questions.append(Question(each.query, each.answers, (gold,), more))
     return _question_set(path, index, questions)
 
 
-def _squad_file(value: Any, path: str) -> tuple[list[list[str]], list[_Asked]]:
+def _squad_file(value: Any, path: str) -> tuple[list[list[str]], list[_RawQuestion]]:
     """Return each article's documents and the answerable questions of SQuAD's own file."""
     articles: list[list[str]] = []
     found = []
@@ -128,16 +128,16 @@ def _squad_file(value: Any, path: str) -> tuple[list[list[str]], list[_Asked]]:
             place = f"{where}.paragraphs[{at}]"
             document = _get(paragraph, "context", str, place)
             articles[-1].append(document)
-            for nth, asked in enumerate(_get(paragraph, "qas", list, place)):
+            for nth, entry in enumerate(_get(paragraph, "qas", list, place)):
                 here = f"{place}.qas[{nth}]"
-                if not _get(asked, "is_impossible", bool, here):
-                    answers = _get(asked, "answers", list, here)
+                if not _get(entry, "is_impossible", bool, here):
+                    answers = _get(entry, "answers", list, here)
                     texts = tuple(_get(each, "text", str, f"{here}.answers") for each in answers)
-                    found.append(_Asked(number, document, _get(asked, "question", str, here), texts))
+                    found.append(_RawQuestion(number, document, _get(entry, "question", str, here), texts))
     return articles, found
 
 
-def _squad_rows(rows: Sequence[Any], path: str) -> tuple[list[list[str]], list[_Asked]]:
+def _squad_rows(rows: Sequence[Any], path: str) -> tuple[list[list[str]], list[_RawQuestion]]:
     """Return each article's documents and the answerable questions of the Hub's rows, which have one question each."""
     articles: dict[str, dict[str, None]] = {}
     found = []
@@ -148,7 +148,7 @@ def _squad_rows(rows: Sequence[Any], path: str) -> tuple[list[list[str]], list[_
         answers = _texts(_get(row, "answers", dict, where), "text", where)
         if answers:
             number = list(articles).index(title)
-            found.append(_Asked(number, document, _get(row, "question", str, where), tuple(answers)))
+            found.append(_RawQuestion(number, document, _get(row, "question", str, where), tuple(answers)))
     return [list(documents) for documents in articles.values()], found
 
 

@@ -190,9 +190,9 @@ def _niah(task: NeedleTask, tokens: Tokens, length: int, split: SplitSentences |
             positions = sorted(draw.sample(range(units), len(needles)), reverse=True)
             # Upstream inserts needles from the end of the list, so the first needle comes last.
             context = hide_in_lines(lines, needles[::-1], positions[::-1])
-        asked = draw.sample(range(task.keys), task.queries)
-        text, prefix = niah_prompt(task.value_kind, [keys[at] for at in asked], task.values, context)
-        return Made(text, prefix, tuple(value for at in asked for value in values[at]))
+        queried = draw.sample(range(task.keys), task.queries)
+        text, prefix = niah_prompt(task.value_kind, [keys[at] for at in queried], task.values, context)
+        return Made(text, prefix, tuple(value for at in queried for value in values[at]))
 
     step = 500 if task.in_prose else 25 if length >= SHORT_BELOW else 5
     per_unit = tokens(make(step).prompt) / step
@@ -287,10 +287,10 @@ def _cwe(task: word_counting.CommonWordsTask, tokens: Tokens, length: int) -> St
                 f"{task.name} at {length} tokens needs more than the {len(words)} available words, and NVIDIA's script "
                 f"takes more from a list that only its repository has; exclude the task, or remove --compat nvidia"
             )
-        drawn = draw.sample(words, units)
-        entries = word_counting.word_list(drawn, common, other)
+        drawn_words = draw.sample(words, units)
+        entries = word_counting.word_list(drawn_words, common, other)
         random.Random(SEED).shuffle(entries)
-        return word_counting.numbered(entries), drawn[: word_counting.COMMON]
+        return word_counting.numbered(entries), drawn_words[: word_counting.COMMON]
 
     def make(units: int) -> Made:
         shown = numbered(repeats.example_words, repeats.example_common, repeats.example_other)
