@@ -85,7 +85,8 @@ class AuditSettings(Settings):
     )
     text: Annotated[str, COMMON] = Field(
         "embedded:validation",
-        description="Documents to audit on, given like the sources of ropewalk data pack.",
+        description="Documents to audit on: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
+        "embedded.",
     )
     length: Annotated[Length | None, COMMON] = Field(
         None,

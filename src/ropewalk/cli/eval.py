@@ -56,7 +56,10 @@ def evaluate(
     text: Annotated[
         str,
         TEXTS,
-        Field(description="Documents for perplexity, given like the sources of ropewalk data pack."),
+        Field(
+            description="Documents for perplexity: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
+            "embedded."
+        ),
     ] = "embedded:validation",
     average: Annotated[
         bool, HOW, Field(description="Report the mean over the last checkpoints in the folder MODEL.")

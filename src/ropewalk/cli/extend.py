@@ -34,7 +34,10 @@ def extend(
     rope: Annotated[
         tuple[FilePath, ...],
         Option(metavar="FILE", repeated=True),
-        Field(description="Factor table for the stage whose context is its target length. May be repeated."),
+        Field(
+            description="Factor table from ropewalk search, used by the stage whose context equals the table's target "
+            "length. May be repeated."
+        ),
     ] = (),
     resume: Annotated[
         bool, Field(description="Resume the run in the recipe's output folder from its last checkpoint.")

@@ -46,7 +46,10 @@ def search(
     text: Annotated[
         str,
         COMMON,
-        Field(description="Documents to search on, given like the sources of ropewalk data pack."),
+        Field(
+            description="Documents to search on: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
+            "embedded."
+        ),
     ] = "embedded:validation",
     settings: SearchSettings,
     output: SearchOutput,

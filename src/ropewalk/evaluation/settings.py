@@ -171,7 +171,8 @@ class EvaluationSettings(BaseSettings):
     serving: Serving | None = None
     text: Annotated[str, TEXTS] = Field(
         "embedded:validation",
-        description="Documents for perplexity, given like the sources of ropewalk data pack.",
+        description="Documents for perplexity: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
+        "embedded.",
     )
     average: Annotated[bool, HOW] = Field(
         False, description="Report the mean over the last checkpoints in the folder MODEL."
@@ -207,7 +208,8 @@ class ProbeSettings(BaseSettings):
     )
     to: Annotated[Length, COMMON] = Field(description="Context length to probe, in tokens: 2048, 32k, 1M.")
     text: Annotated[str, COMMON] = Field(
-        "embedded:validation", description="Documents, given like the sources of ropewalk data pack."
+        "embedded:validation",
+        description="Documents: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or embedded.",
     )
     rules: Annotated[CommaList, COMMON] = Field(
         ("current", "critical-dimension", "ntk", "linear", "yarn"),

@@ -37,7 +37,7 @@ class CompareSettings(Settings):
     )
     share: Annotated[str | None, Option(name="--cell", metavar="I/N")] = Field(
         None,
-        description="Run only the I-th of N shares of the runs, for an array of jobs; run again without it for the "
+        description="Run only share I of N, counted from 1, as one job of a job array. Run again without it for the "
         "results.",
     )
     jobs: Count | None = Field(
@@ -45,7 +45,7 @@ class CompareSettings(Settings):
     )
     launch: str | None = Field(
         None,
-        description="Command that starts each run in place of this Python, for example 'torchrun --nproc-per-node 8'.",
+        description="Launcher of each run, for example 'torchrun --nproc-per-node 8'. Default: this Python.",
     )
 
     @field_validator("what")

@@ -78,7 +78,7 @@ class ShortFactorSearch(Settings):
     on_resume: ClassVar[OnResume | None] = OnResume("fixed", "it decides the result of a search in this run")
 
     documents: Annotated[Count, COMMON] = Field(
-        5, ge=1, description="Number of rows of text to measure each candidate on."
+        5, ge=1, description="Number of sequences of text to measure each candidate on."
     )
     largest: Annotated[float | None, SPACE] = Field(
         None,
@@ -170,7 +170,8 @@ class SearchConfig(Settings):
     )
     text: str = Field(
         "embedded:validation",
-        description="Documents to search on, given like the sources of ropewalk data pack.",
+        description="Documents to search on: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
+        "embedded.",
     )
     settings: SearchSettings = SearchSettings()
     out: FilePath | None = Field(

@@ -162,7 +162,7 @@ def _rows_again(
     try:
         there = open_rows(folder, tokenizer=tokenizer_identity(resolved.tokenizer), verify=True)
     except RopewalkError as error:
-        raise RopewalkError(f"{error} (--resume will do so once you delete {folder})") from error
+        raise RopewalkError(f"{error} (once {folder} is deleted, --resume packs the rows again)") from error
     if _rows_digest(there) != digest_:
         raise RopewalkError(
             f"the packed rows in {folder} are not those that the run in {output} started with; a resumed run must "

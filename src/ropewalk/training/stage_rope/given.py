@@ -61,7 +61,7 @@ class GivenRope(_Settled):
         if rope.method == LongRope.name:
             if parameters["long_factor"] is None:
                 raise RopewalkError(
-                    "longrope needs factors; set long_factor (and short_factor, by default 1s), factors: FILE, or "
+                    "longrope needs factors; set long_factor (short_factor defaults to all ones), factors: FILE, or "
                     "search: {}"
                 )
             if parameters["short_factor"] is None:
