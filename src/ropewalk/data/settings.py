@@ -597,8 +597,8 @@ class CountSettings(Settings):
     length: Annotated[Length | None, COMMON] = Field(
         None,
         ge=2,
-        description="Sequence length in tokens for the attention estimate: 64k. Default: the trained length of the model "
-        "in the tokenizer's folder or repository; without a model there is no estimate.",
+        description="Sequence length in tokens for the attention estimate: 64k. Default: the trained length of the "
+        "model in the tokenizer's folder or repository; without a model there is no estimate.",
     )
     workers: Annotated[Workers, COMMON] = 0
 
