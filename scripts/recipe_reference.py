@@ -30,11 +30,8 @@ TABLES = (
     ("Mixture", "data.mixture.", MixtureSettings),
     ("Interleaved chunks", "data.interleave.", InterleaveSettings),
     ("A stage", "stages[].", recipe.Stage),
-    (
-        "Optimiser of a stage (keys that are not given are the run's)",
-        "stages[].optimizer.",
-        recipe.StageOptimizer,
-    ),
+    ("Data of a stage (keys that are not given are the run's)", "stages[].data.", recipe.StageData),
+    ("Optimiser of a stage (likewise)", "stages[].optimizer.", recipe.StageOptimizer),
     ("RoPE of a stage", "stages[].rope.", recipe.Rope),
     ("Search for a stage's long factors", "stages[].rope.search.", recipe.Search),
     ("Search for the short factors", "short_context.", recipe.ShortContext),

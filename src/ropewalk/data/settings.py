@@ -580,6 +580,9 @@ class PackConfig(PackSettings):
     """Full configuration of a packing run: :class:`PackSettings` plus the sources in reading order."""
 
     sources: tuple[SourceSpec, ...] = Field(description="Sources of the documents, in reading order.")
+    withheld: tuple[int, ...] = Field(
+        (), description="Hashes of texts to leave out, because other rows hold them out for validation."
+    )
 
     def alone(self) -> PackConfig:
         """This configuration for a single machine that keeps its tokens in the rows' folder."""

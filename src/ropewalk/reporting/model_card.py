@@ -176,7 +176,9 @@ def _front_matter(metadata: Mapping[str, Any]) -> str:
 
 
 def _paths(recipe: Recipe) -> list[str]:
-    return [each.path for each in recipe.data.sources]
+    """Sources of all stages that train, and of the run's own documents, once each."""
+    data = [recipe.data, *(recipe.stage(n).data for n, stage in enumerate(recipe.stages) if stage.steps)]
+    return list(dict.fromkeys(source.path for each in data for source in each.sources))
 
 
 def _from(source: Mapping[str, Any], version: str, before: _At, after: _At) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,13 +109,22 @@ def _missing(recipe: Recipe, present: bool) -> Iterator[str]:
             f"model {recipe.model}: neither a folder here nor in the Hugging Face cache; the run would download it. "
             "It was not compared with the recipe"
         )
-    for key in ("sources", "validation_sources"):
-        for number, source in enumerate(getattr(recipe.data, key)):
+    named: list[tuple[str, Sequence[SourceSpec], Sequence[str]]] = [
+        ("data.sources", recipe.data.sources, ()),
+        ("data.validation_sources", recipe.data.validation_sources, ()),
+        ("data.rows", (), recipe.data.rows),
+    ]
+    for at, stage in enumerate(recipe.stages):
+        if stage.data is not None:
+            named.append((f"stages.{at}.data.sources", stage.data.sources, ()))
+            named.append((f"stages.{at}.data.rows", (), stage.data.rows))
+    for key, sources, rows in named:
+        for number, source in enumerate(sources):
             if _is_a_path(source) and not Path(source.path).expanduser().exists():
-                yield f"data.{key}.{number} {source.path}: not here; give your documents with --set"
-    for number, folder in enumerate(recipe.data.rows):
-        if not Path(folder).expanduser().exists():
-            yield f"data.rows.{number} {folder}: not here; write it with ropewalk data pack"
+                yield f"{key}.{number} {source.path}: not here; give your documents with --set"
+        for number, folder in enumerate(rows):
+            if not Path(folder).expanduser().exists():
+                yield f"{key}.{number} {folder}: not here; write it with ropewalk data pack"
 
 
 def _is_a_path(source: SourceSpec) -> bool:

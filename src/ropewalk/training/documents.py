@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ropewalk.data import (
 from ropewalk.data.mixture.report import MixtureReport, explain
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import is_blank, read_input_split, refuse_duplicates, source_splits
-from ropewalk.data.rows.store import refuse_cut_chats
+from ropewalk.data.rows.store import held_out_texts, refuse_cut_chats
 from ropewalk.data.rows.stored import WORK, is_packed
 from ropewalk.data.settings import MixtureSettings, PackConfig, SourceSpec, ValidationSettings, WorkSettings
 from ropewalk.data.tokens.chat import required_template
@@ -32,11 +33,14 @@ from ropewalk.evaluation.store import model_digest
 from ropewalk.io.digests import digest
 from ropewalk.io.files import parse_json, write_json
 from ropewalk.parallel.context import RunContext
-from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.recipe.recipe import Data, Recipe
 from ropewalk.training.resolved import ResolvedRecipe, folder_of
 
 ROWS = "rows.json"
 DATA = "data"
+
+HeldOut = tuple[tuple[int, ...], dict[str, Any]]
+"""Hashes of the documents that a run holds out of its own data, and the identity of that data."""
 
 
 class RunInputs(BaseModel):
@@ -122,17 +126,28 @@ def all_rows(
     if recipe.data.rows:
         return _packed_before(resolved, began, others)
     rows: list[PackedRows | None] = []
+    held_out = cache(lambda: _held_out(resolved, context))
     for number, stage in enumerate(recipe.stages):
         known = None if began is None or number in others else began.of_stage(number)
         if not stage.steps:
             rows.append(None)
         elif known is None:
-            rows.append(_rows(resolved, context, number))
+            rows.append(_rows(resolved, context, number, held_out))
         else:
-            rows.append(_rows_again(resolved, context, number, known))
-    # Stages packed from different documents could train on documents that another stage holds out for evaluation.
-    inputs = {json.dumps(each.manifest["inputs"], sort_keys=True) for each in rows if each is not None}
-    if len(inputs) > 1:
+            rows.append(_rows_again(resolved, context, number, known, held_out))
+    # Stages packed from different states of the same sources could train on documents that another stage holds out.
+    seen = [
+        (resolved.stages[number].settings.data.sources, each.manifest["inputs"])
+        for number, each in enumerate(rows)
+        if each is not None
+    ]
+    if held_out.cache_info().currsize:
+        seen.append((recipe.data.sources, held_out()[1]))
+    states: dict[str, set[str]] = {}
+    for sources, inputs in seen:
+        specs = json.dumps([spec.model_dump() for spec in sources])
+        states.setdefault(specs, set()).add(json.dumps(inputs, sort_keys=True))
+    if any(len(inputs) > 1 for inputs in states.values()):
         raise RopewalkError(
             f"the documents have changed since the run in {output} started, so a new stage cannot train on the same "
             "ones; restore them, or start a new run"
@@ -140,8 +155,24 @@ def all_rows(
     return rows
 
 
+def _held_out(resolved: ResolvedRecipe, context: RunContext) -> HeldOut:
+    """Hashes of the documents that the run holds out of its own data, and the identity of that data."""
+    with context.rank_0_reporter.bar("held-out documents", None) as advance:
+        config = _pack_config(resolved, resolved.recipe.data, 0)
+        return held_out_texts(
+            config,
+            _cache(resolved.recipe.data, context),
+            tokenizer=resolved.tokenizer,
+            progress=lambda documents, tokens: advance(documents, f"{tokens:,} tokens"),
+        )
+
+
 def _rows_again(
-    resolved: ResolvedRecipe, context: RunContext, number: int, known: tuple[str, str | None]
+    resolved: ResolvedRecipe,
+    context: RunContext,
+    number: int,
+    known: tuple[str, str | None],
+    held_out: Callable[[], HeldOut],
 ) -> PackedRows:
     """The rows that a stage of a resumed run started with, read from disk or packed again."""
     output = folder_of(context)
@@ -152,7 +183,7 @@ def _rows_again(
                 f"the packed rows in {folder} have no readable manifest; delete the folder {folder}, and --resume will "
                 "pack them again"
             )
-        packed = _rows(resolved, context, number)
+        packed = _rows(resolved, context, number, held_out)
         if packed.folder.name != folder.name:
             raise RopewalkError(
                 f"the documents have changed since the run in {output} started, and its packed rows {folder} are gone; "
@@ -219,12 +250,17 @@ def check_sources(resolved: ResolvedRecipe) -> None:
             if rows were packed with another tokenizer.
     """
     recipe, identity = resolved.recipe, tokenizer_identity(resolved.tokenizer)
-    for folder in recipe.data.rows:
+    data = [
+        recipe.data,
+        *(each.settings.data for each in resolved.stages if each.settings.stage.own_documents),
+    ]
+    for folder in dict.fromkeys(folder for each in data for folder in each.rows):
         open_rows(folder, tokenizer=identity)
-    for sources in (recipe.data.sources, recipe.data.validation_sources):
+    packed = [each.sources for each in data]
+    for sources in (*packed, recipe.data.validation_sources):
         refuse_duplicates(sources)
         if any(spec.messages_field for spec in sources):
-            if sources is recipe.data.sources:
+            if sources in packed:
                 refuse_cut_chats(recipe.data)
             required_template(resolved.tokenizer)
         for spec in sources:
@@ -288,9 +324,11 @@ def _packed_before(
 ) -> list[PackedRows | None]:
     """Select the folder of rows for each stage from those that the recipe names."""
     recipe, identity = resolved.recipe, tokenizer_identity(resolved.tokenizer)
-    there = [open_rows(folder, tokenizer=identity, verify=True) for folder in recipe.data.rows]
+    opened = cache(lambda folder: open_rows(folder, tokenizer=identity, verify=True))
     rows: list[PackedRows | None] = []
     for number, stage in enumerate(recipe.stages):
+        key = f"stages.{number}.data.rows" if stage.own_documents else "data.rows"
+        there = [opened(folder) for folder in resolved.stages[number].settings.data.rows]
         if not stage.steps:
             rows.append(None)
             continue
@@ -307,9 +345,11 @@ def _packed_before(
             )
             raise RopewalkError(
                 f"stage {number + 1} needs exactly one folder of rows with {stage.context} tokens, pattern "
-                f"{stage.pattern} and positions {stage.positions}, but data.rows has {len(fitting)}: {found}"
+                f"{stage.pattern} and positions {stage.positions}, but {key} has {len(fitting)}: {found}"
             )
         rows.append(fitting[0])
+    if not recipe.data.validation_sources:
+        _refuse_other_split(recipe, rows)
     for number, each in enumerate(rows):
         known = None if began is None or number in others else began.of_stage(number)
         if known is not None and known[1] != _rows_digest(each):
@@ -320,9 +360,47 @@ def _packed_before(
     return rows
 
 
-def _rows(resolved: ResolvedRecipe, context: RunContext, number: int) -> PackedRows:
+def _refuse_other_split(recipe: Recipe, rows: Sequence[PackedRows | None]) -> None:
+    """Raise if a stage's own rows could contain documents that the run's rows hold out for evaluation."""
+    run = rows_with_validation(recipe, rows)
+    for number, (stage, each) in enumerate(zip(recipe.stages, rows, strict=True)):
+        if each is None or run is None or not stage.own_documents:
+            continue
+        if any(each.manifest[key] != run.manifest[key] for key in ("inputs", "specs", "validation")):
+            raise RopewalkError(
+                f"stages.{number}.data.rows were not packed from the same documents as data.rows, so they may contain "
+                "documents that data.rows hold out; give data.validation_sources"
+            )
+
+
+def _pack_config(
+    resolved: ResolvedRecipe, data: Data, number: int, withheld: tuple[int, ...] | None = None
+) -> PackConfig:
+    """How a stage's rows are packed; ``withheld`` are hashes of documents that it neither trains on nor holds out."""
+    held_out = 0 if data.validation_sources or withheld is not None else data.validation_documents
+    return PackConfig(
+        sources=data.sources,
+        tokenizer=resolved.tokenizer.name_or_path,
+        rows=resolved.packing[number],
+        mixture=data.mixture or MixtureSettings(),
+        validation=ValidationSettings(documents=held_out),
+        work=WorkSettings(workers=data.workers),
+        withheld=withheld or (),
+    )
+
+
+def _cache(data: Data, context: RunContext) -> str | Path:
+    return data.cache or folder_of(context) / DATA
+
+
+def _rows(
+    resolved: ResolvedRecipe, context: RunContext, number: int, held_out: Callable[[], HeldOut]
+) -> PackedRows:
     recipe, reporter = resolved.recipe, context.rank_0_reporter
-    data = recipe.data
+    data = resolved.stages[number].settings.data
+    withheld = None
+    if recipe.stages[number].own_documents:
+        withheld = () if data.validation_sources else held_out()[0]
     made = False
 
     def progress(documents: int, tokens: int) -> None:
@@ -331,19 +409,8 @@ def _rows(resolved: ResolvedRecipe, context: RunContext, number: int) -> PackedR
         advance(documents, f"{tokens:,} tokens")
 
     with reporter.bar(f"stage {number + 1} data", None) as advance:
-        config = PackConfig(
-            sources=data.sources,
-            tokenizer=resolved.tokenizer.name_or_path,
-            rows=resolved.packing[number],
-            mixture=data.mixture or MixtureSettings(),
-            validation=ValidationSettings(
-                documents=0 if data.validation_sources else data.validation_documents
-            ),
-            work=WorkSettings(workers=data.workers),
-        )
-        rows = prepare_rows(
-            config, data.cache or folder_of(context) / DATA, tokenizer=resolved.tokenizer, progress=progress
-        )
+        config = _pack_config(resolved, data, number, withheld)
+        rows = prepare_rows(config, _cache(data, context), tokenizer=resolved.tokenizer, progress=progress)
     if not made:
         # The rows come from a cache that another run filled, so their digests must be verified.
         open_rows(rows.folder, verify=True)
@@ -363,7 +430,11 @@ def mixture_sentences(report: dict[str, Any] | None) -> list[str]:
 
 def rows_with_validation(recipe: Recipe, rows: Sequence[PackedRows | None]) -> PackedRows | None:
     """The packed rows whose held-out documents the run evaluates on; None if the run packs nothing."""
-    packed = [each for each in rows if each is not None]
+    packed = [
+        each
+        for stage, each in zip(recipe.stages, rows, strict=True)
+        if each is not None and not stage.own_documents
+    ]
     if packed or not recipe.data.rows:
         return packed[-1] if packed else None
     return open_rows(recipe.data.rows[-1], verify=True)

@@ -136,7 +136,8 @@ def prepare(
             range.
     """
     resolved = resolve(recipe, world)
-    stage, remarks = recipe.stages[0], []
+    here = resolved.stages[0]
+    stage, remarks = here.settings.stage, []
     config = read_config(resolved.model, recipe.trust_remote_code)
     there = len(config.layers)
     method = resolved.methods[0]
@@ -167,12 +168,10 @@ def prepare(
     tokens = _row_length(parameters, stage.context, length, rows)
     if tokens < stage.context:
         remarks.append(f"rows of {tokens:,} tokens instead of the stage's {stage.context:,}")
-    if recipe.data.rows:
+    if here.settings.data.rows:
         packed = _rows_of_stage(recipe, resolved)
     else:
-        packed = _pack(
-            recipe, resolved, resolved.packing[0].model_copy(update={"context": tokens}), rows, scratch
-        )
+        packed = _pack(resolved, resolved.packing[0].model_copy(update={"context": tokens}), rows, scratch)
     if len(packed) < rows:
         raise RopewalkError(
             f"the documents fill only {len(packed)} rows of {tokens} tokens, but verify needs {rows}; lower --length "
@@ -180,7 +179,6 @@ def prepare(
         )
     cut = [_shortened(packed[number], tokens) for number in range(rows)]
     assert config.num_heads is not None
-    here = resolved.stages[0]
     dtype = torch.float32 if here.precision == "float32" else torch.bfloat16
     case = Case(
         model=model,
@@ -282,7 +280,7 @@ def _rows_of_stage(recipe: Recipe, resolved: ResolvedRecipe) -> PackedRows:
     stage = recipe.stages[0]
     identity = tokenizer_identity(resolved.tokenizer)
     wanted = (stage.context, stage.pattern, stage.positions)
-    for folder in recipe.data.rows:
+    for folder in resolved.stages[0].settings.data.rows:
         rows = open_rows(folder, tokenizer=identity)
         if (rows.settings.context, rows.settings.pattern, rows.settings.positions) == wanted:
             return rows
@@ -292,16 +290,14 @@ def _rows_of_stage(recipe: Recipe, resolved: ResolvedRecipe) -> PackedRows:
     )
 
 
-def _pack(
-    recipe: Recipe, resolved: ResolvedRecipe, settings: PackingSettings, rows: int, scratch: Path
-) -> PackedRows:
+def _pack(resolved: ResolvedRecipe, settings: PackingSettings, rows: int, scratch: Path) -> PackedRows:
     """Pack the first documents of the recipe's sources with the packing settings of the run."""
     file = scratch / "documents.jsonl"
     # Documents are cut so that each row holds several: a row of one document could not show a leak between them.
     most = max(2, settings.context // DOCUMENTS_A_ROW)
     wanted = (rows + 1) * settings.context
     with file.open("w", encoding="utf-8") as lines:
-        for ids, source in _documents(recipe, resolved):
+        for ids, source in _documents(resolved):
             lines.write(json.dumps({"input_ids": ids[:most], "source": source}) + "\n")
             wanted -= len(ids[:most])
             if wanted <= 0:
@@ -315,9 +311,10 @@ def _pack(
     return prepare_rows(config, scratch / "rows", tokenizer=resolved.tokenizer)
 
 
-def _documents(recipe: Recipe, resolved: ResolvedRecipe) -> Iterator[tuple[list[int], str]]:
+def _documents(resolved: ResolvedRecipe) -> Iterator[tuple[list[int], str]]:
     # Small batches, because the caller stops after a few documents.
-    for document in tokenise(read_documents(recipe.data.sources), resolved.tokenizer, batch_documents=16):
+    texts = read_documents(resolved.stages[0].settings.data.sources)
+    for document in tokenise(texts, resolved.tokenizer, batch_documents=16):
         if len(document.input_ids) > 1:
             yield document.input_ids.tolist(), document.source
 

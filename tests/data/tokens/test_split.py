@@ -36,6 +36,21 @@ def test_no_text_lies_on_both_sides_and_none_is_lost(texts: list[str], settings:
     assert withheld == sum(texts.count(text) - 1 for text in validation)
 
 
+@given(corpora, corpora, choices, choices)
+def test_withheld_texts_are_on_neither_side(
+    texts: list[str], others: list[str], settings: ValidationSettings, own: ValidationSettings
+) -> None:
+    held_out = split(others, settings)[1]
+    hashes = np.array([text_hash(text) for text in texts], np.uint64)
+    found = split_documents(hashes, own, [text_hash(text) for text in held_out])
+    training, validation = ({texts[n] for n in side} for side in (found.training, found.validation))
+    assert not (training | validation) & set(held_out)
+    alone = split(texts, own)
+    assert training == set(alone[0]) - set(held_out)
+    assert validation == set(alone[1]) - set(held_out)
+    assert len(found.training) + len(found.validation) + found.withheld_duplicates == len(texts)
+
+
 @given(corpora, choices, st.randoms())
 def test_the_choice_does_not_depend_on_the_order(
     texts: list[str],

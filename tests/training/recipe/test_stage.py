@@ -34,6 +34,24 @@ def test_what_a_stage_says_is_its_own_key_by_key():
     assert (found.precision, found.seed) == ("bfloat16", 0)
 
 
+def test_documents_of_a_stage_stand_in_place_of_the_runs():
+    own = {"data": {"sources": ["b"], "mixture": {"shuffle": True}}}
+    run = {"sources": ["a"], "mixture": {"tokens": 5}, "eos": False, "validation_documents": 3}
+    recipe = recipe_with(STAGE, {**STAGE, **own}, {**STAGE, "data": {"sources": ["c"]}}, data=run)
+    first, second, third = (recipe.stage(number).data for number in range(3))
+    assert first == recipe.data
+    assert [source.path for source in second.sources] == ["b"]
+    assert (second.mixture.shuffle, second.mixture.tokens, second.eos) == (True, None, False)
+    assert (third.mixture, third.sources[0].path) == (recipe.data.mixture, "c")
+    packed = {"rows": ["p"], "validation_sources": ["v"]}
+    recipe = recipe_with({**STAGE, "data": {"rows": ["q"]}}, data=packed)
+    assert recipe.stage(0).data.rows == ["q"]
+    with pytest.raises(RopewalkError, match=r"stages\.0\.data names sources, but the run's data names rows"):
+        recipe_with({**STAGE, "data": {"sources": ["q"]}}, data=packed)
+    with pytest.raises(RopewalkError, match=r"stages\.0\.data: mixture was fixed when the rows were packed"):
+        recipe_with({**STAGE, "data": {"mixture": {"shuffle": True}}}, data=packed)
+
+
 def test_a_stage_knows_every_key_of_the_optimizer():
     assert StageOptimizer.model_fields.keys() == Optimizer.model_fields.keys()
 
@@ -50,6 +68,20 @@ def test_a_stage_knows_every_key_of_the_optimizer():
             r"unknown stages\.0\.precision 'auto'; choose from float32, bfloat16-autocast",
         ),
         ({"moments": "kept"}, r"unknown stages\.0\.moments 'kept'; did you mean keep\?"),
+        (
+            {"data": {"sources": ["b"], "rows": ["c"]}},
+            r"stages\.0\.data names rows, but the run's data names sources",
+        ),
+        ({"data": {"rows": ["c"]}}, r"stages\.0\.data names rows, .* name sources in both"),
+        (
+            {"data": {"bos": "row"}},
+            r"unknown key stages\.0\.data\.bos; known keys are mixture, rows, sources",
+        ),
+        ({"data": {"mixture": {"weights": 3}}}, r"stages\.0\.data\.mixture\.weights"),
+        (
+            {"data": {"sources": ["b"]}},
+            r"every stage that trains has its own data\.sources, .*validation_sources",
+        ),
         ({"seed": -1}, r"stages\.0\.seed must be 0 or more, got -1"),
         ({"seed": 2**32}, r"stages\.0\.seed must be less than 4294967296"),
         ({"seed": 1.5}, r"stages\.0\.seed must be a whole number, got 1\.5"),

@@ -129,6 +129,33 @@ def prepare_rows(
     return rows
 
 
+def held_out_texts(
+    config: PackConfig, cache_dir: str | Path, *, tokenizer: Any = None, progress: Progress | None = None
+) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """Hashes of the texts that :func:`prepare_rows` holds out for validation, for rows of other documents.
+
+    Args:
+        config, cache_dir, tokenizer, progress: as for :func:`prepare_rows`. Documents whose tokens are in the cache are
+            not tokenised again.
+
+    Returns:
+        The hashes in ascending order, and the identity of the documents as in a manifest's ``inputs``.
+
+    Raises:
+        RopewalkError: as in :func:`pack_rows`.
+    """
+    cache = Path(cache_dir).expanduser()
+    job = _job(config.alone(), tokenizer, cache)
+    corpus = tokenise_splits(
+        job.splits, job.tokenizer, cache / "tokens", work=job.config.work, progress=progress
+    )
+    try:
+        split = hold_out(corpus, job.config.validation, special_ids(job.tokenizer), job.config.withheld)
+        return tuple(sorted(corpus.hashes[split.validation].tolist())), job.depends["inputs"]
+    finally:
+        corpus.close()
+
+
 def pack_rows(
     config: PackConfig,
     folder: str | Path,
@@ -182,6 +209,8 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
     if any(source.messages_field for source in config.sources):
         refuse_cut_chats(config.rows)
         depends["chat_template"] = required_template(tokenizer).digest
+    if config.withheld:
+        depends["withheld"] = config.withheld
     # Round-trip through JSON so that later comparisons with the file see lists instead of tuples.
     depends = {"digest": digest(depends)[:32], **json.loads(json.dumps(depends))}
     return _Job(config, tokenizer, splits, depends)
@@ -265,7 +294,7 @@ def _planned(
     """Plan all rows; return the plan, its part of the manifest, and the numbers of the held-out documents."""
     settings = config.rows
     # Held out before mixing, so that a repeated document is never on both sides.
-    split = hold_out(corpus, config.validation, special_ids(tokenizer))
+    split = hold_out(corpus, config.validation, special_ids(tokenizer), config.withheld)
     documents, mixture = split.training, None
     if not config.mixture.as_is:
         mixture = mix(corpus.lengths[documents], corpus.source_ids[documents], corpus.sources, config.mixture)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,8 @@ class Split:
     Attributes:
         training: int64, in reading order.
         validation: int64, in the order of hashes if a number was requested, or in reading order for a fraction.
-        withheld_duplicates: number of further copies of validation documents, which are in neither.
+        withheld_duplicates: number of further documents that are in neither: copies of validation documents, and texts
+            that other rows hold out.
     """
 
     training: NDArray[np.int64]
@@ -31,7 +33,9 @@ class Split:
     withheld_duplicates: int
 
 
-def split_documents(hashes: NDArray[np.uint64], settings: ValidationSettings) -> Split:
+def split_documents(
+    hashes: NDArray[np.uint64], settings: ValidationSettings, withheld: Sequence[int] = ()
+) -> Split:
     """Choose the validation documents.
 
     Copies of one text are never in both sets: the first copy of a validation document is held out, and the others
@@ -41,6 +45,7 @@ def split_documents(hashes: NDArray[np.uint64], settings: ValidationSettings) ->
     Args:
         hashes: uint64 ``[documents]``, hash of each document's text (:func:`text_hash`), in reading order.
         settings: number or fraction of documents to hold out.
+        withheld: hashes of texts that are neither for training nor for validation.
     """
     numbers = np.arange(len(hashes))
     if settings.documents:
@@ -52,11 +57,15 @@ def split_documents(hashes: NDArray[np.uint64], settings: ValidationSettings) ->
         below = numbers[hashes < np.uint64(int(settings.fraction * _HASHES))]
         chosen, first = np.unique(hashes[below], return_index=True)
         validation = np.sort(below[first])
-    held = np.isin(hashes, chosen)
+    apart = np.array(withheld, np.uint64)
+    validation = validation[~np.isin(hashes[validation], apart)]
+    held = np.isin(hashes, chosen) | np.isin(hashes, apart)
     return Split(numbers[~held], validation.astype(np.int64), int(held.sum()) - len(validation))
 
 
-def hold_out(corpus: Corpus, settings: ValidationSettings, special: SpecialTokens) -> Split:
+def hold_out(
+    corpus: Corpus, settings: ValidationSettings, special: SpecialTokens, withheld: Sequence[int] = ()
+) -> Split:
     """Choose the validation documents, and keep every copy of them out of training.
 
     Copies of a text have equal hashes, and so have copies of token ids, but a text and its own token ids have
@@ -67,8 +76,9 @@ def hold_out(corpus: Corpus, settings: ValidationSettings, special: SpecialToken
         corpus: all documents.
         settings: number or fraction of documents to hold out.
         special: the tokenizer's special tokens.
+        withheld: hashes of texts that are neither for training nor for validation.
     """
-    split = split_documents(corpus.hashes, settings)
+    split = split_documents(corpus.hashes, settings, withheld)
     tokenised = (corpus.characters == 0) & (corpus.lengths > 0)
     if not len(split.validation) or not tokenised.any() or tokenised.all():
         return split
@@ -90,5 +100,5 @@ def hold_out(corpus: Corpus, settings: ValidationSettings, special: SpecialToken
     for number in split.validation.tolist():
         first.setdefault(own(number), number)
     validation = np.array(list(first.values()), np.int64)
-    withheld = split.withheld_duplicates + len(copies) + len(split.validation) - len(validation)
-    return replace(split, training=training, validation=validation, withheld_duplicates=withheld)
+    neither = split.withheld_duplicates + len(copies) + len(split.validation) - len(validation)
+    return replace(split, training=training, validation=validation, withheld_duplicates=neither)

@@ -23,6 +23,21 @@ class _Documents(Settings):
     )
 
 
+class StageData(_Documents):
+    """Documents of one stage; keys that are not given are the run's."""
+
+    on_resume = DECIDES_ROWS
+
+    def over(self, data: Data) -> Data:
+        """The run's data with the documents of this stage.
+
+        Raises:
+            ValidationError: if the stage names packed rows and the run sources, or the other way round.
+        """
+        own = {name: value for name in _Documents.model_fields if (value := getattr(self, name))}
+        return Data.model_validate({**dict(data), **own})
+
+
 class Data(RowPolicies, _Documents):
     """Which documents, and how they become rows."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from ropewalk.attention.choices import EngineName, Limit
-from ropewalk.io.settings import FREE, ONWARD, SAME, Count, Length, OnResume, Settings
+from ropewalk.io.settings import FREE, ONWARD, SAME, Count, Length, OnResume, Settings, explain
 from ropewalk.models.adapter_settings import AdapterSettings
-from ropewalk.training.recipe.data import Data
+from ropewalk.training.recipe.data import Data, StageData
 from ropewalk.training.recipe.evaluation import Evaluation
 from ropewalk.training.recipe.export import Export
 from ropewalk.training.recipe.rope import Rope, Search, ShortContext
@@ -41,6 +41,7 @@ __all__ = [
     "Search",
     "ShortContext",
     "Stage",
+    "StageData",
     "StageOptimizer",
     "StageSettings",
 ]
@@ -151,17 +152,44 @@ class Recipe(Settings):
     def stage(self, number: int) -> StageSettings:
         """A stage, counted from 0, with the run's settings where it has none of its own."""
         stage = self.stages[number]
+        data = self.data if stage.data is None else stage.data.over(self.data)
         optimizer = self.optimizer
         if stage.optimizer is not None:
             optimizer = optimizer.model_copy(update=stage.optimizer.model_dump(exclude_none=True))
         return StageSettings(
             stage,
-            self.data,
+            data,
             optimizer,
             stage.precision or self.precision,
             self.parallel,
             self.seed + number if stage.seed is None else stage.seed,
         )
+
+    @model_validator(mode="after")
+    def _stages_have_documents(self) -> Recipe:
+        for number, stage in enumerate(self.stages):
+            own = stage.data
+            if own is not None and ((own.sources and self.data.rows) or (own.rows and self.data.sources)):
+                named, run = ("sources", "rows") if self.data.rows else ("rows", "sources")
+                raise ValueError(
+                    f"stages.{number}.data names {named}, but the run's data names {run}; name {run} in both"
+                )
+            try:
+                self.stage(number)
+            except ValidationError as error:
+                raise ValueError(f"stages.{number}.data: {explain(error, Data)}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _some_stage_holds_documents_out(self) -> Recipe:
+        trained = [stage for stage in self.stages if stage.steps]
+        if trained and all(stage.own_documents for stage in trained) and not self.data.validation_sources:
+            key = "sources" if self.data.sources else "rows"
+            raise ValueError(
+                f"every stage that trains has its own data.{key}, so none holds out documents of the run's; give "
+                f"data.validation_sources, or leave data.{key} out of one stage"
+            )
+        return self
 
     @model_validator(mode="after")
     def _contexts_grow(self) -> Recipe:

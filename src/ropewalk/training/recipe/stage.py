@@ -18,7 +18,7 @@ from pydantic import (
 
 from ropewalk.attention.choices import Pattern, Positions
 from ropewalk.io.settings import FREE, ONWARD, Count, Length, OnResume, Settings
-from ropewalk.training.recipe.data import Data
+from ropewalk.training.recipe.data import Data, StageData
 from ropewalk.training.recipe.rope import Rope
 
 BEGUN = OnResume("fixed", "the stage has started with it")
@@ -149,6 +149,9 @@ class Stage(Settings):
         "zero; rewarm: start from them as if they were the average of one step, so that they soon follow the new "
         "stage. A run that began before this key existed resets them",
     )
+    data: Annotated[StageData | None, BEGUN] = Field(
+        None, description="documents of this stage; keys that are not given are the run's"
+    )
     optimizer: Annotated[StageOptimizer | None, ONWARD] = Field(
         None, description="AdamW settings of this stage; keys that are not given are the run's"
     )
@@ -169,6 +172,11 @@ class Stage(Settings):
     offload_activations: Annotated[bool, FREE] = Field(
         False, description="store those inputs in CPU memory; requires gradient_checkpointing"
     )
+
+    @property
+    def own_documents(self) -> bool:
+        """Whether the stage trains on other documents than the run names."""
+        return self.data is not None and bool(self.data.sources or self.data.rows)
 
     @model_validator(mode="after")
     def _check(self) -> Stage:
@@ -217,7 +225,7 @@ class Stage(Settings):
         said: dict[str, Any] = handler(self)
         if info.context != AS_A_FILE:
             return said
-        later = {"min_learning_rate", "decay_steps", "optimizer", "precision", "seed"}
+        later = {"min_learning_rate", "decay_steps", "data", "optimizer", "precision", "seed"}
         fields = type(self).model_fields
         return {key: value for key, value in said.items() if key not in later or value != fields[key].default}
 
