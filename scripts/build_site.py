@@ -71,12 +71,12 @@ LOADED = {
 """Attributes whose file a browser loads by itself."""
 FETCHED = ("mermaid", "glightbox")
 """Classes of elements for which the theme's own script fetches a library from a public server."""
-LINK = re.compile(r"(\]\()([^)#:\s]+\.md)((?:#[^)\s]*)?\))")
+LINK = re.compile(r"(\]\()([^)#:\s]+\.(?:md|svg|png))((?:#[^)\s]*)?\))")
 CSS_ADDRESS = re.compile(r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')\s]+)""")
 
 
 def moved(text: str, page: str) -> str:
-    """A page's text with its links to other pages rewritten to where these lie in the site.
+    """A page's text with its links to other pages and pictures rewritten to where these lie in the site.
 
     Args:
         text: Markdown.

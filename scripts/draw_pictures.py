@@ -1,16 +1,18 @@
-"""Draw the pictures of docs/: two diagrams as SVG, and figures of the package's own results as PNG.
+"""Draw the pictures of docs/: three diagrams as SVG, and figures of the package's own results as PNG.
 
 python scripts/draw_pictures.py [--check] [--checkpoint stories260k --text stories.jsonl]
 
-Diagrams (the attention patterns, and a run on disk) take their colours from the reader's colour scheme, on a background
-of their own; numbers say the same in grey. Figures of an audit and of a search are drawn where a checkpoint is given:
-the pages show stories260K and 2048 stories of its own. The demo's run draws demo.png, as perplexity.png. ``--check``
-looks at the diagrams alone, because fonts and versions of matplotlib decide the bytes of a figure.
+Diagrams (the attention patterns, a run on disk, and the rooms of the package) take their colours from the reader's
+colour scheme, on a background of their own; numbers say the same in grey. Figures of an audit and of a search are drawn
+where a checkpoint is given: the pages show stories260K and 2048 stories of its own. The demo's run draws demo.png, as
+perplexity.png. ``--check`` looks at the diagrams alone, because fonts and versions of matplotlib decide the bytes of a
+figure.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import shutil
 import subprocess
@@ -127,7 +129,7 @@ RUN = (
             ("data/tokens/", "tokenised documents"),
             ("data/<digest>/", "packed rows, their manifest"),
             ("rows.json", "which rows the run trains on"),
-            ("evaluation-before.json", "the model as it was"),
+            ("evaluation-before.json", "results of the original model"),
         ),
     ),
     (
@@ -135,20 +137,20 @@ RUN = (
         (
             ("factors-stage1.json", "what a search has found"),
             ("rope-choices.json", "what rope: auto has chosen"),
-            ("metrics.jsonl", "a line a step"),
-            ("checkpoints/", "where --resume goes on"),
+            ("metrics.jsonl", "one line per step"),
+            ("checkpoints/", "where --resume continues"),
         ),
     ),
     (
         "After the last step",
         (
             ("model/", "the result, for transformers"),
-            ("evaluation-after.json", "the model as it is"),
-            ("summary.json", "all of it, for programs"),
-            ("report.html, *.png", "all of it, for people"),
+            ("evaluation-after.json", "results of the extended model"),
+            ("summary.json", "the whole run, for programs"),
+            ("report.html, *.png", "the whole run, as a page"),
         ),
     ),
-    ("When it is trained on", (("earlier/", "results that gave way to new ones"),)),
+    ("If training continues after that", (("earlier/", "results that were replaced"),)),
 )
 """Files of a run's folder, in the order that they appear."""
 LINE = 18
@@ -172,9 +174,51 @@ def height_of_run() -> int:
     return 12 + sum(26 + LINE * len(files) + 18 for _, files in RUN) - 6
 
 
+PACKAGE = DOCS.parent / "src" / "ropewalk"
+BAND, ROOM_GAP = 40, 8
+"""Height of a layer of rooms, and the space between two rooms in it."""
+
+
+def rooms() -> dict[str, set[str]]:
+    """Each room of the package, and the rooms that its modules import."""
+    names = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    found: dict[str, set[str]] = {name: set() for name in names}
+    for name in names:
+        for path in (PACKAGE / name).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ropewalk."):
+                    found[name].add(str(node.module).split(".")[1])
+        found[name] &= names - {name}
+    return found
+
+
+def layers() -> list[list[str]]:
+    """The rooms in layers, top first: each room lies above every room that it imports, as low as that allows."""
+    imported, level = rooms(), dict[str, int]()
+    while len(level) < len(imported):
+        for name in sorted(imported.keys() - level.keys()):
+            if imported[name] <= level.keys():
+                level[name] = 1 + max((level[each] for each in imported[name]), default=0)
+    return [sorted(n for n in level if level[n] == each) for each in range(max(level.values()), 0, -1)]
+
+
+def rooms_in_layers() -> Iterator[str]:
+    yield text(18, 20, "A room imports rooms of lower layers alone.", "title")
+    for number, layer in enumerate(layers()):
+        y = 32 + number * BAND
+        width = (WIDTH - 36 - ROOM_GAP * (len(layer) - 1)) / len(layer)
+        for place, name in enumerate(layer):
+            x = 18 + place * (width + ROOM_GAP)
+            yield f'<rect class="box" x="{x:g}" y="{y}" width="{width:g}" height="{BAND - 12}" rx="4"/>'
+            yield text(x + width / 2, y + 18, f"{name}/", "code middle")
+
+
 PICTURES = {
     "patterns.svg": lambda: picture(480, "Packed rows under four attention patterns", patterns()),
     "run-on-disk.svg": lambda: picture(height_of_run(), "The folder of a run", run_on_disk()),
+    "rooms.svg": lambda: picture(
+        34 + BAND * len(layers()), "The rooms of the package, in layers of imports", rooms_in_layers()
+    ),
 }
 
 

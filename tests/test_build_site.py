@@ -91,6 +91,8 @@ def test_a_site_without_an_index_for_file_addresses_is_named(site):
         ("docs/log.md", "theory.md", "theory.md"),
         ("docs/how-to/a.md", "../theory.md#b", "../theory.md#b"),
         ("docs/how-to/a.md", "../../CONTRIBUTING.md", "../contributing.md"),
+        ("ARCHITECTURE.md", "docs/images/a.svg", "images/a.svg"),
+        ("docs/how-to/a.md", "../images/a.png", "../images/a.png"),
         ("docs/log.md", "https://x.org/a.md", "https://x.org/a.md"),
     ],
 )
