@@ -1,6 +1,6 @@
 """Run every command with ``--json`` on fixed inputs and keep what it says; compare two such runs.
 
-    python scripts/command_outputs.py run OUT [--tree CHECKOUT] [--only NAME ...] [--fast] [--programs]
+    python scripts/command_outputs.py run OUT [--tree CHECKOUT] [--only NAME ...] [--programs]
     python scripts/command_outputs.py compare A B
     python scripts/command_outputs.py keep OUT      (makes what the tests in tests/compatibility compare with anew)
 
@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,7 @@ class Scenario:
     """Steps that run one after the other in one folder, where later ones find what earlier ones wrote."""
 
     name: str
-    fast: bool
-    steps: tuple[Step, ...] = field(default_factory=tuple)
+    steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ def scenarios(path: Path) -> list[Scenario]:
                 steps.append(Step(each["name"].replace("{}", item), tuple(shlex.split(line)), files))
         if len({step.name for step in steps}) != len(steps):
             raise ValueError(f"{path}: two steps of {name} have one name")
-        found.append(Scenario(name, bool(given.get("fast", False)), tuple(steps)))
+        found.append(Scenario(name, tuple(steps)))
     return found
 
 
@@ -383,10 +382,6 @@ def _run(options: argparse.Namespace) -> int:
         cases = scenarios(CASES / f"{name}.yaml")
         if options.only:
             cases = [case for case in cases if case.name in options.only]
-        if options.fast:
-            cases = [case for case in cases if case.fast]
-        if options.slow:
-            cases = [case for case in cases if not case.fast]
         said = run_scenarios(cases, Path(options.tree), options.programs, name == "refusals")
         write(out / f"{name}.json", said)
         print(f"{sum(map(len, said.values()))} {name} in {out / f'{name}.json'}")
@@ -448,8 +443,6 @@ def main() -> int:
     run.add_argument("--tree", default=str(ROOT), help="checkout to run; this one if not given")
     run.add_argument("--part", choices=PARTS, help="one file of cases; all if not given")
     run.add_argument("--only", nargs="+", default=[], help="names of scenarios")
-    run.add_argument("--fast", action="store_true", help="only scenarios that take a second or so")
-    run.add_argument("--slow", action="store_true", help="only the other scenarios")
     run.add_argument("--programs", action="store_true", help="a fresh interpreter for each step: slow")
     run.set_defaults(function=_run)
     compare = commands.add_parser("compare", help="print where two runs differ")

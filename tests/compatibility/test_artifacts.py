@@ -19,7 +19,7 @@ REFUSED: dict[str, str] = {}
 
 @pytest.fixture(scope="module")
 def said(outputs_of):
-    return outputs_of("artifacts", [])["artifacts"]
+    return outputs_of("artifacts")["artifacts"]
 
 
 @pytest.mark.slow

@@ -139,6 +139,8 @@ CHANGED: dict[str, str] = {
     "audit.bytes.json.rope_findings": "and those on the frequencies",
     "audit.without a control.json.finding": "likewise",
     "audit.without a control.json.rope_findings": "likewise",
+    "extend-patterns.two stages.json.after[0]": "a stage goes on with the moments of the stage before",
+    "extend-patterns.two stages.files.two/metrics.jsonl[3]": "likewise",
 }
 """Outputs that are others on purpose: where they begin, and why."""
 NEW_KEYS = (
@@ -154,43 +156,37 @@ NEW_KEYS = (
 )
 """Keys that a recipe has gained, as a difference ends that is nothing but such a key at its default."""
 
+GAINED = (".trained_tokens: nothing != ",)
+"""Values that a result has gained, in the middle of a difference that is nothing but such a value."""
+
 COMMANDS = command_outputs.scenarios(command_outputs.CASES / "commands.yaml")
 
 
 def unexpected(name, said):
     """Differences from before that nobody wanted."""
     found = differences_from_before("commands", name, said, RENAMED)
-    return [each for each in found if not each.startswith(tuple(CHANGED)) and not each.endswith(NEW_KEYS)]
+    return [
+        each
+        for each in found
+        if not each.startswith(tuple(CHANGED))
+        and not each.endswith(NEW_KEYS)
+        and not any(gained in each for gained in GAINED)
+    ]
 
 
-@pytest.fixture(scope="module")
-def fast(outputs_of):
-    return outputs_of("commands", [case.name for case in COMMANDS if case.fast])
-
-
-@pytest.fixture(scope="module")
-def refusals(outputs_of):
-    return outputs_of("refusals", [])["refusals"]
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_commands_say_what_they_said(outputs_of):
+    """All in one test: the libraries are imported once, which takes longer than most commands."""
+    said = outputs_of("commands")
+    assert said.keys() == {case.name for case in COMMANDS}
+    assert {name: found for name in said if (found := unexpected(name, said[name]))} == {}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [case.name for case in COMMANDS if case.fast])
-def test_commands_say_what_they_said(fast, name):
-    assert unexpected(name, fast[name]) == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [case.name for case in COMMANDS if not case.fast])
-def test_slow_commands_say_what_they_said(outputs_of, name):
-    said = outputs_of("commands", [name])[name]
-    assert unexpected(name, said) == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_bad_input_is_refused_as_it_was(refusals):
+def test_bad_input_is_refused_as_it_was(outputs_of):
+    refusals = outputs_of("refusals")["refusals"]
     before = command_outputs.read_kept("refusals")["refusals"]
     assert refusals.keys() == before.keys()
     for case, now in refusals.items():
