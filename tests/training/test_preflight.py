@@ -179,6 +179,42 @@ def test_auto_suits_every_stage_or_is_refused(recipe_values):
     assert mesh.data_degree == 1
 
 
+def test_a_stage_has_the_mesh_that_it_asks_for(recipe_values):
+    (stage,) = recipe_values["stages"]
+    stage = {**stage, "rows_per_step": 4}
+    own = {**stage, "parallel": {"ring": 2, "sequence": 2}}
+    found = resolve(Recipe.model_validate({**recipe_values, "stages": [stage, own]}), WORLD)
+    assert found.mesh.data_degree == found.stages[0].mesh.data_degree == 4
+    assert found.stages[1].mesh == MeshShape(ring=2, sequence=2)
+    # Without a stage that shares it, the run's mesh is that of the last stage.
+    every = Recipe.model_validate({**recipe_values, "stages": [{**stage, "parallel": {"shard": 4}}, own]})
+    assert resolve(every, WORLD).mesh == MeshShape(ring=2, sequence=2)
+    auto = [{**stage, "parallel": "auto"}, stage]
+    found = resolve(Recipe.model_validate({**recipe_values, "parallel": {"ring": 4}, "stages": auto}), WORLD)
+    assert found.stages[0].mesh.data_degree == 4
+    assert found.mesh == found.stages[1].mesh == MeshShape(ring=4)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ({"ring": 2}, r"stages\.1\.parallel: .*4"),
+        ({"sequence": 4}, r"stages\.1\.parallel: .*heads"),
+        ({"shard": 4, "ring": 2}, r"stages\.1\.parallel: .*8"),
+    ],
+)
+def test_a_mesh_that_does_not_suit_a_stage_is_refused_unless_the_stage_is_done(recipe_values, parallel, said):
+    (stage,) = recipe_values["stages"]
+    stage = {**stage, "rows_per_step": 4}
+    values = {**recipe_values, "stages": [stage, {**stage, "parallel": parallel}]}
+    with pytest.raises(RopewalkError, match=said):
+        resolve(Recipe.model_validate(values), WORLD)
+    resolve(Recipe.model_validate(values), WORLD, training=range(1))
+    alone = rf"stages\.1\.parallel requests {MeshShape(**parallel).world_size} processes"
+    with pytest.raises(RopewalkError, match=alone):
+        resolve(Recipe.model_validate(values))
+
+
 def test_errors_keep_their_kind_and_get_the_rank(four_ranks):
     kind, said = four_ranks.run(too_short)[1]
     assert kind == "RopewalkError"

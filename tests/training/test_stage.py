@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk import RopewalkError
+from ropewalk.training.checkpoint.files import read_record
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.stage import made_ahead
 from tests.training.resume_cases import recipe_of, weights_of, with_stage
@@ -165,3 +166,34 @@ def test_a_run_that_began_before_moments_were_kept_goes_on_without_them(all_rows
     assert results_of(earlier) == results_of(reset)
     # The folder says now what the run has done.
     assert recipe.read_text().count("  moments: reset") == 2
+
+
+def without_the_second_stage(values, output):
+    """A copy of a run as it was at the end of its first stage."""
+    copy = Path(shutil.copytree(values["output"], output))
+    for path in copy.glob("checkpoints/stage1-*"):
+        shutil.rmtree(path)
+    shutil.rmtree(copy / "model")
+    return {**values, "output": str(output)}
+
+
+@pytest.mark.parametrize("moments", ["keep", "rewarm"])
+def test_stages_arrange_two_processes_as_each_asks(all_rows_each_step, tmp_path, two_ranks, moments):
+    alone = with_stage(all_rows_each_step, 1, moments=moments, optimizer={"beta1": 0.8})
+    stages = [{**stage, "rows_per_step": 4} for stage in alone["stages"]]
+    alone = {**alone, "stages": stages}
+    extend(recipe_of(alone))
+    stages = [{**stages[0], "parallel": {"shard": 2}}, {**stages[1], "parallel": {"ring": 2}}]
+    values = {**alone, "output": str(tmp_path / "ranks"), "stages": stages}
+    two_ranks.run(extended, values)
+    checkpoints = Path(values["output"]) / "checkpoints"
+    meshes = [read_record(checkpoints / f"stage{n}-step000003").mesh for n in (0, 1)]
+    assert [(mesh["shard"], mesh["ring"]) for mesh in meshes] == [(2, 1), (1, 2)]
+    for line, other in zip(metrics_of(values), metrics_of(alone), strict=True):
+        assert line["loss"] == pytest.approx(other["loss"], rel=2e-5)
+    # From one process to two, the weights and the moments of a whole checkpoint are sharded.
+    cut = without_the_second_stage(alone, tmp_path / "cut")
+    cut = {**cut, "stages": [alone["stages"][0], stages[1]]}
+    two_ranks.run(extended, cut, True)
+    for line, other in zip(metrics_of(cut), metrics_of(alone), strict=True):
+        assert line["loss"] == pytest.approx(other["loss"], rel=2e-5)

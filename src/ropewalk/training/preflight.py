@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import ValidationError
@@ -48,14 +48,20 @@ from ropewalk.training.stage_rope.base import bounds_of, takes_recommended_base
 from ropewalk.training.stage_rope.other_layers import described, ropes_of_other_layers
 from ropewalk.versions import older_transformers
 
+Meshes = tuple[MeshShape, tuple[MeshShape, ...]]
+"""The mesh of a run before and after training, and that of each stage."""
 
-def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = None) -> ResolvedRecipe:
+
+def resolve(
+    recipe: Recipe, world: World | None = None, meshes: Meshes | None = None, training: range | None = None
+) -> ResolvedRecipe:
     """Check a recipe against the checkpoint, the machine and the processes, and resolve every ``auto``.
 
     Args:
         recipe: recipe to resolve.
         world: processes of the run; this one alone if None.
-        mesh: mesh that rank 0 has chosen; chosen here if None.
+        meshes: meshes that rank 0 has chosen; chosen here if None.
+        training: indices of the stages that these processes train; all if None. The others need not suit them.
 
     Raises:
         RopewalkError: for the first problem that would make the run fail, with an alternative that works.
@@ -94,13 +100,15 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     for computed in precisions:
         _engine(recipe, config, device, computed)
     adapter = _adapter(recipe, model, world, device, precisions)
-    mesh = mesh or mesh_of(
-        recipe, config, world, device, precision, None if adapter is None else adapter.trained
-    )
-    for computed in precisions:
-        _refuse_precision(config, computed, mesh)
-    if mesh.world_size > 1:
-        refuse_on_mesh(mesh, config, recipe.exact_rope, [current, *possible])
+    if meshes is None:
+        trained_parameters = None if adapter is None else adapter.trained
+        places = _Places(config, world, device, trained_parameters)
+        meshes = meshes_of(recipe, places, in_stages, range(len(decided)) if training is None else training)
+    mesh, in_stage = meshes
+    for computed, arranged in dict.fromkeys([(precision, mesh), *zip(in_stages, in_stage, strict=True)]):
+        _refuse_precision(config, computed, arranged)
+        if arranged.world_size > 1:
+            refuse_on_mesh(arranged, config, recipe.exact_rope, [current, *possible])
     vocabulary = config.source.get_text_config().vocab_size
     tokenizer = _tokenizer(recipe, model, vocabulary, mesh.world_size > 1)
     special = special_ids(tokenizer)
@@ -109,8 +117,8 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     for settings in packing:
         settings.bos_policy(special)
     stages = [
-        ResolvedStage(settings, own, _engine(recipe, config, device, own, mesh.ring > 1))
-        for settings, own in zip(decided, in_stages, strict=True)
+        ResolvedStage(settings, own, _engine(recipe, config, device, own, arranged.ring > 1), arranged)
+        for settings, own, arranged in zip(decided, in_stages, in_stage, strict=True)
     ]
     dtype = getattr(torch, config.dtype or "float32")
     return ResolvedRecipe(
@@ -311,75 +319,106 @@ def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:
         raise RopewalkError(explain(error, PackingSettings)) from error
 
 
-def mesh_of(
-    recipe: Recipe,
-    config: ModelConfig,
-    world: World,
-    device: torch.device,
-    precision: str,
-    trained: int | None = None,
-) -> MeshShape:
-    """The mesh that a recipe requests, or that ``auto`` chooses; it suits every stage.
+@dataclass(frozen=True)
+class _Places:
+    """What a mesh must suit in every stage.
 
-    Args:
-        recipe: the recipe.
+    Attributes:
         config: config of the model.
         world: processes of the run.
         device: device of this process.
-        precision: resolved precision.
         trained: number of parameters that an adapter trains; None if all are trained.
+    """
+
+    config: ModelConfig
+    world: World
+    device: torch.device
+    trained: int | None
+
+
+def meshes_of(recipe: Recipe, places: _Places, precisions: Sequence[str], training: range) -> Meshes:
+    """The mesh of the run, and that of each stage: as the recipe requests, or as ``auto`` chooses.
+
+    Args:
+        recipe: the recipe.
+        places: what the meshes must suit.
+        precisions: resolved precision of each stage.
+        training: indices of the stages that these processes train. Others have the mesh of the run.
 
     Raises:
-        RopewalkError: if the mesh does not match the processes, heads or rows; the message names one that does.
+        RopewalkError: if a mesh does not match the processes, heads or rows; the message names one that does.
     """
+    own = {
+        number: _mesh(asked, f"stages.{number}.parallel", recipe, places, {number: precisions[number]})
+        for number in training
+        if (asked := recipe.stages[number].parallel) is not None
+    }
+    shared = {number: precisions[number] for number in training if number not in own}
+    last = len(recipe.stages) - 1
+    if not shared and last in own and recipe.parallel == "auto":
+        mesh = own[last]
+    else:
+        # If no stage is left to share it, the run's mesh evaluates at the context of the last one.
+        mesh = _mesh(recipe.parallel, "parallel", recipe, places, shared or {last: precisions[last]})
+    return mesh, tuple(own.get(number, mesh) for number in range(len(recipe.stages)))
+
+
+def _mesh(
+    asked: Literal["auto"] | Parallel,
+    key: str,
+    recipe: Recipe,
+    places: _Places,
+    precisions: Mapping[int, str],
+) -> MeshShape:
+    """The mesh that ``key`` asks for; it suits all stages whose precisions are given."""
+    world, stages = places.world, {number: recipe.stages[number] for number in precisions}
     if world.size == 1:
-        asked = MeshShape() if recipe.parallel == "auto" else _asked(recipe.parallel)
-        if asked.world_size > 1:
+        mesh = MeshShape() if asked == "auto" else _asked(asked)
+        if mesh.world_size > 1:
             raise RopewalkError(
-                f"parallel requests {asked.world_size} processes ({asked}), but this is a single process; start it "
-                f"with torchrun --nproc-per-node {asked.world_size} -m ropewalk"
+                f"{key} requests {mesh.world_size} processes ({mesh}), but this is a single process; start it "
+                f"with torchrun --nproc-per-node {mesh.world_size} -m ropewalk"
             )
-        return asked
-    require_devices(world, device)
-    if recipe.parallel != "auto":
-        mesh = _asked(recipe.parallel)
-        for stage in recipe.stages:
-            _check(mesh, stage, config, world)
         return mesh
-    choices = [_chosen(stage, config, world, device, precision, trained) for stage in recipe.stages]
+    require_devices(world, places.device)
+    if asked != "auto":
+        mesh = _asked(asked)
+        for stage in stages.values():
+            try:
+                _check(mesh, stage, places)
+            except RopewalkError as error:
+                # Checks of meshes name the keys of the run.
+                raise RopewalkError(str(error) if key == "parallel" else f"{key}: {error}") from error
+        return mesh
+    choices = [_chosen(stage, places, precisions[number]) for number, stage in stages.items()]
     # Try the finest split of rows first: a stage also runs with a finer split than it needs, if its rows divide.
-    return _first_for_all(sorted(choices, key=lambda mesh: -mesh.sequence_degree), recipe, config, world)
-
-
-def _asked(parallel: Any) -> MeshShape:
-    assert isinstance(parallel, Parallel)
-    return MeshShape(**parallel.model_dump())
-
-
-def _first_for_all(meshes: list[MeshShape], recipe: Recipe, config: ModelConfig, world: World) -> MeshShape:
-    for mesh in meshes:
+    for mesh in sorted(choices, key=lambda mesh: -mesh.sequence_degree):
         try:
-            for stage in recipe.stages:
-                _check(mesh, stage, config, world)
+            for stage in stages.values():
+                _check(mesh, stage, places)
         except RopewalkError as error:
             refusal = error
         else:
             return mesh
     raise RopewalkError(
-        f"parallel: auto found no mesh that suits all stages ({refusal}); set parallel.replicate, shard, ring and "
+        f"{key}: auto found no mesh that suits all stages ({refusal}); set {key}.replicate, shard, ring and "
         "sequence"
     )
 
 
-def _check(mesh: MeshShape, stage: Stage, config: ModelConfig, world: World) -> None:
-    assert config.num_heads is not None
-    heads, rows = config.num_heads, (stage.rows_per_step, stage.rows_per_batch)
+def _asked(parallel: Parallel) -> MeshShape:
+    return MeshShape(**parallel.model_dump())
+
+
+def _check(mesh: MeshShape, stage: Stage, places: _Places) -> None:
+    heads, world = places.config.num_heads, places.world
+    assert heads is not None
+    rows = (stage.rows_per_step, stage.rows_per_batch)
     check_mesh(mesh, world.size, heads, stage.context, *rows)
 
 
-def _chosen(
-    stage: Stage, config: ModelConfig, world: World, device: torch.device, precision: str, trained: int | None
-) -> MeshShape:
+def _chosen(stage: Stage, places: _Places, precision: str) -> MeshShape:
+    config, world, device = places.config, places.world, places.device
     shape = ModelShape.from_config(config)
     # CPU processes share the machine's memory; on CUDA each has a device.
     memory = device_bytes(device) // (world.local_size if device.type == "cpu" else 1)
@@ -395,7 +434,7 @@ def _chosen(
         offload=stage.offload_activations,
         # Under autocast, parameters are gathered in float32 and hidden states between layers are float32.
         dtype="bfloat16" if precision == "bfloat16" else "float32",
-        trained=trained,
+        trained=places.trained,
     )
     cluster = replace(H100, ranks_per_node=world.local_size, bytes_per_rank=memory)
     return choose_mesh(run, stage.rows_per_step, world.size, cluster)

@@ -34,11 +34,13 @@ class ResolvedStage:
         settings: the stage, with the run's settings where it has none of its own.
         precision: float32, bfloat16-autocast or bfloat16.
         engine: resolved attention engine.
+        mesh: arrangement of the processes.
     """
 
     settings: StageSettings
     precision: str
     engine: EngineName
+    mesh: MeshShape
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -67,7 +69,7 @@ class ResolvedRecipe:
         precision: float32, bfloat16-autocast or bfloat16.
         engine: resolved attention engine.
         stages: what each stage trains with; the precision and engine above are those before and after training.
-        mesh: arrangement of the processes.
+        mesh: arrangement of the processes before and after training.
         tables: factor table of each stage; None for stages that name none.
         original_length: original length ``T`` in tokens if the result is a longrope checkpoint; otherwise None.
         router_aux_losses: factor of the load-balancing loss in each stage; 0 for none.

@@ -22,7 +22,7 @@ from ropewalk.io.lock import locked
 from ropewalk.io.progress import Reporter
 from ropewalk.io.results import Result
 from ropewalk.models.origin import origin_of
-from ropewalk.parallel import make_mesh
+from ropewalk.parallel import MeshShape, make_mesh
 from ropewalk.parallel.context import RunContext
 from ropewalk.rope import LongRope, RopeMethod
 from ropewalk.search import Factors, goal_of, write_factors
@@ -59,7 +59,7 @@ from ropewalk.training.measurement import (
     short_context,
 )
 from ropewalk.training.metrics import MetricsLog, tracking
-from ropewalk.training.preflight import announcement, resolve
+from ropewalk.training.preflight import Meshes, announcement, resolve
 from ropewalk.training.recipe.file import dump_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.resolved import AtStage, ResolvedRecipe, RopeAt, folder_of, load_for_run
@@ -190,8 +190,10 @@ def extend(recipe: Recipe, context: RunContext | None = None, resume: bool = Fal
 def _extend(start: Start, context: RunContext) -> RunResult:
     """Run or resume in a folder that this run has locked."""
     clock = time.perf_counter()
-    resolved, context = _resolved(start.recipe, context)
-    run = _prepared(start, resolved, context)
+    resolved = _resolved(start, context)
+    contexts = [_on(each.mesh, resolved, context) for each in resolved.stages]
+    context = _on(resolved.mesh, resolved, context)
+    run = _prepared(start, resolved, context, contexts)
     before = measure("before", run.model, run.measurement, context)
     run = replace(run, model=None)
     trained = _trained(run)
@@ -230,14 +232,22 @@ def _extend(start: Start, context: RunContext) -> RunResult:
     return result
 
 
-def _resolved(recipe: Recipe, context: RunContext) -> tuple[ResolvedRecipe, RunContext]:
-    """The resolved recipe, and the context with its mesh."""
-    world = context.world
+def _resolved(start: Start, context: RunContext) -> ResolvedRecipe:
+    """The resolved recipe, with the meshes that rank 0 chooses for all, as the choice depends on a machine's memory."""
+    recipe, world = start.recipe, context.world
+
+    def meshes() -> Meshes:
+        chosen = resolve(recipe, world, training=start.training)
+        return chosen.mesh, tuple(stage.mesh for stage in chosen.stages)
+
     if world.size == 1:
-        return resolve(recipe, world), context
-    # Rank 0 chooses the mesh for all ranks, because the choice depends on the memory of the machine.
-    resolved = resolve(recipe, world, world.on_rank_0(lambda: resolve(recipe, world).mesh))
-    return resolved, context.on(make_mesh(resolved.mesh, resolved.device.type))
+        return resolve(recipe, world, training=start.training)
+    return resolve(recipe, world, world.on_rank_0(meshes))
+
+
+def _on(mesh: MeshShape, resolved: ResolvedRecipe, context: RunContext) -> RunContext:
+    """The context with its processes arranged as a mesh; every rank must call this function."""
+    return context if context.world.size == 1 else context.on(make_mesh(mesh, resolved.device.type))
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,6 +257,7 @@ class _Run:
     Attributes:
         resolved: the recipe.
         context: processes, output folder and reporter.
+        contexts: the same for each stage, with the processes arranged as it asks for.
         reached: progress so far.
         decisions: RoPE of the stages that have started.
         rows: packed rows of each stage; None for a stage without training.
@@ -258,6 +269,7 @@ class _Run:
 
     resolved: ResolvedRecipe
     context: RunContext
+    contexts: list[RunContext]
     reached: Reached
     decisions: list[Decision]
     rows: list[PackedRows | None]
@@ -273,11 +285,14 @@ class _Run:
 
     def at(self, weights: Path | None, number: int | None = None) -> AtStage:
         """State of the run at stage ``number``, or after the last stage if None, with weights of a checkpoint."""
-        rows = None if number is None else self.rows[number]
-        return AtStage(self.resolved, self.context, weights, rows, self.held_out)
+        if number is None:
+            return AtStage(self.resolved, self.context, weights, None, self.held_out)
+        return AtStage(self.resolved, self.contexts[number], weights, self.rows[number], self.held_out)
 
 
-def _prepared(start: Start, resolved: ResolvedRecipe, context: RunContext) -> _Run:
+def _prepared(
+    start: Start, resolved: ResolvedRecipe, context: RunContext, contexts: list[RunContext]
+) -> _Run:
     """Make all checks that can refuse the run, then move outdated results away and write the run's records."""
     world, output, reporter = context.world, folder_of(context), context.rank_0_reporter
     if start.resumed and world.restarts:
@@ -309,7 +324,7 @@ def _prepared(start: Start, resolved: ResolvedRecipe, context: RunContext) -> _R
     parts = [
         None if each is None else Measurement(resolved, each, documents, n) for n, each in enumerate(during)
     ]
-    run = _Run(resolved, context, at, decisions, rows, held_out, measurement, parts, model)
+    run = _Run(resolved, context, contexts, at, decisions, rows, held_out, measurement, parts, model)
     world.on_rank_0(lambda: _check_stages(run))
     world.on_rank_0(lambda: _check_export(run))
     moved = world.on_rank_0(lambda: set_aside(output, at.outdated, at.position))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropewalk.data.read.embedded import resolve_model
@@ -65,6 +65,7 @@ class Start:
         began: inputs of the run when it first started; None for a new run.
         others: indices of stages that are new or changed.
         told: sentences for the user.
+        progress: progress according to the names of the run's checkpoints.
     """
 
     recipe: Recipe
@@ -72,6 +73,14 @@ class Start:
     began: RunInputs | None = None
     others: tuple[int, ...] = ()
     told: tuple[str, ...] = ()
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def training(self) -> range:
+        """Indices of the stages that are not complete."""
+        stages, at = self.recipe.stages, self.progress.stage
+        done = at < len(stages) and self.progress.begun > at and self.progress.step >= stages[at].steps
+        return range(at + done, len(stages))
 
 
 @dataclass(frozen=True)
@@ -153,7 +162,8 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
             "folder"
         ) from error
     recipe, old = with_moments_of(recipe, old), with_moments_of(old, old)
-    found = changes(old, recipe, progress_in(output, old))
+    progress = progress_in(output, old)
+    found = changes(old, recipe, progress)
     began = read_run_inputs(output)
     _refuse_unproven(found, old, recipe, began)
     for folder in (output, output / CHECKPOINTS, output / DURING):
@@ -165,6 +175,7 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
         began,
         found.stages,
         (*told, *found.sentences(old, recipe)),
+        progress,
     )
 
 

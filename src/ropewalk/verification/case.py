@@ -135,7 +135,8 @@ def prepare(
         RopewalkError: if a run of the recipe would be refused, or if the length or the number of layers is out of
             range.
     """
-    resolved = resolve(recipe, world)
+    # Only the first stage is verified, so later ones may need other processes.
+    resolved = resolve(recipe, world, training=range(1))
     here = resolved.stages[0]
     stage, remarks = here.settings.stage, []
     config = read_config(resolved.model, recipe.trust_remote_code)
@@ -195,7 +196,7 @@ def prepare(
         offload_activations=stage.offload_activations,
         scratch=str(scratch),
     )
-    return case, remarks, resolved.mesh
+    return case, remarks, here.mesh
 
 
 def first_layers(count: int) -> str:

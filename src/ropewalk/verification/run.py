@@ -89,7 +89,8 @@ def verify(config: VerifySettings, context: RunContext | None = None) -> VerifyR
 def _on_own_ranks(recipe: Recipe, config: VerifySettings, context: RunContext) -> _Verified:
     """Verify in a pool of gloo processes on this machine."""
     ranks = config.ranks
-    own = MeshShape(**recipe.parallel.model_dump()) if isinstance(recipe.parallel, Parallel) else None
+    asked = recipe.stage(0).parallel
+    own = MeshShape(**asked.model_dump()) if isinstance(asked, Parallel) else None
     here = own if own is not None and own.world_size == ranks else None
     if own is not None and own.world_size > 1 and here is None:
         context.rank_0_reporter.note(
@@ -97,7 +98,8 @@ def _on_own_ranks(recipe: Recipe, config: VerifySettings, context: RunContext) -
             f"{own.world_size} to verify it"
         )
     # This process alone cannot form the recipe's mesh; the processes of the pool build their own meshes.
-    alone = recipe.model_copy(update={"parallel": "auto"})
+    first = recipe.stages[0].model_copy(update={"parallel": None})
+    alone = recipe.model_copy(update={"parallel": "auto", "stages": [first, *recipe.stages[1:]]})
     # The pool outlives single checks, because starting processes that import torch takes longer than most checks.
     with _scratch(Path(recipe.output), shared=False) as folder, Ranks(ranks) as pool:
         case, remarks, _ = prepare(alone, folder, _rows(config.rows, ranks), config.length, config.layers)

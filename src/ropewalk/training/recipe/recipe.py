@@ -161,7 +161,7 @@ class Recipe(Settings):
             data,
             optimizer,
             stage.precision or self.precision,
-            self.parallel,
+            stage.parallel or self.parallel,
             self.seed + number if stage.seed is None else stage.seed,
         )
 

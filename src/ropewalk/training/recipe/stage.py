@@ -158,6 +158,9 @@ class Stage(Settings):
     precision: Annotated[ComputedIn | None, BEGUN] = Field(
         None, description="dtype of computation in this stage; default: the run's"
     )
+    parallel: Annotated[ParallelOrAuto | None, ONWARD] = Field(
+        None, description="how the processes share the model and the rows in this stage; default: the run's"
+    )
     seed: Annotated[Seed | None, BEGUN] = Field(
         None, description="random seed of this stage; default: the run's seed plus the index of the stage"
     )
@@ -225,7 +228,7 @@ class Stage(Settings):
         said: dict[str, Any] = handler(self)
         if info.context != AS_A_FILE:
             return said
-        later = {"min_learning_rate", "decay_steps", "data", "optimizer", "precision", "seed"}
+        later = {"min_learning_rate", "decay_steps", "data", "optimizer", "precision", "parallel", "seed"}
         fields = type(self).model_fields
         return {key: value for key, value in said.items() if key not in later or value != fields[key].default}
 
