@@ -239,7 +239,7 @@ def test_limits_are_lifted_where_there_are_any_and_dual_chunks_must_be(
     assert "set lift: [dual_chunk_attention]" in refused(recipe_values, alone, model=chunks)
     lifted = Recipe.model_validate({**recipe_values, "model": chunks, "lift": ["dual_chunk_attention"]})
     assert resolve(lifted, alone).trained_length == 64
-    message = "lift.0 is windows, but the model has no such limit: leave lift out"
+    message = "lift.0 is windows, but the model has no such limit; omit lift"
     assert message in refused(recipe_values, alone, lift=["windows"])
 
 

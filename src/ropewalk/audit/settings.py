@@ -110,8 +110,8 @@ class AuditSettings(Settings):
     ablation_samples: Annotated[Count, Option(formerly=("--ladder-samples",))] = Field(
         4,
         ge=1,
-        description="Maximum number of rows for everything that runs in float64 (ablation, mitigations, first-token "
-        "experiment) and for the random control.",
+        description="Maximum number of sequences for everything that runs in float64 (ablation, mitigations, "
+        "first-token experiment) and for the random control.",
     )
     random_control: Annotated[bool, Option(formerly=("--twin",))] = Field(
         True, description="Also measure the same model with randomly initialised weights."

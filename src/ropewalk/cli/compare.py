@@ -52,7 +52,7 @@ def compare(
     if result.failures:
         raise RunFailure(
             f"{len(result.failures)} of the runs failed; remove the cause and run the same command again: "
-            "the others are kept"
+            "finished runs are kept"
         )
 
 

@@ -359,7 +359,7 @@ def replace_methods(
             if length != before[ORIGINAL]:
                 raise RopewalkError(
                     f"{TEMPERATURE} {before[TEMPERATURE]} counts positions in steps of {ORIGINAL} {before[ORIGINAL]}, "
-                    f"and the new RoPE would make it {length}; choose a method that keeps it, such as theta"
+                    f"and the new RoPE would set {ORIGINAL} to {length}; choose a method that keeps it, such as theta"
                 )
             kept[ORIGINAL] = length
         written["rope_parameters"] = {**entry, **kept}

@@ -112,7 +112,7 @@ class LongFactorSearch(ShortFactorSearch):
     short_penalty: Annotated[float, OBJECTIVE] = Field(
         0.0,
         ge=0,
-        description="Weight of the loss increase at the trained length in the objective; 0 disables this penalty.",
+        description="Weight in the objective of the loss that candidates add at the trained length; 0 for no penalty.",
     )
 
     @property

@@ -287,8 +287,8 @@ def _without_limits(recipe: Recipe, config: ModelConfig) -> ModelConfig:
         )
     for number, limit in enumerate(recipe.lift):
         if limit not in config.limits:
-            there = f"it has {', '.join(config.limits)}" if config.limits else "leave lift out"
-            raise RopewalkError(f"lift.{number} is {limit}, but the model has no such limit: {there}")
+            instead = f"its limits are {', '.join(config.limits)}" if config.limits else "omit lift"
+            raise RopewalkError(f"lift.{number} is {limit}, but the model has no such limit; {instead}")
     return config.lifted(recipe.lift)
 
 

@@ -173,7 +173,7 @@ class LongEvalSettings(Settings):
 
     lines: Annotated[Numbers, WHAT] = Field(
         (),
-        description="Numbers of lines in LongEval's records, such as 200,300,400,500,600,680, instead of lengths.",
+        description="Sizes of LongEval's prompts in lines, such as 200,300,400,500,600,680, instead of in tokens.",
     )
 
 

@@ -186,8 +186,8 @@ class Recipe(Settings):
         if trained and all(stage.own_documents for stage in trained) and not self.data.validation_sources:
             key = "sources" if self.data.sources else "rows"
             raise ValueError(
-                f"every stage that trains has its own data.{key}, so none holds out documents of the run's; give "
-                f"data.validation_sources, or leave data.{key} out of one stage"
+                f"every stage that trains sets its own data.{key}, so no stage uses the run's documents and none "
+                f"can be held out; give data.validation_sources, or omit data.{key} in one stage"
             )
         return self
 
