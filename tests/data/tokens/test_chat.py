@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from tokenizers import AddedToken
 
 from ropewalk.attention.layout import IGNORED
@@ -261,9 +263,88 @@ def test_a_tokenizer_without_a_template_is_refused_before_anything_is_written(fo
     assert not (folder / "rows").exists()
 
 
+TOOLS = [{"type": "function", "function": {"name": "knot", "parameters": {"type": "object"}}}]
+CALLS = [
+    {"role": "user", "content": "Tie it"},
+    {
+        "role": "assistant",
+        "tool_calls": [{"type": "function", "function": {"name": "knot", "arguments": {"turns": 2}}}],
+    },
+    {"role": "tool", "content": "tied"},
+    {"role": "assistant", "content": "Done"},
+]
+WITH_TOOLS = (
+    "{% if tools %}{{ '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.name + call.function.arguments | tojson }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def test_tools_are_rendered_and_their_calls_trained():
+    tokenizer = with_template(WITH_TOOLS)
+    content = json.dumps({"messages": [{"content": "", **each} for each in CALLS], "tools": TOOLS})
+    stored = encode_conversation(
+        Conversation(content, "chats.jsonl:7"), chat_template(tokenizer), tokenizer.backend_tokenizer
+    )
+    theirs = tokenizer.apply_chat_template(
+        [{"content": "", **each} for each in CALLS], tools=TOOLS, tokenize=True, return_dict=True
+    )["input_ids"]
+    assert token_ids(stored).tolist() == theirs
+    trained = tokenizer.decode(stored[stored >= 0].tolist())
+    assert trained == 'knot{"turns": 2}<|im_end|>Done<|im_end|>'
+
+
+def test_parquet_gives_the_rows_of_json_lines(folder):
+    """Parquet has a null for each field that only other records have: text, tools, tool calls, content."""
+    records = [
+        {"messages": CALLS, "tools": TOOLS},
+        *({"messages": [TALK[0], {"role": "assistant", "content": f"answer {n}."}]} for n in range(10)),
+        *({"text": f"plain {n}"} for n in range(10)),
+    ]
+    (folder / "mixed.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    whole = [{"text": None, "messages": None, "tools": None, **each} for each in records]
+    parquet.write_table(pyarrow.Table.from_pylist(whole), folder / "mixed.parquet", row_group_size=4)
+    with_template(WITH_TOOLS).save_pretrained(folder / "tokenizer")
+    found = []
+    for suffix in ("jsonl", "parquet"):
+        source = SourceSpec(path=str(folder / f"mixed.{suffix}"), messages_field="messages")
+        pack_rows(config(folder).model_copy(update={"sources": (source,)}), folder / suffix)
+        rows = open_rows(folder / suffix)
+        found.append([(row.input_ids.tolist(), row.masked) for row in map(rows.packed, range(len(rows)))])
+        assert rows.manifest["counts"]["reading"]["documents"] == len(records)
+    assert found[0] == found[1]
+    assert any(masked for _, masked in found[0])
+
+
+@pytest.mark.parametrize("policy", ["skip", "truncate"])
+def test_a_chat_longer_than_a_row_is_left_out_or_cut_as_asked_and_counted(folder, policy):
+    long = [{"role": "user", "content": "?" * 200}, TALK[1]]
+    told = [TALK[0], {"role": "assistant", "content": "!" * 200}]
+    path = folder / "chats.jsonl"
+    path.write_text(
+        path.read_text() + "".join(json.dumps({"messages": each}) + "\n" for each in (long, told))
+    )
+    pack_rows(config(folder, long_documents=policy), folder / "rows")
+    rows, tokenizer = open_rows(folder / "rows"), with_template(LLAMA3)
+    packing = rows.manifest["counts"]["packing"]
+    assert (packing["long_documents"], packing["cut_documents"]) == (2, 0)
+    assert packing["dropped_tokens"] > 0
+    documents, trained = "", ""
+    for row in map(rows.__getitem__, range(len(rows))):
+        documents += tokenizer.decode(row.input_ids.tolist())
+        trained += tokenizer.decode(row.labels[row.labels != IGNORED].tolist())
+    kept = policy == "truncate"
+    assert ("????" in documents) == ("!!!!" in trained) == kept
+    # The end of a turn that was cut away is not made up.
+    assert "!<|eot_id|>" not in documents
+    assert trained.count("answer") == trained.count("<|eot_id|>") == documents.count("answer")
+
+
 @pytest.mark.parametrize(
     ("record", "said"),
     [
+        ({"text": None, "messages": None}, "messages.* must be a list of messages, got null"),
         ({"messages": "hello"}, "must be a list of messages, got a string"),
         ({"messages": []}, "must be a list of messages"),
         ({"messages": ["hello"]}, "message 1 must be an object"),

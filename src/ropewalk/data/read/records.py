@@ -50,7 +50,8 @@ def record_documents(
             are invalid.
     """
     text = _field(record, spec.text_field)
-    if text is _MISSING:
+    # A table has a null where only its other records have a text.
+    if text is _MISSING or (text is None and spec.messages_field):
         if spec.messages_field and _field(record, spec.messages_field) is not _MISSING:
             content = _conversation(record, spec.messages_field, origin)
             return (Document(content, spec.name or _source(record, spec, origin) or stem, origin, chat=True),)
@@ -324,8 +325,8 @@ def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
         raise RopewalkError(f"{path}: no text field {spec.text_field!r}; the fields are {fields}")
     # Other columns are not read: Parquet stores columns apart, and unread ones cost nothing.
     wanted = {text or messages or INPUT_IDS}
-    if messages and not text and "tools" in names:
-        wanted.add("tools")
+    if messages:
+        wanted |= {messages} | ({"tools"} & set(names))
     if spec.source_field and not (spec.name and text):
         wanted.add(_column(spec.source_field, names) or "")
     if text is None and SPANS in names:
