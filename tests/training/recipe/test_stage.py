@@ -80,7 +80,7 @@ def test_a_stage_knows_every_key_of_the_optimizer():
         ({"data": {"mixture": {"weights": 3}}}, r"stages\.0\.data\.mixture\.weights"),
         (
             {"data": {"sources": ["b"]}},
-            r"every stage that trains has its own data\.sources, .*validation_sources",
+            r"every stage that trains sets its own data\.sources, .*validation_sources",
         ),
         ({"parallel": {"ring": 0}}, r"stages\.0\.parallel\.ring must be 1 or more, got 0"),
         ({"parallel": {"rings": 2}}, r"unknown key stages\.0\.parallel\.rings; did you mean ring\?"),
