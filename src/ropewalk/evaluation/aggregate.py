@@ -131,6 +131,8 @@ def effective_length(
     def reach(value_of: Any) -> int | None:
         reached = None
         for result in ran:
+            # Stop at the first length that fails: a longer one that passes again does not make the model
+            # usable in between.
             if not value_of(result) > threshold:
                 break
             reached = result.length
@@ -281,6 +283,7 @@ def _mean_samples(
 ) -> tuple[tuple[Mapping[str, Any], ...], Interval]:
     """Return each sample's mean over checkpoints, and the interval over samples."""
     by_index = [{sample["index"]: sample for sample in result.samples} for result in results]
+    # A sample that one checkpoint lacks would shift the mean of the others.
     shared = [index for index in by_index[0] if all(index in other for other in by_index)]
     if not shared:
         # An overall score has no samples of its own, so the ends of the checkpoints' intervals are averaged.

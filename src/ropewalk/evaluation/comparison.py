@@ -96,6 +96,7 @@ def compare(a: Sequence[TaskResult], b: Sequence[TaskResult], seed: int = 0) -> 
     def parts(x: TaskResult, y: TaskResult) -> list[_Pair]:
         if x.samples and y.samples:
             return [(x, y)]
+        # An overall score has no samples of its own; it is paired task by task, with equal weights as in its mean.
         tasks = x.details.get("tasks", []) if x.unit == "percent" else []
         found = [by_key.get((x.suite, task, x.length)) for task in tasks]
         same = tasks == y.details.get("tasks")

@@ -136,6 +136,7 @@ def check_evaluation(
         under_test, max([*requested, *(n for _, _, lengths in tasks for n in lengths)], default=0), settings
     )
     check_lengths(tasks, encoder, settings.samples, settings.seed)
+    # Everything is checked before the first measurement: a task that fails after hours would lose them.
     if documents is not None and _gives_likelihoods(under_test):
         given = LikelihoodInput(under_test, settings, documents)
         for suite in suites:

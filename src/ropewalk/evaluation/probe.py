@@ -110,6 +110,7 @@ def candidate_methods(
     refused: dict[str, ProbedSetting] = {}
     for name in names:
         try:
+            # A rule that does not apply is listed with its reason; the others are still measured.
             methods[name] = candidate(name, current, trained_length, target_length)
         except RopewalkError as error:
             refused[name] = ProbedSetting.not_run(name, str(error))
@@ -187,6 +188,7 @@ def _result(name: str, method: RopeMethod, sums: Floats, best: Floats) -> Probed
     totals, counts = sums.sum(1).T
     # Infinite losses minus infinite losses give NaN, which is the right answer here and needs no warning.
     with np.errstate(invalid="ignore"):
+        # Paired by row: rows differ in difficulty far more than settings do.
         paired = totals - best.sum(1)[:, 0]
     loss = _loss(sums)
     beyond = sums[:, 1]

@@ -167,6 +167,7 @@ def largest_that_fits(tokens_of: Callable[[int], int], budget: int) -> int:
         else:
             high, tokens_high = candidate, tokens
             slope = (tokens_high - tokens_low) / (high - low)
+        # Interpolation finds the size in two or three encodings, where bisection would need a dozen.
         candidate = low + int((budget - tokens_low) / slope) if slope > 0 else high
         # Bisect only between two measured ends: the initial upper bound may be far too high.
         if trials % 3 == 0 and tokens_high:

@@ -176,6 +176,7 @@ class TaskResult:
             raise TypeError("a position or a sample is not a JSON object")
         return cls(
             value["suite"],
+            # Results of earlier versions stay comparable with new ones.
             TASKS_BEFORE.get(value["task"], value["task"]),
             value["length"],
             value["n"],

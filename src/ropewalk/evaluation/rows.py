@@ -61,6 +61,7 @@ def evaluation_rows(
     head = [] if bos_id is None else [bos_id]
     tail = [] if eos_id is None else [eos_id]
     fill = length - len(head)
+    # Whole documents are preferred: in a row of joined texts, no token depends on another document.
     long = [document for document in documents if len(document) >= fill]
     if len(long) >= limit:
         rows = [_row([np.concatenate([head, document[:fill]])]) for document in long[:limit]]

@@ -123,6 +123,7 @@ def run(
         where = path if average is None else str(each)
         own = context
         if average is not None and context.output is not None:
+            # Each checkpoint has a folder, so that an interrupted average resumes at the checkpoint that it stopped in.
             own = replace(context, output=context.output / each.name)
         label = f"{each.name}: " if average is not None else ""
         one = _Run(config, own, where, settings, label, rope_of)
@@ -569,6 +570,7 @@ class _Run:
         if reads_text(settings):
             known["text"] = inputs_identity([SourceSpec(path=self.config.text)])
         stack.enter_context(locked(out, "give another --out"))
+        # After the lock: two processes must not both find the folder empty.
         begin(out, known)
         return Stores(PredictionLog(out / PREDICTIONS), ResultCache(out / RESULT_CACHE), samples), noted
 

@@ -314,9 +314,12 @@ def _fitted(
     done: dict[int, _Counted] = {}
     open_trials = list(trials)
     while open_trials:
+        # All open drafts are encoded in one batch, because fast tokenizers use every core on a batch and one
+        # core on a text.
         made = [drafts(trial.index, trial.units) for trial in open_trials]
         rest = []
         for trial, draft, tokens in zip(open_trials, made, _counts(encoder, made), strict=True):
+            # Tokens per unit, measured on this draft: tokenizers and tasks differ too much for a constant.
             unit = trial.unit(tokens)
             if tokens > budget:
                 # Always move strictly between the bounds, so that the search ends even if the estimate is off.

@@ -179,6 +179,7 @@ def ratio_interval(
     # Leave-one-out ratios minus the full ratio, computed from residuals because subtracting the ratios would cancel.
     left_out = (ratio * weights - sums) / (count - weights)
     error = math.sqrt((n - 1) / n * float(np.square(left_out - left_out.mean()).sum()))
+    # Kish's effective number of rows, minus one: rows of unequal length count as fewer than they are.
     freedom = max(float(count**2 / np.square(weights).sum()) - 1, 1.0)
     # Student's quantile instead of the normal one: with a few long rows the variance itself is uncertain.
     half = float(stdtrit(freedom, 0.975)) * error

@@ -226,6 +226,7 @@ def stored_samples(
         yield from task.samples(encoder, length, count, seed)
         return
     identity = sample_identity(task, encoder, length, count, seed)
+    # The digest covers everything that decides the samples, so a changed task never reads another's file.
     path = folder / f"{task.suite}-{task.name}-{length}-{digest(identity)[:16]}.jsonl"
     if not path.is_file():
         made = task.samples(encoder, length, count, seed)
@@ -348,6 +349,7 @@ def _differences(existing: Mapping[str, Any], wanted: Mapping[str, Any]) -> list
     if isinstance(old_settings, Mapping):
         existing = {
             **existing,
+            # Settings that no longer exist decide nothing and must not keep a folder from resuming.
             "settings": {key: old_settings[key] for key in new_settings if key in old_settings},
         }
     changed = [key for key in sorted({*existing, *wanted}) if existing.get(key) != wanted.get(key)]

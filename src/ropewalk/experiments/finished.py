@@ -72,6 +72,7 @@ def read_finished(folder: Path) -> Finished:
         raise RopewalkError(f"cannot read {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise RopewalkError(f"{summary} is damaged ({error}); delete it and resume the run") from error
+    # Every value written out, so that a default and the same value given by hand compare as equal.
     plain = with_moments_of(recipe, recipe).model_dump(mode="json")
     data = {key: value for key, value in plain["data"].items() if key != "cache"}
     kept = {key: value for key, value in plain.items() if key not in NOT_COMPARED} | {"data": data}
@@ -122,6 +123,7 @@ def cells_of(runs: Sequence[Finished]) -> dict[str, dict[int, Finished]]:
         if first.recipe is not None and differing:
             name = ",".join(f"{_last(key, differing)}={_word(first.recipe.get(key))}" for key in differing)
         if name in found:
+            # Two groups may differ only in keys that their names leave out, and then the folder tells them apart.
             name = str(first.folder)
         cell = found.setdefault(name, {})
         for run in group:

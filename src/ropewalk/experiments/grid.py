@@ -225,6 +225,7 @@ def refuse_other_grid(before: Mapping[str, Any], now: Mapping[str, Any], output:
             f"{output} holds a grid that varies {', '.join(before['vary'])}, not {', '.join(now['vary'])}; {advice}"
         )
     for key, values in before["vary"].items():
+        # New values may only be appended: the first one is the reference, and names of cells must stay.
         if now["vary"][key][: len(values)] != values:
             raise RopewalkError(
                 f"{output} holds a grid with {key}={','.join(map(str, values))}; keep these values first and add to "

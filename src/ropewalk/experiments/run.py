@@ -242,6 +242,7 @@ class _Processes:
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     env=dict(environment),
+                    # A session of its own: Ctrl-C reaches this process alone, which then ends the runs in order.
                     start_new_session=True,
                 )
                 self._running.add(process)
@@ -269,6 +270,7 @@ def _run_one(
     try:
         started = [sys.executable] if launch is None else shlex.split(launch)
         command = [*started, "-m", "ropewalk", "extend", str(run.file)]
+        # The run writes its recipe first, so its presence means that there is something to resume.
         if (run.folder / RECIPE).is_file():
             command.append("--resume")
         environment = dict(os.environ)

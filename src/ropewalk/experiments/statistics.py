@@ -81,6 +81,7 @@ def means_over_seeds(cell: Seeds) -> list[TaskResult]:
         return [result for results in cell.values() for result in results]
     found = []
     for key, results in _by_key(cell).items():
+        # A mean over fewer seeds than the others' would compare different things, so the task is left out.
         if len(results) < len(cell) or any(not _scored(result) for result in results.values()):
             continue
         first = next(iter(results.values()))
@@ -190,10 +191,12 @@ def _block_variance(
             rows.append([_value(there[seed]) for seed in seeds])
     values = np.array(rows)
     cells, count = values.shape
+    # What is left after the effect of the cell and of the seed: how much training itself varies, pooled over cells.
     residual = values - values.mean(0) - values.mean(1)[:, None] + values.mean()
     freedom = (cells - 1) * (count - 1)
     pooled = 2 * float(np.square(residual).sum()) / freedom / count
     own = float(by_seed.var(ddof=1)) / count
+    # The larger of both: pooling alone would understate a cell whose training varies more than the others'.
     return max(pooled, own), freedom
 
 

@@ -68,6 +68,7 @@ def greedy_ids(
     ending = torch.tensor(sorted(endings), dtype=torch.long, device=ids.device)
     with evaluating(model), pinned(model, length), _fresh_cache(model) as cache:
         logits = _prefilled(model, cache, ids, mask, chunk)
+        # Prompts are padded on the left, so each row's next position is the number of its own tokens.
         position = mask.sum(dim=1, keepdim=True)
         going = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
         new: list[Tensor] = []
@@ -355,6 +356,8 @@ class InMemoryBackend:
                 done += len(batch)
                 yield from map(self._answer, batch, new)
             elif len(batch) > 1:
+                # Answers do not depend on the batch, so halving it costs time only. The smaller size stays
+                # for the group.
                 rows = len(batch) // 2
                 log.warning(
                     "out of memory with a batch of %d prompts of up to %d tokens; retrying with %d",

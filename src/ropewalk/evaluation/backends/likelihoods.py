@@ -125,6 +125,8 @@ def causal_losses(
     pieces = zip(*(each.split(prefill_chunk, dim=1) for each in (losses, input_ids, labels)), strict=True)
     with _rope_fixed(model, length):
         for losses_of_piece, ids, targets in pieces:
+            # The cache holds earlier pieces, so each piece sees what it would see in one pass, at a fraction
+            # of its memory.
             hidden = decoder(ids, past_key_values=cache, use_cache=True).last_hidden_state
             _score(losses_of_piece, hidden, targets, head)
     return losses

@@ -252,11 +252,13 @@ class ServerBackend:
         if refusal.status in (400, 422) and named:
             for name in named:
                 del self._own[name]
+            # A field that only asks for greedy decoding may be dropped: temperature 0 already does.
             self._left_out += named
             if named == [*GREEDY]:
                 self._own |= {name: v for name, v in OPENAI_GREEDY.items() if name not in self.extra}
             self._note_penalty()
             return
+        # Servers that take only text refuse a list of ids with a schema error that names the prompt.
         ids_refused = refusal.status in (400, 422) and "prompt" in str(refusal)
         if ids_refused and self._auto and not self._text_sent and self.tokenizer is not None:
             self._text_sent = True
@@ -445,6 +447,7 @@ class ServerBackend:
         except self._openai.APIStatusError as error:
             status = error.status_code
             message = f"HTTP {status}: {self._hidden(server_message(error.body, status))}"
+            # Time-outs, rate limits and faults of the server may pass; any other status would come again.
             if status in (408, 429) or status >= 500:
                 wait = retry_after(error.response.headers.get("retry-after"))
                 raise FaultError(message, wait, status) from error
@@ -673,6 +676,7 @@ def named_fields(body: object, fields: Collection[str]) -> tuple[str, ...]:
         each if isinstance(each, str) else json.dumps(each, default=str) for each in messages if each
     )
     words = words[:_MOST_WORDS]
+    # Where the error says which field it means, other fields that its text merely mentions are not blamed.
     places = set(_PLACE.findall(words))
     for errors in messages:
         for error in errors if isinstance(errors, list) else ():

@@ -163,6 +163,7 @@ def _split_files(folder: Path, splits: Sequence[str]) -> dict[str, list[Path]]:
     for file in sorted(folder.iterdir()):
         if file.is_file() and split_suffix(file)[0] in FORMATS:
             stem = file.name.removesuffix("".join(split_suffix(file))).lower()
+            # By words, so that train-00000-of-00002 and mmlu_test are found, and "contest" is not a test split.
             for word in {stem, *re.split(r"[^a-z]+", stem)}:
                 by_word.setdefault(word, []).append(file)
     found = {}

@@ -79,6 +79,7 @@ def generated_predictions(
     first = next(stream, None)
     if first is None:
         return found
+    # Bounded in tokens: prompts of 1M tokens would fill the memory if a whole task were held.
     at_once = max(1, ASKED_TOKENS // first.length)
     group = [first, *islice(stream, at_once - 1)]
     while group:

@@ -132,6 +132,7 @@ def _manager_for(names: Sequence[str], own: list[Path]) -> TaskManager:
         folders += [known[name] for name in lost]
         manager = TaskManager(include_path=[*dict.fromkeys(folders), *own], include_defaults=False)
     if not all(_complete(manager.task_index, name) for name in names):
+        # Indexing all of lm_eval's thousands of tasks takes many seconds, so it is the last resort.
         manager = TaskManager(include_path=own or None)
         for name in names:
             _check_known(name, list(manager.task_index))
@@ -347,6 +348,7 @@ def load(
         stack.enter_context(quiet_libraries())
         stack.enter_context(seeded(seed))
         reached = bool(remote) and online()
+        # Without a network, a cached data set still loads, but only if nothing tries to reach the Hub first.
         if remote and not reached:
             stack.enter_context(offline())
         try:

@@ -107,6 +107,7 @@ def run(
     """
     parts: dict[PromptFormat, dict[str, Any]] = defaultdict(dict)
     for name, task in loaded.tasks.items():
+        # lm_eval has one prompt format per call, so tasks are grouped by theirs.
         parts[prompt_format(name)][name] = task
     results: dict[str, Any] = {}
     outcomes: dict[str, TaskOutcome] = {}
@@ -136,6 +137,7 @@ def _evaluate(
                 lm=model,
                 task_dict={"tasks": dict(tasks), "groups": {}},
                 limit=limit,
+                # Intervals are computed from the samples by our own statistics.
                 bootstrap_iters=0,
                 log_samples=True,
                 apply_chat_template=chat,

@@ -32,6 +32,7 @@ def quiet_libraries() -> Iterator[None]:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     transformers_logging.set_verbosity(logging.CRITICAL)
     datasets.disable_progress_bars()
+    # lm_eval 0.4 has no option for this bar.
     lm_eval.api.task.tqdm = _no_bar
     try:
         with warnings.catch_warnings():

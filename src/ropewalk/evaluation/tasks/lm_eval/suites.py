@@ -249,6 +249,7 @@ def _job(
             raise RopewalkError(f"{given[0]} has no data for {name}")
         return _Job(name, reason=f"{given[0]} has no data for this task")
     try:
+        # All tasks are loaded before the first one runs, so that a missing file costs no measurement.
         loaded = load(catalogue, name, rows, settings.fewshot_of(name), settings.seed, online)
         check_runnable(loaded, max_length)
     except CannotRun as error:
