@@ -265,6 +265,7 @@ def check_sources(resolved: ResolvedRecipe) -> None:
             required_template(resolved.tokenizer)
         for spec in sources:
             records = (record for split in source_splits(spec) for record in read_input_split(split))
+            # One document of each source shows most mistakes (a wrong field, a damaged file) before anything is loaded.
             next((d for record in records for d in record.documents if not is_blank(d)), None)
 
 
@@ -324,6 +325,7 @@ def _packed_before(
 ) -> list[PackedRows | None]:
     """Select the folder of rows for each stage from those that the recipe names."""
     recipe, identity = resolved.recipe, tokenizer_identity(resolved.tokenizer)
+    # Stages may share a folder of rows, and verifying hashes all of it.
     opened = cache(lambda folder: open_rows(folder, tokenizer=identity, verify=True))
     rows: list[PackedRows | None] = []
     for number, stage in enumerate(recipe.stages):

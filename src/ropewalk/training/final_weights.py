@@ -81,6 +81,7 @@ def final_weights(output: Path, recipe: Recipe, last: Path) -> FinalWeights:
     if export.weights == "last":
         return FinalWeights(export, (last,))
     if export.weights == "average":
+        # Only of the last stage: earlier ones were trained with another RoPE.
         there = [path for path in checkpoints_in(output / CHECKPOINTS) if place_of(path)[0] == stage]
         if len(there) < export.average_of:
             raise RopewalkError(

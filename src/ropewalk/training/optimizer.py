@@ -65,6 +65,7 @@ class MasterAdamW:
         }
         self.max_grad_norm = settings.max_grad_norm
         self.betas = settings.beta1, settings.beta2
+        # Matrices decay; norms and biases, which have one dimension, do not, as is usual.
         decayed = [m for m in self.masters.values() if m.dim() >= 2]
         others = [m for m in self.masters.values() if m.dim() < 2]
         self.adamw = torch.optim.AdamW(
@@ -72,6 +73,7 @@ class MasterAdamW:
                 {"params": decayed, "weight_decay": settings.weight_decay},
                 {"params": others, "weight_decay": 0.0},
             ],
+            # The schedule sets the rate before every step; a step without it must change nothing.
             lr=0.0,
             betas=self.betas,
             eps=settings.epsilon,

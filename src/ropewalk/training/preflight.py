@@ -167,6 +167,7 @@ def _adapter(
     if settings.quantize is not None:
         for precision in precisions:
             _refuse_quantization(f"adapter.quantize is {settings.quantize}", world, device, precision)
+    # On the meta device, so that targets are resolved and counted without loading a weight.
     empty = empty_model(model, ModelSetup(trust_remote_code=recipe.trust_remote_code))
     return NewAdapter.on(settings, recipe.seed, base, empty)
 

@@ -166,6 +166,7 @@ def push(folder: Path, repository: Repository, reporter: Reporter) -> PushResult
         with reporter.bar(f"upload to {name}", len(added)) as advance:
             for done, each in enumerate(added):
                 advance(done, each.path_in_repo)
+                # File by file for the progress bar; nothing is visible in the repository before the commit.
                 api.preupload_lfs_files(name, [each])
             api.create_commit(name, added, commit_message=f"Upload {folder.name} with ropewalk")
             advance(len(added), "committed")

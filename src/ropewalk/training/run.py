@@ -195,8 +195,10 @@ def _extend(start: Start, context: RunContext) -> RunResult:
     context = _on(resolved.mesh, resolved, context)
     run = _prepared(start, resolved, context, contexts)
     before = measure("before", run.model, run.measurement, context)
+    # Not needed any more: the first stage loads its own copy, and two would not fit.
     run = replace(run, model=None)
     trained = _trained(run)
+    # After training, because short factors are searched on the final weights.
     method, short = _short_factors(run, trained)
     after = measure("after", _saved_model(run, trained.last, method), run.measurement, context)
     methods = [*(each.method for each in trained.decisions[:-1]), method]
@@ -454,6 +456,7 @@ def _trained(run: _Run) -> _Trained:
 
 def _train(run: _Run, metrics: MetricsLog) -> _Trained:
     resolved, reporter, at = run.resolved, run.context.rank_0_reporter, run.reached
+    # Steps after the checkpoint run again, and their lines must not stand in the log twice.
     if again := run.context.world.on_rank_0(lambda: metrics.rewind(at.done, run.output / EARLIER / METRICS)):
         reporter.note(again)
     latest, done = at.checkpoint, at.position
@@ -514,6 +517,7 @@ def _saved_model(run: _Run, last: Path | None, method: RopeMethod) -> Any:
         made_of = weights.record()
         export_model(model, final, resolved.tokenizer, context.world, resolved.dtype, position, made_of)
         del model
+    # The exported folder is read back and measured, so that the scores are those of the files that users get.
     return load_for_run(resolved, context, str(final), rope, resolved.dtype)
 
 

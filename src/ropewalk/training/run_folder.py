@@ -189,6 +189,7 @@ def progress_in(output: Path, recipe: Recipe) -> Progress:
         stage, step, begun = position.stage, position.step, position.stage + 1
     choices = choices_in(output)
     for number, each in enumerate(recipe.stages):
+        # A stage has begun once its RoPE is decided, even without a step: a resumed run must not decide again.
         chosen = each.rope.limiting.method == "auto" and number in choices
         searched = (
             each.rope.limiting.search is not None and (output / factors_file(stage_name(number))).is_file()
@@ -209,6 +210,7 @@ def reached(output: Path, start: Start, world: World) -> Reached:
     if not start.resumed:
         return Reached()
     model = output / MODEL
+    # Collective, because checking a sharded checkpoint is divided among the ranks.
     checkpoint = latest_whole(output / CHECKPOINTS, world)
     there = world.on_rank_0(model.exists)
     damage = check_export(model, world) if there else None

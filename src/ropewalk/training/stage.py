@@ -91,6 +91,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
         if not stage.steps:
             last = checkpoints.save(position)
         steps = range(position.step, stage.steps)
+        # Rows of the next step are read, and plans of attention made, while the device computes this one.
         ahead = made_ahead(partial(_batches, run, model), steps)
         for step, batches in zip(steps, ahead, strict=True):
             began = time.perf_counter()
@@ -104,6 +105,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
                 values = _values(run.number, done, result, rate, tokens, seconds)
                 metrics.append(values, run.steps_before + done)
             skipped = 0 if result.applied else skipped + 1
+            # A single step may overflow by chance; several in a row, or the last one, mean divergence.
             if skipped == MOST_SKIPPED or (skipped and done == stage.steps):
                 raise context.world.known_to_all(
                     RunFailure(

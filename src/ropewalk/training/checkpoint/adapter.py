@@ -75,5 +75,6 @@ def export_adapter(
             partial / "README.md", README.format(context=context, digest=digest or "unknown", **quoted)
         )
         write_export_record(partial, position, weights)
+    # After the adapter is written: merging adds its matrices to the weights and cannot be undone.
     merge_adapter(model)
     export_model(trained, merged, tokenizer, World(), dtype, position, weights)

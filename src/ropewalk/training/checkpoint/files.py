@@ -280,6 +280,7 @@ def latest_whole(folder: Path, world: World | None = None) -> Path | None:
     damaged: list[tuple[Path, str]] = []
     while paths:
         path = paths.pop()
+        # Every checkpoint is hashed before it is used: a truncated file would otherwise load as damaged weights.
         what = check_checkpoint(path, world)
         if what is not None:
             damaged.append((path, what))

@@ -47,6 +47,7 @@ def save_checkpoint(
             save_model(model, partial, tokenizer, optimizer.weights(model.state_dict()))
         else:
             save_adapter(model, partial, named_weights(model, optimizer))
+        # Random states too, so that dropout after a resume is what it would have been.
         random = {f"rng.{device}": state for device, state in random_states().items()}
         tensors = {**named_moments(model, optimizer), **random}
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, partial / TENSORS)
@@ -119,7 +120,11 @@ def read_weights(path: Path, model: Any, into: Mapping[str, Tensor], world: Worl
             return
         try:
             whole, loading = type(model).from_pretrained(
-                path, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+                # In float32, because the masters were saved and rounding them would change the run.
+                path,
+                dtype=torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
             )
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -126,6 +126,7 @@ def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
         refused.append(
             "stages: factors were searched on held-out documents that a changed evaluation could use as well"
         )
+    # Stages that have not begun may change freely, so the rules of resuming apply to the others only.
     begun = min(progress.begun, len(old.stages), len(new.stages))
     before, after = (_plain(each.model_copy(update={"stages": each.stages[:begun]})) for each in (old, new))
     for key, was, is_ in _differences(before, after):

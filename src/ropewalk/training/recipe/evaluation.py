@@ -205,6 +205,7 @@ class Evaluation(_Suites):
         if suites is None:
             return settings
         known = {task for name in suites for task in BY_NAME[name].known(settings)}
+        # Evaluation during training has fewer suites, and a task of an absent suite would be refused as unknown.
         left = {
             name: tuple(task for task in getattr(settings, name) if task in known)
             for name in ("tasks", "exclude")

@@ -143,6 +143,7 @@ class AutoRope(StageRope):
         found = tuple(result.to_json() for result in results)
         choice = Choice(self.number, best, candidates[best], len(measured_on), text, found)
         if context.is_rank_0:
+            # On disk before the stage begins, so that a resumed run keeps the choice and does not measure again.
             choices = [*choices_in(at.output).values(), choice]
             write_json(at.output / CHOICES, [each.to_json() for each in choices])
         context.rank_0_reporter.note(f"stage {self.number + 1}: {describe_choice(choice.to_json())}")

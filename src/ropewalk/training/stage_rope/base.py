@@ -191,6 +191,7 @@ def bounds_of(ropes: Sequence[StageRope], checkpoint: RopeAt) -> list[StageBound
                 f"stages.0.context {stage.context} is not longer than the {low.length} tokens the model is trained for"
             )
         _refuse_ambiguous(stage, low.method, rope.number)
+        # A base that the run will measure is known only within bounds; what holds at both ends is checked now.
         ends = rope.bounds(low, high)
         origin = low.origin if low.origin == high.origin and not origin_searched else None
         # A later stage with method default keeps the factors found; any other method replaces them.
