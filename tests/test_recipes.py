@@ -40,6 +40,10 @@ SOURCES = {
         (65_536, 8e6, 5000, 2**22 // 2**16, 1e-5),
         (524_288, 1.28e8, 2500, 2**23 // 2**19, 5e-6),
     ],
+    # arXiv:2309.12307, section 4.1, and fine-tune.py of its code; a batch of 8 on each of 8 GPUs.
+    "lora-32k": [(32_768, None, 1000, 8 * 8, 2e-5)],
+    # THUDM/LongAlign, scripts/llama_pack.sh: a row on each of 8 GPUs; steps and base are the recipe's own.
+    "chat-64k": [(65_536, 8e6, 1000, 8, 2e-5)],
 }
 GRADIENTS_TOKENS = [62_914_560, 100_663_296, 419_430_400, 838_860_800]
 EMBEDDED = {"demo", "longrope", "retrieval"}
@@ -57,7 +61,7 @@ def test_numbers_are_those_of_the_source(name):
     assert len(stages) == len(SOURCES[name])
     for stage, (context, theta, steps, rows, rate) in zip(stages, SOURCES[name], strict=True):
         assert (stage.context, stage.steps) == (context, steps)
-        assert theta is not None or stage.rope.limiting.method == "longrope"
+        assert theta is not None or stage.rope.limiting.method in ("longrope", "linear")
         assert theta is None or stage.rope.limiting.rope_theta == theta
         assert rows in (None, stage.rows_per_step)
         assert rate in (None, stage.learning_rate)
@@ -65,6 +69,26 @@ def test_numbers_are_those_of_the_source(name):
 
 def test_gradients_tokens_are_those_of_its_card():
     assert [stage.tokens for stage in check(load_recipe("gradient-1m")).stages] == GRADIENTS_TOKENS
+
+
+def test_longloras_adapter_and_optimizer_are_those_of_its_code():
+    recipe = load_recipe("lora-32k")
+    adapter, (stage,) = recipe.adapter, recipe.stages
+    assert (adapter.rank, adapter.alpha, adapter.dropout) == (8, 16, 0)
+    assert (adapter.targets, adapter.also_train) == (["attention"], ["embeddings", "norms"])
+    assert stage.rope.limiting.factor == 32_768 / 4096
+    assert (stage.warmup_steps, stage.schedule, recipe.optimizer.weight_decay) == (20, "constant", 0)
+    assert (recipe.optimizer.beta1, recipe.optimizer.beta2) == (0.9, 0.95)
+
+
+def test_longaligns_schedule_and_packing_are_those_of_its_scripts():
+    recipe = load_recipe("chat-64k")
+    (stage,) = recipe.stages
+    assert stage.warmup_steps == 0.03 * stage.steps
+    assert (stage.schedule, stage.min_learning_rate, stage.pattern) == ("cosine", 0, "intra_document")
+    assert (recipe.optimizer.weight_decay, recipe.optimizer.beta1, recipe.optimizer.beta2) == (0, 0.9, 0.95)
+    assert (recipe.data.packing, recipe.data.long_documents) == ("best_fit", "skip")
+    assert {source.messages_field for source in recipe.data.sources} == {"messages"}
 
 
 def test_prolongs_rates_end_at_a_tenth():
@@ -93,9 +117,25 @@ def test_a_name_that_is_none_is_refused_with_the_nearest():
         recipe_text("gradient")
 
 
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def record(number, source):
+    """A document, or a chat that fits into a row."""
+    text = f"{number} ropes of {source} strands. "
+    if isinstance(source, dict) and source.get("messages_field"):
+        answer = {"role": "assistant", "content": f"{number} ropes."}
+        return {"messages": [{"role": "user", "content": text}, answer]}
+    return {"text": text * 400}
+
+
 def tiny_model(folder, trained, theta, kv_heads):
     """A random Llama with the demo's tokenizer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(demo_model_path())
+    tokenizer.chat_template = CHATML
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=64,
@@ -123,8 +163,7 @@ def test_a_tiny_model_of_its_family_trains_by_it(name, tmp_path):
     values["data"]["validation_documents"] = 8
     for number, source in enumerate(values["data"]["sources"]):
         path = tmp_path / f"{number}.jsonl"
-        lines = (json.dumps({"text": f"{n} ropes of {number} strands. " * 400}) + "\n" for n in range(40))
-        path.write_text("".join(lines))
+        path.write_text("".join(json.dumps(record(n, source)) + "\n" for n in range(40)))
         values["data"]["sources"][number] = (
             {**source, "path": str(path)} if isinstance(source, dict) else str(path)
         )
