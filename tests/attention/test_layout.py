@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk import PackedLayout, RopewalkError
-from ropewalk.attention.layout import IGNORED, PATTERNS, kept, next_token_labels
+from ropewalk.attention.layout import IGNORED, PATTERNS, cached_per_layout, next_token_labels
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=7)
 
@@ -129,7 +129,7 @@ def test_contradicting_fields_are_refused(fields, message):
 def test_what_is_kept_belongs_to_all_rows_of_a_batch_and_to_every_argument():
     calls = []
 
-    @kept
+    @cached_per_layout
     def plan(layouts, engine):
         calls.append((len(layouts), engine))
         return object()

@@ -11,7 +11,7 @@ from ropewalk.evaluation import TaskResult
 from ropewalk.io.progress import Silent
 from ropewalk.reporting import ResultTable
 from ropewalk.reporting.training import run_tables
-from ropewalk.training.measurement import asked_for, evaluation_file, prompt_lengths, results_in
+from ropewalk.training.measurement import evaluation_file, prompt_lengths, requested_lengths, results_in
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
@@ -41,7 +41,7 @@ class Noted(Silent):
 
 def asked(recipe: Recipe) -> tuple[dict[str, list[int]], list[str]]:
     resolved, reporter = resolve(recipe), Noted()
-    return asked_for(resolved, prompt_lengths(resolved, reporter)), reporter.notes
+    return requested_lengths(resolved, prompt_lengths(resolved, reporter)), reporter.notes
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ropewalk.attention.choices import EngineName
 from ropewalk.attention.engines.capabilities import AttentionSpec, check_engine
-from ropewalk.attention.layout import PackedLayout, kept
+from ropewalk.attention.layout import PackedLayout, cached_per_layout
 from ropewalk.attention.options import EVERYTHING, PLAIN, AttentionOptions, Locality
 from ropewalk.errors import RopewalkError
 
@@ -134,7 +134,7 @@ def _log_choice_once(engine: str, device: torch.device) -> None:
     log.info("attention engine %s on %s (auto)", engine, device)
 
 
-@kept
+@cached_per_layout
 def _plan(layouts: tuple[PackedLayout, ...], engine: str, device: torch.device, locality: Locality) -> Any:
     """Index tensors and block masks, computed once for each batch: all layers of a locality share them."""
     return _module(engine).plan(layouts, device, locality)

@@ -291,7 +291,7 @@ def next_token_labels(input_ids: Tensor, layout: PackedLayout, trained: Tensor |
 Made = TypeVar("Made")
 
 
-def kept(make: Callable[..., Made]) -> Callable[..., Made]:
+def cached_per_layout(make: Callable[..., Made]) -> Callable[..., Made]:
     """Cache a function's result for as long as its first argument lives.
 
     The first argument, or the first item of a tuple, owns the result. Items of tuples are compared by identity and

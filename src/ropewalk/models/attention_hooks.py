@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.attention import attend
-from ropewalk.attention.layout import PackedLayout, kept
+from ropewalk.attention.layout import PackedLayout, cached_per_layout
 from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.generation import unpinned_methods
@@ -350,7 +350,7 @@ def localities_of(model: nn.Module) -> set[Locality]:
     return set(hooks.localities)
 
 
-@kept
+@cached_per_layout
 def positions_on(layouts: tuple[PackedLayout, ...] | ShardedLayouts, device: torch.device) -> Tensor:
     """int64 ``[batch, length]``: position ids of the rows, or of this rank's shards of them, on a device."""
     if isinstance(layouts, ShardedLayouts):

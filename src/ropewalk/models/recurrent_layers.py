@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.layout import PackedLayout, kept
+from ropewalk.attention.layout import PackedLayout, cached_per_layout
 from ropewalk.errors import EngineError
 from ropewalk.models.attention_hooks import LayoutCall, has_layout
 from ropewalk.models.config import ModelConfig
@@ -159,7 +159,7 @@ class RunBatches:
     back: Tensor
 
 
-@kept
+@cached_per_layout
 def run_batches(layouts: tuple[PackedLayout, ...], device: torch.device) -> RunBatches | None:
     """How to gather the runs of a batch of rows for a recurrent layer; None if each row is one run.
 

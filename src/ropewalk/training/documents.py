@@ -208,7 +208,7 @@ def _place(folder: str, output: Path) -> Path:
     return moved if moved.is_dir() else output / folder
 
 
-def began_with(
+def run_inputs(
     resolved: ResolvedRecipe,
     rows: Sequence[PackedRows | None],
     output: Path,

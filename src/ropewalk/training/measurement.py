@@ -58,7 +58,7 @@ def evaluation_at(resolved: ResolvedRecipe, stage: int | None) -> Evaluation:
     return evaluation if stage is None else evaluation.in_training()
 
 
-def asked_for(
+def requested_lengths(
     resolved: ResolvedRecipe, lengths: Mapping[str, Sequence[int]], stage: int | None = None
 ) -> dict[str, list[int]]:
     """Lengths in tokens at which each suite of a recipe is run; empty for a suite that defines its own lengths.
@@ -69,15 +69,15 @@ def asked_for(
         stage: as for :func:`evaluation_at`.
     """
     evaluation = evaluation_at(resolved, stage)
-    asked: dict[str, list[int]] = {}
+    requested: dict[str, list[int]] = {}
     for suite in evaluation.chosen:
         if not suite.needs_lengths(evaluation.settings()):
-            asked[suite.name] = []
+            requested[suite.name] = []
         elif isinstance(suite, LikelihoodSuite):
-            asked[suite.name] = perplexity_lengths(resolved, stage)
+            requested[suite.name] = perplexity_lengths(resolved, stage)
         elif lengths[suite.name]:
-            asked[suite.name] = list(lengths[suite.name])
-    return asked
+            requested[suite.name] = list(lengths[suite.name])
+    return requested
 
 
 def results_in(output: Path, when: str, asked: Mapping[str, Sequence[int]] | None) -> list[TaskResult] | None:
@@ -86,7 +86,7 @@ def results_in(output: Path, when: str, asked: Mapping[str, Sequence[int]] | Non
     Args:
         output: folder of the run.
         when: ``before``, ``after`` or :func:`during`.
-        asked: requested suites and lengths, from :func:`asked_for`; None accepts any.
+        asked: requested suites and lengths, from :func:`requested_lengths`; None accepts any.
 
     Raises:
         RopewalkError: if the file is damaged, or contains other results than the recipe requests.
@@ -225,7 +225,7 @@ class Measurement:
 
     Attributes:
         resolved: the recipe.
-        asked: requested suites and lengths, from :func:`asked_for`.
+        asked: requested suites and lengths, from :func:`requested_lengths`.
         documents: token ids of the documents for perplexity.
         stage: as for :func:`evaluation_at`.
     """
@@ -247,11 +247,11 @@ def measure(
         measurement: suites, lengths and documents.
         context: processes, each of which must call this function; output folder and reporter.
     """
-    asked, output = measurement.asked, folder_of(context)
-    known = context.world.on_rank_0(lambda: results_in(output, when, asked))
+    requested, output = measurement.asked, folder_of(context)
+    known = context.world.on_rank_0(lambda: results_in(output, when, requested))
     if known is not None:
         return known
-    if not asked:
+    if not requested:
         return []
     assert model is not None
     with context.rank_0_reporter.bar(f"evaluation {when}", None) as advance:
@@ -310,9 +310,9 @@ def _measured(
     context: RunContext,
     progress: Callable[[str, int, int], None],
 ) -> list[TaskResult]:
-    resolved, asked = measurement.resolved, measurement.asked
+    resolved, requested = measurement.resolved, measurement.asked
     settings = evaluation_at(resolved, measurement.stage).settings(
-        tuple(asked), asked, resolved.recipe.seed, resolved.trained_length
+        tuple(requested), requested, resolved.recipe.seed, resolved.trained_length
     )
     precision = resolved.precision_at(measurement.stage)
     with autocast(resolved.device, precision, context.mesh is not None):
@@ -335,7 +335,7 @@ def describe_during(resolved: ResolvedRecipe, asked: Sequence[Mapping[str, Seque
 
     Args:
         resolved: the recipe.
-        asked: for each stage, suites and lengths from :func:`asked_for`; None for a stage without evaluations.
+        asked: for each stage, suites and lengths from :func:`requested_lengths`; None for a stage without evaluations.
     """
     every = resolved.recipe.evaluation.every
     assert every is not None

@@ -75,12 +75,12 @@ class MetricsLog:
         if not missing:
             return None
         lost = self.path.with_name(LOST)
-        told = f"{self.path} lacks {len(missing)} of the {sum(done)} completed steps, from {_step(*missing[0])} on"
+        message = f"{self.path} lacks {len(missing)} of the {sum(done)} completed steps, from {_step(*missing[0])} on"
         if lost.exists():
-            return f"{told}, which {lost.name} allows"
+            return f"{message}, which {lost.name} allows"
         if self._is_unfinished():
-            told += "; its last line is ignored because it does not end with a newline"
-        raise RopewalkError(f"{told}; restore the file, or resume without these steps after: touch {lost}")
+            message += "; its last line is ignored because it does not end with a newline"
+        raise RopewalkError(f"{message}; restore the file, or resume without these steps after: touch {lost}")
 
     def rewind(self, done: Sequence[int], dropped: Path) -> str | None:
         """Remove the steps after a checkpoint from the log, since a resumed run computes them again.

@@ -199,12 +199,12 @@ def _router_aux_loss(number: int, stage: Stage, config: ModelConfig) -> float:
         RopewalkError: if the model has no experts to balance.
         EngineError: if transformers does not record the model's router logits.
     """
-    asked = stage.router_aux_loss
-    if asked not in (0, "config") and not config.num_experts:
+    requested = stage.router_aux_loss
+    if requested not in (0, "config") and not config.num_experts:
         raise RopewalkError(
-            f"stages.{number}.router_aux_loss is {asked:g}, but the model has no mixture of experts; leave it out"
+            f"stages.{number}.router_aux_loss is {requested:g}, but the model has no mixture of experts; leave it out"
         )
-    factor = config.router_aux_loss if asked == "config" else asked
+    factor = config.router_aux_loss if requested == "config" else requested
     if factor and config.num_experts and not records_routing(config):
         later = ""
         if (installed := older_transformers(MOST_RECORDED_SINCE)) is not None:
@@ -350,9 +350,9 @@ def meshes_of(recipe: Recipe, places: _Places, precisions: Sequence[str], traini
         RopewalkError: if a mesh does not match the processes, heads or rows; the message names one that does.
     """
     own = {
-        number: _mesh(asked, f"stages.{number}.parallel", recipe, places, {number: precisions[number]})
+        number: _mesh(requested, f"stages.{number}.parallel", recipe, places, {number: precisions[number]})
         for number in training
-        if (asked := recipe.stages[number].parallel) is not None
+        if (requested := recipe.stages[number].parallel) is not None
     }
     shared = {number: precisions[number] for number in training if number not in own}
     last = len(recipe.stages) - 1
@@ -496,16 +496,16 @@ def refuse_on_mesh(
 def announcement(resolved: ResolvedRecipe) -> list[str]:
     """Lines that a run prints at the start: model, engine, processes, stages, and notes on factor tables."""
     recipe = resolved.recipe
-    told = " (auto)" if recipe.engine == "auto" else ""
+    automatic = " (auto)" if recipe.engine == "auto" else ""
     lines = [
         f"model {resolved.model}, trained for {resolved.trained_length} tokens",
-        f"attention engine {resolved.engine}{told} on {resolved.device}, {resolved.precision}",
+        f"attention engine {resolved.engine}{automatic} on {resolved.device}, {resolved.precision}",
     ]
     if resolved.left_out is not None:
         lines.append(resolved.left_out)
     if resolved.mesh.world_size > 1:
-        told = " (auto)" if recipe.parallel == "auto" else ""
-        lines.append(f"{resolved.mesh.world_size} processes: {resolved.mesh}{told}")
+        automatic = " (auto)" if recipe.parallel == "auto" else ""
+        lines.append(f"{resolved.mesh.world_size} processes: {resolved.mesh}{automatic}")
     if resolved.adapter is not None:
         lines.append(f"adapter: {resolved.adapter}")
     known = zip(recipe.stages, resolved.methods, resolved.origins, strict=True)

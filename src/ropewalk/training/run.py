@@ -32,10 +32,10 @@ from ropewalk.training.checkpoint.files import Position, read_exported_weights, 
 from ropewalk.training.checkpoint.sharded import export_model, load_weights
 from ropewalk.training.documents import (
     all_rows,
-    began_with,
     check_sources,
     read_run_inputs,
     rows_with_validation,
+    run_inputs,
     validation_documents,
     write_run_inputs,
 )
@@ -49,12 +49,12 @@ from ropewalk.training.final_weights import (
 )
 from ropewalk.training.measurement import (
     Measurement,
-    asked_for,
     describe_during,
     evaluated_during,
     evaluation_file,
     measure,
     prompt_lengths,
+    requested_lengths,
     results_in,
     short_context,
 )
@@ -74,10 +74,10 @@ from ropewalk.training.run_folder import (
     VERSIONS,
     Reached,
     Start,
-    begun_by,
     launch,
     reached,
     set_aside,
+    started_by,
     take_up,
 )
 from ropewalk.training.stage import StageRun, run_stage
@@ -179,7 +179,7 @@ def extend(recipe: Recipe, context: RunContext | None = None, resume: bool = Fal
     context = replace(context or RunContext(), output=output, mesh=None)
     world = context.world
     # Processes that torchrun restarts after a failure resume without --resume.
-    resume = resume or world.on_rank_0(lambda: world.restarts > 0 and begun_by(output) == launch())
+    resume = resume or world.on_rank_0(lambda: world.restarts > 0 and started_by(output) == launch())
     with ExitStack() as held:
         # Only rank 0 takes the lock, because only rank 0 writes.
         world.on_rank_0(lambda: held.enter_context(locked(output, "give another output")))
@@ -299,7 +299,7 @@ def _prepared(
     world, output, reporter = context.world, folder_of(context), context.rank_0_reporter
     if start.resumed and world.restarts:
         reporter.note(f"restart {world.restarts} after a failure: the run resumes from its last checkpoint")
-    for line in (*start.told, *world.on_rank_0(lambda: announcement(resolved))):
+    for line in (*start.notes, *world.on_rank_0(lambda: announcement(resolved))):
         reporter.note(line)
     at = reached(output, start, world)
     if at.gap is not None:
@@ -307,10 +307,10 @@ def _prepared(
     if not start.resumed or start.others:
         world.on_rank_0(lambda: check_sources(resolved))
     lengths = world.on_rank_0(lambda: prompt_lengths(resolved, reporter))
-    asked = asked_for(resolved, lengths)
+    requested = requested_lengths(resolved, lengths)
 
     def known(when: str) -> bool:
-        return evaluation_file(when) not in at.outdated and results_in(output, when, asked) is not None
+        return evaluation_file(when) not in at.outdated and results_in(output, when, requested) is not None
 
     if at.position is not None:
         world.on_rank_0(lambda: evaluated_during(output, at.position))
@@ -321,8 +321,8 @@ def _prepared(
     rows = _shared_rows(start, resolved, context)
     held_out = rows_with_validation(resolved.recipe, rows)
     documents = world.on_rank_0(lambda: validation_documents(resolved, held_out))
-    measurement = Measurement(resolved, asked, documents)
-    during = world.on_rank_0(lambda: _asked_during(resolved, reporter))
+    measurement = Measurement(resolved, requested, documents)
+    during = world.on_rank_0(lambda: _requested_during(resolved, reporter))
     parts = [
         None if each is None else Measurement(resolved, each, documents, n) for n, each in enumerate(during)
     ]
@@ -336,18 +336,18 @@ def _prepared(
     return run
 
 
-def _asked_during(resolved: ResolvedRecipe, reporter: Reporter) -> list[dict[str, list[int]] | None]:
+def _requested_during(resolved: ResolvedRecipe, reporter: Reporter) -> list[dict[str, list[int]] | None]:
     """Suites and lengths of the evaluations during each stage; None for a stage without."""
-    asked: list[dict[str, list[int]] | None] = []
+    requested: list[dict[str, list[int]] | None] = []
     for number, stage in enumerate(resolved.recipe.stages):
         if resolved.recipe.evaluation.every is None or not stage.steps:
-            asked.append(None)
+            requested.append(None)
             continue
-        found = asked_for(resolved, prompt_lengths(resolved, reporter, number), number)
-        asked.append(found or None)
-    if any(asked):
-        reporter.note(describe_during(resolved, asked))
-    return asked
+        found = requested_lengths(resolved, prompt_lengths(resolved, reporter, number), number)
+        requested.append(found or None)
+    if any(requested):
+        reporter.note(describe_during(resolved, requested))
+    return requested
 
 
 def _decisions_so_far(resolved: ResolvedRecipe, at: Reached, output: Path) -> list[Decision]:
@@ -389,7 +389,7 @@ def _check_export(run: _Run) -> None:
 
 def _write_start(start: Start, run: _Run) -> None:
     output, resolved = run.output, run.resolved
-    write_run_inputs(output, began_with(resolved, run.rows, output, start.began))
+    write_run_inputs(output, run_inputs(resolved, run.rows, output, start.inputs))
     write_json(output / VERSIONS, versions(resolved))
     write_text(output / LAUNCH, launch())
     write_text(output / RECIPE, dump_recipe(resolved.recipe))
@@ -404,7 +404,7 @@ def _shared_rows(start: Start, resolved: ResolvedRecipe, context: RunContext) ->
     there: list[PackedRows | None] = []
 
     def pack() -> list[str | None]:
-        there.extend(all_rows(resolved, context, start.began, start.others))
+        there.extend(all_rows(resolved, context, start.inputs, start.others))
         return [None if rows is None else str(rows.folder.resolve()) for rows in there]
 
     folders = context.world.on_rank_0(pack)

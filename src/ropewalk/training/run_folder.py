@@ -62,17 +62,17 @@ class Start:
     Attributes:
         recipe: the recipe, with the history of its changes.
         resumed: whether the run had started before.
-        began: inputs of the run when it first started; None for a new run.
+        inputs: inputs of the run when it first started; None for a new run.
         others: indices of stages that are new or changed.
-        told: sentences for the user.
+        notes: sentences for the user.
         progress: progress according to the names of the run's checkpoints.
     """
 
     recipe: Recipe
     resumed: bool = False
-    began: RunInputs | None = None
+    inputs: RunInputs | None = None
     others: tuple[int, ...] = ()
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     progress: Progress = field(default_factory=Progress)
 
     @property
@@ -111,7 +111,7 @@ def launch() -> str:
     return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.getppid()}"
 
 
-def begun_by(output: Path) -> str | None:
+def started_by(output: Path) -> str | None:
     """Identity of the launch that started or resumed the run in a folder; a restart must not resume another's run."""
     path = output / LAUNCH
     return path.read_text(encoding="utf-8") if path.is_file() and (output / RECIPE).is_file() else None
@@ -131,7 +131,7 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
         RopewalkError: if the folder contains other files, no run to resume, or a run of another recipe.
     """
     saved = output / RECIPE
-    told: list[str] = []
+    notes: list[str] = []
     if not (resume and saved.is_file()):
         there = {entry.name for entry in output.iterdir() if not is_left_over(entry.name)} - {LOCK}
         if resume and not there:
@@ -143,16 +143,16 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
                 else f"output folder {output} is not empty; add --resume to resume its run, or give another folder"
             )
         if resume:
-            told.append(
+            notes.append(
                 f"the run in {output} was interrupted before training started; it continues from there"
             )
         remove_left_overs(output)
         if recipe.history:
-            told.append(
+            notes.append(
                 "the recipe's history belongs to another run and is dropped; this run uses its values from step 1 on"
             )
             recipe = recipe.model_copy(update={"history": []})
-        return Start(recipe, told=tuple(told))
+        return Start(recipe, notes=tuple(notes))
     text = _read(saved)
     try:
         old = parse_recipe(text, str(saved))
@@ -164,17 +164,17 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
     recipe, old = with_moments_of(recipe, old), with_moments_of(old, old)
     progress = progress_in(output, old)
     found = changes(old, recipe, progress)
-    began = read_run_inputs(output)
-    _refuse_unproven(found, old, recipe, began)
+    inputs = read_run_inputs(output)
+    _refuse_unproven(found, old, recipe, inputs)
     for folder in (output, output / CHECKPOINTS, output / DURING):
         remove_left_overs(folder)
     history = [*old.history, *found.onward]
     return Start(
         recipe.model_copy(update={"history": history}),
         True,
-        began,
+        inputs,
         found.stages,
-        (*told, *found.sentences(old, recipe)),
+        (*notes, *found.sentences(old, recipe)),
         progress,
     )
 
@@ -357,8 +357,8 @@ def _refuse_unproven(found: Changes, old: Recipe, new: Recipe, began: RunInputs)
         keys = {f"stages.{number}.rope.factors", f"stages.{number}.rope.full_attention.factors"} & found.same
         files = [each.rope.limiting.factors for each in (was, is_)]
         if keys and not all(files):
-            told = f"{min(keys)} ({' -> '.join(file or 'none' for file in files)})"
-            raise RopewalkError(f"the recipe differs from that of the run in {told}; restore the old value")
+            change = f"{min(keys)} ({' -> '.join(file or 'none' for file in files)})"
+            raise RopewalkError(f"the recipe differs from that of the run in {change}; restore the old value")
     if "precision" in found.same and began.precision is None:
         raise RopewalkError(
             f"precision differs from the run's recipe ({old.precision} -> {new.precision}); restore the old value"

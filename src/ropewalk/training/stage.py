@@ -94,10 +94,10 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
         # Rows of the next step are read, and plans of attention made, while the device computes this one.
         ahead = made_ahead(partial(_batches, run, model), steps)
         for step, batches in zip(steps, ahead, strict=True):
-            began = time.perf_counter()
+            started_at = time.perf_counter()
             rate = learning_rate_at(step, stage)
             result = train_step(model, batches, optimizer, rate, forward, context.mesh)
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - started_at
             done = step + 1
             # Rows have a fixed length, so progress in tokens follows from the step, in a resumed run too.
             tokens = run.tokens_before + done * stage.rows_per_step * stage.context
@@ -126,8 +126,8 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             ):
                 # Whatever turns out to be the best of the last stage can be exported.
                 due = due or (recipe.export.weights == "best" and run.number == len(recipe.stages) - 1)
-                said = _beside(advance, done)
-                results = measure_during(reached, model, run.measurement, context, said)
+                shown = _beside(advance, done)
+                results = measure_during(reached, model, run.measurement, context, shown)
                 metrics.track(tracked(results), run.steps_before + done)
             if due:
                 last = checkpoints.save(reached, _best(run, reached))

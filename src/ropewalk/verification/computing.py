@@ -19,7 +19,6 @@ from ropewalk.models.load import cast_parameters, checkpoint_activations, load_m
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import Mesh, World
-from ropewalk.training.checkpoint.files import told_to_all
 from ropewalk.training.step import ForwardPass, micro_batches, train_step
 from ropewalk.verification.case import Case
 
@@ -222,7 +221,7 @@ def once(case: Case, name: str, compute: Callable[[], T]) -> T:
 def once_together(case: Case, world: World, name: str, compute: Callable[[], T]) -> T:
     """Cached result of a collective computation: all ranks compute it again if any rank lacks the result."""
     kept = _kept(case.key)
-    if not all(told_to_all(world, name in kept)):
+    if not all(world.gather(name in kept)):
         kept[name] = compute()
     value: T = kept[name]
     return value

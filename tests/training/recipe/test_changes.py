@@ -4,7 +4,7 @@ import pytest
 
 from ropewalk import RopewalkError
 from ropewalk.io.settings import Settings, model_in
-from ropewalk.training.recipe.changes import Progress, changes, is_group, on_resume, said_on_resume
+from ropewalk.training.recipe.changes import Progress, changes, declared_on_resume, is_group, on_resume
 from ropewalk.training.recipe.recipe import Recipe
 
 
@@ -15,7 +15,7 @@ def keys_of(model: type[Settings], holder=None):
         inner = model_in(field.annotation)
         # A RoPE holds others by layer type, with the same keys.
         if inner is not None and inner is not model:
-            yield from keys_of(inner, said_on_resume(model, name, holder))
+            yield from keys_of(inner, declared_on_resume(model, name, holder))
 
 
 def test_every_key_says_what_resume_does_with_it():

@@ -152,7 +152,7 @@ def _plan(
     if not available.any():
         raise RopewalkError("every document is empty; a mixture needs at least one token")
     demand = _demand(available, documents, sources, settings)
-    requested, limits = _asked_and_limits(demand, settings)
+    requested, limits = _requests_and_limits(demand, settings)
     excessive = np.argwhere(requested > limits)
     capped = np.minimum(requested, limits)
     if len(excessive):
@@ -201,7 +201,7 @@ def _demand(
     )
 
 
-def _asked_and_limits(
+def _requests_and_limits(
     demand: Demand, settings: MixtureSettings
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Whole tokens requested from each cell, and the most that it may provide; 0 if it has no documents."""
@@ -217,7 +217,7 @@ def _fits(
 ) -> bool:
     """Whether the corpus can provide the mixture of other settings with the same bins."""
     demand = _demand(available, documents, sources, settings)
-    requested, limits = _asked_and_limits(demand, settings)
+    requested, limits = _requests_and_limits(demand, settings)
     if settings.shortage == "cap":
         return bool(np.minimum(requested, limits).any())
     return not (requested > limits).any()

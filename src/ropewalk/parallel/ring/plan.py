@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ropewalk.attention.engines.runs import Gather, gather_by
 from ropewalk.attention.engines.varlen import Call, calls_of
-from ropewalk.attention.layout import PackedLayout, kept
+from ropewalk.attention.layout import PackedLayout, cached_per_layout
 from ropewalk.attention.options import EVERYTHING, Locality
 from ropewalk.attention.spans import Ints, Spans
 from ropewalk.errors import RopewalkError
@@ -65,25 +65,25 @@ class RingPlan:
         return sum(self.receive_counts) - self.receive_counts[self.ring_rank]
 
 
-@kept
+@cached_per_layout
 def sent_on(plan: RingPlan, device: torch.device) -> Tensor:
     """``plan.sent`` on a device."""
     return plan.sent.to(device)
 
 
-@kept
+@cached_per_layout
 def gather_on(plan: RingPlan, device: torch.device) -> Gather | None:
     """Gather of received keys into the runs' slots; None if they are already in that order."""
     return gather_by(plan.slots, device)
 
 
-@kept
+@cached_per_layout
 def calls_on(plan: RingPlan, device: torch.device) -> tuple[Call, ...]:
     """Arguments of the ``varlen`` engine's kernel calls, on a device."""
     return calls_of(plan.queries, plan.keys, device)
 
 
-@kept
+@cached_per_layout
 def ring_plan(
     layouts: tuple[PackedLayout, ...],
     rows: tuple[RowShards, ...],

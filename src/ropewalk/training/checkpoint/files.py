@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import FileDigest, damage, digests, read_sealed, write_sealed
 from ropewalk.io.files import DELETED, parse_json, unique_name, writing
@@ -259,7 +257,7 @@ def _first_damage(
     checked = list(enumerate(order))[world.rank :: world.size]
     found = ((i, damage(folder / name, files[name])) for i, name in checked)
     mine = [(i, what) for i, what in found if what is not None] if unreadable is None else [(-1, unreadable)]
-    everything = [each for of_rank in told_to_all(world, mine) for each in of_rank]
+    everything = [each for of_rank in world.gather(mine) for each in of_rank]
     return min(everything)[1] if everything else None
 
 
@@ -306,14 +304,6 @@ def latest_whole(folder: Path, world: World | None = None) -> Path | None:
 def refuse(world: World, sentence: str) -> None:
     """Raise an error that every rank knows of: rank 0 reports it, the others stay silent."""
     raise world.known_to_all(RopewalkError(sentence))
-
-
-def told_to_all(world: World, value: Any) -> list[Any]:
-    """All ranks' values in rank order; every rank must call this function."""
-    values = [value] * world.size
-    if world.size > 1:
-        dist.all_gather_object(values, value, group=world.control)
-    return values
 
 
 def keep_latest(folder: Path, keep: int, best: Path | None = None) -> None:

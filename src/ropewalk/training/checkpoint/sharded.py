@@ -37,7 +37,6 @@ from ropewalk.training.checkpoint.files import (
     read_record,
     refuse,
     sync_folder,
-    told_to_all,
     write_export_record,
     write_record,
 )
@@ -364,11 +363,11 @@ def _digests_of_all(path: Path, partial: Path, world: World) -> dict[str, FileDi
         mine = digests(partial.glob(f"__{world.rank}_*"))
     except OSError as error:
         failure = f"{error.strerror or error} (rank {world.rank})"
-    told = told_to_all(world, (mine, failure))
-    failures = [each for _, each in told if each is not None]
+    gathered = world.gather((mine, failure))
+    failures = [each for _, each in gathered if each is not None]
     if failures:
         refuse(world, f"cannot read back {path}: {failures[0]}")
-    return {name: digest for digests_, _ in told for name, digest in digests_.items()}
+    return {name: digest for digests_, _ in gathered for name, digest in digests_.items()}
 
 
 def _read_shards(path: Path, into: dict[str, Tensor], world: World, mesh: Mesh | None) -> None:

@@ -55,14 +55,14 @@ class Changes:
         if not self.onward:
             return []
         stage, step = self.onward[0].stage, self.onward[0].step
-        said = [f"{each.key} {_told(each.old)} -> {_told(each.new)}" for each in self.onward]
-        told = [f"the recipe changes after step {step} of stage {stage + 1}: {'; '.join(said)}"]
+        changed = [f"{each.key} {_told(each.old)} -> {_told(each.new)}" for each in self.onward]
+        notes = [f"the recipe changes after step {step} of stage {stage + 1}: {'; '.join(changed)}"]
         if stage < min(len(old.stages), len(new.stages)):
-            told.extend(_rates(stage, old.stages[stage], new.stages[stage], step))
-        return told
+            notes.extend(_rates(stage, old.stages[stage], new.stages[stage], step))
+        return notes
 
 
-def said_on_resume(model: type[Settings], name: str, holder: OnResume | None = None) -> OnResume | None:
+def declared_on_resume(model: type[Settings], name: str, holder: OnResume | None = None) -> OnResume | None:
     """Rule of a key for ``--resume``, from its field, its class, or the key that contains the class; None if none has.
 
     Args:
@@ -76,12 +76,12 @@ def said_on_resume(model: type[Settings], name: str, holder: OnResume | None = N
 
 
 def on_resume(model: type[Settings], name: str, holder: OnResume | None = None) -> OnResume:
-    """Rule of a key for ``--resume``, as in :func:`said_on_resume`.
+    """Rule of a key for ``--resume``, as in :func:`declared_on_resume`.
 
     Raises:
         TypeError: if no rule is declared, which is a bug of ropewalk that a test detects.
     """
-    found = said_on_resume(model, name, holder)
+    found = declared_on_resume(model, name, holder)
     if found is None:
         raise TypeError(f"{model.__name__}.{name} does not say what --resume does with it")
     return found
@@ -201,7 +201,7 @@ def _rule(key: Key) -> OnResume:
         inner = model_in(model.model_fields[part].annotation)
         if inner is None or all(isinstance(below, int) for below in key[depth + 1 :]):
             found = on_resume(model, part, holder)
-        holder = said_on_resume(model, part, holder)
+        holder = declared_on_resume(model, part, holder)
         model = inner
     assert found is not None, key
     return found

@@ -138,8 +138,8 @@ class Evaluation(_Suites):
         fields = type(self).model_fields
         later = (*(name for name in SHARED if name not in ("rows", "samples")), *OWN, "every", "during")
         silent = {name for name in later if getattr(self, name) == fields[name].get_default()}
-        said: dict[str, Any] = handler(self)
-        return {key: value for key, value in said.items() if key not in silent}
+        stated: dict[str, Any] = handler(self)
+        return {key: value for key, value in stated.items() if key not in silent}
 
     @property
     def chosen(self) -> list[Suite]:
@@ -188,9 +188,9 @@ class Evaluation(_Suites):
         Raises:
             RopewalkError: if the settings contradict each other.
         """
-        said = {name: getattr(self, name) for name in (*SHARED, *OWN)}
+        stated = {name: getattr(self, name) for name in (*SHARED, *OWN)}
         found = {
-            **said,
+            **stated,
             "suites": tuple(self.suites if suites is None else suites),
             "lengths": lengths,
             "seed": seed,

@@ -181,8 +181,8 @@ def with_moments_of(recipe: Recipe, run: Recipe) -> Recipe:
         run: recipe that the run has written into its folder; earlier versions wrote it without this key.
     """
     stages = list(recipe.stages)
-    for number, (stage, began) in enumerate(zip(recipe.stages, run.stages, strict=False)):
-        if "moments" not in stage.model_fields_set | began.model_fields_set:
+    for number, (stage, stage_of_run) in enumerate(zip(recipe.stages, run.stages, strict=False)):
+        if "moments" not in stage.model_fields_set | stage_of_run.model_fields_set:
             stages[number] = stage.model_copy(update={"moments": "reset"})
     return recipe.model_copy(update={"stages": stages})
 

@@ -56,10 +56,10 @@ class Search(LongFactorSearch):
 def _describe(name: str, owners: Sequence[type[RopeMethod]]) -> str:
     """Description of a parameter in docs/recipes.md: its methods, and its meaning or default."""
     default = next((f.default for f in fields(owners[0]) if f.name == name), None)
-    said = dict.fromkeys(text for owner in owners if (text := owner.parameters[name]))
-    if not said and isinstance(default, float):
-        said = {f"{default:g}": None}
-    return "; ".join([", ".join(owner.name for owner in owners), *said])
+    stated = dict.fromkeys(text for owner in owners if (text := owner.parameters[name]))
+    if not stated and isinstance(default, float):
+        stated = {f"{default:g}": None}
+    return "; ".join([", ".join(owner.name for owner in owners), *stated])
 
 
 def _parameters() -> dict[str, Any]:
@@ -133,8 +133,8 @@ class Rope(_Parameters):
     @property
     def by_layer_type(self) -> dict[str, Rope]:
         """Settings by layer type; empty if the recipe names no layer types."""
-        said = {name: getattr(self, name) for name in LAYER_TYPES}
-        return {name: rope for name, rope in said.items() if rope is not None}
+        stated = {name: getattr(self, name) for name in LAYER_TYPES}
+        return {name: rope for name, rope in stated.items() if rope is not None}
 
     @property
     def limiting(self) -> Rope:
@@ -161,12 +161,12 @@ class Rope(_Parameters):
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Write only layer types if they are given; otherwise omit unset later keys, as earlier versions did."""
-        said: dict[str, Any] = handler(self)
+        stated: dict[str, Any] = handler(self)
         if by_layer := self.by_layer_type:
-            return {name: said[name] for name in by_layer}
+            return {name: stated[name] for name in by_layer}
         return {
             key: value
-            for key, value in said.items()
+            for key, value in stated.items()
             if key not in ("parameters", *LAYER_TYPES) or value is not None
         }
 
@@ -185,8 +185,8 @@ class Rope(_Parameters):
     def method_parameters(self) -> dict[str, Any]:
         """Values of all method parameters by name; None for those that are not set."""
         named = {name for method in METHODS.values() for name in method.parameters}
-        said = {name: getattr(self, name) for name in type(self).model_fields if name in named}
-        return said | (self.parameters or {})
+        stated = {name: getattr(self, name) for name in type(self).model_fields if name in named}
+        return stated | (self.parameters or {})
 
     @field_validator("candidates")
     @classmethod

@@ -225,12 +225,14 @@ class Stage(Settings):
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         """In a recipe file, omit later keys that have their default, so that it looks as earlier versions wrote it."""
-        said: dict[str, Any] = handler(self)
+        stated: dict[str, Any] = handler(self)
         if info.context != AS_A_FILE:
-            return said
+            return stated
         later = {"min_learning_rate", "decay_steps", "data", "optimizer", "precision", "parallel", "seed"}
         fields = type(self).model_fields
-        return {key: value for key, value in said.items() if key not in later or value != fields[key].default}
+        return {
+            key: value for key, value in stated.items() if key not in later or value != fields[key].default
+        }
 
 
 @dataclass(frozen=True)

@@ -57,5 +57,5 @@ def _not_there(methods: Mapping[str | None, RopeMethod]) -> str:
 
 def described(method: RopeMethod) -> str:
     """One-line description, such as ``yarn, rope_theta 500,000, factor 8``."""
-    said = {key: value for key, value in method.to_entry().items() if isinstance(value, int | float)}
-    return ", ".join([method.name, *(f"{key} {value:,g}" for key, value in said.items())])
+    stated = {key: value for key, value in method.to_entry().items() if isinstance(value, int | float)}
+    return ", ".join([method.name, *(f"{key} {value:,g}" for key, value in stated.items())])

@@ -389,7 +389,7 @@ def kept_factors(search: FactorSearch, recipe: Recipe, output: Path, begun: bool
     goal, settings = search.goal, search.settings
     factors = table.short_factor if goal.short else table.long_factor
     there = table.search
-    began = model_at_start(path.parent) if table.model.name == recipe.model else None
+    digest_at_start = model_at_start(path.parent) if table.model.name == recipe.model else None
     fits = (
         there is not None
         and table.best is not None
@@ -399,7 +399,7 @@ def kept_factors(search: FactorSearch, recipe: Recipe, output: Path, begun: bool
         and table.model.original_max_position_embeddings == goal.original_length
         and (there.algorithm, there.budget, there.seed) == (settings.algorithm, settings.budget, recipe.seed)
         and goal.space(largest=settings.largest).contains(candidate_of(table))
-        and (began is None or table.model.digest in (None, began))
+        and (digest_at_start is None or table.model.digest in (None, digest_at_start))
     )
     if not fits:
         raise RopewalkError(
