@@ -1,7 +1,8 @@
 """Causal attention within a sliding window on a CPU, block by block, with a backward pass of its own.
 
 torch's kernel needs a mask for a window and is slower with one, and autograd would make a gradient of every key for
-each block that sees it. Here the gradients of keys that several blocks see are added up in place.
+each block that sees it. Here the gradients of keys that several blocks see are added up in place. Scores are to base
+2, because torch takes powers of 2 in a quarter of the time that powers of e take.
 """
 
 from __future__ import annotations
@@ -15,78 +16,145 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-SCORE_BYTES = 2**21
+SCORE_BYTES = 2**20
 """Most bytes of scores multiplied together, so that they stay in the caches; those of one query may exceed them."""
 WIDEST_WINDOW = 2048
 """Widest window for which this was measured to be faster than torch's kernel (docs/log.md)."""
 BLOCKS = (32, 64)
 """Fewest and most queries in a block: products of fewer are slow, and more are multiplied with too many keys that they
 do not see (benchmarks/attention_windows.py)."""
+LOG2_E = 1 / math.log(2)
 
 
 @dataclass(frozen=True)
-class Block:
-    """Attributes: queries of a run; the keys that any of them sees; what is added to scores, 0 or -inf if unseen."""
+class Slab:
+    """Blocks of the same shape that are multiplied together: one of several heads, or successive ones of one head.
 
+    Attributes:
+        heads: of the keys.
+        count: number of successive blocks; 1 where there are several heads.
+        queries: of all the blocks.
+        keys: that the first block sees; each later one sees as many, further on by the queries of a block.
+        mask: ``[G·size, keys]``, what is added to the scores of a block: 0, or -inf where a query does not see a key.
+    """
+
+    heads: slice
+    count: int
     queries: slice
     keys: slice
     mask: Tensor
 
+    @property
+    def size(self) -> int:
+        """Queries in a block."""
+        return len(range(self.queries.start, self.queries.stop)) // self.count
 
-def _blocks(q: Tensor, k: Tensor, window: int) -> Iterator[Block]:
-    """The blocks of a run's last queries, first to last."""
-    before, (groups, count) = k.shape[1] - q.shape[2], q.shape[1:3]
-    size = _size(groups * window * q.element_size(), window)
-    # Of query i of a block and the j-th key from the first one that query 0 sees.
-    back = torch.arange(size)[:, None] + (window - 1) - torch.arange(size + window - 1)
+    @property
+    def apart(self) -> int:
+        """How many blocks further on the first one is that shares no key with a block."""
+        return -(-len(range(self.keys.start, self.keys.stop)) // self.size)
+
+    def blocks_of(self, x: Tensor) -> Tensor:
+        """``[heads, count, G, size, D]``, a view of ``[N, G, n, D]``."""
+        rows = x[self.heads, :, self.queries]
+        return rows.unflatten(2, (self.count, self.size)).transpose(1, 2)  # type: ignore[no-any-return,no-untyped-call]
+
+    def rows_of(self, x: Tensor) -> Tensor:
+        """``[heads·count, G·size, D]`` of ``[N, G, n, D]``; a view if there is one query head for each key head."""
+        return self.blocks_of(x).flatten(0, 1).flatten(1, 2)
+
+    def keys_of(self, x: Tensor, first: int = 0, every: int = 1) -> Tensor:
+        """``[heads·count, keys, D]``, a view of ``[N, s, D]`` that may overlap; or of some of the blocks."""
+        start = first * self.size
+        seen = x[self.heads, self.keys.start + start : self.keys.stop + start]
+        if self.count == 1:
+            return seen
+        blocks = len(range(first, self.count, every))
+        strides = (every * self.size * x.stride(1), x.stride(1), x.stride(2))
+        return seen.as_strided((blocks, *seen.shape[1:]), strides)
+
+
+def _slabs(q: Tensor, k: Tensor, window: int) -> Iterator[Slab]:
+    """Every block of a run's last queries once. The first block may be shorter than the others."""
+    (heads, groups, count, _), length = q.shape, k.shape[1]
+    size = _size(groups * window * q.element_size(), groups, window)
+    # Of query i of a block and the j-th key from the one that is no longer seen by query 0: `size + window` of them, of
+    # which the first is seen by none, because products of even numbers of keys are faster.
+    back = torch.arange(size)[:, None] + window - torch.arange(size + window)
     mask = torch.zeros(back.shape, dtype=q.dtype).masked_fill_((back < 0) | (back >= window), -math.inf)
-    for start in range(0, count, size):
-        stop = min(start + size, count)
-        first = max(0, before + start - window + 1)
-        lacking = first - (before + start - window + 1)
-        seen = mask[: stop - start, lacking : window - 1 + stop - start]
-        yield Block(slice(start, stop), slice(first, before + stop), seen.repeat(groups, 1))
+    whole = mask.repeat(groups, 1)
+    together = max(1, SCORE_BYTES // (whole.numel() * q.element_size()))
+    lacking = -count % size
+    # In queries, with those that the first block lacks; the first of these stands at this place of the keys.
+    place, end = length - count - lacking, count + lacking
+    # Blocks that reach back to the first key, or lack queries, differ in shape from all others.
+    alone = min(end, max(size if lacking else 0, -((place - window) // size) * size))
+    for start in range(0, alone, size):
+        queries = slice(max(0, start - lacking), start + size - lacking)
+        keys = slice(max(0, place + start - window), place + start + size)
+        seen = mask[size - queries.stop + queries.start :, size + window - keys.stop + keys.start :].repeat(
+            groups, 1
+        )
+        for head in range(0, heads, together):
+            yield Slab(slice(head, min(head + together, heads)), 1, queries, keys, seen)
+    for head in range(heads):
+        for start in range(alone, end, together * size):
+            stop = min(start + together * size, end)
+            queries = slice(start - lacking, stop - lacking)
+            keys = slice(place + start - window, place + start + size)
+            yield Slab(slice(head, head + 1), (stop - start) // size, queries, keys, whole)
 
 
 class _Windowed(torch.autograd.Function):
-    """Of queries ``[B·K, G, n, D]``, keys ``[B·K, s, D]`` and values ``[B·K, s, V]``, in float32 or wider."""
+    """Of queries ``[N, G, n, D]``, keys ``[N, s, D]`` and values ``[N, s, V]``, in float32 or wider."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> Tensor:
-        ctx.save_for_backward(q, k, v)
+        output, log2_sums = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
+        for slab in _slabs(q, k, window):
+            scores = _scores(q, k, slab, scale)
+            highest = scores.amax(-1, keepdim=True)
+            weights = scores.sub_(highest).exp2_()
+            sums = weights.sum(-1, keepdim=True)
+            rows, logs = slab.blocks_of(output), slab.blocks_of(log2_sums)
+            rows.copy_(torch.bmm(weights, slab.keys_of(v)).div_(sums).view_as(rows))
+            logs.copy_(sums.log2_().add_(highest).view_as(logs))
+        ctx.save_for_backward(q, k, v, log2_sums)
         ctx.window, ctx.scale = window, scale
-        output = q.new_empty(*q.shape[:-1], v.shape[-1])
-        for block in _blocks(q, k, window):
-            weights = _weights(q, k, block, scale)
-            rows = torch.bmm(weights, v[:, block.keys])
-            output[:, :, block.queries] = rows.unflatten(1, (q.shape[1], -1))
         return output
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
+        q, k, v, log2_sums = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for block in _blocks(q, k, ctx.window):
-            rows, keys = gradient[:, :, block.queries].flatten(1, 2), block.keys
-            weights = _weights(q, k, block, ctx.scale)
-            dv[:, keys].baddbmm_(weights.mT, rows)
-            scores = torch._softmax_backward_data(rows @ v[:, keys].mT, weights, -1, weights.dtype)
-            dq[:, :, block.queries] = torch.bmm(scores, k[:, keys]).unflatten(1, (q.shape[1], -1))
-            dk[:, keys].baddbmm_(scores.mT, q[:, :, block.queries].flatten(1, 2), alpha=ctx.scale)
-        return dq.mul_(ctx.scale), dk, dv, None, None
+        for slab in _slabs(q, k, ctx.window):
+            queries, rows, keys = slab.rows_of(q), slab.rows_of(gradient), slab.keys_of(k)
+            weights = _scores(q, k, slab, ctx.scale).sub_(slab.rows_of(log2_sums)).exp2_()
+            of_weights = torch.bmm(rows, slab.keys_of(v).mT)
+            scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+            blocks = slab.blocks_of(dq)
+            torch.mul(torch.bmm(scores, keys).view_as(blocks), ctx.scale, out=blocks)
+            # Products are added in place to keys that no two of them share.
+            every = min(slab.apart, slab.count)
+            for first in range(every):
+                some = slice(None) if every == 1 else slice(first, None, every)
+                slab.keys_of(dv, first, every).baddbmm_(weights[some].mT, rows[some])
+                slab.keys_of(dk, first, every).baddbmm_(scores[some].mT, queries[some], alpha=ctx.scale)
+        return dq, dk, dv, None, None
 
 
-def _size(bytes_of_query: int, window: int) -> int:
+def _size(bytes_of_query: int, groups: int, window: int) -> int:
     """Queries in a block, of which each has this many bytes of scores in the heads that share its keys."""
     fewest, most = BLOCKS
+    # The queries of heads that share their keys are rows of one product.
+    fewest = max(-(-fewest // groups), fewest // 2)
     return max(1, min(most, max(fewest, window // 8), SCORE_BYTES // bytes_of_query))
 
 
-def _weights(q: Tensor, k: Tensor, block: Block, scale: float) -> Tensor:
-    """``[B·K, G·n, s]``: the softmax of a block's scores."""
-    rows = q[:, :, block.queries].flatten(1, 2)
-    return torch.baddbmm(block.mask, rows, k[:, block.keys].mT, alpha=scale).softmax(dim=-1)
+def _scores(q: Tensor, k: Tensor, slab: Slab, scale: float) -> Tensor:
+    """``[heads·count, G·size, keys]``: scores to base 2, -inf where a query does not see a key."""
+    return torch.baddbmm(slab.mask, slab.rows_of(q), slab.keys_of(k).mT, alpha=scale * LOG2_E)
 
 
 def windowed_attention(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> Tensor:
@@ -106,12 +174,6 @@ def windowed_attention(q: Tensor, k: Tensor, v: Tensor, window: int, scale: floa
     wide = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(wide).unflatten(1, (kv_heads, heads // kv_heads)).flatten(0, 1)
     keys, values = (x.to(wide).flatten(0, 1) for x in (k, v))
-    # As many heads at a time as leave the scores of whole blocks in the caches.
-    bytes_of_query = grouped.shape[1] * window * grouped.element_size()
-    together = max(1, SCORE_BYTES // (bytes_of_query * _size(bytes_of_query, window)))
-    heads_at_a_time = zip(*(x.split(together) for x in (grouped, keys, values)), strict=True)
-    output: Tensor = torch.cat(
-        [_Windowed.apply(*each, window, scale) for each in heads_at_a_time]  # type: ignore[no-untyped-call]
-    )
+    output: Tensor = _Windowed.apply(grouped, keys, values, window, scale)  # type: ignore[no-untyped-call]
     whole: Tensor = output.unflatten(0, (q.shape[0], kv_heads)).flatten(1, 2)  # type: ignore[no-untyped-call]
     return whole.to(q.dtype)
