@@ -26,6 +26,13 @@ class Inner(Settings):
     steps: Count = Field(1, ge=1)
 
 
+class Wide(Settings):
+    first: int = 0
+    second: int = 0
+    third: int = 0
+    fourth: int = 0
+
+
 class Outer(Settings):
     inner: Inner = Inner()
     rate: float = Field(0.1, ge=0)
@@ -35,6 +42,9 @@ class Outer(Settings):
     name: Text = "x"
     either: float | None = None
     small: Length = 1
+    wide: Wide | None = None
+    several: list[Inner] = Field(default_factory=list)
+    named: dict[str, int] = Field(default_factory=dict)
 
     @field_validator("small")
     @classmethod
@@ -50,6 +60,12 @@ class Outer(Settings):
         ({"inner": {"steps": True}}, "inner.steps must be a whole number, got True"),
         ({"inner": {"steps": 0}}, "inner.steps must be 1 or more, got 0"),
         ({"inner": {"stpes": 3}}, "unknown key inner.stpes; did you mean steps?"),
+        ({"inner": 3}, "inner must be a mapping of steps, got 3"),
+        ({"inner": [3]}, "inner must be a mapping of steps, got a list"),
+        ({"wide": "x"}, "wide must be a mapping of first, second, third, ..., got 'x'"),
+        ({"several": {"steps": 1}}, "several must be a list, got a mapping"),
+        ({"several": [{}, 3]}, "several.1 must be a mapping of steps, got 3"),
+        ({"named": 3}, "named must be a mapping, got 3"),
         ({"rate": True}, "rate must be a number, got True"),
         ({"rate": float("nan")}, "rate must be a finite number, got nan"),
         ({"shuffle": 1}, "shuffle must be true or false, got 1"),

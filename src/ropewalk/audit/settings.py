@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length, parse_length
-from ropewalk.io.settings import COMMON, Count, Length, Option, Seed, Settings
+from ropewalk.io.settings import COMMON, MODEL_NAME, Count, Length, Option, Seed, Settings
 
 LONGEST_DEFAULT = 4096
 """Default tokens of a row, unless the model's trained length is shorter."""
@@ -81,7 +81,7 @@ class AuditSettings(Settings):
 
     model: Annotated[str, Option(argument=True)] = Field(
         "embedded",
-        description="Checkpoint folder, Hub id, or embedded (the demo model in the package).",
+        description=f"{MODEL_NAME}.",
     )
     text: Annotated[str, COMMON] = Field(
         "embedded:validation",

@@ -14,7 +14,7 @@ from ropewalk.errors import RunFailure
 from ropewalk.evaluation.backends.server import Serving
 from ropewalk.evaluation.settings import CompareSettings, EvaluationSettings, Loading, Settings
 from ropewalk.evaluation.tasks.suite import HOW, TEXTS
-from ropewalk.io.settings import COMMON, FilePath, Folder, Option
+from ropewalk.io.settings import COMMON, MODEL_NAME, FilePath, Folder, Option
 from ropewalk.io.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def evaluate(
     model: Annotated[
         str,
         Field(
-            description="Checkpoint folder, Hub id, or embedded (the demo model in the package). With --average: a "
+            description=f"{MODEL_NAME}. With --average: a "
             "folder of checkpoints. With --server: the folder or Hub id of the tokenizer."
         ),
     ],

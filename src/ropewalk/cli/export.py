@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ropewalk.cli.binding import UsageError, make_command
 from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, results
-from ropewalk.io.settings import FilePath, Option
+from ropewalk.io.settings import MODEL_NAME, FilePath, Option
 
 if TYPE_CHECKING:
     from ropewalk.models.export import ExportResult
@@ -20,7 +20,7 @@ def export(
     model: Annotated[
         str,
         Field(
-            description="Checkpoint folder, Hub id, or embedded (the demo model in the package); with --push and "
+            description=f"{MODEL_NAME}; with --push and "
             "without --rope, the folder of a finished run or of an exported model."
         ),
     ],

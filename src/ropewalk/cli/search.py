@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group_with_default
 from ropewalk.cli.output import JsonFlag, PlotFile, notes, on_interrupt, print_json, results, show
-from ropewalk.io.settings import COMMON, FilePath, Length, Option, Settings
+from ropewalk.io.settings import COMMON, MODEL_NAME, FilePath, Length, Option, Settings
 from ropewalk.search.settings import SearchConfig, SearchSettings
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ class SearchOutput(Settings):
 
 
 def search(
-    model: Annotated[
-        str, Field(description="Checkpoint folder, Hub id, or embedded (the demo model in the package).")
-    ],
+    model: Annotated[str, Field(description=f"{MODEL_NAME}.")],
     *,
     to: Annotated[
         Length,

@@ -13,6 +13,7 @@ from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES, chosen_suites
 from ropewalk.evaluation.tasks.suite import HOW, TEXTS, BenchmarkSettings
 from ropewalk.io.settings import (
     COMMON,
+    MODEL_NAME,
     CommaList,
     Device,
     Dtype,
@@ -162,7 +163,7 @@ class EvaluationSettings(BaseSettings):
     model: Annotated[
         str,
         Field(
-            description="Checkpoint folder, Hub id, or embedded (the demo model in the package). With --average: a "
+            description=f"{MODEL_NAME}. With --average: a "
             "folder of checkpoints. With --server: the folder or Hub id of the tokenizer."
         ),
     ]
@@ -203,9 +204,7 @@ class CompareSettings(BaseSettings):
 class ProbeSettings(BaseSettings):
     """Settings of one step-0 probe: the RoPE settings to compare, the length and the text."""
 
-    model: Annotated[str, Option(argument=True)] = Field(
-        description="Checkpoint folder, Hub id, or embedded (the demo model in the package)."
-    )
+    model: Annotated[str, Option(argument=True)] = Field(description=f"{MODEL_NAME}.")
     to: Annotated[Length, COMMON] = Field(description="Context length to probe, in tokens: 2048, 32k, 1M.")
     text: Annotated[str, COMMON] = Field(
         "embedded:validation",

@@ -33,6 +33,12 @@ _GOT = re.compile(r"[,;] got ")
 MOST_PROBLEMS = 3
 """Most mistakes that one message lists."""
 
+MODEL_NAME = (
+    "Checkpoint folder (runs/64k/model), Hub id (meta-llama/Llama-3.1-8B), or a model in the package (embedded, "
+    "embedded:retrieval)"
+)
+"""Description of a setting that names a model, without the full stop."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -350,13 +356,15 @@ def _problem(
         known = [str(each) for each in _literals_at(model, where)]
         if known:
             return f"unknown {key} {value!r}; {near_or_all(value, known)}"
-    needs = list(dict.fromkeys(_needed(problem) for problem in problems))
+    needs = list(dict.fromkeys(_needed(problem, _fields_at(model, where)) for problem in problems))
     field = _field_at(model, where)
     if first["type"] == "literal_error" and field is not None and (inner := model_in(field.annotation)):
         needs.append(f"must be a mapping of {', '.join(inner.model_fields)}")
     shown = f", got {value if _is_bound(first['type']) else repr(value)}"
     # A validator's own message may already give the value, in the form that it takes after conversion.
-    if isinstance(value, dict | list | BaseModel) or any(_GOT.search(need) for need in needs):
+    if first["type"] in (*_LISTS, *_MAPPINGS) and isinstance(value, dict | list):
+        shown = f", got a {'list' if isinstance(value, list) else 'mapping'}"
+    elif isinstance(value, dict | list | BaseModel) or any(_GOT.search(need) for need in needs):
         shown = ""
     if all(need.startswith("must be ") for need in needs):
         wanted = " or ".join(need.removeprefix("must be ") for need in needs)
@@ -368,12 +376,21 @@ def _problem(
     return f"{key}{between}{message}{shown}" if key else message
 
 
+_LISTS = ("list_type", "tuple_type")
+_MAPPINGS = ("model_type", "model_attributes_type", "dict_type")
+
+
 def _is_bound(kind: str) -> bool:
     return kind.startswith(("greater_", "less_"))
 
 
-def _needed(problem: Any) -> str:
-    """The problem that pydantic found, phrased as ``must be ...`` for a bound or a type."""
+def _needed(problem: Any, keys: Sequence[str]) -> str:
+    """The problem that pydantic found, phrased as ``must be ...`` for a bound or a type.
+
+    Args:
+        problem: one of pydantic's errors.
+        keys: the keys of a mapping at its place, if one may stand there.
+    """
     kind, limits = problem["type"], problem.get("ctx", {})
     number = {
         "greater_than_equal": "must be {ge:g} or more",
@@ -393,6 +410,11 @@ def _needed(problem: Any) -> str:
     }
     if kind == "string_too_short" and limits["min_length"] == 1:
         return "must not be empty"
+    if kind in _LISTS:
+        return "must be a list"
+    if kind in _MAPPINGS:
+        few = ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+        return f"must be a mapping of {few}" if keys else "must be a mapping"
     if kind in number:
         return number[kind].format(**limits)
     return str(problem["msg"]).removeprefix("Value error, ")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ropewalk.io.settings import FilePath, Length, Option, Settings, Several
+from ropewalk.io.settings import MODEL_NAME, FilePath, Length, Option, Settings, Several
 
 RotaryDim = Annotated[
     int, Field(description="Number of rotated dimensions per head: head_dim, or less under partial rotation.")
@@ -20,7 +20,7 @@ class InspectSettings(Settings):
     """Settings of :func:`ropewalk.planning.inspect`: the checkpoint and an optional target length."""
 
     model: Annotated[str, Option(argument=True)] = Field(
-        description="Checkpoint folder, config.json, Hub id, or embedded (the demo model in the package)."
+        description=f"{MODEL_NAME}. A config.json is enough."
     )
     target: Length | None = Field(
         None, description="Show what the model needs for this context length: 131072, 128k, 1M."

@@ -11,6 +11,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import (
     COMMON,
     FREE,
+    MODEL_NAME,
     Count,
     Device,
     Dtype,
@@ -163,7 +164,7 @@ class SearchSettings(LongFactorSearch):
 class SearchConfig(Settings):
     """Configuration of one search: model, target length, text and search settings."""
 
-    model: str = Field(description="Checkpoint folder, Hub id, or embedded (the demo model in the package).")
+    model: str = Field(description=f"{MODEL_NAME}.")
     target_length: Length = Field(
         description="Target length in tokens: 2048, 32k, 1M. For a longrope checkpoint, a target up to its original "
         "length searches the short factors."
