@@ -1,4 +1,4 @@
-"""Which software a result came from."""
+"""Versions of the software that produced a result."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Locality:
-    """How far back a query of a layer sees within its run.
+    """Limit on how far back a query of a layer sees within its run.
 
     A run is a sequence that the model could process alone with the same result: the whole row under ``full``, a
     document under ``intra_document``, the anchor followed by a document under ``anchor``. The anchor therefore slides

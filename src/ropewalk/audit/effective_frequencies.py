@@ -109,7 +109,7 @@ def rope_stages(
     total_length: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[RopeStage, ...]:
-    """What a model's rotary module computes at each stage of its life. The model is not changed.
+    """Measure what a model's rotary module computes after loading, casting and saving. The model is not changed.
 
     The stages, each for every layer type:
 

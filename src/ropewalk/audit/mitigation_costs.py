@@ -70,7 +70,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """How long costs are measured.
+    """Limit on the time and rounds in which costs are measured.
 
     Attributes:
         rounds: maximum number of rounds.

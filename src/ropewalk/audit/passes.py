@@ -341,7 +341,7 @@ CPU_QUERIES = 64
 
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
-    """What is kept of one layer's attention, in float64 on the CPU.
+    """Summary of one layer's attention, in float64 on the CPU.
 
     Attributes:
         received: ``[heads, length]``: the attention that each token received, summed over queries.

@@ -184,7 +184,7 @@ class Mitigation:
 
 @dataclass(frozen=True)
 class RopeStage:
-    """What the rotary module of a model computes at one stage of its life.
+    """RoPE as a model's rotary module computes it at one stage, for example after loading or after a cast.
 
     Attributes:
         stage: ``config``, ``loaded``, ``to bfloat16``, … or ``saved and loaded``.
@@ -317,7 +317,7 @@ DEFAULT = "float32 rotation"
 
 
 def finding(audit: Audit) -> tuple[str, str, str]:
-    """How large the drift is, which step causes it, and what mitigates it.
+    """Describe how large the drift is, which step causes it, and what mitigates it.
 
     Args:
         audit: audit of one model; every figure in the sentences comes from it.
@@ -535,7 +535,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def dominant_step(ablations: Sequence[StepAblation], delta1: int) -> StepAblation:
-    """The step with the largest D of its own at a shift; a step that overflows counts as the largest.
+    """The step with the largest D when ablated alone at a shift; a step that overflows counts as the largest.
 
     Args:
         ablations: result of :func:`ablate_steps`.

@@ -72,7 +72,7 @@ def check_shifts(shifts: Sequence[int], delta2: int) -> None:
 
 
 class AuditSettings(Settings):
-    """What is measured, and on which checkpoint and text.
+    """Settings of an audit: the checkpoint, the text and the measurements.
 
     :func:`~ropewalk.audit.run.audit_model` receives a model and rows, and ignores the first four fields.
     """

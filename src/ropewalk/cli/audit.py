@@ -15,7 +15,7 @@ from ropewalk.io.settings import COMMON, Device, Folder, Settings
 
 
 class AuditOutput(Settings):
-    """What the command draws and prints."""
+    """Output options: figures and JSON."""
 
     group: ClassVar[str | None] = COMMON.group
 

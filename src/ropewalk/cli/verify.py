@@ -15,7 +15,7 @@ from ropewalk.verification.settings import VerifySettings
 
 
 class VerifyOutput(Settings):
-    """What the command writes and prints."""
+    """Output options: the file of results and JSON."""
 
     group: ClassVar[str | None] = COMMON.group
 

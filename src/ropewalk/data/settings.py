@@ -112,7 +112,7 @@ def processes(workers: int) -> int:
 
 
 class SourceFields(Settings):
-    """Which fields of a record to read, and how many documents."""
+    """Settings of reading: the fields of a record, and the number of documents."""
 
     group: ClassVar[str | None] = "Documents"
     on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
@@ -483,7 +483,7 @@ def _check_tag(tag: str) -> None:
 
 
 class ValidationSettings(Settings):
-    """How many documents to hold out for validation; none by default.
+    """Settings of the validation split: how many documents to hold out. None by default.
 
     Attributes:
         documents: holds out the documents with the smallest hashes; all documents if the corpus has fewer.
@@ -618,7 +618,7 @@ class StatsConfig(CountSettings):
 
 
 class PreviewConfig(Settings):
-    """Which rows to show, and how much of each document."""
+    """Settings of a preview: the rows to show, and how much of each document."""
 
     rows: Count = Field(3, ge=1, description="Number of rows to show, starting with the first.")
     tokenizer: str | None = Field(

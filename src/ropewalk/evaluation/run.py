@@ -342,7 +342,7 @@ def with_lengths(settings: Settings, path: str, rope: RopeOverride | None = None
 
 @dataclass(frozen=True)
 class _Ready:
-    """What rank 0 determines before loading; ``shape``, ``dtype`` and ``engine`` are set for a sharded model."""
+    """Values that rank 0 determines before loading; ``shape``, ``dtype`` and ``engine`` are set for a sharded model."""
 
     settings: Settings
     rope: RopeOverride | None

@@ -130,7 +130,7 @@ else:
 
 
 class Loading(BaseSettings):
-    """How to load the model into memory and run it."""
+    """Settings of loading a model into memory and running it."""
 
     group: ClassVar[str | None] = "Model"
 

@@ -21,7 +21,7 @@ NOT_COMPARED = ("output", "history", "checkpoints", "trackers", "seed")
 
 @dataclass(frozen=True)
 class Cost:
-    """What the training of one run cost.
+    """Training cost of one run.
 
     Attributes:
         hours: time of its training steps.
@@ -80,7 +80,7 @@ def read_finished(folder: Path) -> Finished:
 
 
 def cost_of(folder: Path) -> Cost:
-    """What the training of the run in a folder cost, from the log of its steps."""
+    """Compute the training cost of the run in a folder from the log of its steps."""
     steps = MetricsLog(folder / METRICS).read()
     seconds = sum(float(step.get("seconds") or 0) for step in steps)
     tokens = sum(

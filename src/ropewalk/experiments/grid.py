@@ -100,7 +100,7 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """What the run printed, beside its folder."""
+        """Log file of what the run printed, beside its folder."""
         return self.folder.with_suffix(".log")
 
 

@@ -13,7 +13,7 @@ SHARE = re.compile(r"(\d{1,6})/(\d{1,6})")
 
 
 class CompareSettings(Settings):
-    """What to compare: the cells of a grid of runs, or finished runs."""
+    """Settings of a comparison of the cells of a grid of runs, or of finished runs."""
 
     what: Annotated[tuple[str, ...], Option(argument=True, metavar="RECIPE | RUN RUN ...")] = Field(
         description="One recipe (file or shipped name) whose keys --vary varies, or two or more folders of finished "

@@ -46,7 +46,7 @@ def digests(paths: Iterable[Path]) -> dict[str, FileDigest]:
 
 
 def damage(path: Path, wanted: FileDigest) -> str | None:
-    """What is wrong with a file, such as ``model.safetensors is 10 bytes short``; None if it is intact."""
+    """Describe the damage to a file, such as ``model.safetensors is 10 bytes short``; None if it is intact."""
     try:
         size = path.stat().st_size
         if size < wanted.bytes:

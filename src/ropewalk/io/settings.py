@@ -42,7 +42,7 @@ MODEL_NAME = (
 
 @dataclass(frozen=True)
 class Option:
-    """How a field appears on the command line, if its name and type do not determine it; part of its annotation.
+    """Appearance of a field on the command line where its name and type do not determine it; part of its annotation.
 
     Attributes:
         name: name of the option (``--from``), if it differs from the field's.
@@ -71,7 +71,7 @@ COMMON = Option(group="Common options")
 
 @dataclass(frozen=True)
 class OnResume:
-    """What ``--resume`` does with a key whose value differs from that of the run it resumes.
+    """Rule for ``--resume`` when a key's value differs from that of the run it resumes.
 
     Part of a key's annotation, or ``on_resume`` of the class for all keys without their own.
 
@@ -284,7 +284,7 @@ def names_files(field: FieldInfo) -> bool:
 
 
 def near_or_all(name: str, known: Sequence[str]) -> str:
-    """What to write instead of an unknown name: the closest known name, or all of them."""
+    """Advice for an unknown name: the closest known name, or all of them."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
 

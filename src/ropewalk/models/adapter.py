@@ -119,7 +119,7 @@ class NewAdapter:
 
 @dataclass(frozen=True)
 class Places:
-    """Where an adapter goes in a model.
+    """Modules of a model that an adapter changes.
 
     Attributes:
         targets: names of the linear layers that get matrices.

@@ -544,7 +544,7 @@ class ModelConfig:
 
     @property
     def planning_notes(self) -> list[str]:
-        """What a reader of a plan for a longer context must know about the checkpoint, one sentence each."""
+        """Facts about the checkpoint that matter for a plan to a longer context, one sentence each."""
         notes = self.layer_notes
         method = self.full_attention_rope
         limiting, layers = self.context_layers(self.trained_length), self.layers

@@ -188,7 +188,7 @@ def rotary_saved_and_loaded(model: Any) -> nn.Module:
 
 
 def rope_of_saved_config(model: Any) -> dict[str | None, LoadedRope]:
-    """What a load would put into the rotary module if the model's config were saved now; no weights are written.
+    """RoPE that the rotary module would get if the model's config were saved and loaded now; no weights are written.
 
     Returns:
         Entries by layer type; empty if transformers does not know the model type.

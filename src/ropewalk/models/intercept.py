@@ -65,7 +65,7 @@ class AttentionCall:
 
     @property
     def locality(self) -> Locality:
-        """How far back a query sees within its run."""
+        """Limit on how far back a query sees within its run."""
         return Locality(self.window, self.chunk)
 
 
@@ -379,7 +379,7 @@ PROBE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class LayerRotation:
-    """How one layer rotates, as measured.
+    """Rotation of one layer, as measured.
 
     Attributes:
         layer_type: layer type whose frequencies it uses, if the model has several; None if it has one.

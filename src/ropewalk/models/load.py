@@ -42,7 +42,7 @@ log = logging.getLogger("ropewalk")
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """How to run a checkpoint: its RoPE, its attention engine, and whose code.
+    """Settings of a checkpoint in memory: its RoPE, its attention engine, and whether its own code may run.
 
     Attributes:
         rope: RoPE method to run with and to write into the model's config; None for the checkpoint's own.

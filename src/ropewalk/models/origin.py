@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: its name on the Hugging Face Hub, its revision, and what its model card says."""
+"""Origin of a checkpoint: its name on the Hugging Face Hub, its revision, and what its model card says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_IN_CARD = 1 << 20
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a checkpoint comes from.
+    """Origin of a checkpoint.
 
     Attributes:
         name: its id on the Hub, or the last part of its folder's name.

@@ -161,7 +161,7 @@ class RunBatches:
 
 @cached_per_layout
 def run_batches(layouts: tuple[PackedLayout, ...], device: torch.device) -> RunBatches | None:
-    """How to gather the runs of a batch of rows for a recurrent layer; None if each row is one run.
+    """Plan how to gather the runs of a batch of rows for a recurrent layer; None if each row is one run.
 
     Args:
         layouts: one layout for each row, all of the same length.

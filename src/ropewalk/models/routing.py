@@ -91,7 +91,7 @@ def routers_of(model: nn.Module) -> list[Router]:
 
 @dataclass(frozen=True)
 class Routing:
-    """How the tokens of a step were distributed over experts.
+    """Distribution of a step's tokens over experts.
 
     Attributes:
         counts: for each router, the number of tokens that each of its experts received, without padding.

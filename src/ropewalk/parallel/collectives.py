@@ -40,7 +40,7 @@ def all_to_all(x: Tensor, group: Any) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class EntryExchange:
-    """Which entries of a tensor go to which ranks.
+    """Plan of which entries of a tensor go to which ranks.
 
     Attributes:
         index: int64, the entries for rank 0, then those for rank 1, and so on, without duplicates for one rank.

@@ -34,7 +34,7 @@ from ropewalk.rope.theory.rules import CURRENT, FLOOR_DIM, covers
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do to reach a target length.
+    """Advice on how to reach a target length.
 
     Attributes:
         trained_length, target_length: tokens.

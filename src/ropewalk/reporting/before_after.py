@@ -1,4 +1,4 @@
-"""What a run changed: paired differences between the results before and after it, and one sentence about them."""
+"""Effect of a run: paired differences between the results before and after it, and one sentence about them."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ Figures = Iterator[tuple[str, Figure]]
 
 @dataclass(frozen=True)
 class Presentation:
-    """How to show a benchmark, as far as its results do not determine it.
+    """Presentation of a benchmark where its results do not determine it.
 
     Attributes:
         title: name of the benchmark in headings. If empty, the suite's name in the results.

@@ -57,7 +57,7 @@ def inspection_figure(result: InspectResult) -> Figure:
 
 
 def _periods(method: RopeMethod, length: int) -> np.ndarray:
-    """Of the pairs that turn, in tokens."""
+    """Periods in tokens of the pairs that turn."""
     inv_freq = method.frequencies(length).inv_freq
     periods: np.ndarray = 2 * np.pi / inv_freq[inv_freq > 0].numpy()
     return periods

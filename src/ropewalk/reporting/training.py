@@ -102,7 +102,7 @@ def _short(summary: dict[str, Any]) -> dict[str, object]:
 
 
 def _exported(summary: dict[str, Any]) -> dict[str, object]:
-    """Which checkpoints the result is made of; empty for the last one."""
+    """Facts about the checkpoints that the result is made of; empty for the last one."""
     found = summary.get("exported")
     return {} if found is None else {"Weights": describe_weights(found)}
 

@@ -362,7 +362,7 @@ class SearchData:
 
     @cached_property
     def held_out_sha256(self) -> str:
-        """Of the rows that the result is judged by."""
+        """SHA-256 of the held-out rows."""
         return rows_digest(self.held_out)
 
 

@@ -235,7 +235,7 @@ class _Spent(Exception):
 
 @dataclass(frozen=True)
 class Strategy:
-    """How to minimise the objective.
+    """Algorithm, budget, seed and racing of a search.
 
     Attributes:
         algorithm: algorithm that proposes candidates.

@@ -46,7 +46,7 @@ class ShortPenalty:
 
 @dataclass(frozen=True)
 class Forwards:
-    """How to run the forward passes of a search. Losses depend on it only through rounding.
+    """Settings of the forward passes of a search. Losses depend on them only through rounding.
 
     Attributes:
         batch: number of candidates per forward pass.

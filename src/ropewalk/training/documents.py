@@ -378,7 +378,7 @@ def _refuse_other_split(recipe: Recipe, rows: Sequence[PackedRows | None]) -> No
 def _pack_config(
     resolved: ResolvedRecipe, data: Data, number: int, withheld: tuple[int, ...] | None = None
 ) -> PackConfig:
-    """How a stage's rows are packed; ``withheld`` are hashes of documents that it neither trains on nor holds out."""
+    """Settings for packing rows of a stage; ``withheld``: hashes of documents it neither trains on nor holds out."""
     held_out = 0 if data.validation_sources or withheld is not None else data.validation_documents
     return PackConfig(
         sources=data.sources,

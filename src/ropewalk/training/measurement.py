@@ -38,7 +38,7 @@ DURING = "evaluation-during"
 
 
 def during(position: Position) -> str:
-    """When an evaluation during training was made, for the functions below."""
+    """Name of an evaluation during training, for the functions below."""
     return f"during/{checkpoint_name(position)}"
 
 
@@ -53,7 +53,7 @@ def evaluation_record(when: str) -> str:
 
 
 def evaluation_at(resolved: ResolvedRecipe, stage: int | None) -> Evaluation:
-    """What is measured during a stage, counted from 0; None for before and after training."""
+    """Evaluation settings of a stage, counted from 0; None for the evaluations before and after training."""
     evaluation = resolved.recipe.evaluation
     return evaluation if stage is None else evaluation.in_training()
 
@@ -272,7 +272,7 @@ def measure_during(
     context: RunContext,
     progress: Callable[[str, int, int], None],
 ) -> list[TaskResult]:
-    """Evaluate a model that is being trained, and write the results; the training goes on as if nothing had happened.
+    """Evaluate a model that is being trained, and write the results, without any effect on the training.
 
     Args:
         position: progress of the training.

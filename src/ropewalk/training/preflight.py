@@ -148,7 +148,7 @@ def resolve(
 def _adapter(
     recipe: Recipe, model: str, world: World, device: torch.device, precisions: Sequence[str]
 ) -> NewAdapter | None:
-    """The adapter that the recipe asks for; None if it asks for none.
+    """The adapter that the recipe requests; None if it requests none.
 
     Raises:
         RopewalkError: if the model has no such places for it, several processes would draw its dropout, or frozen
@@ -322,7 +322,7 @@ def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:
 
 @dataclass(frozen=True)
 class _Places:
-    """What a mesh must suit in every stage.
+    """Model, processes and device that a mesh must suit in every stage.
 
     Attributes:
         config: config of the model.
@@ -371,7 +371,7 @@ def _mesh(
     places: _Places,
     precisions: Mapping[int, str],
 ) -> MeshShape:
-    """The mesh that ``key`` asks for; it suits all stages whose precisions are given."""
+    """The mesh that ``key`` requests, checked for all stages whose precisions are given."""
     world, stages = places.world, {number: recipe.stages[number] for number in precisions}
     if world.size == 1:
         mesh = MeshShape() if asked == "auto" else _asked(asked)

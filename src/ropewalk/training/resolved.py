@@ -28,7 +28,7 @@ RopeAt = tuple[RopeMethod, int]
 
 @dataclass(frozen=True)
 class ResolvedStage:
-    """What a stage trains with, where it may differ from the other stages.
+    """Resolved settings of a stage that may differ between stages.
 
     Attributes:
         settings: the stage, with the run's settings where it has none of its own.

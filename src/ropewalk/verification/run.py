@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class _Verified:
-    """What a verification returns on each path.
+    """Result of a verification before it is reported.
 
     Attributes:
         case: model, rows and settings that were verified.

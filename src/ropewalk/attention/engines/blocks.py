@@ -1,4 +1,4 @@
-"""Which blocks of the attention matrix a packed layout touches, in closed form.
+"""Compute in closed form which blocks of the attention matrix a packed layout touches.
 
 ``create_block_mask`` evaluates the mask for all T² pairs. A packed row does not need that: the keys that a block
 of queries touches are the anchor's blocks and those from the start of its first token's document to the block

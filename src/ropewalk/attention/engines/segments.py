@@ -29,7 +29,7 @@ LEAST_BLOCK = 64
 
 @dataclass(frozen=True)
 class Cut:
-    """How one row, in document order, is cut into pieces.
+    """Cut of one row, in document order, into pieces.
 
     Attributes:
         lengths: tokens of each piece; they add up to the row.
@@ -49,7 +49,7 @@ class SegmentsPlan:
 
 
 def plan(layouts: Sequence[PackedLayout], device: torch.device, locality: Locality) -> SegmentsPlan:
-    """How rows are sorted and cut. The locality is not needed here: each run applies its own window or chunks."""
+    """Plan how rows are sorted and cut. The locality is not used here: each run applies its own window or chunks."""
     return SegmentsPlan(sort_by_document(layouts, device), tuple(_cut(layout) for layout in layouts))
 
 

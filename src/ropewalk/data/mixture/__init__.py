@@ -1,1 +1,1 @@
-"""Which documents are read, how often and in which order."""
+"""The mixture: which documents are read, how often, and in which order."""

@@ -44,7 +44,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """What rendering a conversation depends on, as plain values that a worker process can receive.
+    """A chat template and its special tokens, as plain values that can be sent to a worker process.
 
     Attributes:
         template: the Jinja template.

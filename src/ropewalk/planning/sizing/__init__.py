@@ -1,1 +1,1 @@
-"""What a run on a mesh takes: memory, bytes sent and time, and the mesh that suits it."""
+"""Estimates for a run on a mesh: memory, bytes sent and time, and the choice of the mesh."""

@@ -93,7 +93,7 @@ class Experts:
         )
 
     def sizes(self, hidden: int) -> Sizes:
-        """Of router, experts, and the MLP beside them."""
+        """Sizes of the parameters of the router, the experts, and the shared experts."""
         experts = (self.number, 2 * self.intermediate, hidden), (self.number, hidden, self.intermediate)
         beside = _mlp_sizes(hidden, self.shared) if self.shared else ()
         gate = ((1, hidden),) if self.shared_gate else ()
@@ -112,7 +112,7 @@ class Experts:
 
 
 def _with_experts(values: Mapping[str, Any]) -> list[bool]:
-    """Of each layer whether it has experts."""
+    """For each layer, whether it has experts."""
     layers = range(values["num_hidden_layers"])
     if (kinds := values.get("mlp_layer_types")) is not None:
         return [kinds[layer] == "sparse" for layer in layers]
@@ -156,7 +156,7 @@ class Latent:
         return self.kv + (self.query or 0)
 
     def sizes(self, hidden: int, heads: int, head_dim: int, value_dim: int) -> Sizes:
-        """Of queries, keys and values."""
+        """Sizes of the parameters that make queries, keys and values."""
         query = heads * head_dim
         # The rotated part of a key is shared by all heads and needs no up-projection.
         made = heads * (head_dim - self.rotated + value_dim)
@@ -287,7 +287,7 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of all layers."""
+        """Number of parameters of all layers."""
         return sum(numel(sizes) for sizes in self.units[1:])
 
     @property

@@ -203,7 +203,7 @@ def read_export_record(folder: Path) -> tuple[Position | None, dict[str, FileDig
 
 
 def read_exported_weights(folder: Path) -> dict[str, Any] | None:
-    """Which checkpoints an intact exported model was made of; None for the last one."""
+    """Read which checkpoints an intact exported model was made of; None for the last one."""
     found: dict[str, Any] | None = parse_json((folder / EXPORT_RECORD).read_text(encoding="utf-8")).get(
         "weights"
     )

@@ -102,7 +102,7 @@ else:
 
 
 class Evaluation(_Suites):
-    """What is measured before and after."""
+    """Settings of the evaluations before, during and after training."""
 
     @model_validator(mode="after")
     def _check(self) -> Evaluation:

@@ -150,7 +150,7 @@ class Recipe(Settings):
     )
 
     def stage(self, number: int) -> StageSettings:
-        """A stage, counted from 0, with the run's settings where it has none of its own."""
+        """A stage, counted from 0, with the run's settings where it sets none."""
         stage = self.stages[number]
         data = self.data if stage.data is None else stage.data.over(self.data)
         optimizer = self.optimizer
