@@ -35,7 +35,8 @@ def lazy_names(
 def make_callable(package: str, home: str) -> None:
     """Let a package be called as the function that bears its name: ``ropewalk.search(...)``.
 
-    A room and its door may have one name; whichever of the two an import binds, it can be called and looked into.
+    A package and its main function may share a name; whichever of the two an import binds can be called and has the
+    package's attributes.
 
     Args:
         package: the package's ``__name__``; its last part is the function's name.
@@ -43,10 +44,10 @@ def make_callable(package: str, home: str) -> None:
     """
 
     class Room(ModuleType):
-        """A package that passes a call on to its door."""
+        """A package that passes a call on to its main function."""
 
         def __call__(self, *arguments: Any, **named: Any) -> Any:
-            door = getattr(import_module(f"{package}.{home}"), package.rsplit(".", 1)[-1])
-            return door(*arguments, **named)
+            function = getattr(import_module(f"{package}.{home}"), package.rsplit(".", 1)[-1])
+            return function(*arguments, **named)
 
     sys.modules[package].__class__ = Room
