@@ -1,6 +1,7 @@
 """Advice: each rule's setting with its bound, a recommendation that follows from them, stages that a recipe takes."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -10,7 +11,17 @@ from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.planning import advise, compare_settings, plan_stages
 from ropewalk.planning.advice import Checkpoint, explained
-from ropewalk.rope import Default, DynamicNtk, Linear, LongRope, RopeMethod, bound_at, replace_methods
+from ropewalk.planning.stages import recipe_stages
+from ropewalk.rope import (
+    Default,
+    DynamicNtk,
+    Linear,
+    LongRope,
+    Proportional,
+    RopeMethod,
+    bound_at,
+    replace_methods,
+)
 from tests.planning.planning_cases import DEEPSEEK_CODER, LLAMA_2, LLAMA_3, LLAMA_3_1, QWEN_YARN
 
 PHI_3 = LongRope(96, 1e4, (1.0,) * 48, tuple(1.0 + i for i in range(48)), 1.19, 4096)
@@ -181,3 +192,28 @@ def test_the_trained_length_of_yarn_is_its_factor_times_the_original() -> None:
     assert trained(LLAMA_3, 8192) == 8192
     with pytest.raises(RopewalkError, match="must state max_position_embeddings in tokens, got None"):
         _ = ModelConfig({"head_dim": 64, "rope_theta": 1e4}).trained_length
+
+
+GEMMA_4 = Proportional(512, 1e6, 0.25)
+
+
+def test_proportional_rope_stays_where_all_pairs_that_rotate_have_turned() -> None:
+    slowest = 2 * math.pi * 1e6 ** (2 * 63 / 512)
+    advice = advise(GEMMA_4, 262144, 2**20)
+    assert advice.action == "Leave RoPE unchanged, and train at 1,048,576 tokens."
+    assert [stage.method for stage in advice.stages] == [GEMMA_4]
+    (reason,) = advice.reasons
+    assert f"the slowest of the 64 pairs that rotate turns once in {slowest:,.0f} tokens" in reason.lower()
+    assert "the other 192 pairs of a head do not depend on the distance" in reason
+    assert recipe_stages(advice.stages).count("method: default") == 1
+
+
+def test_pairs_that_never_rotate_are_not_counted_as_incomplete() -> None:
+    """Of a method with slow pairs that rotate: the others have no angle to see."""
+    method = Proportional(64, 1e6, 0.75)
+    incomplete = sum(2 * math.pi * 1e6 ** (2 * pair / 64) > 4096 for pair in range(24))
+    advice = advise(method, 4096, 32768)
+    assert incomplete > 0
+    assert f"{incomplete} of its 24 pairs that rotate did not complete a turn" in " ".join(advice.reasons)
+    assert advice.stages == ()
+    assert advice.action == "There is no recommendation for 32,768 tokens."

@@ -35,6 +35,7 @@ LIMITING = {
     "falcon-h1-0.5b": range(36),
     "gemma-2-9b": range(1, 42, 2),
     "gemma-3-4b": range(5, 34, 6),
+    "gemma-4-31b": range(5, 60, 6),
     "gpt-oss-20b": range(1, 24, 2),
     "lfm2.5-1.2b": [2, 5, 8, 10, 12, 14],
     "llama-4-scout": [],
@@ -47,7 +48,7 @@ LIMITING = {
     "starcoder2-7b": [],
 }
 WINDOWS = {"mistral-7b-v0.1": (32, 4096), "starcoder2-7b": (32, 4096)}
-NO_BASE = ("command-r7b", "exaone-4.0-32b")
+NO_BASE = ("command-r7b", "exaone-4.0-32b", "gemma-4-31b")
 
 both = [
     pytest.param(target, marks=[pytest.mark.slow] if name == "1M" else [], id=name)

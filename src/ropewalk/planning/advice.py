@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,8 +17,8 @@ from ropewalk.planning.rules import (
     setting_of,
     tokens_text,
 )
-from ropewalk.planning.stages import PlannedStage, is_unscaled, kept_stages, plan_stages
-from ropewalk.rope import Default, LongRope, RopeMethod, bound_at
+from ropewalk.planning.stages import ATTEND_NO_FURTHER, PlannedStage, is_unscaled, kept_stages, plan_stages
+from ropewalk.rope import Default, LongRope, Proportional, RopeMethod, bound_at
 from ropewalk.rope.methods.base import ORIGINAL
 from ropewalk.rope.target import recommended_base
 from ropewalk.rope.theory import (
@@ -156,14 +157,20 @@ def advise(
     bound = bound_at(current, max(trained_length, target_length))
     fits = target_length <= trained_length
     refusals = () if fits else tuple(about.refusals)
+    stays, because = about.stays, ATTEND_NO_FURTHER
+    if stays is None and isinstance(current, Proportional) and all(pair.complete for pair in _turning(now)):
+        stays, because = (
+            _all_turned(now, seen),
+            "every pair that rotates has turned through all angles in training",
+        )
     chosen = recommendation = then = lifted = None
     stages: list[PlannedStage] = []
     why: list[str] = []
     if fits:
         pass
-    elif about.stays is not None:
-        stages = kept_stages(current, trained_length, target_length)
-        why = [f"{about.stays[0].upper()}{about.stays[1:]}."]
+    elif stays is not None:
+        stages = kept_stages(current, trained_length, target_length, because)
+        why = [f"{stays[0].upper()}{stays[1:]}."]
     elif not refusals:
         stages, chosen, recommendation, why = _plan(current, trained_length, target_length, about.head_dim)
     elif about.windows is not None:
@@ -177,7 +184,7 @@ def advise(
     if chosen is not None and chosen.method is not None and chosen.rule != CURRENT:
         then = exposure(trained, seen, chosen.method.frequencies(target_length).inv_freq, target_length)
     # Without a layer whose RoPE limits the context, the base does not matter and there is nothing to compare.
-    compared = not fits and about.limits_context
+    compared = not fits and about.limits_context and stays is None
     if compared:
         why += _need(now, then, bound, seen, target_length)
     return Advice(
@@ -191,7 +198,9 @@ def advise(
         chosen,
         recommendation,
         tuple(stages),
-        action=_action(chosen, stages, current, trained_length, target_length, refusals, about),
+        action=_action(
+            chosen, stages, current, trained_length, target_length, refusals, about.first, stays is not None
+        ),
         reasons=tuple(why),
         caveats=(_STATED,) if fits or refusals else (_NECESSARY, _STATED),
         published=published_near(target_length) if compared and is_unscaled(current) else (),
@@ -364,7 +373,8 @@ def _action(
     trained_length: int,
     target_length: int,
     refusals: Sequence[str],
-    about: Checkpoint,
+    first: Sequence[str],
+    stays: bool,
 ) -> str:
     if target_length <= trained_length:
         return (
@@ -373,8 +383,8 @@ def _action(
         )
     if refusals:
         return f"ropewalk extend does not train this model at {target_length:,} tokens: it {'; it '.join(refusals)}."
-    text = _setting_action(chosen, stages, current, target_length, about.stays is not None)
-    return " ".join([*(f"First {order}." for order in about.first), text])
+    text = _setting_action(chosen, stages, current, target_length, stays)
+    return " ".join([*(f"First {order}." for order in first), text])
 
 
 def _setting_action(
@@ -418,11 +428,30 @@ def _need(
     trained: int,
     target: int,
 ) -> list[str]:
-    incomplete = sum(not pair.complete for pair in now)
+    turning = _turning(now)
+    incomplete = sum(not pair.complete for pair in turning)
+    kind = "rotary pairs" if len(turning) == len(now) else "pairs that rotate"
     new = sum(pair.new_angles > 0 for pair in now)
     after = "" if then is None else f" ({sum(pair.new_angles > 0 for pair in then)} with the new setting)"
     return [
         f"The unchanged checkpoint has a context bound of {tokens_text(bound)}. In training, {incomplete} of its "
-        f"{len(now)} rotary pairs did not complete a turn within {trained:,} tokens; at {target:,} tokens, {new} pairs "
-        f"would reach angles not seen in training{after}.",
+        f"{len(turning)} {kind} did not complete a turn within {trained:,} "
+        f"tokens; at {target:,} tokens, {new} pairs would reach angles not seen in training{after}.",
     ]
+
+
+def _turning(pairs: Sequence[PairExposure]) -> list[PairExposure]:
+    """The pairs that rotate: a part of a head's dimensions may not depend on the distance."""
+    return [pair for pair in pairs if math.isfinite(pair.trained_period)]
+
+
+def _all_turned(pairs: Sequence[PairExposure], seen: int) -> str:
+    """Why no larger base is needed, as a clause."""
+    turning = _turning(pairs)
+    slowest = max(pair.trained_period for pair in turning)
+    still = len(pairs) - len(turning)
+    others = f"the other {still} pairs of a head do not depend on the distance, and " if still else ""
+    return (
+        f"the slowest of the {len(turning)} pairs that rotate turns once in {slowest:,.0f} tokens, so training on "
+        f"{seen:,} tokens has shown every angle; {others}no base limits the context"
+    )

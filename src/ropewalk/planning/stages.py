@@ -109,17 +109,23 @@ def plan_stages(
     return stages
 
 
-def kept_stages(current: RopeMethod, trained_length: int, target_length: int) -> list[PlannedStage]:
+ATTEND_NO_FURTHER = "layers with RoPE attend no further than before"
+
+
+def kept_stages(
+    current: RopeMethod, trained_length: int, target_length: int, because: str = ATTEND_NO_FURTHER
+) -> list[PlannedStage]:
     """Plan stages that keep RoPE unchanged, for models in which no layer's RoPE limits the context.
 
     Args:
         current: RoPE method that the checkpoint was trained with.
         trained_length, target_length: tokens; the target must be longer.
+        because: a clause that says why.
     """
     stages = []
     length = trained_length
     for context in stage_contexts(trained_length, target_length):
-        reason = f"{_longer(length, context)}; RoPE stays unchanged: layers with RoPE attend no further than before"
+        reason = f"{_longer(length, context)}; RoPE stays unchanged: {because}"
         stages.append(PlannedStage(context, current, KEPT, bound_at(current, context), reason))
         length = context
     return stages
