@@ -11,6 +11,7 @@ import yaml
 from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ropewalk import RopewalkError
 from ropewalk.attention.layout import IGNORED
 from ropewalk.data import load_tokenizer, open_rows
 from ropewalk.data.rows.training_rows import rows_for_step
@@ -172,6 +173,31 @@ def test_cut_off_and_resumed_the_bytes_are_the_same(values, tmp_path, monkeypatc
     extend(recipe_of(values), resume=True)
     for read in (steps_of, measured_in, weights_of):
         assert read(values["output"]) == read(whole["output"])
+
+
+def test_a_step_whose_chats_were_cut_before_their_answers_is_refused_before_training(values, tmp_path):
+    path = tmp_path / "long.jsonl"
+    rng = random.Random(0)
+
+    def chat(question, answer):
+        said = zip(ROLES, (question, answer), strict=True)
+        return {
+            "messages": [{"role": role, "content": " ".join(rng.choices(WORDS, k=n))} for role, n in said]
+        }
+
+    chats = [chat(*lengths) for lengths in [(200, 1), (5, 20)] * 40]
+    path.write_text("".join(json.dumps(each) + "\n" for each in chats))
+    data = {
+        **{key: value for key, value in values["data"].items() if key != "mixture"},
+        "sources": [{"path": str(path), "messages_field": "messages"}],
+        "long_documents": "truncate",
+    }
+    stage = {**values["stages"][0], "steps": 20, "rows_per_step": 1}
+    cut = {**values, "data": data, "stages": [stage]}
+    with pytest.raises(RopewalkError, match="no token to train on, because all chats in its rows were cut"):
+        extend(recipe_of(cut))
+    assert not (Path(values["output"]) / "metrics.jsonl").exists()
+    extend(recipe_of(beside(cut, tmp_path, "skipped", data={**data, "long_documents": "skip"})))
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from ropewalk.data import (
     open_rows,
     prepare_rows,
     read_documents,
+    rows_for_step,
     tokenizer_identity,
 )
 from ropewalk.data.mixture.report import MixtureReport, explain
@@ -25,6 +26,7 @@ from ropewalk.data.read.input_splits import is_blank, read_input_split, refuse_d
 from ropewalk.data.rows.store import held_out_texts, refuse_cut_chats
 from ropewalk.data.rows.stored import WORK, is_packed
 from ropewalk.data.settings import MixtureSettings, PackConfig, SourceSpec, ValidationSettings, WorkSettings
+from ropewalk.data.statistics import targets_of_documents
 from ropewalk.data.tokens.chat import required_template
 from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
@@ -153,6 +155,30 @@ def all_rows(
             "ones; restore them, or start a new run"
         )
     return rows
+
+
+def refuse_steps_without_targets(resolved: ResolvedRecipe, rows: Sequence[PackedRows | None]) -> None:
+    """Raise if a step would have no token to train on, before training begins.
+
+    Only chats can lack targets: ``truncate`` may cut one before its first answer.
+
+    Raises:
+        RopewalkError: with the stage and the first such step.
+    """
+    for number, each in enumerate(rows):
+        if each is None or "chat_template" not in each.manifest:
+            continue
+        anchor, settings = each.settings.anchor_length, resolved.stages[number].settings
+        silent = {
+            index for index in range(len(each)) if not targets_of_documents(each.packed(index), anchor).any()
+        }
+        for step in range(settings.stage.steps if silent else 0):
+            wanted = rows_for_step(step, settings.stage.rows_per_step, len(each), settings.seed)
+            if silent.issuperset(wanted):
+                raise RopewalkError(
+                    f"stage {number + 1}: step {step + 1} has no token to train on, because all chats in its rows were "
+                    "cut before their first answer; set long_documents to skip"
+                )
 
 
 def _held_out(resolved: ResolvedRecipe, context: RunContext) -> HeldOut:

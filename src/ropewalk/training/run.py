@@ -34,6 +34,7 @@ from ropewalk.training.documents import (
     all_rows,
     check_sources,
     read_run_inputs,
+    refuse_steps_without_targets,
     rows_with_validation,
     run_inputs,
     validation_documents,
@@ -405,6 +406,7 @@ def _shared_rows(start: Start, resolved: ResolvedRecipe, context: RunContext) ->
 
     def pack() -> list[str | None]:
         there.extend(all_rows(resolved, context, start.inputs, start.others))
+        refuse_steps_without_targets(resolved, there)
         return [None if rows is None else str(rows.folder.resolve()) for rows in there]
 
     folders = context.world.on_rank_0(pack)

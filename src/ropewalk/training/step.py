@@ -226,7 +226,10 @@ def train_step(
     # Known before the first backward, so that gradients accumulate with their final divisor.
     trained_tokens = _targets(batches, mesh, model.device)
     if trained_tokens == 0:
-        message = "no row of this step has a token to train on, because every document is one token; check the sources"
+        message = (
+            "no row of this step has a token to train on, because every document is one token, or a chat that was cut "
+            "before its first answer; check the sources"
+        )
         raise RopewalkError(message) if mesh is None or mesh.rank == 0 else Echo(message)
     # Float64, because a step's loss may sum millions of tokens.
     total = torch.zeros((), dtype=torch.float64, device=model.device)
