@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from ropewalk import EngineError, PackedLayout, RopewalkError, load_model
 from ropewalk.attention.choices import PATTERNS
@@ -17,6 +18,7 @@ from ropewalk.models.load import (
     attach,
     attention_spec,
     checkpoint_activations,
+    empty_model,
     read_config,
     rotary_module,
     save_model,
@@ -440,3 +442,17 @@ def write_config(config, folder, keys):
     config.save_pretrained(folder)
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+
+def test_a_wrong_count_of_sinks_is_refused_by_layer_before_weights_are_read(tmp_path, monkeypatch):
+    tiny_model("gpt_oss", sharp=True).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.1.self_attn.sinks"] = torch.zeros(3)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", None)
+    for load in (load_model, empty_model):
+        with pytest.raises(RopewalkError, match=r"layer 1 .* sinks of shape \[3\].*num_attention_heads 4"):
+            load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no header")
+    with pytest.raises(RopewalkError, match=r"cannot load the model in .*: model\.safetensors: "):
+        load_model(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from ropewalk.attention import AttentionSpec, require_engine_name
 from ropewalk.attention.choices import Limit
@@ -171,6 +172,8 @@ def configured(
     if refused:
         raise EngineError(f"the model in {path_or_id} {refused[0]}")
     recurrent_layers.refuse_older_transformers(config)
+    if config.has_sinks:
+        _refuse_sinks(Path(path_or_id), config)
     if setup.rope is None and not setup.other_ropes:
         return config, config.methods
     if setup.rope is not None:
@@ -180,6 +183,28 @@ def configured(
     in_config = rope.as_computed_by_transformers()
     written = with_rope(config, in_config, setup.max_position_embeddings, setup.other_ropes)
     return written, config.methods_with(rope, setup.other_ropes)
+
+
+def _refuse_sinks(folder: Path, config: ModelConfig) -> None:
+    """Raise if a layer has more or fewer attention sinks than heads, from the shapes in the files' headers alone."""
+    heads = config.source.get_text_config().num_attention_heads
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as weights:
+                names = [name for name in weights.keys() if name.endswith(".sinks")]  # noqa: SIM118
+                shapes = {name: weights.get_slice(name).get_shape() for name in names}
+        except (OSError, SafetensorError) as error:
+            raise RopewalkError(
+                f"cannot load the model in {folder}: {file.name}: {_first_line(error)}"
+            ) from error
+        for name, shape in shapes.items():
+            if shape != [heads]:
+                layer = re.search(r"layers\.(\d+)\.", name)
+                where = f"layer {layer[1]}" if layer else name
+                raise RopewalkError(
+                    f"{where} of the checkpoint in {folder} has attention sinks of shape {shape}, but its config.json "
+                    f"says num_attention_heads {heads}, and each head has one sink"
+                )
 
 
 def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str, Any]) -> None:
