@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import parquet
 from tokenizers import AddedToken
 
@@ -141,6 +143,32 @@ def test_a_message_cannot_write_special_tokens(template):
     assert ours[ours >= 0].tolist() == harmless[harmless >= 0].tolist()
 
 
+CONTENTS = st.lists(
+    st.sampled_from([*SPECIAL, "<s>", "</s>", "assistant", "<|im_", "end|>", " ", "\n", "é", "🙂", "a"]),
+    max_size=6,
+).map("".join)
+
+
+TOKENIZERS: dict = {}
+
+
+@given(st.lists(CONTENTS, min_size=2, max_size=6))
+def test_any_contents_come_back_whole_and_only_the_answers_are_trained(contents):
+    """With ChatML, written out here: nothing that a message says moves a turn's beginning or end."""
+    tokenizer = TOKENIZERS.setdefault("chatml", with_template(CHATML))
+    roles = ["user", "assistant"] * 3
+    talk = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+    stored = encoded(tokenizer, talk)
+    ids = token_ids(stored).tolist()
+    assert tokenizer.decode(ids) == "".join(
+        f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in talk
+    )
+    answers = "".join(each["content"] + "<|im_end|>" for each in talk[1::2])
+    assert tokenizer.decode(stored[stored >= 0].tolist()) == answers
+    start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    assert (ids.count(start), ids.count(end)) == (len(talk), len(talk))
+
+
 def test_a_template_that_changes_earlier_turns_is_refused_by_name():
     forgets = CHATML.replace("message['content']", "(message['content'] if loop.last else '')")
     with pytest.raises(RopewalkError, match=r"chats.jsonl:7: .* renders message 2 differently"):
@@ -231,6 +259,15 @@ def test_preview_marks_all_of_a_chat_but_the_answers(folder):
             assert (trained[:9], masked) == ("<s>plain ", "")
     assert answers
     assert "⟦" in "".join(line.plain for line in preview_lines(shown))
+
+
+def test_tags_are_not_trained_either(folder):
+    pack_rows(config(folder, tag="{source}: "), folder / "rows")
+    rows, tokenizer = open_rows(folder / "rows"), with_template(LLAMA3)
+    targets = (rows[index].labels for index in range(len(rows)))
+    trained = tokenizer.decode([n for each in targets for n in each[each != IGNORED].tolist()])
+    assert "chats: " not in trained
+    assert trained.count("answer") > 20
 
 
 def test_rows_do_not_depend_on_the_number_of_workers(folder):
