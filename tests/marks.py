@@ -7,5 +7,13 @@ import pytest
 
 
 def slow_after(count: int, values: Iterable[Any]) -> list[Any]:
-    """Parameters of which the first ``count`` always run, and the others, which take the same way, are slow."""
-    return [pytest.param(value, marks=[pytest.mark.slow] * (n >= count)) for n, value in enumerate(values)]
+    """Parameters of which the first ``count`` always run, and the others, which take the same way, are slow.
+
+    A tuple stands for several arguments, as in ``pytest.mark.parametrize``.
+    """
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=[pytest.mark.slow] * (n >= count)
+        )
+        for n, value in enumerate(values)
+    ]

@@ -9,7 +9,6 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -87,31 +86,39 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
-def modules():
-    return [pytest.param(path, id=str(path.relative_to(PACKAGE))) for path in sorted(PACKAGE.rglob("*.py"))]
+def rooms_and_modules():
+    """Each module with its name and its room; a module at the root is its own room."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        inside = path.relative_to(PACKAGE)
+        yield path, str(inside), inside.parts[0]
 
 
-@pytest.mark.parametrize("path", modules())
-def test_arrows_point_one_way(path):
-    room = path.relative_to(PACKAGE).parts[0]
-    if room not in ALLOWED:
-        pytest.skip("the command line and the package's root may import every room")
-    inner = {n.split(".")[1] for n in imports_of(path) if n.startswith("ropewalk.")}
-    assert inner - {room} - ROOTS <= ALLOWED[room]
+def test_arrows_point_one_way():
+    """The command line and the package's root may import every room."""
+    upward = {}
+    for path, name, room in rooms_and_modules():
+        inner = {n.split(".")[1] for n in imports_of(path) if n.startswith("ropewalk.")}
+        if room in ALLOWED and (found := inner - {room} - ROOTS - ALLOWED[room]):
+            upward[name] = found
+    assert upward == {}
 
 
-@pytest.mark.parametrize("path", [p for p in modules() if Path(p.id).parts[0] in PURE])
-def test_pure_rooms_import_torch_and_numpy_alone(path):
-    outer = {n.split(".")[0] for n in imports_of(path)} - {"ropewalk"} - set(sys.stdlib_module_names)
-    assert outer <= LIBRARIES_OF_PURE_ROOMS
+def test_pure_rooms_import_torch_and_numpy_alone():
+    others = {}
+    for path, name, room in rooms_and_modules():
+        outer = {n.split(".")[0] for n in imports_of(path)} - {"ropewalk"} - set(sys.stdlib_module_names)
+        if room in PURE and (found := outer - LIBRARIES_OF_PURE_ROOMS):
+            others[name] = found
+    assert others == {}
 
 
-@pytest.mark.parametrize("path", modules())
-def test_only_models_import_what_transformers_hides(path):
-    if path.relative_to(PACKAGE).parts[0] == "models" or path in TRACKERS_AND_HARNESS:
-        pytest.skip("the room for it")
-    hidden = {n for n in imports_of(path) if n.startswith(("transformers.", "accelerate."))}
-    assert hidden == set()
+def test_only_models_import_what_transformers_hides():
+    hidden = {}
+    for path, name, room in rooms_and_modules():
+        found = {n for n in imports_of(path) if n.startswith(("transformers.", "accelerate."))}
+        if found and room != "models" and path not in TRACKERS_AND_HARNESS:
+            hidden[name] = found
+    assert hidden == {}
 
 
 def loaded_after(statement: str) -> set[str]:
@@ -217,20 +224,18 @@ HERE = {"", "compatibility"}
 """Folders of tests that belong to no room."""
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=str(path.relative_to(ROOT / "tests")))
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        if path.relative_to(ROOT / "tests").parent.as_posix().removeprefix(".") not in HERE
-    ],
-)
-def test_tests_lie_where_their_modules_do(path):
+def test_tests_lie_where_their_modules_do():
     """``tests/x/test_y.py``, or ``test_y_aspect.py``, for ``src/ropewalk/x/y.py`` or the room ``y``."""
-    folder = PACKAGE / path.relative_to(ROOT / "tests").parent
-    stem = path.stem.removeprefix("test_")
-    there = {p.stem for p in folder.glob("*.py")} | {p.parent.name for p in folder.glob("*/__init__.py")}
-    assert any(stem == name or stem.startswith(f"{name}_") for name in there)
+    astray = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        inside = path.relative_to(ROOT / "tests")
+        folder = PACKAGE / inside.parent
+        stem = path.stem.removeprefix("test_")
+        there = {p.stem for p in folder.glob("*.py")} | {p.parent.name for p in folder.glob("*/__init__.py")}
+        beside = any(stem == name or stem.startswith(f"{name}_") for name in there)
+        if inside.parent.as_posix().removeprefix(".") not in HERE and not beside:
+            astray.append(str(inside))
+    assert astray == []
 
 
 def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed():
@@ -262,13 +267,12 @@ WITHOUT_TESTS_OF_ITS_NAME = {
 """Modules whose tests lie elsewhere, and why."""
 
 
-@pytest.mark.parametrize("path", [p for p in modules() if not Path(p.id).name.startswith("__")])
-def test_each_module_has_tests_of_its_name(path):
+def test_each_module_has_tests_of_its_name():
     """``tests/x/test_y.py`` for ``src/ropewalk/x/y.py``, beside which ``test_y_aspect.py`` may lie."""
-    module = path.relative_to(PACKAGE)
-    there = (ROOT / "tests" / module.parent / f"test_{module.name}").exists()
-    assert there != (module.as_posix() in WITHOUT_TESTS_OF_ITS_NAME)
-
-
-def test_every_exception_is_a_module():
-    assert {PACKAGE / each for each in WITHOUT_TESTS_OF_ITS_NAME} <= set(PACKAGE.rglob("*.py"))
+    without = {
+        name
+        for path, name, _ in rooms_and_modules()
+        if not path.name.startswith("__")
+        and not (ROOT / "tests" / name).with_name(f"test_{path.name}").exists()
+    }
+    assert without == WITHOUT_TESTS_OF_ITS_NAME.keys()

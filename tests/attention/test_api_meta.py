@@ -11,6 +11,7 @@ from ropewalk import PackedLayout, attend
 from ropewalk.attention.choices import PATTERNS
 from ropewalk.attention.engines import flex
 from ropewalk.attention.options import AttentionOptions
+from tests.marks import slow_after
 from tests.meta_cases import META, OneDevice
 
 
@@ -68,7 +69,7 @@ def test_varlen_never_leaves_the_device(one_device, pattern, batch):
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize(
-    "batch", [slice(0, 1), slice(1, 2), slice(0, 3)], ids=["plain", "interleaved", "all"]
+    "batch", slow_after(1, [slice(0, 1), slice(1, 2), slice(0, 3)]), ids=["plain", "interleaved", "all"]
 )
 @pytest.mark.parametrize("softcap", [None, 30.0])
 def test_flex_never_leaves_the_device(flex_on_meta, pattern, batch, softcap):

@@ -19,6 +19,7 @@ def mitigations(runner, rows):
     }
 
 
+@pytest.mark.slow
 def test_each_mend_of_arithmetic_drifts_less_than_the_one_before(mitigations):
     order = ["fused attention", "float32 rotation", "tf32 attention", "float32 attention"]
     drifts = [mitigations[name].D for name in order]

@@ -182,7 +182,7 @@ BLOCKS = st.sampled_from([1, 100, 1000, 5000, 2**40])
 
 
 @given(case=cases(), block_bytes=BLOCKS)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_blocks_in_float64_are_attention_by_its_definition(case, block_bytes):
     call, rotation, layout, seed = case
     length = call.query.shape[1]
@@ -220,7 +220,7 @@ def rounding_of(call, arithmetic):
 
 
 @given(case=cases(), name=st.sampled_from(sorted(ARITHMETICS)), block_bytes=BLOCKS)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_the_size_of_a_block_changes_no_more_than_the_order_of_sums(case, name, block_bytes):
     call, rotation, layout, seed = case
     arithmetic = ARITHMETICS[name]

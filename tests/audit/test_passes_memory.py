@@ -11,6 +11,7 @@ from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.mitigations import changes
 from ropewalk.audit.passes import LayerAttention, Runner, streamed_attention
 from ropewalk.models.intercept import AttentionCall, AuditedModel, LayerRotation
+from tests.marks import slow_after
 
 CPU = torch.device("cpu")
 BLOCK = 2**18
@@ -99,9 +100,10 @@ def arithmetics():
             yield pytest.param(change.arithmetic, id=f"{str(dtype)[6:]} {name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arithmetic", "softcap"),
-    [(stock_arithmetic(torch.bfloat16), None), (stock_arithmetic(torch.float32), 20.0)],
+    slow_after(1, [(stock_arithmetic(torch.bfloat16), None), (stock_arithmetic(torch.float32), 20.0)]),
 )
 def test_attention_holds_few_blocks_at_once(arithmetic, softcap):
     assert_few_blocks(arithmetic, softcap)

@@ -37,6 +37,7 @@ def again(rows):
     )
 
 
+@pytest.mark.slow
 def test_progress_counts_every_forward_pass(again):
     _, settings, told = again
     assert [done for done, _, _ in told] == list(range(1, forward_passes(settings, 3) + 1))

@@ -371,6 +371,7 @@ def test_missing_model_is_named(run: Run, tmp_path: Path, capsys: pytest.Capture
     assert "has no config.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_mean_over_checkpoints_has_a_needle_grid_of_its_own(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

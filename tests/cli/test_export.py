@@ -467,6 +467,7 @@ def test_what_cannot_run_a_table_is_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_processes_measure_the_same(
     two_ranks: Any,
     run: Run,

@@ -11,6 +11,7 @@ import pytest
 from ropewalk.cli.app import main
 from ropewalk.rope import METHODS, Default, DynamicNtk, longrope_attention_factor, method_for_target
 from ropewalk.rope.theory import context_bound
+from tests.marks import slow_after
 from tests.places import CONFIGS
 
 
@@ -219,14 +220,17 @@ def test_plan_tells_what_the_config_left_to_its_class(run) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "bound --rope-theta 10000 --rotary-dim 32 --compare 1e5",
-        "base --length 2k --rotary-dim 128",
-        "base --length 1000 --rotary-dim 128 --ceiling 1e7",
-        "base --length 6 --rotary-dim 128",
-        "theta --rope-theta 10000 --from 4k --to 32k --rotary-dim 128",
-        "frequencies --method yarn --rope-theta 10000 --rotary-dim 128 --from 4k --to 64k",
-    ],
+    slow_after(
+        2,
+        [
+            "bound --rope-theta 10000 --rotary-dim 32 --compare 1e5",
+            "base --length 2k --rotary-dim 128",
+            "base --length 1000 --rotary-dim 128 --ceiling 1e7",
+            "base --length 6 --rotary-dim 128",
+            "theta --rope-theta 10000 --from 4k --to 32k --rotary-dim 128",
+            "frequencies --method yarn --rope-theta 10000 --rotary-dim 128 --from 4k --to 64k",
+        ],
+    ),
 )
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_pictures(run, line: str, suffix: str, tmp_path: Path) -> None:

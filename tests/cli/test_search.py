@@ -243,6 +243,7 @@ def test_another_search_does_not_go_on_with_the_log(search, tmp_path, capsys):
     assert read_factors(tmp_path / "factors.json").forwards == 60
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds(two_ranks, search, checkpoint, text, tmp_path):
     alone, together = tmp_path / "alone.json", tmp_path / "together.json"
     assert search("--batch", "2", out=alone) == 0

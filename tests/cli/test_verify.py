@@ -52,6 +52,7 @@ def test_a_recipe_passes_and_leaves_nothing_behind(recipe, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_failure_is_in_the_table_and_in_the_status(recipe, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(ropewalk.verification.run, "run_planned", run_with_a_cast)

@@ -482,7 +482,7 @@ def test_drift_beyond_the_window_is_that_of_the_keys_that_are_seen(name):
         assert locality.reach in (None, WINDOW)
 
 
-@pytest.mark.parametrize("pattern", ["anchor", "intra_document"])
+@pytest.mark.parametrize("pattern", slow_after(1, ["anchor", "intra_document"]))
 @pytest.mark.parametrize("name", SHARP)
 def test_documents_that_are_laid_out_anew_attend_as_packed_rows_do(name, pattern):
     """Windows and chunks count inside a run: a document, with the anchor in front of it."""

@@ -261,6 +261,7 @@ def checkpoint(tmp_path):
     return tmp_path / "llama"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rope",
     [

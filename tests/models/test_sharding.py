@@ -45,7 +45,9 @@ def largest(found, expected):
     return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize(("dtype", "budget"), [(torch.float32, 1e-6), (torch.float64, 1e-13)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "budget"), slow_after(1, [(torch.float32, 1e-6), (torch.float64, 1e-13)]), ids=str
+)
 @pytest.mark.parametrize("kv_heads", [2, 1])
 def test_logits_on_four_shards_differ_by_rounding_alone(four_ranks, dtype, budget, kv_heads):
     cases = batches()

@@ -5,6 +5,7 @@ import torch
 
 from ropewalk.errors import EngineError
 from ropewalk.parallel.ulysses import ulysses
+from tests.marks import slow_after
 from tests.parallel.ulysses_cases import against_one_process, narrowed_heads
 
 CASES = range(12)
@@ -13,7 +14,7 @@ CASES = range(12)
 
 @pytest.mark.parametrize("engine", ["segments", "reference"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (4, 1)])
-@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize("degree", slow_after(1, [2, 4]))
 def test_given_the_same_queries_keys_and_values_nothing_differs(
     two_ranks, four_ranks, degree, heads, kv_heads, engine
 ):

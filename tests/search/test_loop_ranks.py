@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ropewalk.search import ALGORITHMS
+from tests.marks import slow_after
 from tests.search.search_rank_cases import (
     failing_search,
     model_search,
@@ -31,7 +32,7 @@ SEARCHES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "racing", "batch"), SEARCHES)
+@pytest.mark.parametrize(("name", "racing", "batch"), slow_after(1, SEARCHES))
 def test_two_ranks_find_what_one_finds_on_a_model(two_ranks, tmp_path, name, racing, batch):
     alone = model_search(name, None, batch, racing, f"{tmp_path}/alone.jsonl")
     together = two_ranks.run(shared_search, name, batch, racing, str(tmp_path))

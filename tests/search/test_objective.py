@@ -13,6 +13,7 @@ from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.models.load import attach, load_model, rotary_module
 from ropewalk.rope import Default, LongRope
 from ropewalk.search import Candidate, Forwards, Job, ModelEvaluator, ShortPenalty, goal_of
+from tests.marks import slow_after
 from tests.search.search_rank_cases import FAMILIES, TARGET, TRAINED, tiny_goal, tiny_model, tiny_rows
 
 UNIT = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.bfloat16)}
@@ -55,7 +56,7 @@ BATCHED = [
 
 
 @pytest.mark.parametrize(
-    ("family", "chunk", "dtype"), BATCHED, ids=["-".join(map(str, case)) for case in BATCHED]
+    ("family", "chunk", "dtype"), slow_after(6, BATCHED), ids=["-".join(map(str, case)) for case in BATCHED]
 )
 def test_a_batch_of_candidates_is_as_one_by_one(family, chunk, dtype):
     model = attached(family, dtype)

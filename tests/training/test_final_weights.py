@@ -14,6 +14,7 @@ from ropewalk.reporting.training import write_run_report
 from ropewalk.training.checkpoint.files import Position, checkpoint_name, read_exported_weights
 from ropewalk.training.final_weights import best_checkpoint, describe_weights, final_weights
 from ropewalk.training.measurement import _write_results, during
+from tests.marks import slow_after
 from tests.training.resume_cases import Notes, recipe_of, refused, weights_of
 from tests.training.run_cases import extend, extended
 
@@ -70,6 +71,7 @@ def test_a_finished_run_exports_other_weights_when_it_is_asked_to(values, tmp_pa
         extend(recipe_of(values), resume=True)
 
 
+@pytest.mark.slow
 def test_two_processes_export_the_average(values, two_ranks, tmp_path):
     average = {"weights": "average", "average_of": 2}
     extend(recipe_of(values, export=average))
@@ -82,7 +84,7 @@ def test_two_processes_export_the_average(values, two_ranks, tmp_path):
     assert summary["exported"]["checkpoints"] == ["stage0-step000004", "stage0-step000006"]
 
 
-@pytest.mark.parametrize("parallel", ["auto", {"shard": 2}], ids=str)
+@pytest.mark.parametrize("parallel", slow_after(1, ["auto", {"shard": 2}]), ids=str)
 def test_the_best_is_exported_and_never_deleted(values, two_ranks, parallel):
     # A rate far too high for a trained model: the loss rises in the end.
     stage = {**values["stages"][0], "steps": 8, "learning_rate": 1.0}

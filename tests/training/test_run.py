@@ -19,6 +19,7 @@ from ropewalk.training.metrics import LOST
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
+from tests.marks import slow_after
 from tests.programs import ROPEWALK, Program
 from tests.training.run_cases import extend
 from tests.training.tiny import save_tokenizer
@@ -145,15 +146,18 @@ def test_each_precision_trains_and_saves_in_the_checkpoints_dtype(recipe_values,
 
 @pytest.mark.parametrize(
     "stage",
-    [
-        {"pattern": "full"},
-        {"pattern": "intra_document"},
-        {"pattern": "intra_document", "positions": "reset"},
-        {"pattern": "anchor"},
-        {"rope": {"method": "yarn"}},
-        {"rope": {"method": "linear"}},
-        {"rope": {"method": "ntk"}, "gradient_checkpointing": True, "rows_per_batch": 2},
-    ],
+    slow_after(
+        4,
+        [
+            {"pattern": "full"},
+            {"pattern": "intra_document"},
+            {"pattern": "intra_document", "positions": "reset"},
+            {"pattern": "anchor"},
+            {"rope": {"method": "yarn"}},
+            {"rope": {"method": "linear"}},
+            {"rope": {"method": "ntk"}, "gradient_checkpointing": True, "rows_per_batch": 2},
+        ],
+    ),
 )
 def test_every_pattern_and_method_trains(recipe_values, stage):
     recipe_values["stages"][0].update(stage)

@@ -15,6 +15,7 @@ from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.reporting.training import write_run_report
 from ropewalk.training import stage
 from ropewalk.training.measurement import _undisturbed
+from tests.marks import slow_after
 from tests.programs import run_program
 from tests.training.resume_cases import Notes, recipe_of, refused, weights_of, with_stage
 from tests.training.run_cases import extend, extended
@@ -46,7 +47,7 @@ def beside(values, tmp_path, name, **evaluation):
     return {**values, "output": str(tmp_path / name), "evaluation": {**values["evaluation"], **evaluation}}
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-autocast"])
+@pytest.mark.parametrize("precision", slow_after(1, ["float32", "bfloat16", "bfloat16-autocast"]))
 def test_training_is_the_same_to_the_last_bit(two_stages, tmp_path, precision):
     values = with_stage({**two_stages, "precision": precision}, 1, gradient_checkpointing=True)
     plain = beside(values, tmp_path, "plain")
@@ -68,6 +69,7 @@ def summary_files(output) -> list[Path]:
     return sorted(Path(output).glob("during-*.png"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [{"shard": 2}, {"sequence": 2}], ids=str)
 def test_the_training_of_two_processes_is_the_same_to_the_last_bit(two_stages, tmp_path, two_ranks, parallel):
     values = {**two_stages, "parallel": parallel}

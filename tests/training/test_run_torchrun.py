@@ -88,6 +88,7 @@ def undisturbed(values, two_ranks, tmp_path_factory):
     return folder / "two", folder / "one"
 
 
+@pytest.mark.slow
 def test_two_processes_report_what_one_does(undisturbed):
     two, one = undisturbed
     for (*where_2, loss_2, norm_2), (*where_1, loss_1, norm_1) in zip(losses(two), losses(one), strict=True):
@@ -123,6 +124,7 @@ def test_where_a_process_dies_the_others_say_so_and_the_run_goes_on(values, undi
     assert losses(tmp_path / "run") == losses(undisturbed[0])
 
 
+@pytest.mark.slow
 def test_torchrun_starts_a_run_again_by_itself(values, undisturbed, tmp_path):
     recipe, program, mark = prepared(values, tmp_path)
     result = torchrun(program, mark, "extend", recipe, restarts=1)

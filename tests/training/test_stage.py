@@ -10,6 +10,7 @@ from ropewalk import RopewalkError
 from ropewalk.training.checkpoint.files import read_record
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.stage import made_ahead
+from tests.marks import slow_after
 from tests.training.resume_cases import recipe_of, weights_of, with_stage
 from tests.training.run_cases import extend, extended
 
@@ -43,6 +44,7 @@ def metrics_of(values):
     return [json.loads(line) for line in (Path(values["output"]) / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_metrics_say_how_experts_are_loaded_and_two_processes_say_the_same(
     recipe_values, tiny_experts, tmp_path, two_ranks
 ):
@@ -177,7 +179,7 @@ def without_the_second_stage(values, output):
     return {**values, "output": str(output)}
 
 
-@pytest.mark.parametrize("moments", ["keep", "rewarm"])
+@pytest.mark.parametrize("moments", slow_after(1, ["keep", "rewarm"]))
 def test_stages_arrange_two_processes_as_each_asks(all_rows_each_step, tmp_path, two_ranks, moments):
     alone = with_stage(all_rows_each_step, 1, moments=moments, optimizer={"beta1": 0.8})
     stages = [{**stage, "rows_per_step": 4} for stage in alone["stages"]]

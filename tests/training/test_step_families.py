@@ -51,7 +51,7 @@ def assert_same(found, expected, loss=LOSS, norm=10 * LOSS):
             assert routing_n.aux_loss == pytest.approx(routing_1.aux_loss, rel=loss)
 
 
-@pytest.mark.parametrize("shape", MESHES, ids=str)
+@pytest.mark.parametrize("shape", slow_after(1, MESHES), ids=str)
 def test_two_steps_on_two_ranks_are_those_of_one_process(two_ranks, alone, shape):
     folder, options, (steps, weights) = alone
     (found, gathered), _ = two_ranks.run(two_steps_on_ranks, shape, folder, rows_with_padding(), options)
@@ -68,7 +68,7 @@ def experts(tmp_path_factory):
     return folder, two_steps(folder, rows_with_padding(), **EXPERTS)[0]
 
 
-@pytest.mark.parametrize("shape", [{"sequence": 2}, {"ring": 2}], ids=str)
+@pytest.mark.parametrize("shape", slow_after(1, [{"sequence": 2}, {"ring": 2}]), ids=str)
 @pytest.mark.parametrize("fault", ["each rank's own shares", "padding counts"])
 def test_a_fault_in_what_is_balanced_shows(two_ranks, experts, shape, fault):
     folder, steps = experts
@@ -90,7 +90,7 @@ def test_rows_are_balanced_alike_in_any_micro_batch(experts):
         assert_same(two_steps(folder, rows_with_padding(), **EXPERTS)[0], steps)
 
 
-@pytest.mark.parametrize("shape", MESHES, ids=str)
+@pytest.mark.parametrize("shape", slow_after(1, MESHES), ids=str)
 def test_balancing_layers_that_are_computed_again_on_ranks(two_ranks, experts, shape):
     """Sharded layers are gathered when the backward comes to them, and their routers' sums are part of it."""
     folder, steps = experts

@@ -80,7 +80,9 @@ def test_a_mesh_of_four_trains_as_one_process_does(four_ranks, tied_llama, alone
 
 @pytest.mark.parametrize(
     "options",
-    slow_after(1, [(2, 1, "float32", True, True), (2, 2, "float32", True), (2, 2, "float32", False)]),
+    slow_after(
+        1, [((2, 1, "float32", True, True),), ((2, 2, "float32", True),), ((2, 2, "float32", False),)]
+    ),
     ids=["checkpointed and offloaded", "two rows a pass, checkpointed", "two rows a pass"],
 )
 def test_micro_batches_checkpointing_and_offloading_change_nothing(four_ranks, tied_llama, alone, options):
@@ -141,12 +143,15 @@ def test_what_is_wrong_on_ranks_shows(four_ranks, tied_llama, alone, fault):
 # Each shape, and each with and without; parameters are sharded over the ranks of a sequence too, and gathered alike.
 @pytest.mark.parametrize(
     ("shape", "checkpointing"),
-    [
-        ({"sequence": 4}, False),
-        ({"sequence": 4}, True),
-        ({"replicate": 2, "sequence": 2}, True),
-        ({"shard": 4}, False),
-    ],
+    slow_after(
+        2,
+        [
+            ({"sequence": 4}, False),
+            ({"sequence": 4}, True),
+            ({"replicate": 2, "sequence": 2}, True),
+            ({"shard": 4}, False),
+        ],
+    ),
     ids=str,
 )
 def test_bytes_sent_in_a_step_are_those_of_the_formulas(four_ranks, tied_llama, shape, checkpointing):

@@ -65,6 +65,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 def test_an_untouched_run_passes(sound):
     checks = [check for _, check, _ in sound]
     assert [check.name for check in checks if check.passed is False] == []
@@ -90,6 +91,7 @@ def test_a_planted_fault_is_found_and_named(two_ranks, shallow_case, sound, faul
 MEMORY = {"gradient_checkpointing": True, "offload_activations": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ranks", "loss", "resume"])
 def test_checkpointed_and_offloaded_layers_pass(two_ranks, case, kind):
     sparing = replace(case, **MEMORY, key=uuid.uuid4().hex)
@@ -97,6 +99,7 @@ def test_checkpointed_and_offloaded_layers_pass(two_ranks, case, kind):
     assert check.passed, check
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["offloaded tensors lost"])
 @pytest.mark.parametrize("kind", ["ranks", "loss"])
 def test_faults_of_checkpointing_and_offload_show_where_the_recipe_has_them(
@@ -108,6 +111,7 @@ def test_faults_of_checkpointing_and_offload_show_where_the_recipe_has_them(
         assert two_ranks.run(run_with, fault, planned, changed)[0].passed is passed
 
 
+@pytest.mark.slow
 def test_targets_that_cross_documents_are_found(two_ranks, shallow_case):
     broken = replace(shallow_case, rows=shifted_rows(shallow_case.rows))
     failed = failing(two_ranks, broken, planned_checks(broken, 2))

@@ -35,7 +35,7 @@ def dense_blocks(layout: PackedLayout, size: int, locality: Locality = EVERYTHIN
 
 
 @given(seed=st.integers(0, 10**6), length=st.integers(8, 200), size=st.sampled_from([4, 8, 16]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_touched_blocks_equal_the_dense_evaluation(seed, length, size):
     rng = random.Random(seed)
     layout = random_layout(length, rng, max_documents=10, interleaved=rng.random() < 0.3, max_anchor=7)
@@ -132,6 +132,7 @@ def test_compiled_flex_reads_our_block_mask():
         assert (found - expected).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_rows_of_one_length_share_one_compiled_graph():
     """Whatever their documents: torch compiles eight graphs of a function, and then runs it uncompiled."""

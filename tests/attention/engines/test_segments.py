@@ -15,6 +15,7 @@ from ropewalk.testing import (
     random_layout,
 )
 from tests.attention.attention_cases import random_qkv
+from tests.marks import slow_after
 
 
 @given(
@@ -40,7 +41,7 @@ def test_segments_within_the_error_budget(seed, length, batch, heads, head_dim, 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("anchor", [0, 1])
-@pytest.mark.parametrize(("documents", "total"), [(200, 1000), (3, 1300), (1, 700)])
+@pytest.mark.parametrize(("documents", "total"), slow_after(1, [(200, 1000), (3, 1300), (1, 700)]))
 def test_segments_on_long_rows(pattern, anchor, documents, total):
     rng = random.Random(documents)
     layout = PackedLayout.from_lengths(cut_row(total, documents, rng), pattern, anchor)

@@ -123,7 +123,7 @@ CONTENT = st.builds(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(CONTENT, st.sampled_from([1, 9, 40, 1 << 26]))
 @example(b'{"text": "a"}\n{"text": "b', 40)
 def test_json_lines_are_refused_or_read_as_by_a_naive_reader(folder: Path, content: bytes, size: int) -> None:
@@ -132,7 +132,7 @@ def test_json_lines_are_refused_or_read_as_by_a_naive_reader(folder: Path, conte
     assert read(path, size) == naive_lines(content, "fuzz")
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(LINE, min_size=1, max_size=8), st.data())
 def test_changed_json_lines_are_refused_or_read_as_they_stand(
     folder: Path, drawn: list[bytes], data: st.DataObject
@@ -148,7 +148,7 @@ def test_changed_json_lines_are_refused_or_read_as_they_stand(
         assert read(path, data.draw(st.sampled_from([5, 30, 1 << 26]))) == naive_lines(each, "changed")
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.binary(max_size=60) | st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass")))
 @example("text".encode("utf-16-le"))
 @example(b"\xef\xbb\xbftext")
@@ -179,7 +179,7 @@ def compressed(kind: str, parts: list[bytes]) -> list[bytes]:
 DOCUMENTS = st.lists(st.text(st.characters(codec="utf-8"), max_size=60), min_size=1, max_size=4)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.sampled_from(["gz", "zst"]), DOCUMENTS, st.data())
 def test_a_cut_compressed_file_is_refused(
     folder: Path, kind: str, texts: list[str], data: st.DataObject
@@ -194,7 +194,7 @@ def test_a_cut_compressed_file_is_refused(
     assert read(path, name="s") == ([("s", text) for text in texts[: ends[end]]] if end in ends else None)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.sampled_from(["gz", "zst"]), DOCUMENTS, st.data())
 def test_a_damaged_compressed_file_is_refused_or_the_same(
     folder: Path, kind: str, texts: list[str], data: st.DataObject
@@ -211,7 +211,7 @@ def test_a_damaged_compressed_file_is_refused_or_the_same(
     assert found in (None, [("s", text) for text in texts]) or (skipped and found == [])
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     DOCUMENTS,
     st.sampled_from(["none", "snappy", "zstd", "gzip"]),

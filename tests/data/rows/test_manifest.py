@@ -52,7 +52,7 @@ mixtures = st.sampled_from(
 validations = st.sampled_from([None, ValidationSettings(documents=7), ValidationSettings(fraction=0.1)])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(packings, mixtures, validations)
 def test_every_token_is_accounted_for(
     corpus_folder: Path,

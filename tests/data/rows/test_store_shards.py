@@ -115,6 +115,7 @@ def command(corpus_folder: Path, tokenizer_folder: str, out: Path) -> list[str]:
     return ["data", "pack", str(corpus_folder), "--tokenizer", tokenizer_folder, *options]
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_moment_ends_with_the_same_bytes(
     corpus_folder: Path, tokenizer_folder: str, tmp_path: Path
 ) -> None:

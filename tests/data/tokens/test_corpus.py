@@ -522,6 +522,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, run: Call
     assert content(tmp_path / "full") == expected
 
 
+@pytest.mark.slow
 def test_a_text_of_megabytes_is_one_document(stories260k: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(stories260k))
     words = "Once upon a time there was a little dog. "

@@ -20,6 +20,7 @@ from ropewalk.evaluation.backends import GenerationRequest, InMemoryBackend, arg
 from ropewalk.evaluation.backends import in_memory as decoding
 from ropewalk.models.load import attach
 from ropewalk.rope import RotaryEmbedding
+from tests.marks import slow_after
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -451,7 +452,7 @@ def said_alone(family: str) -> list[tuple[tuple[int, ...], list[int]]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("chunk", [7, 10_000])
+@pytest.mark.parametrize("chunk", slow_after(1, [7, 10_000]))
 def test_forced_targets_match_where_greedy_generation_says_them(family: str, chunk: int) -> None:
     model = tiny(family)
     # The first place, one in the middle and the last, each on prompts of several lengths.

@@ -41,6 +41,7 @@ from tests.completion_server import (
     refusal,
     until,
 )
+from tests.marks import slow_after
 
 KEY = "sk-secret-123"
 HTML = b"<html><body><h1>502 Bad Gateway</h1></body></html>"
@@ -441,7 +442,9 @@ NONSENSE = [
 ]
 
 
-@pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda reply: f"{reply.status}-{reply.body[:30]!r}")
+@pytest.mark.parametrize(
+    "nonsense", slow_after(8, NONSENSE), ids=lambda reply: f"{reply.status}-{reply.body[:30]!r}"
+)
 def test_nonsense_is_asked_again_and_never_an_answer(nonsense: Reply) -> None:
     with CompletionServer(first_then_echo(nonsense, nonsense)) as server:
         answers = list(backend(server, retries=2, concurrency=1, backoff=0.0).answers(requests_of(2)))

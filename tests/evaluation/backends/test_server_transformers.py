@@ -86,6 +86,7 @@ def requests(tokenizer: Any) -> list[GenerationRequest]:
     return [GenerationRequest(encoder.encode(text).input_ids, 24, 200) for text in texts]
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_the_model_in_memory(url: str, folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     served = ServerBackend(Serving(url=url, model=str(folder)), tokenizer)
@@ -105,6 +106,7 @@ def test_answers_are_those_of_the_model_in_memory(url: str, folder: Path) -> Non
     assert {each.text for each in penalised.answers(asked)} != {each.text for each in found.values()}
 
 
+@pytest.mark.slow
 def test_the_prompt_is_read_as_its_own_tokens(url: str, folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     served = ServerBackend(Serving(url=url, model=str(folder)), tokenizer)

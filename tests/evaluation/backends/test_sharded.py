@@ -386,6 +386,7 @@ def test_options_that_need_one_process_or_several() -> None:
         check(2, "gpu")
 
 
+@pytest.mark.slow
 def test_the_command_writes_and_says_everything_once(
     two_ranks: Any, tmp_path: Path, alone: dict[Any, TaskResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:

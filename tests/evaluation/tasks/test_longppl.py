@@ -112,6 +112,7 @@ def naive(
     return losses
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     st.lists(st.integers(2, 40), min_size=0, max_size=1),

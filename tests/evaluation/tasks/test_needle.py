@@ -19,6 +19,7 @@ from ropewalk.evaluation.tasks.needle import NeedleGridTask, nearest_end, neares
 from ropewalk.evaluation.tasks.registry import METRICS
 from ropewalk.evaluation.tasks.teacher_forced import target_text
 from tests.evaluation.ruler_cases import TOKENIZERS, demo_tokenizer, prose
+from tests.marks import slow_after
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 WORDS = tuple(prose(4000).split(" "))
@@ -99,7 +100,7 @@ def test_needle_stands_between_sentences() -> None:
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("haystack", ["noise", "text"])
-@pytest.mark.parametrize("length", [2048, 3000, 8192])
+@pytest.mark.parametrize("length", slow_after(2, [2048, 3000, 8192]))
 def test_prompts_fill_their_length_and_never_pass_it(tokenizer: str, haystack: Any, length: int) -> None:
     encoder = PromptEncoder(TOKENIZERS[tokenizer]())
     task = NeedleGridTask((0.0, 0.3, 1.0), haystack, words=WORDS if haystack == "text" else ())

@@ -52,7 +52,7 @@ def assert_within_budget(shares):
 @pytest.mark.parametrize(
     ("dtype", "seeds"),
     # Half precisions run the same code: each takes half of the seeds, and what only one has.
-    [(torch.float32, SEEDS), (torch.bfloat16, EVEN), (torch.float16, ODD)],
+    slow_after(1, [(torch.float32, SEEDS), (torch.bfloat16, EVEN), (torch.float16, ODD)]),
     ids=["float32", "bfloat16", "float16"],
 )
 def test_ranks_together_are_within_the_error_budget(four_ranks, shape, dtype, seeds):

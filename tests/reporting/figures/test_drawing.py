@@ -124,12 +124,12 @@ def test_every_figure_is_readable(make: Any, changes: dict[str, Any]) -> None:
     is_readable(render(replace(figure, caption=CAPTION) if changes else figure))
 
 
-@pytest.mark.parametrize(("make", "changes"), [*test_audit.EDGES, *test_evaluation.EDGES])
+@pytest.mark.parametrize(("make", "changes"), slow_after(8, [*test_audit.EDGES, *test_evaluation.EDGES]))
 def test_edge_cases_are_readable(make: Any, changes: dict[str, Any]) -> None:
     is_readable(render(make(**changes, title=WIDE)))
 
 
-@pytest.mark.parametrize("name", MARKS)
+@pytest.mark.parametrize("name", slow_after(3, MARKS))
 def test_every_mark_is_seen_and_makes_the_same_file_twice(name: str, tmp_path: Path) -> None:
     empty = Figure((Panel((), Axis(limits=(-1, 4)), Axis(limits=(-1, 4)), grid=""),))
     figure = replace(empty, panels=(replace(empty.panels[0], marks=(MARKS[name],)),))
@@ -216,6 +216,7 @@ def test_a_long_caption_makes_the_figure_higher_and_not_the_panel_lower() -> Non
     assert long.bbox.height > short.bbox.height + 50
 
 
+@pytest.mark.slow
 def test_thousands_of_points_and_boxes_are_an_image_in_an_svg(tmp_path: Path) -> None:
     draw(test_audit.tokens(per_token=test_audit.tokens_of(8192)), tmp_path / "points.svg")
     bands = [(low, low * 1.0005) for low in np.geomspace(1e4, 1e7, 4000)]

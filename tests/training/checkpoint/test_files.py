@@ -21,6 +21,7 @@ from ropewalk.training.checkpoint.files import (
 )
 from ropewalk.training.checkpoint.sharded import load_checkpoint
 from ropewalk.training.checkpoint.single import save_checkpoint
+from tests.marks import slow_after
 from tests.training.checkpoint.checkpoint_cases import NAME, POSITION
 from tests.training.checkpoint.rank_cases import (
     ALONE,
@@ -70,7 +71,7 @@ def checkpoint(request, by_ranks, whole):
     return by_ranks[0] / "sync" / NAME if request.param == "sharded" else whole
 
 
-@pytest.mark.parametrize("how", ["missing", "short", "long", "flipped"])
+@pytest.mark.parametrize("how", slow_after(2, ["missing", "short", "long", "flipped"]))
 def test_harm_to_any_file_is_named(two_ranks, checkpoint, tmp_path, how):
     expected = []
     for number, name in enumerate(sorted(set(files_of(checkpoint)) - {RECORD})):

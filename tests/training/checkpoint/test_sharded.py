@@ -82,6 +82,7 @@ def test_another_mesh_goes_on_with_the_same_losses(four_ranks, two_ranks, tied_l
         assert other["drawn"] == one["drawn"]
 
 
+@pytest.mark.slow
 def test_more_ranks_than_saved_it_keep_the_seeds_of_the_new_ones(
     two_ranks, four_ranks, tied_llama, rows, tmp_path
 ):
@@ -118,7 +119,7 @@ def test_masters_of_ranks_become_those_of_one_process_in_bfloat16(tied_llama, ro
     assert all((m != m.bfloat16().float()).float().mean() > 0.9 for m in matrices)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "in the background"])
+@pytest.mark.parametrize("asynchronous", slow_after(1, [False, True]), ids=["at once", "in the background"])
 def test_one_full_disk_stops_all_ranks_and_costs_nothing(
     four_ranks, tied_llama, rows, tmp_path, asynchronous
 ):

@@ -23,6 +23,7 @@ from ropewalk.rope import Default, scaled_theta
 from ropewalk.rope.theory import recommended_theta
 from ropewalk.training.preflight import announcement, resolve
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
+from tests.marks import slow_after
 from tests.programs import ROPEWALK, run_program
 from tests.training.run_cases import extend
 
@@ -201,7 +202,7 @@ def test_killed_and_resumed_it_is_the_same_run(finished, auto_values, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "moment", ["choice on disk, stage not begun", "inside the stage after", "while probing"]
+    "moment", slow_after(1, ["choice on disk, stage not begun", "inside the stage after", "while probing"])
 )
 def test_cut_off_and_resumed_it_is_the_same_run(finished, auto_values, monkeypatch, moment):
     """Where the choice is on disk the probe is never run again."""

@@ -23,6 +23,7 @@ from ropewalk.search import Ledger, read_factors
 from ropewalk.search.data import rows_digest, search_rows
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.stage_rope.search import checkpoint_digest
+from tests.marks import slow_after
 from tests.programs import run_program
 from tests.training.run_cases import extend, extended
 
@@ -245,7 +246,7 @@ class CutOff(BaseException):
     """Stands for the end of the process: nothing may catch it."""
 
 
-@pytest.mark.parametrize(("search", "forwards"), [(0, 0), (0, 5), (2, 3), (3, 4)])
+@pytest.mark.parametrize(("search", "forwards"), slow_after(1, [(0, 0), (0, 5), (2, 3), (3, 4)]))
 def test_cut_off_in_a_search_and_resumed_it_is_the_same_run(
     finished, progressive, monkeypatch, search, forwards
 ):

@@ -20,6 +20,7 @@ from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.resolved import AtStage
 from ropewalk.training.stage_rope import stage_ropes
 from ropewalk.training.stage_rope.search import WantedRows, evaluated_documents, rows_for_search
+from tests.marks import slow_after
 from tests.training.run_cases import extend
 
 ORIGINAL = 32
@@ -84,7 +85,7 @@ def found_or_refused(resolved, target):
         return None, str(error)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", slow_after(1, [False, True]))
 def test_no_document_of_a_search_is_in_the_evaluation(held_out, stream):
     rng = random.Random(20)
     outcomes = {"found": 0, "refused": 0, "joined": 0, "widened": 0}

@@ -16,9 +16,10 @@ from ropewalk.evaluation.tasks.ruler.tasks import RULER, ruler_tasks
 from ropewalk.evaluation.tasks.ruler.upstream import upstream_samples, upstream_unavailable
 from ropewalk.evaluation.tasks.words import listed_words, word_lists, words_unavailable
 from tests.evaluation.ruler_cases import byte_tokenizer, prose, template_tokenizer
+from tests.marks import slow_after
 
 FIXTURE = json.loads((Path(__file__).parents[2] / "ruler_upstream.json").read_text())
-CASES = [key.split(" ") for key in FIXTURE["samples"]]
+CASES = [tuple(key.split(" ")) for key in FIXTURE["samples"]]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def samples_of(task, length, count):
     return list(upstream_samples(task, template_tokenizer(), length, count, split_sentences))
 
 
-@pytest.mark.parametrize(("name", "length"), CASES)
+@pytest.mark.parametrize(("name", "length"), slow_after(22, CASES))
 def test_prompts_and_answers_are_those_of_upstreams_scripts(tasks, name, length):
     expected = FIXTURE["samples"][f"{name} {length}"]
     if expected is None:
