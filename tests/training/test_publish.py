@@ -179,7 +179,7 @@ def test_folders_that_are_no_model_are_refused(run, tmp_path):
     assert folder_to_push(str(run)) == folder_to_push(str(run / "model")) == run / "model"
     with pytest.raises(RopewalkError, match="there is no folder meta-llama/Llama-3"):
         folder_to_push("meta-llama/Llama-3")
-    with pytest.raises(RopewalkError, match="is not a model to upload"):
+    with pytest.raises(RopewalkError, match="cannot be uploaded as a model"):
         folder_to_push(str(tmp_path))
     (run / "model" / "model.safetensors").write_bytes(b"weightz")
     with pytest.raises(RopewalkError, match=r"is damaged \(.*model.safetensors.*\); resume the run"):

@@ -90,18 +90,16 @@ class AuditSettings(Settings):
     )
     length: Annotated[Length | None, COMMON] = Field(
         None,
-        description=f"Row length in tokens. Default: {LONGEST_DEFAULT}, or the trained length if that is shorter.",
+        description=f"Sequence length in tokens. Default: {LONGEST_DEFAULT}, or the trained length if that is shorter.",
     )
     samples: Annotated[Count, COMMON] = Field(50, ge=1, description="Maximum number of rows of text.")
 
     shifts: Annotated[Shifts, COMMON] = Field(
         (0, 16, 100, 1_000, 10_000, 100_000, 1_000_000),
-        description="Positions of a row's first token to compare, in tokens, separated by commas; 1k is 1,024. Make "
+        description="Start positions of each sequence to compare, in tokens, separated by commas; 1k is 1,024. Make "
         "the largest the context that you want to use.",
     )
-    delta2: Shift = Field(
-        16, description="Position of a row's first token that all shifts are compared with, in tokens."
-    )
+    delta2: Shift = Field(16, description="Start position that all shifts are compared with, in tokens.")
     dtypes: Annotated[Dtypes, COMMON] = Field(
         AUDITED_DTYPES,
         description="Dtypes to audit, separated by commas. The ablation, the mitigations and the first-token "

@@ -223,7 +223,7 @@ def folder_of_rows(config: StatsConfig) -> Path | None:
     if not packed:
         return None
     if len(folders) > 1:
-        raise RopewalkError(f"{packed[0]} holds packed rows; count one folder of rows alone")
+        raise RopewalkError(f"{packed[0]} holds packed rows; give a single folder of packed rows")
     for option, given in (("tokenizer", config.tokenizer), ("length", config.length)):
         if given is not None:
             raise RopewalkError(

@@ -310,10 +310,10 @@ class InterleaveSettings(Settings):
     on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
     min_length: Annotated[Length, Option(name="--chunk-min")] = Field(
-        64, ge=1, description="Length in tokens of the shortest document to cut."
+        64, ge=1, description="Shorter documents, in tokens, are not cut."
     )
     max_length: Annotated[Length, Option(name="--chunk-max")] = Field(
-        2048, ge=1, description="Length in tokens of the longest document to cut."
+        2048, ge=1, description="Longer documents, in tokens, are not cut."
     )
     parts: Annotated[
         tuple[Annotated[Count, Field(ge=2)], ...],
@@ -411,7 +411,7 @@ class PackingSettings(RowPolicies):
     """
 
     context: Annotated[Length, Option(name="--length"), COMMON] = Field(
-        ge=2, description="Row length in tokens: 131072, 128k, 1M."
+        ge=2, description="Length of a row, which is one training sequence, in tokens: 131072, 128k, 1M."
     )
     pattern: Annotated[Pattern, COMMON] = Field(
         "anchor", description="Attention pattern: which tokens of a row attend to each other."

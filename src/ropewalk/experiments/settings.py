@@ -29,7 +29,7 @@ class CompareSettings(Settings):
     seeds: Annotated[Count, COMMON] = Field(
         3,
         ge=1,
-        description="Seeds per cell. A seed decides the order of the rows and the evaluation samples.",
+        description="Number of seeds per cell. The seed decides the order of the data and the evaluation samples.",
     )
     overrides: Annotated[Overrides, COMMON] = Field(
         (),

@@ -26,7 +26,7 @@ class VerifySettings(Settings):
     rows: Count = Field(4, ge=2, description="Number of packed rows to verify on; at least one per rank.")
     length: Annotated[Length | None, COMMON] = Field(
         None,
-        description="Row length in tokens. Default: the first stage's context, or less for a large model.",
+        description="Sequence length in tokens. Default: the first stage's context, or less for a large model.",
     )
     ranks: Count = Field(
         2,

@@ -78,7 +78,7 @@ class BenchmarkSettings(BaseSettings):
         20, ge=1, description="Prompts per task and length; for the needle grid, prompts per depth."
     )
     rows: Count = Field(
-        16, ge=1, description="Maximum number of rows or documents per length, for perplexity."
+        16, ge=1, description="Maximum number of sequences or documents per length, for perplexity."
     )
     seed: Seed = Field(
         0,
