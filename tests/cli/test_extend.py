@@ -34,11 +34,12 @@ def run(monkeypatch):
 def test_recipe_overrides_and_resume_reach_the_run(run, capsys):
     keys = ["--set", "stages.0.steps=20", "--set", "output=runs/of-mine"]
     assert main(["extend", "llama-64k", *keys, "--resume"]) == 2
-    ((recipe, context, resume),) = run
+    ((recipe, context, resume, from_stage),) = run
     assert recipe == load_recipe("llama-64k", ["stages.0.steps=20", "output=runs/of-mine"])
     assert (recipe.stages[0].steps, recipe.output) == (20, "runs/of-mine")
     assert context.world.size == 1
     assert resume
+    assert from_stage is None
     assert capsys.readouterr().err == "error: not begun\n"
     assert main(["extend", "llama-64k"]) == 2
     assert run[1][2] is False

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ropewalk.cli.binding import make_command
 from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, show
-from ropewalk.io.settings import FilePath, Option, Overrides
+from ropewalk.io.settings import COMMON, FilePath, Option, Overrides
 from ropewalk.recipes import shipped_recipes
 
 AFTER_LOSS = (
@@ -29,6 +29,7 @@ def extend(
     *,
     overrides: Annotated[
         Overrides,
+        COMMON,
         Field(description="Override a key of the recipe, such as stages.0.steps=20. May be repeated."),
     ] = (),
     rope: Annotated[
@@ -40,8 +41,21 @@ def extend(
         ),
     ] = (),
     resume: Annotated[
-        bool, Field(description="Resume the run in the recipe's output folder from its last checkpoint.")
+        bool,
+        COMMON,
+        Field(description="Resume the run in the recipe's output folder from its last checkpoint."),
     ] = False,
+    from_stage: Annotated[
+        int | None,
+        Field(
+            description="With --resume: train this stage, counted from 1, and later ones again, from the end of the "
+            "stage before it. What was trained so far moves to earlier/ in the output folder."
+        ),
+    ] = None,
+    until_stage: Annotated[
+        int | None,
+        Field(description="Stop after this stage, counted from 1. --resume goes on from its checkpoint."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Extend a model's context: evaluate, change RoPE, train, evaluate again, save.
@@ -62,15 +76,21 @@ def extend(
         from ropewalk.cli.progress import ConsoleReporter
         from ropewalk.parallel import joined
         from ropewalk.parallel.context import RunContext
-        from ropewalk.reporting.training import describe_run, reported
+        from ropewalk.reporting.training import describe_run, describe_stop, reported
         from ropewalk.training import extend as run
-        from ropewalk.training import load_recipe
+        from ropewalk.training import extend_until, load_recipe
         from ropewalk.training.stage_rope.given import with_tables
 
         with joined(advice=AFTER_LOSS) as world:
             read = world.on_rank_0(lambda: with_tables(load_recipe(recipe, list(overrides)), rope))
             output.append(Path(read.output).expanduser())
-            result = run(read, RunContext(world, reporter=ConsoleReporter(notes)), resume)
+            context = RunContext(world, reporter=ConsoleReporter(notes))
+            if until_stage is not None and until_stage != len(read.stages):
+                stopped = extend_until(read, until_stage, context, resume, from_stage)
+                if world.is_rank_0:
+                    print_json(stopped.to_json()) if as_json else show(describe_stop(stopped))
+                return
+            result = run(read, context, resume, from_stage)
             if not world.is_rank_0:
                 return
     result = reported(result)

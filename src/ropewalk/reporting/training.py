@@ -32,7 +32,7 @@ from ropewalk.training.documents import mixture_sentences
 from ropewalk.training.final_weights import describe_weights
 from ropewalk.training.measurement import describe_short_context
 from ropewalk.training.metrics import MetricsLog
-from ropewalk.training.run import RunResult
+from ropewalk.training.run import RunResult, StoppedRun
 from ropewalk.training.run_folder import METRICS, RECIPE, SUMMARY
 from ropewalk.training.stage_rope.auto import describe_choice
 from ropewalk.training.stage_rope.search import describe_search
@@ -245,6 +245,13 @@ def reported(result: RunResult) -> RunResult:
     files = tuple(write_run_report(result.output))
     write_model_card(result.output)
     return replace(result, files=files, readers=tuple(notes_on(read_model_config(str(result.model)).values)))
+
+
+def describe_stop(result: StoppedRun) -> Iterator[Part]:
+    """Where a run has stopped, and how it goes on."""
+    yield f"stopped after stage {result.stage} of {result.stages}, as --until-stage says"
+    yield f"{'checkpoint':10} {result.checkpoint}"
+    yield f"{'next':10} the same command with --resume, and without --until-stage, trains stage {result.stage + 1}"
 
 
 def describe_run(result: RunResult) -> Iterator[Part]:

@@ -7,11 +7,18 @@ from ropewalk.lazy import lazy_names
 if TYPE_CHECKING:
     from ropewalk.training.recipe.file import load_recipe
     from ropewalk.training.recipe.recipe import Recipe
-    from ropewalk.training.run import RunResult, extend
+    from ropewalk.training.run import RunResult, StoppedRun, extend, extend_until
 
-_HOMES = {"Recipe": "recipe.recipe", "RunResult": "run", "load_recipe": "recipe.file", "extend": "run"}
+_HOMES = {
+    "Recipe": "recipe.recipe",
+    "RunResult": "run",
+    "StoppedRun": "run",
+    "load_recipe": "recipe.file",
+    "extend": "run",
+    "extend_until": "run",
+}
 
-__all__ = ["Recipe", "RunResult", "extend", "load_recipe"]
+__all__ = ["Recipe", "RunResult", "StoppedRun", "extend", "extend_until", "load_recipe"]
 
 
 __getattr__ = lazy_names(__name__, _HOMES)

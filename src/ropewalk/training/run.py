@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ from ropewalk.training.run_folder import (
     SUMMARY,
     VERSIONS,
     Reached,
+    StageRange,
     Start,
     launch,
     reached,
@@ -83,6 +85,7 @@ from ropewalk.training.run_folder import (
 )
 from ropewalk.training.stage import StageRun, run_stage
 from ropewalk.training.stage_rope import stage_ropes
+from ropewalk.training.stage_rope.auto import forget_choices
 from ropewalk.training.stage_rope.base import Before, Decision, factors_file, refuse_other_rope, stage_name
 from ropewalk.training.stage_rope.search import (
     SHORT,
@@ -159,7 +162,28 @@ class RunResult(Result):
         return values
 
 
-def extend(recipe: Recipe, context: RunContext | None = None, resume: bool = False) -> RunResult:
+@dataclass(frozen=True)
+class StoppedRun(Result):
+    """A run that has stopped after a stage, as it was asked to.
+
+    Attributes:
+        output: folder of the run.
+        stage: the stage after which it stopped, counted from 1.
+        stages: number of stages of its recipe.
+        checkpoint: checkpoint at the end of the stage.
+        seconds: duration of this process.
+    """
+
+    output: Path
+    stage: int
+    stages: int
+    checkpoint: Path
+    seconds: float
+
+
+def extend(
+    recipe: Recipe, context: RunContext | None = None, resume: bool = False, from_stage: int | None = None
+) -> RunResult:
     """Run a recipe: evaluate, change RoPE, train, evaluate again, and save.
 
     Args:
@@ -169,6 +193,7 @@ def extend(recipe: Recipe, context: RunContext | None = None, resume: bool = Fal
             runs alone and prints nothing. The output, device and dtype of the context are ignored in favour of the
             recipe's.
         resume: resume the run in ``recipe.output`` from its last checkpoint.
+        from_stage: with ``resume``, start this stage, counted from 1, again from the end of the stage before it.
 
     Returns:
         The content of ``summary.json``: paths, stages, and results ``before`` and ``after`` training.
@@ -176,29 +201,65 @@ def extend(recipe: Recipe, context: RunContext | None = None, resume: bool = Fal
     Raises:
         RopewalkError: for invalid input, before anything is written, or if the run fails; a failed run can be resumed.
     """
+    with _begun(recipe, context, resume, StageRange(from_stage)) as (run, clock):
+        return _finished(run, _trained(run), clock)
+
+
+def extend_until(
+    recipe: Recipe,
+    until_stage: int,
+    context: RunContext | None = None,
+    resume: bool = False,
+    from_stage: int | None = None,
+) -> StoppedRun:
+    """Run a recipe up to the end of a stage; ``extend`` with ``resume`` goes on from its checkpoint.
+
+    Args:
+        recipe, context, resume, from_stage: as for :func:`extend`.
+        until_stage: stage after which to stop, counted from 1.
+
+    Raises:
+        RopewalkError: as for :func:`extend`.
+    """
+    with _begun(recipe, context, resume, StageRange(from_stage, until_stage)) as (run, clock):
+        last = _trained(run).last
+        if last is None:
+            raise RopewalkError(
+                f"the run in {run.output} is complete, and its checkpoints were deleted; leave it"
+            )
+        stages = len(run.resolved.recipe.stages)
+        return StoppedRun(run.output, until_stage, stages, last, time.perf_counter() - clock)
+
+
+@contextmanager
+def _begun(
+    recipe: Recipe, context: RunContext | None, resume: bool, stages: StageRange
+) -> Iterator[tuple[_Run, float]]:
+    """Start or resume a run up to its training, and hold its folder until the end; also the time of the beginning."""
+    clock = time.perf_counter()
     output = Path(recipe.output).expanduser()
     context = replace(context or RunContext(), output=output, mesh=None)
     world = context.world
-    # Processes that torchrun restarts after a failure resume without --resume.
-    resume = resume or world.on_rank_0(lambda: world.restarts > 0 and started_by(output) == launch())
+    # Processes that torchrun restarts after a failure resume without --resume, and go on with what they have done.
+    if world.on_rank_0(lambda: world.restarts > 0 and started_by(output) == launch()):
+        resume, stages = True, replace(stages, first=None)
     with ExitStack() as held:
         # Only rank 0 takes the lock, because only rank 0 writes.
         world.on_rank_0(lambda: held.enter_context(locked(output, "give another output")))
-        start = world.on_rank_0(lambda: take_up(output, recipe, resume))
-        return _extend(start, context)
+        start = world.on_rank_0(lambda: take_up(output, recipe, resume, stages))
+        resolved = _resolved(start, context)
+        contexts = [_on(each.mesh, resolved, context) for each in resolved.stages]
+        context = _on(resolved.mesh, resolved, context)
+        run = _prepared(start, resolved, context, contexts)
+        before = measure("before", run.model, run.measurement, context)
+        # Not needed any more: the first stage loads its own copy, and two would not fit.
+        run = replace(run, model=None, before=before)
+        yield run, clock
 
 
-def _extend(start: Start, context: RunContext) -> RunResult:
-    """Run or resume in a folder that this run has locked."""
-    clock = time.perf_counter()
-    resolved = _resolved(start, context)
-    contexts = [_on(each.mesh, resolved, context) for each in resolved.stages]
-    context = _on(resolved.mesh, resolved, context)
-    run = _prepared(start, resolved, context, contexts)
-    before = measure("before", run.model, run.measurement, context)
-    # Not needed any more: the first stage loads its own copy, and two would not fit.
-    run = replace(run, model=None)
-    trained = _trained(run)
+def _finished(run: _Run, trained: _Trained, clock: float) -> RunResult:
+    """Export and evaluate a run that has trained all stages."""
+    resolved, context, before = run.resolved, run.context, run.before
     # After training, because short factors are searched on the final weights.
     method, short = _short_factors(run, trained)
     after = measure("after", _saved_model(run, trained.last, method), run.measurement, context)
@@ -267,7 +328,9 @@ class _Run:
         held_out: packed rows whose held-out documents the run evaluates on.
         measurement: evaluation before and after training.
         during: evaluation during each stage; None for a stage without.
+        training: indices of the stages that this launch trains.
         model: the recipe's model if it has yet to be evaluated; otherwise None.
+        before: results before training, once they are known.
     """
 
     resolved: ResolvedRecipe
@@ -279,7 +342,9 @@ class _Run:
     held_out: PackedRows | None
     measurement: Measurement
     during: list[Measurement | None]
+    training: range
     model: Any
+    before: Sequence[TaskResult] = ()
 
     @property
     def output(self) -> Path:
@@ -327,12 +392,17 @@ def _prepared(
     parts = [
         None if each is None else Measurement(resolved, each, documents, n) for n, each in enumerate(during)
     ]
-    run = _Run(resolved, context, contexts, at, decisions, rows, held_out, measurement, parts, model)
+    run = _Run(
+        resolved, context, contexts, at, decisions, rows, held_out, measurement, parts, start.training, model
+    )
     world.on_rank_0(lambda: _check_stages(run))
     world.on_rank_0(lambda: _check_export(run))
     moved = world.on_rank_0(lambda: set_aside(output, at.outdated, at.position))
     if moved is not None:
         reporter.note(f"{at.why}; the earlier results were moved to {moved}")
+    if start.again is not None:
+        after = start.again.stage + 1
+        world.on_rank_0(lambda: forget_choices(output, after))
     world.on_rank_0(lambda: _write_start(start, run))
     return run
 
@@ -465,7 +535,7 @@ def _train(run: _Run, metrics: MetricsLog) -> _Trained:
     tokens = steps = 0
     before = Before.first((resolved.rope, resolved.trained_length))
     decisions = list(run.decisions)
-    for rope in stage_ropes(resolved.recipe, resolved.tables):
+    for rope in stage_ropes(resolved.recipe, resolved.tables)[: run.training.stop]:
         number, stage = rope.number, rope.stage
         here = run.at(latest, number)
         if number == len(decisions):

@@ -66,6 +66,8 @@ class Start:
         others: indices of stages that are new or changed.
         notes: sentences for the user.
         progress: progress according to the names of the run's checkpoints.
+        again: position from which training starts again, whatever was trained after it; None for the latest checkpoint.
+        until: number of stages after which the run stops; None for all.
     """
 
     recipe: Recipe
@@ -74,13 +76,13 @@ class Start:
     others: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     progress: Progress = field(default_factory=Progress)
+    again: Position | None = None
+    until: int | None = None
 
     @property
     def training(self) -> range:
-        """Indices of the stages that are not complete."""
-        stages, at = self.recipe.stages, self.progress.stage
-        done = at < len(stages) and self.progress.begun > at and self.progress.step >= stages[at].steps
-        return range(at + done, len(stages))
+        """Indices of the stages that this launch trains."""
+        return range(_first_to_train(self.recipe, self.progress), self.until or len(self.recipe.stages))
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,43 @@ def started_by(output: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() and (output / RECIPE).is_file() else None
 
 
-def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
+@dataclass(frozen=True)
+class StageRange:
+    """Which stages a launch trains, counted from 1 as in messages.
+
+    Attributes:
+        first: stage to start again from the end of the stage before it; None goes on where the run is.
+        last: stage after which to stop; None for the last one.
+    """
+
+    first: int | None = None
+    last: int | None = None
+
+    def check(self, recipe: Recipe, resume: bool) -> None:
+        """Raise a RopewalkError if the recipe has no such stages, or if there is no run to start again."""
+        number = len(recipe.stages)
+        for option, stage in (("--from-stage", self.first), ("--until-stage", self.last)):
+            if stage is not None and not 1 <= stage <= number:
+                has = "1 stage" if number == 1 else f"{number} stages"
+                raise RopewalkError(f"{option} is {stage}, but the recipe has {has}; give 1 to {number}")
+        if self.first is None:
+            return
+        if self.last is not None and self.last < self.first:
+            raise RopewalkError(
+                f"--until-stage {self.last} comes before --from-stage {self.first}; give {self.first} or more"
+            )
+        if self.first == 1:
+            raise RopewalkError(
+                "--from-stage 1 would train all stages again; start a new run in another output folder"
+            )
+        if not resume:
+            raise RopewalkError(
+                f"--from-stage {self.first} starts from the run's own checkpoint, so it needs --resume; for a new run "
+                "without the earlier stages, leave them out of the recipe and set model to a checkpoint that has them"
+            )
+
+
+def take_up(output: Path, recipe: Recipe, resume: bool, stages: StageRange | None = None) -> Start:
     """Decide whether a recipe may start or resume in a folder that this process has locked.
 
     Temporary files that killed processes left behind are removed.
@@ -126,10 +164,14 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
         output: the folder.
         recipe: recipe to run.
         resume: whether to resume the run in the folder.
+        stages: which stages to train; all that are not complete if None.
 
     Raises:
-        RopewalkError: if the folder contains other files, no run to resume, or a run of another recipe.
+        RopewalkError: if the folder contains other files, no run to resume, or a run of another recipe, or if the run
+            has no such stages.
     """
+    stages = stages or StageRange()
+    stages.check(recipe, resume)
     saved = output / RECIPE
     notes: list[str] = []
     if not (resume and saved.is_file()):
@@ -152,7 +194,11 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
                 "the recipe's history belongs to another run and is dropped; this run uses its values from step 1 on"
             )
             recipe = recipe.model_copy(update={"history": []})
-        return Start(recipe, notes=tuple(notes))
+        if stages.first is not None:
+            raise RopewalkError(
+                f"--from-stage {stages.first} starts from a checkpoint, but the run in {output} has none; leave it out"
+            )
+        return Start(recipe, notes=tuple(notes), until=stages.last)
     text = _read(saved)
     try:
         old = parse_recipe(text, str(saved))
@@ -162,7 +208,19 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
             "folder"
         ) from error
     recipe, old = with_moments_of(recipe, old), with_moments_of(old, old)
-    progress = progress_in(output, old)
+    progress, again = progress_in(output, old), None
+    if stages.first is not None:
+        again = _end_of_stage(stages.first - 1, output, old, progress)
+        progress = Progress(again.stage, again.step, again.stage + 1)
+        notes.append(
+            f"stage {stages.first} starts again from {checkpoint_name(again)}; what was trained after it moves to "
+            f"{output / EARLIER}"
+        )
+    elif stages.last is not None and _first_to_train(old, progress) > stages.last:
+        raise RopewalkError(
+            f"--until-stage is {stages.last}, but the run in {output} has reached step {progress.step} of stage "
+            f"{progress.stage + 1}; leave it out, or give {progress.stage + 1} or more"
+        )
     found = changes(old, recipe, progress)
     inputs = read_run_inputs(output)
     _refuse_unproven(found, old, recipe, inputs)
@@ -176,7 +234,35 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
         found.stages,
         (*notes, *found.sentences(old, recipe)),
         progress,
+        again,
+        stages.last,
     )
+
+
+def _first_to_train(recipe: Recipe, progress: Progress) -> int:
+    """Index of the first stage that is not complete."""
+    stages, at = recipe.stages, progress.stage
+    done = at < len(stages) and progress.begun > at and progress.step >= stages[at].steps
+    return at + done
+
+
+def _end_of_stage(stage: int, output: Path, recipe: Recipe, progress: Progress) -> Position:
+    """Position of the checkpoint at the end of a stage, counted from 1.
+
+    Raises:
+        RopewalkError: if the run has not reached it, or has not kept it.
+    """
+    end = Position(stage - 1, recipe.stages[stage - 1].steps, 0)
+    if (progress.stage, progress.step) < (end.stage, end.step) or progress.begun < stage:
+        raise RopewalkError(
+            f"--from-stage is {stage + 1}, but the run in {output} has not completed stage {stage}; leave it out"
+        )
+    if not (output / CHECKPOINTS / checkpoint_name(end)).is_dir():
+        raise RopewalkError(
+            f"--from-stage {stage + 1} needs the checkpoint {checkpoint_name(end)}, which the run in {output} did not "
+            "keep; start a new run, with checkpoints.keep large enough to keep it"
+        )
+    return end
 
 
 def progress_in(output: Path, recipe: Recipe) -> Progress:
@@ -211,7 +297,8 @@ def reached(output: Path, start: Start, world: World) -> Reached:
         return Reached()
     model = output / MODEL
     # Collective, because checking a sharded checkpoint is divided among the ranks.
-    checkpoint = latest_whole(output / CHECKPOINTS, world)
+    limit = None if start.again is None else (start.again.stage, start.again.step)
+    checkpoint = latest_whole(output / CHECKPOINTS, world, limit)
     there = world.on_rank_0(model.exists)
     damage = check_export(model, world) if there else None
     if there and start.recipe.adapter is not None:
@@ -221,7 +308,7 @@ def reached(output: Path, start: Start, world: World) -> Reached:
     end = (len(start.recipe.stages) - 1, start.recipe.stages[-1].steps)
     changed = None
     made_of = world.on_rank_0(lambda: read_exported_weights(model)) if exported is not None else None
-    if exported is not None and exported_as(made_of) != start.recipe.export:
+    if exported is not None and limit is None and exported_as(made_of) != start.recipe.export:
         was, now = exported_as(made_of).weights, start.recipe.export.weights
         if checkpoint is None:
             raise world.known_to_all(
@@ -254,7 +341,8 @@ def reached(output: Path, start: Start, world: World) -> Reached:
     if position is not None:
         done = (*(stage.steps for stage in start.recipe.stages[: position.stage]), position.step)
     gap = world.on_rank_0(lambda: MetricsLog(output / METRICS).check(done))
-    outdated = [*_files_of(start.others), *world.on_rank_0(lambda: _measured_after(output, position))]
+    outdated = [*_files_of(start.others), *world.on_rank_0(lambda: _trained_after(output, start))]
+    outdated += [*world.on_rank_0(lambda: _measured_after(output, position))]
     complete = position is not None and (position.stage, position.step) == end
     if exported is not None and complete and (exported.stage, exported.step) == end:
         return Reached(checkpoint, position, True, tuple(outdated), done=done, gap=gap)
@@ -333,6 +421,19 @@ def _measured_after(output: Path, position: Position | None) -> list[str]:
     first = Position(-1, 0, 0) if position is None else position
     paths = [path.relative_to(output) for path in during_files(output, first)]
     return [str(each) for path in paths for each in (path, path.with_suffix(".digest.json"))]
+
+
+def _trained_after(output: Path, start: Start) -> list[str]:
+    """Checkpoints, and what was measured or searched, after the position from which training starts again."""
+    if start.again is None:
+        return []
+    limit = start.again.stage, start.again.step
+    later = [path for path in checkpoints_in(output / CHECKPOINTS) if place_of(path) > limit]
+    tables = [factors_file(stage_name(n)) for n in range(start.again.stage + 1, len(start.recipe.stages))]
+    return [
+        *(f"{CHECKPOINTS}/{path.name}" for path in later),
+        *(each for table in tables for each in (table, _log_of(table))),
+    ]
 
 
 def _log_of(table: str) -> str:

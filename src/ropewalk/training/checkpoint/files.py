@@ -261,12 +261,15 @@ def _first_damage(
     return min(everything)[1] if everything else None
 
 
-def latest_whole(folder: Path, world: World | None = None) -> Path | None:
+def latest_whole(
+    folder: Path, world: World | None = None, limit: tuple[int, int] | None = None
+) -> Path | None:
     """Latest checkpoint in a folder, after verifying its files; None if there is no checkpoint.
 
     Args:
         folder: folder of the checkpoints.
         world: as for :func:`check_checkpoint`.
+        limit: stage and step after which checkpoints are not looked at; None for all.
 
     Raises:
         RopewalkError: if the latest checkpoint is damaged; the message names the latest intact one and what to do.
@@ -275,6 +278,7 @@ def latest_whole(folder: Path, world: World | None = None) -> Path | None:
     """
     world = world or World()
     paths = world.on_rank_0(lambda: checkpoints_in(folder))
+    paths = [path for path in paths if limit is None or place_of(path) <= limit]
     damaged: list[tuple[Path, str]] = []
     while paths:
         path = paths.pop()

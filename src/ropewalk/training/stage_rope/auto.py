@@ -197,6 +197,14 @@ def _behind(result: Mapping[str, Any]) -> str:
     return f"{result['name']} +{result['difference']:.4f}{interval}"
 
 
+def forget_choices(output: Path, stage: int) -> None:
+    """Remove recorded choices of a stage, counted from 0, and of all later ones, which will be measured again."""
+    choices = choices_in(output)
+    kept = [each.to_json() for number, each in choices.items() if number < stage]
+    if len(kept) < len(choices):
+        write_json(output / CHOICES, kept)
+
+
 def choices_in(output: Path) -> dict[int, Choice]:
     """Choices that a run has recorded so far, by index of the stage.
 
