@@ -32,6 +32,7 @@ from ropewalk.rope import (
 )
 from tests.models.families import COMMON, FAMILIES, tiny_model
 from tests.programs import run_program
+from tests.versions import missing
 
 LAYOUTS = {
     pattern: PackedLayout.from_lengths([20, 1, 30, 12], pattern, 1 if pattern == "anchor" else 0, positions)
@@ -457,3 +458,15 @@ def test_a_wrong_count_of_sinks_is_refused_by_layer_before_weights_are_read(tmp_
     (tmp_path / "model.safetensors").write_bytes(b"no header")
     with pytest.raises(RopewalkError, match=r"cannot load the model in .*: model\.safetensors: "):
         load_model(tmp_path)
+
+
+def test_a_key_that_a_class_misses_is_named(tmp_path):
+    """The rotary module of Cohere Compass reads RoPE parameters by layer type alone."""
+    config_class = getattr(transformers, "CohereCompassTextConfig", None) or missing(
+        "CohereCompassTextConfig"
+    )
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    config = {**COMMON, "model_type": config_class.model_type, "rope_parameters": rope}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RopewalkError, match="cohere_compass_text looks up 'full_attention'"):
+        empty_model(tmp_path)

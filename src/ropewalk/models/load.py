@@ -114,7 +114,7 @@ def load_model(
         raise RopewalkError(f"cannot load the model in {path_or_id}: {_first_line(error)}") from error
     except KeyError as error:
         if str(error.args[0]) not in (attention_hooks.OVER_SDPA, attention_hooks.OVER_EAGER):
-            raise
+            raise _lacks_key(path_or_id, config, error) from error
         raise EngineError(
             f"{config.source.model_type} does not accept external attention functions, so it cannot run on packed rows"
         ) from error
@@ -124,6 +124,15 @@ def load_model(
         model.to(device)
     attach(model, setup.engine, setup.exact_rope, methods)
     return model.eval()
+
+
+def _lacks_key(path_or_id: str | os.PathLike[str], config: ModelConfig, error: KeyError) -> RopewalkError:
+    """Some classes look up a layer type in RoPE parameters that a config may state once for all layers."""
+    return RopewalkError(
+        f"cannot build the model in {path_or_id}: transformers' class for {config.source.model_type} looks up "
+        f"{error.args[0]!r}, which its config.json does not have; if it is a layer type, state the RoPE parameters of "
+        "each layer type under its name"
+    )
 
 
 def empty_model(
@@ -138,13 +147,16 @@ def empty_model(
     from transformers import AutoModelForCausalLM
 
     config, methods = configured(path_or_id, setup)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config.source,
-            dtype=dtype,
-            attn_implementation=_implementation(config),
-            trust_remote_code=setup.trust_remote_code,
-        )
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config.source,
+                dtype=dtype,
+                attn_implementation=_implementation(config),
+                trust_remote_code=setup.trust_remote_code,
+            )
+    except KeyError as error:
+        raise _lacks_key(path_or_id, config, error) from error
     # Classes create some parameters in float32 whatever the dtype, and FSDP shards parameters of one dtype only.
     cast_parameters(model, dtype)
     # Rotary modules compute their frequencies when they are created, so they must not be created on the meta device.

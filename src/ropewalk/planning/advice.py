@@ -217,7 +217,7 @@ def explained(advice: Advice, rotary_dim: int, progress: Progress | None = None)
     Args:
         advice: for the target length.
         rotary_dim: number of rotated dimensions per head.
-        progress: progress callback; the map takes up to half a minute.
+        progress: progress callback; the map takes seconds at 128K and a minute or more at 1M.
     """
     if not advice.settings:
         return advice

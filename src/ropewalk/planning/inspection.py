@@ -164,7 +164,7 @@ def advise_on(
     Args:
         config: the parsed config.
         target: target length in tokens.
-        explain: whether to map the feasible bases, which takes seconds.
+        explain: whether to map the feasible bases, which takes seconds at 128K and a minute or more at 1M.
         progress: progress callback of the map.
 
     Raises:

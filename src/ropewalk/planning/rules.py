@@ -173,7 +173,10 @@ class FeasibleSummary:
 def feasible_summary(
     rotary_dim: int, target_length: int, progress: Progress | None = None
 ) -> FeasibleSummary:
-    """Map the feasible bases up to 1e12. Takes up to half a minute; targets above ``LONGEST_SEARCH`` are skipped."""
+    """Map the feasible bases up to 1e12; targets above ``LONGEST_SEARCH`` are skipped.
+
+    Takes seconds at 128K and a minute or more at 1M.
+    """
     if target_length > LONGEST_SEARCH:
         reason = f"not searched above {LONGEST_SEARCH:,} tokens, which takes many minutes; use `ropewalk rope base`"
         return FeasibleSummary(rotary_dim, SAFE_CEILING, reason=reason)
