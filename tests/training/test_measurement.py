@@ -11,6 +11,7 @@ from ropewalk.evaluation import TaskResult
 from ropewalk.io.progress import Silent
 from ropewalk.reporting import ResultTable
 from ropewalk.reporting.training import run_tables
+from ropewalk.training.answers import answers_file, read_answers
 from ropewalk.training.measurement import evaluation_file, prompt_lengths, requested_lengths, results_in
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import parse_recipe
@@ -73,6 +74,27 @@ def test_a_run_measures_any_suite_and_goes_on_with_its_results(finished):
         assert lines["status"] == "ok"
         assert [r["n"] for r in summary[when] if r["suite"] == "needle"] == [4, 4]
     assert extend(recipe, resume=True)["after"] == summary["after"]
+
+
+def test_the_answers_of_a_run_are_those_that_were_scored(finished):
+    recipe, summary = finished
+    for when in ("before", "after"):
+        answers = read_answers(Path(recipe.output), when)
+        generated = [r for r in summary[when] if r["suite"] == "longeval" or r["task"] == "generated"]
+        assert len(answers) == sum(r["n"] for r in generated) > 0
+        for result in generated:
+            own = [
+                a
+                for a in answers
+                if a.prediction.key[:3] == (result["suite"], result["task"], result["length"])
+            ]
+            assert [a.prediction.index for a in own] == [sample["index"] for sample in result["samples"]]
+            assert [100 * a.prediction.score for a in own] == [
+                sample["score"] for sample in result["samples"]
+            ]
+    kept = (Path(recipe.output) / answers_file("before")).read_bytes()
+    extend(recipe, resume=True)
+    assert (Path(recipe.output) / answers_file("before")).read_bytes() == kept
 
 
 def test_the_tables_of_a_run_hold_every_suite_once(finished):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ropewalk.evaluation.model_under_test import ModelUnderTest
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.rows import Ids
-from ropewalk.evaluation.samples import Task
+from ropewalk.evaluation.samples import Sample, Task
 from ropewalk.evaluation.settings import Settings
 from ropewalk.evaluation.store import PredictionLog, ResultCache, stored_samples
 from ropewalk.evaluation.tasks.generation import check_lengths, generated_predictions
@@ -47,16 +47,25 @@ class Stores:
         predictions: answers of the model, one per line.
         results: results of tasks without generated answers, one per line.
         samples: folder of samples, shared by all models with the same tokenizer; None generates them anew.
+        observe: called with each sample before its answer is generated; None for nobody.
     """
 
     predictions: PredictionLog
     results: ResultCache
     samples: Path | None = None
+    observe: Callable[[Sample], None] | None = None
 
     @classmethod
-    def in_memory(cls) -> Stores:
+    def in_memory(cls, observe: Callable[[Sample], None] | None = None) -> Stores:
         """Return stores that write nothing to disk."""
-        return cls(PredictionLog(), ResultCache())
+        return cls(PredictionLog(), ResultCache(), observe=observe)
+
+    def observed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """The samples, each shown to ``observe``."""
+        for sample in samples:
+            if self.observe is not None:
+                self.observe(sample)
+            yield sample
 
 
 def evaluate_model(
@@ -216,7 +225,7 @@ class _Measurement:
         predictions = generated_predictions(
             self.under_test.backend,
             encoder,
-            samples,
+            self.stores.observed(samples),
             self.stores.predictions,
             self._named(suite.name, task.name, length),
         )

@@ -369,7 +369,7 @@ def _entry(prediction: Mapping[str, Any]) -> dict[str, str]:
         **({"End of prompt" if len(prompt) > MOST_CHARACTERS else "Prompt": _end(prompt)} if prompt else {}),
         "Expected": expected + (f" and {more:,} more" if more > 0 else ""),
         "Answer": shown(str(prediction["prediction"]), MOST_CHARACTERS) or "(empty)",
-        "Verdict": _judged(prediction["score"]),
+        "Verdict": judged(prediction["score"]),
     }
 
 
@@ -377,7 +377,8 @@ def _end(prompt: str) -> str:
     return ("… " if len(prompt) > MOST_CHARACTERS else "") + shown(prompt[-MOST_CHARACTERS:], MOST_CHARACTERS)
 
 
-def _judged(score: float | None) -> str:
+def judged(score: float | None) -> str:
+    """Verdict on an answer with a score from 0 to 1."""
     if score is None:
         return "not scored"
     return "correct" if score >= 1 else "wrong" if score <= 0 else f"{100 * score:.3g} % correct"

@@ -1,8 +1,13 @@
-"""Write a self-contained HTML page from a template. It has no scripts, loads nothing, and embeds its figures."""
+"""Write self-contained HTML pages from templates: a page loads nothing, and runs no script but its own.
+
+Text from elsewhere is escaped. Should any of it become markup nevertheless, the page's content security policy keeps it
+from running scripts and from asking another machine for anything.
+"""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +58,7 @@ class Page:
         lead: the conclusion, in a sentence or two below the heading.
         facts: facts by name, in reading order.
         pictures: images to embed.
+        links: names of files beside the page, by the text that leads to them.
         first: tables shown before the figures.
         tables: tables shown after the figures.
         examples: examples shown after the tables.
@@ -66,6 +72,7 @@ class Page:
     examples: Sequence[Examples] = ()
     details: Mapping[str, str] = field(default_factory=dict)
     lead: str = ""
+    links: Mapping[str, str] = field(default_factory=dict)
     first: Sequence[ResultTable] = ()
 
 
@@ -75,6 +82,12 @@ def write_page(page: Page, path: Path) -> None:
     Raises:
         RopewalkError: if an image cannot be read or is neither PNG nor SVG, or the page cannot be written.
     """
+    pictures = [_embedded(each) for each in page.pictures]
+    write_text(path, render("page.html.j2", page=page, pictures=pictures))
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in one of the templates of this package; all values are plain text, which is escaped."""
     # Autoescaping runs after ``finalize``, so no value reaches the page unescaped.
     environment = Environment(
         loader=PackageLoader("ropewalk.reporting"),
@@ -83,8 +96,14 @@ def write_page(page: Page, path: Path) -> None:
         finalize=_finalize,
         keep_trailing_newline=True,
     )
-    pictures = [_embedded(each) for each in page.pictures]
-    write_text(path, environment.get_template("page.html.j2").render(page=page, pictures=pictures))
+    return environment.get_template(template).render(policy=_policy, **values)
+
+
+def _policy(script: str = "") -> str:
+    """Content security policy of a page whose only script, if it has one, is the given text."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    scripts = f" script-src 'sha256-{digest}';" if script else ""
+    return f"default-src 'none';{scripts} style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def _finalize(value: Any) -> Any:

@@ -23,6 +23,7 @@ from ropewalk.reporting.figures.search import FactorLines, search_figure
 from ropewalk.reporting.figures.training import curve_figure, training_figure
 from ropewalk.reporting.model_card import write_model_card
 from ropewalk.reporting.page import Page, write_page
+from ropewalk.reporting.samples import SAMPLES, write_samples_page
 from ropewalk.reporting.score_tables import result_tables
 from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.rope import Default
@@ -39,6 +40,9 @@ from ropewalk.training.stage_rope.search import describe_search
 
 SHOWN_FIRST = {("perplexity", "perplexity"), ("passkey", "passkey"), ("passkey", TEACHER_FORCED)}
 """Suites and tasks with their own tables and figures in a run's report."""
+
+KINDS = {"report.html": "report", SAMPLES: "samples"}
+"""What a run's pages are called in the terminal; other files are pictures."""
 
 
 def _processes(summary: dict[str, Any]) -> dict[str, object]:
@@ -221,6 +225,7 @@ def write_run_report(output: Path) -> list[Path]:
         "Versions": json.dumps(summary["versions"], indent=2),
     }
     differences = run_differences(summary)
+    samples = write_samples_page(output)
     write_page(
         Page(
             f"Context extended from {what}",
@@ -229,11 +234,12 @@ def write_run_report(output: Path) -> list[Path]:
             run_tables(summary),
             details=details,
             lead=conclusion(trained, context, differences),
+            links={} if samples is None else {"Every prompt with its answers before and after": samples.name},
             first=difference_tables(differences),
         ),
         page,
     )
-    return [page, *(picture.path for picture in pictures)]
+    return [page, *([] if samples is None else [samples]), *(picture.path for picture in pictures)]
 
 
 def reported(result: RunResult) -> RunResult:
@@ -272,7 +278,7 @@ def describe_run(result: RunResult) -> Iterator[Part]:
     if result.exported is not None:
         facts.append(("weights", describe_weights(result.exported)))
     for path in result.files or ():
-        facts.append(("report" if path.suffix == ".html" else "picture", str(path)))
+        facts.append((KINDS.get(path.name, "picture"), str(path)))
     facts += [("readers", each) for each in result.readers or ()]
     card = result.model / CARD
     facts.append(

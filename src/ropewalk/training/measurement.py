@@ -16,7 +16,7 @@ import numpy as np
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import ModelUnderTest, TaskResult, evaluate_model
-from ropewalk.evaluation.measure import generated_tasks
+from ropewalk.evaluation.measure import Stores, generated_tasks
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.rows import Ids
 from ropewalk.evaluation.samples import Task
@@ -27,6 +27,7 @@ from ropewalk.io.files import parse_json, write_text
 from ropewalk.io.progress import Reporter
 from ropewalk.models.losses import LossModel
 from ropewalk.parallel.context import RunContext
+from ropewalk.training.answers import Prompts, write_answers
 from ropewalk.training.checkpoint.files import Position, checkpoint_name, is_place, place_of
 from ropewalk.training.checkpoint.single import random_states, set_random_states
 from ropewalk.training.recipe.evaluation import Evaluation
@@ -259,8 +260,12 @@ def measure(
         def progress(what: str, done: int, total: int) -> None:
             advance(done, f"{what} {done}/{total}")
 
-        results = _measured(model, measurement, context, progress)
+        prompts = Prompts()
+        stores = Stores.in_memory(prompts.add)
+        results = _measured(model, measurement, context, progress, stores)
     if context.is_rank_0:
+        # Before the results: once these are there, nothing is measured again.
+        write_answers(output, when, prompts.answered(stores.predictions.known))
         _write_results(output, when, results)
     return results
 
@@ -309,6 +314,7 @@ def _measured(
     measurement: Measurement,
     context: RunContext,
     progress: Callable[[str, int, int], None],
+    stores: Stores | None = None,
 ) -> list[TaskResult]:
     resolved, requested = measurement.resolved, measurement.asked
     settings = evaluation_at(resolved, measurement.stage).settings(
@@ -320,7 +326,7 @@ def _measured(
             under_test = ModelUnderTest.in_memory(model.model, resolved.tokenizer)
         else:
             under_test = ModelUnderTest.over_mesh(model, resolved.tokenizer, context.mesh, context.world)
-        return evaluate_model(under_test, settings, measurement.documents, progress=progress)
+        return evaluate_model(under_test, settings, measurement.documents, stores, progress)
 
 
 def perplexity_lengths(resolved: ResolvedRecipe, stage: int | None = None) -> list[int]:

@@ -12,6 +12,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.store import model_digest
 from ropewalk.io.files import is_left_over, remove_left_overs, writing
 from ropewalk.parallel import World
+from ropewalk.training.answers import answers_file
 from ropewalk.training.checkpoint.files import (
     CHECKPOINTS,
     Position,
@@ -46,12 +47,20 @@ LOCK = ".lock"
 EARLIER = "earlier"
 CURVES = "during-*.png"
 """Figures of the evaluations during training, one a suite."""
-REPORT = ("report.html", "perplexity.png", "passkey.png", "training.png", "factors.png")
+REPORT = ("report.html", "samples.html", "perplexity.png", "passkey.png", "training.png", "factors.png")
 
 PREPARED = {DATA, ROWS, VERSIONS, LAUNCH, LOCK}
 """Files that may exist in an output folder before a run starts; preparation ends with writing the recipe."""
 
-RESULTS = (MODEL, ADAPTER, evaluation_file("after"), evaluation_record("after"), SUMMARY, *REPORT)
+RESULTS = (
+    MODEL,
+    ADAPTER,
+    evaluation_file("after"),
+    evaluation_record("after"),
+    answers_file("after"),
+    SUMMARY,
+    *REPORT,
+)
 """Files that are written after the last step."""
 
 
@@ -412,7 +421,7 @@ def _files_of(stages: Sequence[int]) -> tuple[str, ...]:
     if not stages:
         return ()
     tables = [factors_file(stage_name(number)) for number in stages]
-    before = (evaluation_file("before"), evaluation_record("before"))
+    before = (evaluation_file("before"), evaluation_record("before"), answers_file("before"))
     return *before, *(each for table in tables for each in (table, _log_of(table)))
 
 
