@@ -143,7 +143,7 @@ def sharpness(audited_model, ids):
 
     def answer(call):
         norms = [float(x.norm(dim=-1).max()) for x in (call.query, call.key)]
-        found.append(call.scale * math.prod(norms))
+        found.append(call.options.scale_of(call.query.shape[-1]) * math.prod(norms))
         return call.value.repeat_interleave(len(call.query) // len(call.value), dim=0)
 
     with intercepted(audited_model.model, answer, torch.float64):

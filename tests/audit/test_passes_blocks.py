@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ropewalk import PackedLayout
+from ropewalk.attention.options import AttentionOptions
 from ropewalk.audit.arithmetic import EXACT, PRODUCTS, inner_products, stock_arithmetic
 from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.passes import LayerAttention, block_edges, rotated, streamed_attention
@@ -49,7 +50,7 @@ def random_call(
     shapes = (heads, head_dim), (kv_heads, head_dim), (kv_heads, value_dim or head_dim)
     q, k, v = (torch.randn(n, length, d, generator=generator, dtype=torch.float64) * size for n, d in shapes)
     sink = torch.randn(heads, generator=generator, dtype=torch.float64) * 3 if sinks else None
-    return AttentionCall(0, q, k, v, head_dim**-0.5, softcap, window, chunk, sink)
+    return AttentionCall(0, q, k, v, AttentionOptions(head_dim**-0.5, softcap, window, chunk, sink))
 
 
 def random_angles(seed, length, rotary_dim):
@@ -79,9 +80,9 @@ def sees(i, j, call, layout):
     if j > i or j not in run:
         return False
     query, key = run.index(i), run.index(j)
-    if call.chunk is not None and query // call.chunk != key // call.chunk:
+    if call.options.chunk is not None and query // call.options.chunk != key // call.options.chunk:
         return False
-    return call.window is None or query - key < call.window
+    return call.options.window is None or query - key < call.options.window
 
 
 def run_of(i, layout):
@@ -110,14 +111,14 @@ def dense(call, angles, rotation, layout):
     for head in range(heads):
         keys, values = k[head // group], v[head // group]
         for i in range(length):
-            s = keys @ q[head, i] * call.scale
-            if call.softcap is not None:
-                s = call.softcap * np.tanh(s / call.softcap)
+            s = keys @ q[head, i] * call.options.scale
+            if call.options.softcap is not None:
+                s = call.options.softcap * np.tanh(s / call.options.softcap)
             scores[head, i] = s
             largest = s[seen[i]].max()
             e = np.exp(s[seen[i]] - largest)
             # A sink is a score without a value.
-            sink = 0.0 if call.sinks is None else np.exp(float(call.sinks[head]) - largest)
+            sink = 0.0 if call.options.sinks is None else np.exp(float(call.options.sinks[head]) - largest)
             weights[head, i, seen[i]] = e / (e.sum() + sink)
             output[head, i] = weights[head, i] @ values
     return output, weights, scores
@@ -131,7 +132,9 @@ def weight_error(call, scores, eps=EPS):
     """
     head_dim, length = call.query.shape[-1], call.query.shape[1]
     norms = [float(x.norm(dim=-1).max()) for x in (call.query, call.key)]
-    score = (head_dim + 8) * eps * call.scale * math.prod(norms) + 8 * eps * float(np.abs(scores).max())
+    score = (head_dim + 8) * eps * call.options.scale * math.prod(norms) + 8 * eps * float(
+        np.abs(scores).max()
+    )
     return 2 * score + (length + 8) * eps
 
 
@@ -195,7 +198,7 @@ def test_blocks_in_float64_are_attention_by_its_definition(case, block_bytes):
     largest = float(call.value.abs().max())
     np.testing.assert_allclose(output.numpy(), expected, rtol=0, atol=2 * allowed * largest)
     np.testing.assert_allclose(trace.received.numpy(), weights.sum(1), rtol=0, atol=length * allowed)
-    if call.sinks is None:
+    if call.options.sinks is None:
         np.testing.assert_allclose(trace.received.sum(-1).numpy(), length, rtol=0, atol=length * allowed)
     seen = np.array([[sees(i, j, call, layout) for j in range(length)] for i in range(length)])
     np.testing.assert_allclose(
@@ -210,9 +213,9 @@ def test_blocks_in_float64_are_attention_by_its_definition(case, block_bytes):
 def rounding_of(call, arithmetic):
     """How far another order of summation may move a weight: by a rounding of its score, and one of its own."""
     norms = [float(x.norm(dim=-1).max()) for x in (call.query, call.key)]
-    largest = call.scale * math.prod(norms)
-    if call.softcap is not None:
-        largest = largest + call.softcap
+    largest = call.options.scale * math.prod(norms)
+    if call.options.softcap is not None:
+        largest = largest + call.options.softcap
     eps = torch.finfo(arithmetic.scores).eps
     summed = (call.query.shape[-1] + call.query.shape[1] + 16) * torch.finfo(arithmetic.wide).eps
     # Five roundings of a score at the most: product, scale, quotient, tanh, softcap.
@@ -247,7 +250,7 @@ def test_where_sums_are_exact_no_bit_depends_on_the_size_of_a_block(seed, block_
     """
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randint(-3, 4, (2, 20, 8), generator=generator).double() for _ in range(3))
-    call = AttentionCall(0, q, k, v, 0.25, None, None)
+    call = AttentionCall(0, q, k, v, AttentionOptions(0.25))
     traces = [
         streamed_attention(
             LayerAttention(
@@ -323,10 +326,10 @@ def test_scores_are_the_product_that_the_arithmetic_names(product):
     _, trace = streamed_attention(
         LayerAttention(call, tables(np.zeros((6, 0))), LayerRotation(None, 0, "halves"), arithmetic)
     )
-    expected = inner_products(call.query, call.key, product).double()[..., 0] * call.scale
+    expected = inner_products(call.query, call.key, product).double()[..., 0] * call.options.scale
     # The same products of the same operands, perhaps added in another order.
     sums_in = torch.float64 if product == "float64" else torch.float32
-    size = (call.query.abs() @ call.key[:, :1].abs().transpose(-2, -1))[..., 0] * call.scale
+    size = (call.query.abs() @ call.key[:, :1].abs().transpose(-2, -1))[..., 0] * call.options.scale
     bound = call.query.shape[-1] * torch.finfo(sums_in).eps * size.double()
     assert bool(((trace.first_scores - expected).abs() <= bound).all())
 
@@ -337,7 +340,7 @@ def test_scores_are_rounded_after_each_step_as_in_a_tensor_of_their_dtype(dtype,
     """Whole numbers, whose products are exact until they are rounded: to the last bit what torch does in the dtype."""
     generator = torch.Generator().manual_seed(4)
     q, k = (torch.randint(-15, 16, (2, 30, 8), generator=generator).double() for _ in range(2))
-    call = AttentionCall(0, q, k, k, 0.3, softcap, None)
+    call = AttentionCall(0, q, k, k, AttentionOptions(0.3, softcap))
     plain = LayerRotation(None, 0, "halves")
     _, trace = streamed_attention(
         LayerAttention(call, tables(np.zeros((30, 0))), plain, stock_arithmetic(dtype))
@@ -364,12 +367,12 @@ def eager_weights(call, dtype):
     q, k, v = (x[None].to(dtype) for x in (call.query, call.key, call.value))
     module = torch.nn.Module().eval()
     module.num_key_value_groups = len(call.query) // len(call.key)
-    module.sinks = call.sinks.to(dtype)
+    module.sinks = call.options.sinks.to(dtype)
     length = q.shape[2]
     mask = torch.zeros(length, length, dtype=dtype).masked_fill(
         torch.ones(length, length, dtype=torch.bool).triu(1), torch.finfo(dtype).min
     )
-    return eager_attention_forward(module, q, k, v, mask, call.scale)[1][0]
+    return eager_attention_forward(module, q, k, v, mask, call.options.scale)[1][0]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -391,7 +394,7 @@ def test_sinks_are_rounded_to_the_last_bit_as_gpt_oss_does(seed, dtype):
     generator = torch.Generator().manual_seed(seed)
     q, k = (torch.randint(-15, 16, (heads, 30, 8), generator=generator).double() for heads in (4, 2))
     sinks = torch.randn(4, generator=generator).double() * 30
-    call = AttentionCall(0, q, k, k, 0.03, None, None, sinks=sinks.to(dtype))
+    call = AttentionCall(0, q, k, k, AttentionOptions(0.03, sinks=sinks.to(dtype)))
     found, expected = masked_weights(call, stock_arithmetic(dtype)), eager_weights(call, dtype)
     assert found.dtype == expected.dtype == dtype
     assert torch.equal(found, expected)

@@ -5,6 +5,7 @@ import torch
 import transformers
 
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.options import AttentionOptions
 from ropewalk.audit.ablation import ABLATED, ablation_arithmetic
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
 from ropewalk.audit.mitigation_costs import peak_bytes
@@ -120,7 +121,7 @@ def assert_few_blocks(arithmetic, softcap):
     length, dim = 256, 4
     generator = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(8, length, dim, generator=generator).to(arithmetic.rest) for _ in range(3))
-    call = AttentionCall(0, q, k, v, 0.5, softcap, None)
+    call = AttentionCall(0, q, k, v, AttentionOptions(0.5, softcap))
     cos, sin = torch.ones(length, dim // 2), torch.zeros(length, dim // 2)
     rotation = LayerRotation(None, dim, "halves")
     held = peak_bytes(

@@ -518,7 +518,7 @@ def test_chunks_are_no_windows():
     found = {}
 
     def answer(call):
-        found[call.layer] = call.locality
+        found[call.layer] = call.options.locality
         return call.value.repeat_interleave(2, dim=0)
 
     with intercepted(model, answer, torch.float32):

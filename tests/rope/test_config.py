@@ -435,9 +435,7 @@ def test_the_temperature_of_ministral_3_is_read_over_and_kept() -> None:
 
 
 def test_a_method_that_would_change_the_steps_of_the_temperature_is_refused() -> None:
-    with pytest.raises(
-        RopewalkError, match=r"in steps of original_max_position_embeddings 16, .* to 256;"
-    ):
+    with pytest.raises(RopewalkError, match=r"in steps of original_max_position_embeddings 16, .* to 256;"):
         replace_methods(MINISTRAL, Yarn(8, 1e6, 4.0, 256))
 
 

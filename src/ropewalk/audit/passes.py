@@ -433,7 +433,7 @@ class LayerAttention:
 
     def visible(self, start: int, end: int) -> Tensor:
         """bool ``[end - start, end]``: the visibility rule for some queries."""
-        device, layout, locality = self.call.query.device, self.layout, self.call.locality
+        device, layout, locality = self.call.query.device, self.layout, self.call.options.locality
         # Keys after the block are causally hidden from all of its queries and are never computed.
         i = torch.arange(start, end, device=device)[:, None]
         j = torch.arange(end, device=device)[None, :]
@@ -456,15 +456,17 @@ class LayerAttention:
         Each head's sink takes its share and is left out, so with sinks the weights of a query sum to less than 1.
         """
         # Keys before the block are hidden only by a window, a chunk or a layout.
-        some = self.call.locality.reach is not None or (
+        some = self.call.options.locality.reach is not None or (
             self.layout is not None and self.layout.pattern != "full"
         )
         first = 0 if some else visible.shape[1] - visible.shape[0]
         scores[..., first:].masked_fill_(~visible[:, first:], -torch.inf)
-        if self.call.sinks is None:
+        if self.call.options.sinks is None:
             return scores.to(self.arithmetic.softmax).softmax(-1).to(self.arithmetic.weights)
         weights = (
-            _beside_sinks(scores, self.call.sinks, self.arithmetic).to(self.arithmetic.softmax).softmax(-1)
+            _beside_sinks(scores, self.call.options.sinks, self.arithmetic)
+            .to(self.arithmetic.softmax)
+            .softmax(-1)
         )
         return weights[..., :-1].to(self.arithmetic.weights)
 
@@ -532,10 +534,12 @@ def _scores(q_KGQD: Tensor, k_KSD: Sequence[Tensor], call: AttentionCall, arithm
     # One product for all queries of a key head: broadcasting would copy the keys for each query head.
     products = multiplied(operands(q_KGQD.flatten(1, 2), arithmetic.product), k_KSD)
     scores: Tensor = products.unflatten(1, q_KGQD.shape[1:3]).to(arithmetic.wide)
-    _round(_round(scores, arithmetic.scores).mul_(call.scale), arithmetic.scores)
-    if call.softcap is not None:
-        _round(_round(scores.div_(call.softcap), arithmetic.scores).tanh_(), arithmetic.scores)
-        _round(scores.mul_(call.softcap), arithmetic.scores)
+    _round(
+        _round(scores, arithmetic.scores).mul_(call.options.scale_of(call.query.shape[-1])), arithmetic.scores
+    )
+    if call.options.softcap is not None:
+        _round(_round(scores.div_(call.options.softcap), arithmetic.scores).tanh_(), arithmetic.scores)
+        _round(scores.mul_(call.options.softcap), arithmetic.scores)
     return scores
 
 

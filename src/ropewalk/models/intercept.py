@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ropewalk.attention.options import Locality
+from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.config import CHUNKED, ModelConfig
 from ropewalk.models.losses import OutputHead, decoder_of
@@ -45,28 +45,14 @@ class AttentionCall:
         query: ``[heads, length, head_dim]``.
         key: ``[kv_heads, length, head_dim]``.
         value: ``[kv_heads, length, value_dim]``.
-        scale: multiplier of q·k.
-        softcap: scores become ``softcap * tanh(scores / softcap)``; None for none.
-        window: sliding window in tokens; None if all earlier tokens are visible.
-        chunk: tokens of the chunks outside of which a query sees nothing (Llama 4); None for none.
-        sinks: ``[heads]``: a learned score for each head that enters the softmax without a value (gpt-oss); None
-            for none.
+        options: scale, soft cap, window or chunk, and sinks.
     """
 
     layer: int
     query: Tensor
     key: Tensor
     value: Tensor
-    scale: float
-    softcap: float | None
-    window: int | None
-    chunk: int | None = None
-    sinks: Tensor | None = None
-
-    @property
-    def locality(self) -> Locality:
-        """Limit on how far back a query sees within its run."""
-        return Locality(self.window, self.chunk)
+    options: AttentionOptions
 
 
 Answer = Callable[[AttentionCall], Tensor]
@@ -171,16 +157,18 @@ class _Counted:
         self.answer, self.localities, self.layer = answer, localities, 0
         self.keeping: KeepFloat64 | None = None
 
-    def __call__(self, name: str, window: int | None, **parts: Any) -> Tensor:
-        locality = Locality(window)
+    def __call__(
+        self, name: str, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions
+    ) -> Tensor:
         if self.localities:
             locality = self.localities[self.layer]
-            if locality.reach != window:
+            if locality.reach != options.window:
                 raise EngineError(
-                    f"layer {self.layer}, of {name}, attends to the last {window} tokens, but the config says "
+                    f"layer {self.layer}, of {name}, attends to the last {options.window} tokens, but the config says "
                     f"{locality.reach}; correct the config"
                 )
-        call = AttentionCall(layer=self.layer, window=locality.window, chunk=locality.chunk, **parts)
+            options = replace(options, window=locality.window, chunk=locality.chunk)
+        call = AttentionCall(self.layer, query, key, value, options)
         self.layer += 1
         with self.unkept():
             return self.answer(call)
@@ -356,14 +344,16 @@ def _attention(
     sinks = options.get("s_aux")
     output = _active[-1](
         name,
-        options.get("sliding_window") if window is None else window,
-        query=query[0],
-        key=key[0],
-        value=value[0],
-        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        softcap=options.get("softcap"),
-        # Detached now, while it is cast: the module's hook restores the parameter itself afterwards.
-        sinks=None if sinks is None else sinks.detach(),
+        query[0],
+        key[0],
+        value[0],
+        AttentionOptions(
+            scale=None if scaling is None else float(scaling),
+            softcap=options.get("softcap"),
+            window=options.get("sliding_window") if window is None else window,
+            # Detached now, while it is cast: the module's hook restores the parameter itself afterwards.
+            sinks=None if sinks is None else sinks.detach(),
+        ),
     )
     return output.transpose(0, 1)[None].contiguous(), None
 
