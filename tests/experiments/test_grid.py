@@ -28,6 +28,12 @@ def test_cells_are_all_combinations_with_each_seed_and_the_first_is_the_referenc
         assert run.recipe.data.cache == "out/data"
 
 
+def test_a_stage_with_its_own_seed_would_be_the_same_in_all_runs():
+    with pytest.raises(RopewalkError, match=r"stages\.0\.seed 3 would be the same in all 2 runs of a cell"):
+        make_grid("demo", ["stages.0.steps=7,8"], 2, ["stages.0.seed=3"], OUT)
+    assert len(make_grid("demo", ["stages.0.seed=3,4"], 1, [], OUT).runs) == 2
+
+
 def test_a_star_is_every_stage():
     grid = make_grid("longrope", ["stages.*.rows_per_step=2,4"], 1, [], OUT)
     assert [[stage.rows_per_step for stage in run.recipe.stages] for run in grid.runs] == [[2] * 3, [4] * 3]

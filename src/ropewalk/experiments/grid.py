@@ -158,6 +158,12 @@ def make_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[
             raise RopewalkError(f"--vary {each.key}: {REFUSED[each.key]}")
         if [other.key for other in varied].count(each.key) > 1:
             raise RopewalkError(f"--vary {each.key} occurs twice; give all its values at once")
+    for number, stage in enumerate(base.stages):
+        if stage.seed is not None and seeds > 1:
+            raise RopewalkError(
+                f"stages.{number}.seed {stage.seed} would be the same in all {seeds} runs of a cell; leave it out of "
+                "the recipe, or give --seeds 1"
+            )
     numbers = tuple(base.seed + n for n in range(seeds))
     combinations = list(itertools.product(*(each.values for each in varied)))
     if len(combinations) * seeds > MOST_RUNS:

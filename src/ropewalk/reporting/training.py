@@ -33,6 +33,7 @@ from ropewalk.training.documents import mixture_sentences
 from ropewalk.training.final_weights import describe_weights
 from ropewalk.training.measurement import describe_short_context
 from ropewalk.training.metrics import MetricsLog
+from ropewalk.training.recipe.stage import describe_own_settings
 from ropewalk.training.run import RunResult, StoppedRun
 from ropewalk.training.run_folder import METRICS, RECIPE, SUMMARY
 from ropewalk.training.stage_rope.auto import describe_choice
@@ -199,6 +200,7 @@ def write_run_report(output: Path) -> list[Path]:
         f"{format_length(stage['context'])} tokens, {stage['method']} with rope_theta {stage['rope_theta']:,.0f}, "
         + _training(stage)
         + _other_layers(stage)
+        + (f"; {describe_own_settings(stage['own'])}" if "own" in stage else "")
         + (f"; {describe_choice(stage['choice'])}" if "choice" in stage else "")
         + (f"; {describe_search(stage['search'])}" if "search" in stage else "")
         for stage in summary["stages"]

@@ -42,6 +42,7 @@ from ropewalk.search import Factors, read_factors
 from ropewalk.training.measurement import prompt_suites
 from ropewalk.training.metrics import require_trackers
 from ropewalk.training.recipe.recipe import Parallel, Precision, Recipe, Stage
+from ropewalk.training.recipe.stage import describe_own_settings
 from ropewalk.training.resolved import ResolvedRecipe, ResolvedStage
 from ropewalk.training.stage_rope import stage_ropes
 from ropewalk.training.stage_rope.base import bounds_of, takes_recommended_base
@@ -521,6 +522,13 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
         if resolved.router_aux_losses[number - 1]:
             factor = resolved.router_aux_losses[number - 1]
             lines.append(f"stage {number}: load-balancing loss of the experts has factor {factor:g}")
+        if own := describe_own_settings(stage.own_settings):
+            lines.append(f"stage {number} decides for itself: {own}")
+        here, mesh = resolved.stages[number - 1], resolved.mesh
+        if here.mesh != mesh:
+            lines.append(f"stage {number}: {here.mesh.world_size} processes: {here.mesh}")
+        if here.engine != resolved.engine:
+            lines.append(f"stage {number}: attention engine {here.engine}")
         for kind, other in resolved.other_ropes[number - 1].items():
             lines.append(
                 f"stage {number}: this RoPE is for layers of full attention; {kind}: {described(other)}"

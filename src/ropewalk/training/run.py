@@ -665,6 +665,7 @@ def _stage_summary(number: int, run: _Run, decision: Decision, method: RopeMetho
         "tokens": stage.steps * stage.rows_per_step * stage.context,
         "rows": 0 if rows is None else len(rows),
         "mixture": None if rows is None else rows.manifest["mixture"],
+        **({"own": own} if (own := stage.own_settings) else {}),
     }
 
 

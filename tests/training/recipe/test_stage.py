@@ -7,6 +7,7 @@ from ropewalk import RopewalkError
 from ropewalk.training.recipe.changes import Progress, changes
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe, with_moments_of
 from ropewalk.training.recipe.recipe import Optimizer, StageOptimizer
+from ropewalk.training.recipe.stage import describe_own_settings
 
 RUN = {"model": "m", "output": "o", "data": {"sources": ["a"]}, "seed": 7}
 STAGE = {"context": 64, "steps": 10}
@@ -50,6 +51,27 @@ def test_documents_of_a_stage_stand_in_place_of_the_runs():
         recipe_with({**STAGE, "data": {"sources": ["q"]}}, data=packed)
     with pytest.raises(RopewalkError, match=r"stages\.0\.data: mixture was fixed when the rows were packed"):
         recipe_with({**STAGE, "data": {"mixture": {"shuffle": True}}}, data=packed)
+
+
+def test_what_a_stage_decides_is_told_in_one_line():
+    own = {
+        "data": {"sources": ["b"], "mixture": {"shuffle": True}},
+        "optimizer": {"beta2": 0.99},
+        "moments": "reset",
+        "precision": "bfloat16",
+        "parallel": {"ring": 2},
+        "seed": 0,
+    }
+    recipe = recipe_with(STAGE, {**STAGE, **own})
+    assert recipe.stages[0].own_settings == {}
+    found = recipe.stages[1].own_settings
+    assert found.keys() == own.keys()
+    assert found["optimizer"] == {"beta2": 0.99}
+    assert describe_own_settings(found) == (
+        "documents b, its own mixture, optimizer beta2 0.99, moments reset, precision bfloat16, parallel 2 ring, seed 0"
+    )
+    empty = {"data": {}, "optimizer": {}}
+    assert recipe_with({**STAGE, **empty}).stages[0].own_settings == {}
 
 
 def test_a_stage_knows_every_key_of_the_optimizer():

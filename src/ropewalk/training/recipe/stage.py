@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -181,6 +182,19 @@ class Stage(Settings):
         """Whether the stage trains on other documents than the run names."""
         return self.data is not None and bool(self.data.sources or self.data.rows)
 
+    @property
+    def own_settings(self) -> dict[str, Any]:
+        """What the stage decides in place of the run, as JSON values; empty if it leaves everything to the run."""
+        names = ("data", "optimizer", "precision", "parallel", "seed")
+        own: dict[str, Any] = {} if self.moments == "keep" else {"moments": self.moments}
+        for name in names:
+            value = getattr(self, name)
+            if isinstance(value, Settings):
+                value = value.model_dump(mode="json", exclude_defaults=True)
+            if value is not None and value != {}:
+                own[name] = value
+        return own
+
     @model_validator(mode="after")
     def _check(self) -> Stage:
         if not self.steps and self.rope.limiting.method != "longrope":
@@ -254,3 +268,25 @@ class StageSettings:
     precision: Precision
     parallel: Literal["auto"] | Parallel
     seed: int
+
+
+def describe_own_settings(own: Mapping[str, Any]) -> str:
+    """Text on what :attr:`Stage.own_settings` has, such as ``optimizer beta2 0.99, precision float32``."""
+    data = own.get("data", {})
+    paths = [*(source["path"] for source in data.get("sources", ())), *data.get("rows", ())]
+    said = [f"documents {', '.join(paths)}"] if paths else []
+    if "mixture" in data:
+        said.append("its own mixture")
+    if "optimizer" in own:
+        said.append(f"optimizer {', '.join(f'{key} {value:g}' for key, value in own['optimizer'].items())}")
+    if "moments" in own:
+        said.append(f"moments {own['moments']}")
+    if "precision" in own:
+        said.append(f"precision {own['precision']}")
+    if "parallel" in own:
+        asked = own["parallel"]
+        told = asked if isinstance(asked, str) else " x ".join(f"{n} {name}" for name, n in asked.items())
+        said.append(f"parallel {told or '1 process'}")
+    if "seed" in own:
+        said.append(f"seed {own['seed']}")
+    return ", ".join(said)
