@@ -96,6 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
             # Help that nobody asked for goes to stderr, with the status of wrong usage.
             program()(arguments, console=notes)
             return 2
+        # Help is a result: it goes to stdout, so that it can be piped into a pager.
         program()(arguments, console=results())
         return 0
     except Interrupted as error:

@@ -36,6 +36,7 @@ def compare(
     def so_far() -> str:
         return "the runs so far are kept; run the same command again to resume them"
 
+    # The runs are processes of their own; ended in an orderly way, each keeps its last checkpoint.
     with on_interrupt(so_far), ended_by_sigterm("compare", f"but {so_far()}"):
         from ropewalk.cli.progress import ConsoleReporter
         from ropewalk.experiments.run import run

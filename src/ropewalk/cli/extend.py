@@ -82,6 +82,7 @@ def extend(
         from ropewalk.training.stage_rope.given import with_tables
 
         with joined(advice=AFTER_LOSS) as world:
+            # Read once and sent to all, so that every rank has the same recipe even if the file changes meanwhile.
             read = world.on_rank_0(lambda: with_tables(load_recipe(recipe, list(overrides)), rope))
             output.append(Path(read.output).expanduser())
             context = RunContext(world, reporter=ConsoleReporter(notes))

@@ -61,6 +61,7 @@ class ConsoleReporter:
         def advance(done: int, text: str) -> None:
             nonlocal last
             now = time.monotonic()
+            # Without a terminal, for example in a job's log, one line per step would bury everything else.
             if now - last >= SECONDS_BETWEEN_LINES or (total is not None and done == total):
                 last = now
                 left = (

@@ -77,6 +77,7 @@ def search(
         with joined(settings.device, "run the same command with --resume") as world:
             if output.plot is not None:
                 plot = output.plot
+                # Before the search, which may take hours and would otherwise lose its figure at the end.
                 world.on_rank_0(lambda: check_writable(plot))
             result = run(config, RunContext(world, reporter=ConsoleReporter(notes)))
             if world.is_rank_0:

@@ -325,6 +325,7 @@ def explain(error: ValidationError, model: type[BaseModel], spelled: Spelling = 
 def _without_tags(model: type[BaseModel], problem: Any) -> tuple[str | int, ...]:
     """Location of a problem without the names of union members and validators that pydantic inserts."""
     found: list[str | int] = []
+    # pydantic's locations also name members of unions and validators, which nobody wrote into a recipe.
     inner: type[BaseModel] | None = model
     for place, part in enumerate(problem["loc"]):
         if isinstance(part, int):

@@ -279,6 +279,7 @@ def _practice(base: float, target_length: int) -> list[str]:
         f"Published models for about {target_length:,} tokens use bases from {low.new_theta:,.0f} ({low.model}) to "
         f"{high.new_theta:,.0f} ({high.model}); the median of {len(near)} is {middle:,.0f}"
     )
+    # Practice is no rule: a base far outside it is worth a comparison, not a refusal.
     if base > _FAR * high.new_theta:
         text += (
             f"; the recommended base is {base / high.new_theta:.1f} times the largest of them, so compare it with "
@@ -307,6 +308,8 @@ def _reach(chosen: Setting, current: RopeMethod, head_dim: int | None) -> str:
 def _no_argument(chosen: Setting, current: RopeMethod, head_dim: int | None) -> str | None:
     """Say why a context bound below the target does not speak against the setting; None if it does."""
     rotated = current.rotary_dim
+    # Unrotated dimensions add a constant to the margin; from half of the head on, it outweighs the rest at
+    # any distance.
     if head_dim is not None and head_dim - rotated >= rotated:
         return (
             f"The context bound of the {rotated} rotated dimensions is {chosen.reach}. It does not speak against this "
@@ -353,6 +356,7 @@ def _counted(method: RopeMethod, current: RopeMethod) -> str:
 
 def _larger_base(current: RopeMethod, target_length: int) -> str:
     """Suggest a base that covers the target under the present scaling, from a coarse search; empty if none does."""
+    # In quarters of a doubling from the present base up, so that the smallest base that covers the target is named.
     for step in range(1, 4 * _MOST_DOUBLINGS + 1):
         # Rounded to two digits because neighbouring steps differ by 19 %.
         base = float(f"{current.rope_theta * 2 ** (step / 4):.1e}")

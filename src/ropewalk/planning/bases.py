@@ -91,6 +91,7 @@ def bound_of(config: BoundSettings) -> BoundResult:
     """
     rope_theta, rotary_dim = config.rope_theta, config.rotary_dim
     bases = (rope_theta, *config.compare)
+    # A dict, so that a base that is compared with itself is computed once.
     frequencies = {base: inv_freq_of_base(rotary_dim, base) for base in bases}
     bounds = {base: context_bound(inv_freq) for base, inv_freq in frequencies.items()}
     bound = bounds[rope_theta]

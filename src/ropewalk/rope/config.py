@@ -320,6 +320,7 @@ def config_entries(
     if spelling == "5.x":
         return {"rope_parameters": written.get(None, written), **entries}
     if None not in written:
+        # The older spelling has room for one method and a bare base for windowed layers, as Gemma 3 used it.
         local = by_layer.get("sliding_attention")
         if set(written) != {"full_attention", "sliding_attention"} or not isinstance(local, Default):
             raise RopewalkError(

@@ -138,6 +138,7 @@ class _Search:
         """Hybrid-sharding meshes with replicas on whole nodes that fit, fewest replicas first."""
         for replicate in range(2, mesh.shard + 1):
             if (
+                # Whole nodes only: replicas exchange nothing but gradient shards, which suits a slow network.
                 mesh.shard % replicate == 0
                 and mesh.shard_degree // replicate % self.cluster.ranks_per_node == 0
             ):

@@ -218,6 +218,7 @@ def estimate_step(
     dense = work.hardware_dense * padded / (rate * cluster.matmul_efficiency)
     sent = step_communication(run, passes, document_length)
     parameters, exchange, offload = _transfers(run, sent, passes, cluster)
+    # Each may overlap with all of the computation: they use different links, the network and the host's.
     exposed = sum(_exposed(each, dense + attention, cluster) for each in (parameters, offload))
     return Estimate(
         tokens=rows_per_step * run.row_length,

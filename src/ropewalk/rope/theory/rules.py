@@ -195,6 +195,7 @@ def recommended_theta(
         >>> recommended_theta(1e4, 4096, 32768).rule
         'length-floor'
     """
+    # The law depends on the checkpoint; the floor on the length alone, so that it can be looked up.
     law = scaled_theta(rope_theta, trained_length, target_length)
     known = min((length for length in KNOWN_FLOORS if length >= target_length), default=FLOOR_LIMIT)
     # A base above the floor of the next known length is above this length's floor too, so no search is needed.

@@ -64,6 +64,7 @@ def scaled_theta(rope_theta: float, trained_length: int, target_length: int) -> 
     exponent: float = math.log(target_length / (2 * math.pi)) / math.log(trained_length / (2 * math.pi))
     try:
         return float(rope_theta**exponent)
+    # float ** float raises instead of giving infinity.
     except OverflowError:
         raise RopewalkError(
             f"from {trained_length} to {target_length} tokens the scaling law gives a base beyond floating "
