@@ -101,6 +101,19 @@ def test_prolongs_shares_are_those_of_its_scripts():
     shares = load_recipe("prolong-512k").data.mixture.shares
     assert sorted(shares.values()) == [0.03] * 4 + [0.04] * 2 + [0.1] * 2 + [0.3] * 2
     assert sum(shares.values()) == pytest.approx(1)
+    second = load_recipe("prolong-512k").stages[1].data.mixture.shares
+    assert sum(second.values()) == pytest.approx(1)
+    assert second["code-512k"] == second["code"] == shares["code"] / 2
+    assert second["books-512k"] == pytest.approx(shares["books"] / 6)
+    for name in shares:
+        assert second[name] + second.get(f"{name}-512k", 0) == pytest.approx(shares[name])
+
+
+def test_gradients_stages_have_documents_of_their_own_lengths():
+    recipe = load_recipe("gradient-1m")
+    sources = [recipe.stage(number).data.sources[0].path for number in range(4)]
+    assert sources == [f"data/documents-{length}" for length in ("64k", "256k", "512k", "1m")]
+    assert [stage.moments for stage in recipe.stages[1:]] == ["reset"] * 3
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
@@ -161,12 +174,16 @@ def test_a_tiny_model_of_its_family_trains_by_it(name, tmp_path):
     values["evaluation"] = {"suites": []}
     values["data"]["workers"] = 1
     values["data"]["validation_documents"] = 8
-    for number, source in enumerate(values["data"]["sources"]):
-        path = tmp_path / f"{number}.jsonl"
-        path.write_text("".join(json.dumps(record(n, source)) + "\n" for n in range(40)))
-        values["data"]["sources"][number] = (
-            {**source, "path": str(path)} if isinstance(source, dict) else str(path)
-        )
+    named = [values["data"]["sources"], values["data"].get("validation_sources", [])]
+    named += [stage["data"]["sources"] for stage in values["stages"] if "data" in stage]
+    if values["data"].get("validation_sources"):
+        del values["data"]["validation_documents"]
+    for sources in named:
+        for number, source in enumerate(sources):
+            spec = source if isinstance(source, dict) else {"path": source}
+            path = tmp_path / f"{spec['path'].replace('/', '-')}.jsonl"
+            path.write_text("".join(json.dumps(record(n, source)) + "\n" for n in range(40)))
+            sources[number] = {**spec, "path": str(path)}
     for number, stage in enumerate(values["stages"]):
         stage["context"] = SOURCES[name][number][0] // SHORTER
         stage["steps"], stage["rows_per_step"] = min(stage["steps"], 1), 1
