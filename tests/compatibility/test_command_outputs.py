@@ -141,6 +141,7 @@ CHANGED: dict[str, str] = {
     "audit.without a control.json.rope_findings": "likewise",
     "extend-patterns.two stages.json.after[0]": "a stage goes on with the moments of the stage before",
     "extend-patterns.two stages.files.two/metrics.jsonl[3]": "likewise",
+    "extend-patterns.two stages.json.files": "a page with every sample lies beside the report",
 }
 """Outputs that are others on purpose: where they begin, and why."""
 NEW_KEYS = (
