@@ -142,11 +142,7 @@ def test_a_run_that_is_resumed_at_the_end_of_a_stage_goes_on_with_its_moments(
     own = {"moments": moments, "precision": "bfloat16", "optimizer": {"beta1": 0.8}}
     values = with_stage(all_rows_each_step, 1, **own)
     extend(recipe_of(values))
-    cut = {**values, "output": str(tmp_path / "cut")}
-    shutil.copytree(values["output"], cut["output"])
-    for path in Path(cut["output"]).glob("checkpoints/stage1-*"):
-        shutil.rmtree(path)
-    shutil.rmtree(Path(cut["output"]) / "model")
+    cut = without_the_second_stage(values, tmp_path / "cut")
     extend(recipe_of(cut), resume=True)
     assert results_of(cut) == results_of(values)
     kinds = [line["loss"] for line in metrics_of(values)]
@@ -177,6 +173,20 @@ def without_the_second_stage(values, output):
         shutil.rmtree(path)
     shutil.rmtree(copy / "model")
     return {**values, "output": str(output)}
+
+
+def test_a_run_with_an_adapter_goes_on_with_its_moments(all_rows_each_step, tmp_path):
+    values = {**all_rows_each_step, "adapter": {"rank": 2}}
+    values = with_stage(values, 1, moments="rewarm", optimizer={"beta2": 0.9})
+    extend(recipe_of(values))
+    cut = without_the_second_stage(values, tmp_path / "cut")
+    shutil.rmtree(Path(cut["output"]) / "adapter")
+    extend(recipe_of(cut), resume=True)
+    assert results_of(cut) == results_of(values)
+    reset = with_stage({**values, "output": str(tmp_path / "reset")}, 1, moments="reset")
+    extend(recipe_of(reset))
+    assert metrics_of(reset)[3]["loss"] == metrics_of(values)[3]["loss"]
+    assert metrics_of(reset)[4]["loss"] != metrics_of(values)[4]["loss"]
 
 
 @pytest.mark.parametrize("moments", slow_after(1, ["keep", "rewarm"]))
