@@ -30,7 +30,7 @@ def test_a_page_and_figures_lie_in_the_folder(capsys, runs, tmp_path):
     assert json.loads((out / "comparison.json").read_text()) == result
     page = (out / "report.html").read_text()
     assert result["conclusion"] in page
-    assert {path.name for path in out.glob("*.png")} == {"passkey-passkey.png", "difference-1.png"}
+    assert {path.name for path in out.glob("*.png")} == {"passkey.png", "difference-1.png"}
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,26 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from ropewalk import RopewalkError, RunContext, compare
 from ropewalk.evaluation.comparison import ScoreDifference
+from ropewalk.evaluation.results import TaskResult
 from ropewalk.experiments import run
+from ropewalk.experiments.finished import Finished
+from ropewalk.experiments.grid import make_grid
 from ropewalk.experiments.run import conclusion
 from ropewalk.experiments.settings import CompareSettings
+from ropewalk.io.files import write_json
 from ropewalk.io.lock import locked
 
 SMALL = (
@@ -39,8 +45,10 @@ def settings(**more):
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory):
+    """Folder and result of a grid, and what the third of its four runs alone gave."""
     out = tmp_path_factory.mktemp("grid") / "out"
-    return out, compare(settings(), RunContext(output=out))
+    share = compare(settings(share="3/4"), RunContext(output=out))
+    return out, compare(settings(), RunContext(output=out)), share
 
 
 def weights(out):
@@ -56,7 +64,7 @@ def weights(out):
 
 @pytest.mark.slow
 def test_a_grid_has_a_run_for_each_cell_and_seed_and_one_conclusion(grid):
-    out, result = grid
+    out, result, _ = grid
     assert [(cell.name, cell.seeds) for cell in result.cells] == [
         ("pattern=full", (0, 1)),
         ("pattern=anchor", (0, 1)),
@@ -71,7 +79,7 @@ def test_a_grid_has_a_run_for_each_cell_and_seed_and_one_conclusion(grid):
 
 @pytest.mark.slow
 def test_data_is_in_the_same_order_in_all_cells(grid):
-    out, _ = grid
+    out, *_ = grid
     for seed in (0, 1):
         first = [
             json.loads(
@@ -86,7 +94,7 @@ def test_data_is_in_the_same_order_in_all_cells(grid):
 
 @pytest.mark.slow
 def test_finished_runs_by_name_are_the_same_comparison(grid):
-    out, result = grid
+    out, result, _ = grid
     folders = [str(out / "cells" / f"pattern={p}" / f"seed-{s}") for p in ("full", "anchor") for s in (0, 1)]
     again = compare(CompareSettings(what=tuple(folders)))
     assert again.differences == result.differences
@@ -140,23 +148,43 @@ def ends_within(seconds, out):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_ends_no_other(tmp_path):
-    # A learning rate that diverges fails in the run and not before it.
-    vary = ("stages.0.learning_rate=1.0e-4,1.0e+30",)
-    result = compare(settings(vary=vary, seeds=1), RunContext(output=tmp_path / "out"))
+def test_a_run_that_fails_ends_no_other(grid, tmp_path):
+    # A learning rate that diverges fails in the run and not before it. The other run is finished already.
+    vary, out = ("stages.0.learning_rate=1.0e+30,1.0e-4",), tmp_path / "out"
+    failing, other = make_grid("demo", vary, 1, SMALL, out).runs
+    write_json(out / "grid.json", make_grid("demo", vary, 1, SMALL, out).record())
+    shutil.copytree(grid[0] / "cells/pattern=full/seed-0", other.folder)
+    result = compare(settings(vary=vary, seeds=1), RunContext(output=out))
     (failure,) = result.failures
-    assert failure.cell == "learning_rate=1.0e+30"
+    assert failure.cell == failing.cell == "learning_rate=1.0e+30"
     assert "not finite" in failure.reason
     assert [cell.name for cell in result.cells] == ["learning_rate=0.0001"]
-    assert "could be tested" in result.conclusion
+    # The cell that is left is no reference.
+    assert (result.reference, result.differences) == (failing.cell, {})
+    assert result.conclusion == f"Nothing is compared: the reference {failing.cell} has no finished run."
 
 
 @pytest.mark.slow
-def test_shares_are_run_apart_and_gathered_by_the_last_call(tmp_path):
-    out = tmp_path / "out"
-    first = compare(settings(seeds=1, share="1/2"), RunContext(output=out))
-    assert ([cell.name for cell in first.cells], first.unfinished) == (["pattern=full"], 1)
-    assert compare(settings(seeds=1, share="2/2"), RunContext(output=out)).unfinished == 0
+def test_a_share_is_run_apart_and_gathered_by_a_later_call(grid):
+    share = grid[2]
+    assert [(cell.name, cell.seeds) for cell in share.cells] == [("pattern=anchor", (0,))]
+    assert (share.reference, share.unfinished) == ("pattern=full", 3)
+    assert "pattern=full has no finished run" in share.conclusion
+
+
+@pytest.mark.parametrize("missing", ["full", "anchor", "reset"])
+def test_no_other_cell_takes_the_place_of_a_reference_without_runs(missing):
+    samples = tuple({"index": i, "score": 100.0 * (i % 2)} for i in range(8))
+    scores = (TaskResult("passkey", "passkey", 256, 8, 50.0, (0, 100), samples=samples),)
+    cells = {
+        name: {0: Finished(Path(name), scores, None, 0, None)}
+        for name in ("full", "anchor", "reset")
+        if name != missing
+    }
+    result = run._compared(None, "full", cells, [], 1)
+    assert [cell.name for cell in result.cells] == list(cells)
+    assert list(result.differences) == ([] if missing == "full" else [n for n in cells if n != "full"])
+    assert result.conclusion.startswith("Nothing is compared") == (missing == "full")
 
 
 def test_a_bad_cell_is_refused_before_anything_runs(tmp_path):

@@ -24,6 +24,7 @@ def cell(name, score):
 DIFFERENCE = ScoreDifference("passkey", "passkey", 512, "percent", 30, 50, 62, 12, (3, 21), 0.01, 0.02, True)
 RESULT = ExperimentResult(
     Path("out"),
+    "full",
     (cell("full", 50.0), cell(HOSTILE, 62.0)),
     {HOSTILE: (DIFFERENCE,)},
     (Failure("anchor", 2, f"{HOSTILE} fell over", Path("out/cells/anchor/seed-2.log")),),
@@ -48,10 +49,22 @@ def test_a_table_of_scores_one_of_differences_and_one_of_cost():
     assert "1,234" in str(experiment_tables(RESULT)[2].rows)
 
 
-def test_a_figure_for_each_task_and_each_cell():
-    assert list(experiment_figures(RESULT)) == ["passkey-passkey.png", "difference-1.png"]
+def test_a_figure_for_each_suite_and_each_cell():
+    assert list(experiment_figures(RESULT)) == ["passkey.png", "difference-1.png"]
     alone = replace(RESULT, cells=RESULT.cells[:1], differences={})
-    assert list(experiment_figures(alone)) == ["passkey-passkey.png"]
+    assert list(experiment_figures(alone)) == ["passkey.png"]
+
+
+def test_the_tasks_of_a_suite_are_panels_of_one_figure(tmp_path):
+    second = [
+        replace(cell, results=(*cell.results, *(replace(each, task="forced") for each in cell.results)))
+        for cell in RESULT.cells
+    ]
+    figures = experiment_figures(replace(RESULT, cells=tuple(second)))
+    assert list(figures) == ["passkey.png", "difference-1.png"]
+    assert len(figures["passkey.png"].panels) == 2
+    assert len({panel.title for panel in figures["passkey.png"].panels}) == 2
+    report_experiment(replace(RESULT, cells=tuple(second)), tmp_path)
 
 
 def test_names_are_text_on_the_page(tmp_path):
@@ -59,5 +72,6 @@ def test_names_are_text_on_the_page(tmp_path):
     text = page.read_text()
     assert "<script>" not in text
     assert "\x1b" not in text
-    assert text.index("One sentence.") < text.index("<img")
+    assert '<p class="lead">One sentence.</p>' in text
+    assert text.index("One sentence.") < text.index("<dl>")
     assert all(picture.is_file() for picture in pictures)

@@ -29,6 +29,7 @@ from ropewalk.experiments.statistics import differences, means_over_seeds
 from ropewalk.io.files import parse_json, write_json, write_text
 from ropewalk.io.json_lines import check_types
 from ropewalk.io.lock import locked
+from ropewalk.io.orphan import ends_with_this_process
 from ropewalk.io.results import Result
 from ropewalk.parallel.context import RunContext
 from ropewalk.training.preflight import resolve
@@ -82,14 +83,16 @@ class ExperimentResult(Result):
 
     Attributes:
         output: folder of the experiment; None for finished runs without one.
-        cells: the cells with finished runs, the reference first.
-        differences: for each other cell, its differences from the reference.
+        reference: name of the cell that the others are compared with.
+        cells: the cells with finished runs, in the order of the grid.
+        differences: for each other cell, its differences from the reference; empty while that has no finished run.
         failures: runs that failed.
         unfinished: number of runs that are neither finished nor failed.
         conclusion: one sentence.
     """
 
     output: Path | None
+    reference: str
     cells: tuple[Cell, ...]
     differences: Mapping[str, tuple[ScoreDifference, ...]]
     failures: tuple[Failure, ...]
@@ -116,6 +119,7 @@ def run(settings: CompareSettings, context: RunContext | None = None) -> Experim
     unfinished = 0
     if len(settings.what) > 1:
         cells = cells_of([read_finished(Path(folder).expanduser()) for folder in settings.what])
+        reference = next(iter(cells))
         if len(cells) < 2:
             raise RopewalkError(
                 "the runs differ by their seed alone, so there is nothing to compare; name a run of another recipe"
@@ -126,11 +130,12 @@ def run(settings: CompareSettings, context: RunContext | None = None) -> Experim
         grid = _started(settings, context.output)
         failures = _run_all(grid, settings, context)
         cells = _finished_cells(grid)
+        reference = grid.cells[0]
         unfinished = sum(not _is_finished(each) for each in grid.runs) - len(failures)
         if not cells:
             first = f": {failures[0].reason} (see {failures[0].log})" if failures else ""
             raise RopewalkError(f"no run of the grid in {context.output} is finished{first}")
-    result = _compared(context.output, cells, failures, unfinished)
+    result = _compared(context.output, reference, cells, failures, unfinished)
     if context.output is not None:
         context.output.mkdir(parents=True, exist_ok=True)
         write_json(context.output / COMPARISON, result.to_json())
@@ -269,7 +274,7 @@ def _run_one(
     device = devices.get()
     try:
         started = [sys.executable] if launch is None else shlex.split(launch)
-        command = [*started, "-m", "ropewalk", "extend", str(run.file)]
+        command = [*ends_with_this_process(), *started, "-m", "ropewalk", "extend", str(run.file)]
         # The run writes its recipe first, so its presence means that there is something to resume.
         if (run.folder / RECIPE).is_file():
             command.append("--resume")
@@ -279,7 +284,7 @@ def _run_one(
         try:
             status = processes.start(command, environment, run.log)
         except OSError as error:
-            return f"cannot start {command[0]}: {error.strerror or error}"
+            return f"cannot start {started[0]}: {error.strerror or error}"
         return None if status == 0 else _reason(run.log, status)
     finally:
         devices.put(device)
@@ -304,19 +309,27 @@ def _finished_cells(grid: Grid) -> dict[str, dict[int, Finished]]:
 
 def _compared(
     output: Path | None,
+    reference: str,
     cells: Mapping[str, Mapping[int, Finished]],
     failures: Sequence[Failure],
     unfinished: int,
 ) -> ExperimentResult:
     results = {name: {seed: run.results for seed, run in runs.items()} for name, runs in cells.items()}
-    found = {name: tuple(each) for name, each in differences(results).items()}
+    # Another cell in the place of a reference that failed would answer another question.
+    found = {name: tuple(each) for name, each in differences(results).items()} if reference in results else {}
+    sentence = (
+        conclusion(reference, found, {len(runs) for runs in cells.values()})
+        if reference in results
+        else f"Nothing is compared: the reference {reference} has no finished run."
+    )
     return ExperimentResult(
         output,
+        reference,
         tuple(_cell(name, runs) for name, runs in cells.items()),
         found,
         tuple(failures),
         unfinished,
-        conclusion(next(iter(cells)), found, {len(runs) for runs in cells.values()}),
+        sentence,
     )
 
 

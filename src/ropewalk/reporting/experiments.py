@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.text import Text
@@ -39,7 +40,7 @@ def cost_table(cells: Sequence[Cell]) -> ResultTable:
 def experiment_tables(result: ExperimentResult) -> list[ResultTable]:
     """All tables: scores by cell, differences of each cell, cost."""
     series = {shown(cell.name): list(cell.results) for cell in result.cells}
-    reference = shown(result.cells[0].name)
+    reference = shown(result.reference)
     tables = evaluation_tables(series)
     for name, found in result.differences.items():
         if found:
@@ -48,31 +49,48 @@ def experiment_tables(result: ExperimentResult) -> list[ResultTable]:
 
 
 def experiment_figures(result: ExperimentResult) -> dict[str, Figure]:
-    """One figure of scores by length for each task, and one of differences for each cell, by file name."""
+    """One figure of scores by length for each suite, and one of differences for each cell, by file name."""
     figures: dict[str, Figure] = {}
-    tasks = dict.fromkeys(
-        (each.suite, each.task)
-        for cell in result.cells
-        for each in cell.results
-        if each.length is not None and each.status == "ok"
-    )
+    tasks: dict[str, list[str]] = {}
+    for each in (each for cell in result.cells for each in cell.results):
+        if (
+            each.length is not None
+            and each.status == "ok"
+            and each.task not in tasks.setdefault(each.suite, [])
+        ):
+            tasks[each.suite].append(each.task)
     # Beyond this, lines cannot be told apart; the tables show every cell.
     if len(result.cells) <= MOST_LINES:
-        for suite, task in tasks:
-            series = {
-                shown(cell.name): [each for each in cell.results if (each.suite, each.task) == (suite, task)]
-                for cell in result.cells
-            }
-            title = f"{task_words(suite, task)}, mean over seeds"
-            figures[f"{suite}-{task}.png"] = score_figure(series, title=title)
+        for suite, own in tasks.items():
+            figures[f"{suite}.png"] = _suite_figure(result.cells, suite, own)
     for number, (name, found) in enumerate(result.differences.items(), start=1):
         if any(each.reason is None for each in found):
-            names = (shown(result.cells[0].name), shown(name))
+            names = (shown(result.reference), shown(name))
             # Numbered, because names of cells may contain characters that files may not.
             figures[f"difference-{number}.png"] = difference_figure(
                 found, f"{names[1]} against {names[0]}", names
             )
     return figures
+
+
+def _suite_figure(cells: Sequence[Cell], suite: str, tasks: Sequence[str]) -> Figure:
+    """Scores by length of every cell, one panel for each task of a suite."""
+    each = {
+        task: score_figure(
+            {
+                shown(cell.name): [one for one in cell.results if (one.suite, one.task) == (suite, task)]
+                for cell in cells
+            },
+            title=f"{task_words(suite, task)}, mean over seeds",
+        )
+        for task in tasks
+    }
+    first = each[tasks[0]]
+    if len(each) == 1:
+        return first
+    panels = tuple(replace(figure.panels[0], title=task_words(suite, task)) for task, figure in each.items())
+    captions = dict.fromkeys(figure.caption for figure in each.values())
+    return Figure(panels, " ".join(captions), f"{suite}, mean over seeds", len(panels) * first.height)
 
 
 def report_experiment(result: ExperimentResult, out: Path) -> tuple[Path, ...]:
@@ -84,8 +102,7 @@ def report_experiment(result: ExperimentResult, out: Path) -> tuple[Path, ...]:
         draw(figure, out / name) for name, figure in experiment_figures(result).items()
     ]
     facts: dict[str, object] = {
-        "Conclusion": result.conclusion,
-        "Reference": result.cells[0].name,
+        "Reference": result.reference,
         "Cells": ", ".join(f"{cell.name} ({len(cell.seeds)} seeds)" for cell in result.cells),
     }
     if result.unfinished:
@@ -95,9 +112,8 @@ def report_experiment(result: ExperimentResult, out: Path) -> tuple[Path, ...]:
             f"{each.cell}, seed {each.seed}: {each.reason}" for each in result.failures
         )
     page = out / REPORT
-    write_page(
-        Page(f"Comparison of {len(result.cells)} cells", facts, pictures, experiment_tables(result)), page
-    )
+    title = f"Comparison of {len(result.cells)} cells"
+    write_page(Page(title, facts, pictures, experiment_tables(result), lead=result.conclusion), page)
     return (page, *(picture.path for picture in pictures))
 
 
