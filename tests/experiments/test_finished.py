@@ -35,6 +35,16 @@ def test_a_run_has_results_a_recipe_a_seed_and_a_cost(tmp_path):
     assert not any(key.startswith(("output", "seed")) for key in found.recipe)
 
 
+def test_the_peak_of_memory_is_that_of_the_step_with_the_most(tmp_path):
+    run = finished_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line, peak in zip(lines, (700, 500), strict=True):
+        # A resumed run starts to count again.
+        line["peak_process_memory"] = peak
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_finished(run).cost == Cost(1.0, 15.0, None, 700)
+
+
 def test_runs_that_differ_by_seed_and_place_are_one_cell(tmp_path):
     runs = [
         finished_run(

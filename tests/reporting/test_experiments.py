@@ -47,6 +47,15 @@ def test_a_table_of_scores_one_of_differences_and_one_of_cost():
     assert "minus full" in titles[1]
     assert titles[2].startswith("Cells")
     assert "1,234" in str(experiment_tables(RESULT)[2].rows)
+    assert not any("memory" in heading for heading in experiment_tables(RESULT)[2].header)
+
+
+def test_memory_is_a_cost_that_says_of_what():
+    first, second = RESULT.cells
+    cells = (replace(first, process_memory=3 * 2**29), replace(second, gpu_memory=2**31))
+    table = experiment_tables(replace(RESULT, cells=cells))[2]
+    assert table.header[-2:] == ("peak GPU memory (GiB)", "peak memory of the process (GiB)")
+    assert [row[-2:] for row in table.rows] == [("", "1.50"), ("2.00", "")]
 
 
 def test_a_figure_for_each_suite_and_each_cell():

@@ -12,6 +12,7 @@ from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.store import RESULTS, read_record
 from ropewalk.io.files import parse_json
 from ropewalk.training.metrics import MetricsLog
+from ropewalk.training.peak_memory import GPU, PROCESS
 from ropewalk.training.recipe.file import parse_recipe, with_moments_of
 from ropewalk.training.run_folder import METRICS, RECIPE, SUMMARY
 
@@ -26,10 +27,13 @@ class Cost:
     Attributes:
         hours: time of its training steps.
         tokens_per_second: tokens over that time; None if it did not train.
+        gpu_memory, process_memory: most bytes of rank 0 on its GPU, or of its process on a CPU; None if not recorded.
     """
 
     hours: float
     tokens_per_second: float | None
+    gpu_memory: int | None = None
+    process_memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ def cost_of(folder: Path) -> Cost:
     tokens = sum(
         float(step.get("seconds") or 0) * float(step.get("tokens_per_second") or 0) for step in steps
     )
-    return Cost(seconds / 3600, tokens / seconds if seconds else None)
+    peaks = [max((int(step.get(key) or 0) for step in steps), default=0) or None for key in (GPU, PROCESS)]
+    return Cost(seconds / 3600, tokens / seconds if seconds else None, *peaks)
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

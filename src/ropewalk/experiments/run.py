@@ -68,6 +68,7 @@ class Cell:
         seeds: seeds of its finished runs.
         results: mean of each task over the seeds, with a 95 % interval.
         hours, tokens_per_second: means over its runs; None for evaluations.
+        gpu_memory, process_memory: most bytes of any of its runs, see :class:`Cost`.
     """
 
     name: str
@@ -75,6 +76,8 @@ class Cell:
     results: tuple[TaskResult, ...]
     hours: float | None
     tokens_per_second: float | None
+    gpu_memory: int | None = None
+    process_memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -342,6 +345,8 @@ def _cell(name: str, runs: Mapping[int, Finished]) -> Cell:
         tuple(means_over_seeds({seed: run.results for seed, run in runs.items()})),
         fmean(cost.hours for cost in costs) if costs else None,
         fmean(speeds) if speeds else None,
+        max((cost.gpu_memory for cost in costs if cost.gpu_memory), default=None),
+        max((cost.process_memory for cost in costs if cost.process_memory), default=None),
     )
 
 

@@ -19,22 +19,32 @@ from ropewalk.reporting.style import MOST_LINES
 from ropewalk.reporting.tables import Part, ResultTable
 
 REPORT = "report.html"
+GIB = 2**30
 
 
 def cost_table(cells: Sequence[Cell]) -> ResultTable:
-    """Seeds, hours and speed of each cell."""
+    """Seeds, hours, speed and peak memory of each cell."""
+    # A column says what was measured: the memory of a GPU and of a process cannot be compared.
+    memory = [
+        (words, found)
+        for words, found in (
+            ("peak GPU memory (GiB)", [cell.gpu_memory for cell in cells]),
+            ("peak memory of the process (GiB)", [cell.process_memory for cell in cells]),
+        )
+        if any(found)
+    ]
     rows = tuple(
         (
             shown(cell.name),
             str(len(cell.seeds)),
             "" if cell.hours is None else f"{cell.hours:.2f}",
             "" if cell.tokens_per_second is None else f"{cell.tokens_per_second:,.0f}",
+            *("" if not found[number] else f"{(found[number] or 0) / GIB:.2f}" for _, found in memory),
         )
-        for cell in cells
+        for number, cell in enumerate(cells)
     )
-    return ResultTable(
-        "Cells and what a run of each cost", ("cell", "seeds", "hours of training", "tokens per second"), rows
-    )
+    header = ("cell", "seeds", "hours of training", "tokens per second", *(words for words, _ in memory))
+    return ResultTable("Cells and what a run of each cost", header, rows)
 
 
 def experiment_tables(result: ExperimentResult) -> list[ResultTable]:

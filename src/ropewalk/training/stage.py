@@ -28,6 +28,7 @@ from ropewalk.training.final_weights import best_checkpoint
 from ropewalk.training.measurement import Measurement, measure_during, tracked
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
+from ropewalk.training.peak_memory import peak_memory
 from ropewalk.training.resolved import AtStage, load_for_run, share_of_step
 from ropewalk.training.step import Batch, ForwardPass, StepResult, micro_batches, prepare, train_step
 
@@ -102,7 +103,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             # Rows have a fixed length, so progress in tokens follows from the step, in a resumed run too.
             tokens = run.tokens_before + done * stage.rows_per_step * stage.context
             if context.is_rank_0:
-                values = _values(run.number, done, result, rate, tokens, seconds)
+                values = _values(run.number, done, result, rate, tokens, seconds) | peak_memory(model.device)
                 metrics.append(values, run.steps_before + done)
             skipped = 0 if result.applied else skipped + 1
             # A single step may overflow by chance; several in a row, or the last one, mean divergence.
