@@ -84,3 +84,14 @@ def test_names_are_text_on_the_page(tmp_path):
     assert '<p class="lead">One sentence.</p>' in text
     assert text.index("One sentence.") < text.index("<dl>")
     assert all(picture.is_file() for picture in pictures)
+
+
+def test_the_limit_of_the_statistics_is_said_where_it_applies():
+    def says_it(result):
+        return any("8.5 %" in str(part) for part in describe_experiment(result, ()))
+
+    three = replace(RESULT, cells=(*RESULT.cells, cell("reset", 50.0)))
+    assert says_it(three)
+    assert not says_it(RESULT)
+    assert not says_it(replace(three, differences={HOSTILE: (replace(DIFFERENCE, real=False),)}))
+    assert not says_it(replace(three, cells=tuple(replace(each, seeds=(0,)) for each in three.cells)))
