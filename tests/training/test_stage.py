@@ -10,7 +10,6 @@ from ropewalk import RopewalkError
 from ropewalk.training.checkpoint.files import read_record
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.stage import made_ahead
-from tests.marks import slow_after
 from tests.training.resume_cases import recipe_of, weights_of, with_stage
 from tests.training.run_cases import extend, extended
 
@@ -189,7 +188,8 @@ def test_a_run_with_an_adapter_goes_on_with_its_moments(all_rows_each_step, tmp_
     assert metrics_of(reset)[4]["loss"] != metrics_of(values)[4]["loss"]
 
 
-@pytest.mark.parametrize("moments", slow_after(1, ["keep", "rewarm"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("moments", ["keep", "rewarm"])
 def test_stages_arrange_two_processes_as_each_asks(all_rows_each_step, tmp_path, two_ranks, moments):
     alone = with_stage(all_rows_each_step, 1, moments=moments, optimizer={"beta1": 0.8})
     stages = [{**stage, "rows_per_step": 4} for stage in alone["stages"]]

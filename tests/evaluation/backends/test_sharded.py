@@ -102,7 +102,8 @@ def assert_same_perplexity(result: TaskResult, other: TaskResult) -> None:
         assert one.ci95 == pytest.approx(two.ci95, rel=LOSS_TOLERANCE)
 
 
-@pytest.mark.parametrize("shape", slow_after(1, MESHES), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", MESHES, ids=str)
 def test_a_mesh_measures_what_one_process_does(
     four_ranks: Any, alone: dict[Any, TaskResult], documents: Any, shape: dict[str, int]
 ) -> None:

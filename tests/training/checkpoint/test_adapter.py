@@ -208,15 +208,8 @@ def test_evaluation_during_training_changes_no_step(run, tmp_path):
     assert bytes_of(tmp_path / "run") == bytes_of(values["output"])
 
 
-@pytest.mark.parametrize(
-    "parallel",
-    [
-        {"shard": 2},
-        pytest.param({"sequence": 2}, marks=pytest.mark.slow),
-        pytest.param({"ring": 2}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [{"shard": 2}, {"sequence": 2}, {"ring": 2}], ids=str)
 def test_two_processes_train_the_adapter_that_one_trains(
     two_ranks, run, tmp_path, tiny_checkpoint, tiny_documents, parallel
 ):
