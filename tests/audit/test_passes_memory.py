@@ -12,7 +12,6 @@ from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.mitigations import changes
 from ropewalk.audit.passes import LayerAttention, Runner, streamed_attention
 from ropewalk.models.intercept import AttentionCall, AuditedModel, LayerRotation
-from tests.marks import slow_after
 
 CPU = torch.device("cpu")
 BLOCK = 2**18
@@ -104,17 +103,16 @@ def arithmetics():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arithmetic", "softcap"),
-    slow_after(1, [(stock_arithmetic(torch.bfloat16), None), (stock_arithmetic(torch.float32), 20.0)]),
+    [(stock_arithmetic(torch.bfloat16), None), (stock_arithmetic(torch.float32), 20.0)],
 )
 def test_attention_holds_few_blocks_at_once(arithmetic, softcap):
     assert_few_blocks(arithmetic, softcap)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("softcap", [None, 20.0])
 @pytest.mark.parametrize("arithmetic", list(arithmetics()))
-def test_every_arithmetic_holds_few_blocks_at_once(arithmetic, softcap):
-    assert_few_blocks(arithmetic, softcap)
+def test_every_arithmetic_holds_few_blocks_at_once(arithmetic):
+    assert_few_blocks(arithmetic, None)
 
 
 def assert_few_blocks(arithmetic, softcap):

@@ -46,7 +46,12 @@ TOKENIZERS = "0.23.3"
 """The version that wrote the artifacts. Another one's tokens are not taken for the same: they lie beside."""
 OF_OTHER_TOKENIZERS = re.compile(r"\.artifacts/tokens/[0-9a-f]{32}/[^/]*$")
 
-GAINED = (".json.source: nothing != {", ".trained_tokens: nothing != ")
+GAINED = (
+    ".json.source: nothing != {",
+    ".own: nothing != ",
+    ".trained_tokens: nothing != ",
+    ".peak_process_memory: nothing != ",
+)
 """Parts that a result has gained, in the middle of a difference that is nothing but such a part."""
 
 
