@@ -30,7 +30,7 @@ from ropewalk.audit.first_token import first_token_effects
 from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.passes import BLOCK_BYTES, LOGITS_BYTES, Runner, shifted
 from ropewalk.io.lengths import parse_length
-from ropewalk.models.intercept import AuditedModel
+from ropewalk.models.attention.intercept import AuditedModel
 from ropewalk.versions import software_versions
 
 GIB = 2**30

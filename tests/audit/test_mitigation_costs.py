@@ -13,11 +13,11 @@ from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
 from ropewalk.audit.mitigation_costs import Cost, TimeLimit, mitigation_costs, peak_bytes
 from ropewalk.audit.mitigations import changes
 from ropewalk.audit.passes import Runner
-from ropewalk.models import mitigated_attention
-from ropewalk.models.intercept import AuditedModel
+from ropewalk.models.attention import mitigated as mitigated_attention
+from ropewalk.models.attention.intercept import AuditedModel
+from ropewalk.models.attention.mitigated import FUSED_MITIGATIONS, attending, copy_in_dtype
 from ropewalk.models.load import rotary_module
 from ropewalk.models.losses import decoder_of
-from ropewalk.models.mitigated_attention import FUSED_MITIGATIONS, attending, copy_in_dtype
 from tests.models.mitigation_cases import LENGTH, hidden, rms, row, tiny
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from ropewalk.audit.passes import (
     longest,
     shifted,
 )
-from ropewalk.models.intercept import intercepted
+from ropewalk.models.attention.intercept import intercepted
 
 LENGTH = 48
 UNIT = 2.0**-53

@@ -16,7 +16,7 @@ from ropewalk.attention.options import AttentionOptions
 from ropewalk.audit.arithmetic import EXACT, PRODUCTS, inner_products, stock_arithmetic
 from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.passes import LayerAttention, block_edges, rotated, streamed_attention
-from ropewalk.models.intercept import AttentionCall, LayerRotation
+from ropewalk.models.attention.intercept import AttentionCall, LayerRotation
 from tests.marks import slow_after
 
 EPS = 2.0**-52

@@ -11,7 +11,7 @@ from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
 from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.mitigations import changes
 from ropewalk.audit.passes import LayerAttention, Runner, streamed_attention
-from ropewalk.models.intercept import AttentionCall, AuditedModel, LayerRotation
+from ropewalk.models.attention.intercept import AttentionCall, AuditedModel, LayerRotation
 
 CPU = torch.device("cpu")
 BLOCK = 2**18

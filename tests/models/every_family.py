@@ -24,8 +24,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ropewalk import PackedLayout
 from ropewalk.errors import RopewalkError
+from ropewalk.models.attention.intercept import AuditedModel
 from ropewalk.models.config import ModelConfig
-from ropewalk.models.intercept import AuditedModel
 from ropewalk.models.load import ModelSetup, attach, with_rope
 from ropewalk.models.losses import OutputHead
 from ropewalk.models.routing import routers_of
@@ -34,8 +34,8 @@ from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh
 from ropewalk.rope import Default
 from ropewalk.testing import Ranks
 from ropewalk.training.preflight import refuse_on_mesh
-from tests.models.test_attention_hooks import LENGTHS, documents_alone
-from tests.models.test_recurrent_layers import apart_from_the_anchor
+from tests.models.attention.test_hooks import LENGTHS, documents_alone
+from tests.models.attention.test_recurrent import apart_from_the_anchor
 from tests.training.family_cases import BALANCING, rows_with_padding, two_steps, two_steps_on_ranks
 from tests.versions import missing
 

@@ -3,8 +3,8 @@
 import torch
 import transformers
 
+from ropewalk.models.attention.mitigated import attending, exact_rotary, mitigated
 from ropewalk.models.losses import decoder_of
-from ropewalk.models.mitigated_attention import attending, exact_rotary, mitigated
 from tests.models.families import LATENT as LATENT_WIDTHS
 
 LENGTH = 96

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from ropewalk import EngineError, PackedLayout, RopewalkError, load_model
 from ropewalk.attention.choices import PATTERNS
-from ropewalk.models import attention_hooks
+from ropewalk.models.attention import hooks as attention_hooks
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.config_file import read_model_config
 from ropewalk.models.load import (

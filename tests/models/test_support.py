@@ -106,7 +106,7 @@ def test_the_table_is_what_the_models_do(family, two_ranks: Ranks):
 
 def test_a_wrong_row_would_be_noticed(monkeypatch):
     """With a window of one token more in our attention alone, the comparison says WRONG."""
-    hooks = importlib.import_module("ropewalk.models.attention_hooks")
+    hooks = importlib.import_module("ropewalk.models.attention.hooks")
     asked = hooks.attention_options_of
 
     def one_more(module, layout, options):

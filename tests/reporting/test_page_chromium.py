@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.reporting.page import Page, write_page
-from ropewalk.reporting.samples import write_samples_page
+from ropewalk.reporting.run.samples import write_samples_page
 from ropewalk.reporting.tables import ResultTable
 from ropewalk.training.answers import write_answers
 from tests.places import ROOT

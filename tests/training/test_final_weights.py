@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from ropewalk import RopewalkError
 from ropewalk.evaluation import TaskResult
-from ropewalk.reporting.training import write_run_report
+from ropewalk.reporting.run.training import write_run_report
 from ropewalk.training.checkpoint.files import Position, checkpoint_name, read_exported_weights
 from ropewalk.training.final_weights import best_checkpoint, describe_weights, final_weights
 from ropewalk.training.measurement import _write_results, during

@@ -10,7 +10,7 @@ from ropewalk import RopewalkError
 from ropewalk.evaluation import TaskResult
 from ropewalk.io.progress import Silent
 from ropewalk.reporting import ResultTable
-from ropewalk.reporting.training import run_tables
+from ropewalk.reporting.run.training import run_tables
 from ropewalk.training.answers import answers_file, read_answers
 from ropewalk.training.measurement import evaluation_file, prompt_lengths, requested_lengths, results_in
 from ropewalk.training.preflight import resolve

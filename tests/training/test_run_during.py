@@ -12,7 +12,7 @@ import yaml
 
 from ropewalk.models.load import AS_IT_IS, load_model
 from ropewalk.models.losses import LossModel, OutputHead
-from ropewalk.reporting.training import write_run_report
+from ropewalk.reporting.run.training import write_run_report
 from ropewalk.training import stage
 from ropewalk.training.measurement import _undisturbed
 from tests.marks import slow_after

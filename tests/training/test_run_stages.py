@@ -12,7 +12,7 @@ from ropewalk import RopewalkError, training
 from ropewalk.io.progress import Silent
 from ropewalk.parallel import joined
 from ropewalk.parallel.context import RunContext
-from ropewalk.reporting.training import write_run_report
+from ropewalk.reporting.run.training import write_run_report
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.run_folder import StageRange
 from tests.programs import run_program

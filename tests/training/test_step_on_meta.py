@@ -7,7 +7,7 @@ import transformers
 from ropewalk import PackedLayout, Row
 from ropewalk.attention.engines import varlen
 from ropewalk.attention.layout import PATTERNS, POSITIONS, next_token_labels
-from ropewalk.models import attention_hooks
+from ropewalk.models.attention import hooks as attention_hooks
 from ropewalk.models.load import attach, cast_parameters, checkpoint_activations
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.rotary import rope_of

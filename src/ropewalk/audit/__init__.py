@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from ropewalk.audit.run import audit, audit_model, forward_passes
     from ropewalk.audit.settings import AuditSettings
-    from ropewalk.models.intercept import AuditedModel
+    from ropewalk.models.attention.intercept import AuditedModel
 
 _HOMES = {
     "EXACT": "arithmetic",

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ropewalk.audit.results import RopeStage
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends.protocol import Progress
+from ropewalk.models.attention.intercept import AuditedModel
 from ropewalk.models.held_rope import (
     held_inv_freq,
     inv_freq_in_weights,
@@ -26,7 +27,6 @@ from ropewalk.models.held_rope import (
     rotary_saved_and_loaded,
     weight_bytes,
 )
-from ropewalk.models.intercept import AuditedModel
 from ropewalk.rope import RotaryEmbedding
 
 log = logging.getLogger("ropewalk")

@@ -21,16 +21,16 @@ from torch.profiler import ProfilerActivity, profile
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.audit.mitigations import anchored, separated
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.load import attach
-from ropewalk.models.losses import decoder_of
-from ropewalk.models.mitigated_attention import (
+from ropewalk.models.attention.mitigated import (
     attending,
     copy_in_dtype,
     exact_rotary,
     fused_refusal,
     mitigated,
 )
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.load import attach
+from ropewalk.models.losses import decoder_of
 
 LAYOUT_MITIGATIONS = ("anchor layout", "positions reset")
 FLOAT32_MITIGATIONS = ("tf32 attention", "split product", "float32 attention")

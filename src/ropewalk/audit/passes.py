@@ -23,7 +23,7 @@ from ropewalk.audit.arithmetic import (
 )
 from ropewalk.audit.results import Sink
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.intercept import (
+from ropewalk.models.attention.intercept import (
     AttentionCall,
     AuditedModel,
     LayerRotation,

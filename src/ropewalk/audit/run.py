@@ -25,7 +25,7 @@ from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import rows_of
 from ropewalk.io.progress import Reporter
-from ropewalk.models.intercept import AuditedModel, random_parameters
+from ropewalk.models.attention.intercept import AuditedModel, random_parameters
 from ropewalk.models.load import ModelSetup, choose_device, load_model, read_config
 from ropewalk.models.rotary import rotary_module
 from ropewalk.parallel.context import RunContext

@@ -80,7 +80,7 @@ def _repository(name: str, public: bool) -> Repository:
 
 
 def _exported(model: str, rope: Path, out: Path, repository: Repository | None) -> ExportResult:
-    from ropewalk.reporting.model_card import write_export_card
+    from ropewalk.reporting.run.model_card import write_export_card
     from ropewalk.search.fitted_table import export as export_with_table
 
     found = export_with_table(model, rope, out)
@@ -91,7 +91,7 @@ def _exported(model: str, rope: Path, out: Path, repository: Repository | None) 
 def _pushed(model: str, repository: Repository) -> PushResult:
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.io.lock import locked
-    from ropewalk.reporting.model_card import write_model_card
+    from ropewalk.reporting.run.model_card import write_model_card
     from ropewalk.training.publish import folder_to_push, push
     from ropewalk.training.run_folder import RECIPE
 

@@ -76,7 +76,7 @@ def extend(
         from ropewalk.cli.progress import ConsoleReporter
         from ropewalk.parallel import joined
         from ropewalk.parallel.context import RunContext
-        from ropewalk.reporting.training import describe_run, describe_stop, reported
+        from ropewalk.reporting.run.training import describe_run, describe_stop, reported
         from ropewalk.training import extend as run
         from ropewalk.training import extend_until, load_recipe
         from ropewalk.training.stage_rope.given import with_tables

@@ -19,7 +19,8 @@ from ropewalk.attention import AttentionSpec, require_engine_name
 from ropewalk.attention.choices import Limit
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.io.files import check_model_place, not_found, refuse_adapter
-from ropewalk.models import attention_hooks, recurrent_layers
+from ropewalk.models.attention import hooks as attention_hooks
+from ropewalk.models.attention import recurrent as recurrent_layers
 from ropewalk.models.config import BASES_OF_LAYERS, ModelConfig, decoder_key
 from ropewalk.models.config_file import (
     CONFIG_ERRORS,

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ropewalk.errors import EngineError
 from ropewalk.models.adapter import NewAdapter
-from ropewalk.models.intercept import kept_in_float32
+from ropewalk.models.attention.intercept import kept_in_float32
 from ropewalk.models.load import AS_IT_IS, ModelSetup, empty_model, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import Mesh, World

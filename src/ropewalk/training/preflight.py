@@ -20,6 +20,7 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.store import model_digest
 from ropewalk.io.settings import explain
 from ropewalk.models.adapter import NewAdapter
+from ropewalk.models.attention.recurrent import refuse_older_transformers
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import (
     ModelSetup,
@@ -30,7 +31,6 @@ from ropewalk.models.load import (
     read_config,
     with_rope,
 )
-from ropewalk.models.recurrent_layers import refuse_older_transformers
 from ropewalk.models.routing import DRAWS_EXPERTS, MOST_RECORDED_SINCE, records_routing
 from ropewalk.parallel import MeshShape, World, require_devices
 from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh

@@ -16,7 +16,7 @@ import torch
 from ropewalk.data import rows_for_step
 from ropewalk.errors import RunFailure
 from ropewalk.io.progress import Advance, Silent
-from ropewalk.models.attention_hooks import localities_of
+from ropewalk.models.attention.hooks import localities_of
 from ropewalk.models.load import cast_parameters, checkpoint_activations
 from ropewalk.models.losses import LossModel
 from ropewalk.models.routing import Routing

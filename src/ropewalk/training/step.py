@@ -19,7 +19,7 @@ from ropewalk.attention import prepare as prepare_attention
 from ropewalk.attention.layout import IGNORED, Row
 from ropewalk.attention.options import EVERYTHING, Locality
 from ropewalk.errors import Echo, RopewalkError
-from ropewalk.models.attention_hooks import positions_on
+from ropewalk.models.attention.hooks import positions_on
 from ropewalk.models.losses import LossModel
 from ropewalk.models.routing import Recorder, Routing, recorded_routing
 from ropewalk.parallel import Mesh, ShardedLayouts

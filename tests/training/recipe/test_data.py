@@ -18,7 +18,7 @@ from ropewalk.data import (
 )
 from ropewalk.data.settings import PackConfig
 from ropewalk.errors import RopewalkError
-from ropewalk.reporting.training import write_run_report
+from ropewalk.reporting.run.training import write_run_report
 from ropewalk.training.documents import _in_storage_order
 from ropewalk.training.recipe.recipe import Recipe
 from tests.training.run_cases import extend

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from ropewalk import RopewalkError
 from ropewalk.evaluation.store import model_digest
-from ropewalk.reporting.training import write_run_report
+from ropewalk.reporting.run.training import write_run_report
 from ropewalk.search import read_factors
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.stage_rope.search import describe_search, search_summary

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, Row
+from ropewalk.models.attention.recurrent import mixers_of
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import rotary_module
 from ropewalk.models.losses import LossModel, decoder_of
-from ropewalk.models.recurrent_layers import mixers_of
 from ropewalk.rope import RotaryEmbedding
 from ropewalk.verification.case import Case, with_labels
 from ropewalk.verification.checks import Claim

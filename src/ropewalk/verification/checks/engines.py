@@ -14,7 +14,7 @@ from ropewalk.attention.options import AttentionOptions
 from ropewalk.attention.oracle import Attention, ExactAttention, Values, cotangent_of, values_of
 from ropewalk.data.mixture.report import counted
 from ropewalk.errors import EngineError
-from ropewalk.models.attention_hooks import attention_options_of
+from ropewalk.models.attention.hooks import attention_options_of
 from ropewalk.models.losses import decoder_of
 from ropewalk.training.step import autocast
 from ropewalk.verification.case import Case

@@ -16,14 +16,14 @@ from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
 from ropewalk.models.card import CARD, is_own_card
 from ropewalk.models.config_file import read_model_config
-from ropewalk.reporting.before_after import conclusion, difference_tables, run_differences, run_results
 from ropewalk.reporting.evaluation import evaluation_tables
 from ropewalk.reporting.figures.evaluation import passkey_figure, perplexity_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
 from ropewalk.reporting.figures.training import curve_figure, training_figure
-from ropewalk.reporting.model_card import write_model_card
 from ropewalk.reporting.page import Page, write_page
-from ropewalk.reporting.samples import SAMPLES, write_samples_page
+from ropewalk.reporting.run.before_after import conclusion, difference_tables, run_differences, run_results
+from ropewalk.reporting.run.model_card import write_model_card
+from ropewalk.reporting.run.samples import SAMPLES, write_samples_page
 from ropewalk.reporting.score_tables import result_tables
 from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.rope import Default

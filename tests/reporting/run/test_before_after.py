@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ropewalk.evaluation.results import SAMPLES, TaskResult
-from ropewalk.reporting.before_after import conclusion, run_differences
+from ropewalk.reporting.run.before_after import conclusion, run_differences
 
 N = 40
 

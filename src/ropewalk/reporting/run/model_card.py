@@ -24,7 +24,7 @@ from ropewalk.models.card import CARD, is_own_card, signed_card
 from ropewalk.models.config_file import read_model_config
 from ropewalk.models.export import ExportResult
 from ropewalk.models.origin import origin_of
-from ropewalk.reporting.before_after import conclusion, run_differences, run_results
+from ropewalk.reporting.run.before_after import conclusion, run_differences, run_results
 from ropewalk.reporting.score_tables import difference_words, length_words, task_words
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ropewalk.reporting.samples import write_samples_page
+from ropewalk.reporting.run.samples import write_samples_page
 from ropewalk.training.answers import write_answers
 from tests.reporting.test_page import Reader
 from tests.training.test_answers import answered

@@ -10,11 +10,9 @@ from torch import nn
 from ropewalk import EngineError, RopewalkError
 from ropewalk.audit.arithmetic import EXACT
 from ropewalk.audit.passes import Runner
-from ropewalk.models import mitigated_attention
-from ropewalk.models.intercept import AuditedModel
-from ropewalk.models.load import attach, rotary_module
-from ropewalk.models.losses import decoder_of
-from ropewalk.models.mitigated_attention import (
+from ropewalk.models.attention import mitigated as mitigated_attention
+from ropewalk.models.attention.intercept import AuditedModel
+from ropewalk.models.attention.mitigated import (
     FUSED_MITIGATIONS,
     attending,
     copy_in_dtype,
@@ -25,6 +23,8 @@ from ropewalk.models.mitigated_attention import (
     split_product,
     tf32_attention,
 )
+from ropewalk.models.load import attach, rotary_module
+from ropewalk.models.losses import decoder_of
 from tests.models.mitigation_cases import LENGTH, hidden, rms, row, tiny
 
 ATTENDED = ("fused attention", *FUSED_MITIGATIONS)

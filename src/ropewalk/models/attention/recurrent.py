@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ropewalk.attention.layout import PackedLayout, cached_per_layout
 from ropewalk.errors import EngineError
-from ropewalk.models.attention_hooks import LayoutCall, has_layout
+from ropewalk.models.attention.hooks import LayoutCall, has_layout
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.losses import decoder_of
 from ropewalk.versions import older_transformers

@@ -10,10 +10,15 @@ import transformers
 
 from ropewalk import PackedLayout
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models import recurrent_layers
+from ropewalk.models.attention import recurrent as recurrent_layers
+from ropewalk.models.attention.recurrent import (
+    PACKED_SINCE,
+    mixers_of,
+    refuse_older_transformers,
+    run_batches,
+)
 from ropewalk.models.config import MIXERS, WITHOUT_ROPE, ModelConfig
 from ropewalk.models.load import attach, checkpoint_activations, load_model
-from ropewalk.models.recurrent_layers import PACKED_SINCE, mixers_of, refuse_older_transformers, run_batches
 from ropewalk.parallel import MeshShape, SequenceGroups, ShardedLayouts
 from ropewalk.rope import Default, RotaryEmbedding, methods_from_config, replace_methods
 from ropewalk.training.preflight import refuse_on_mesh

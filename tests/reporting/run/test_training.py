@@ -3,8 +3,8 @@
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.reporting.before_after import run_results
-from ropewalk.reporting.training import run_tables, write_run_report
+from ropewalk.reporting.run.before_after import run_results
+from ropewalk.reporting.run.training import run_tables, write_run_report
 from ropewalk.training.run_folder import SUMMARY
 from tests.reporting.reporting_cases import AFTER, BEFORE, passkey
 

@@ -13,15 +13,15 @@ from ropewalk import EngineError, PackedLayout, RopewalkError
 from ropewalk.attention.options import Locality
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
 from ropewalk.audit.passes import Runner, difference, longest, queries_from, shifted
-from ropewalk.models import intercept
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.intercept import (
+from ropewalk.models.attention import intercept
+from ropewalk.models.attention.intercept import (
     AuditedModel,
     LayerRotation,
     intercepted,
     kept_in_float32,
     random_parameters,
 )
+from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import attach, load_model
 from ropewalk.models.rotary import rotary_module, swap_rotary
 from tests.audit.audit_cases import dense_attention

@@ -9,7 +9,7 @@ import torch
 from ropewalk import PackedLayout
 from ropewalk.attention.options import EVERYTHING, Locality
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.attention_hooks import LayoutCall, attention_options_of
+from ropewalk.models.attention.hooks import LayoutCall, attention_options_of
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import attach
 from tests.marks import slow_after

@@ -1,0 +1,1 @@
+"""Attention of transformers models: packed rows in it, and its computation outside of it."""

@@ -1,0 +1,1 @@
+"""Pages of a training run, and the card beside its model."""
