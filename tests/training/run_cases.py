@@ -1,5 +1,9 @@
 """A run as tests call it: its summary as JSON values, and what ranks run; spawned processes import it by name."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import yaml
 
 from ropewalk import training
@@ -19,3 +23,22 @@ def extended(values, resume=False):
     """The summary of a run of the ranks."""
     with joined("cpu") as world:
         return extend(parse_recipe(yaml.safe_dump(values), "test"), resume=resume, world=world)
+
+
+@contextmanager
+def cut_off_after(steps: int) -> Iterator[None]:
+    """A run inside is interrupted, as by Ctrl-C, when it begins the step after so many."""
+    from ropewalk.training import stage
+
+    train_step, left = stage.train_step, [steps]
+
+    def cut_off(*arguments):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return train_step(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage, "train_step", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            yield

@@ -15,10 +15,9 @@ from ropewalk import RopewalkError
 from ropewalk.attention.layout import IGNORED
 from ropewalk.data import load_tokenizer, open_rows
 from ropewalk.data.rows.training_rows import rows_for_step
-from ropewalk.training import stage
 from tests.programs import run_program
 from tests.training.resume_cases import recipe_of, weights_of
-from tests.training.run_cases import extend, extended
+from tests.training.run_cases import cut_off_after, extend, extended
 from tests.training.test_run_during import KILLED
 from tests.training.tiny import WORDS, save_tiny
 
@@ -153,23 +152,13 @@ def answered(tokenizer, ids):
     return found
 
 
-def test_cut_off_and_resumed_the_bytes_are_the_same(values, tmp_path, monkeypatch):
+def test_cut_off_and_resumed_the_bytes_are_the_same(values, tmp_path):
     whole = beside(values, tmp_path, "whole")
     summary = extend(recipe_of(whole))
     assert [each["n"] for each in summary["before"] + summary["after"]] == [2, 2]
     assert len(measured_in(whole["output"])) >= 4
-    steps, left = stage.train_step, [5]
-
-    def cut_off(*arguments):
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return steps(*arguments)
-
-    monkeypatch.setattr(stage, "train_step", cut_off)
-    with pytest.raises(KeyboardInterrupt):
+    with cut_off_after(5):
         extend(recipe_of(values))
-    monkeypatch.setattr(stage, "train_step", steps)
     extend(recipe_of(values), resume=True)
     for read in (steps_of, measured_in, weights_of):
         assert read(values["output"]) == read(whole["output"])

@@ -13,12 +13,11 @@ import yaml
 from ropewalk.models.load import AS_IT_IS, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.reporting.run.training import write_run_report
-from ropewalk.training import stage
 from ropewalk.training.measurement import _undisturbed
 from tests.marks import slow_after
 from tests.programs import run_program
 from tests.training.resume_cases import Notes, recipe_of, refused, weights_of, with_stage
-from tests.training.run_cases import extend, extended
+from tests.training.run_cases import cut_off_after, extend, extended
 
 
 def steps_of(output) -> list[tuple]:
@@ -119,23 +118,12 @@ def test_random_numbers_and_modes_are_those_from_before(tiny_checkpoint):
     assert [each.training for each in (whole, frozen, whole.model.model.layers[1])] == [True, False, True]
 
 
-def test_a_resumed_run_measures_again_what_its_checkpoint_does_not_have(two_stages, tmp_path, monkeypatch):
+def test_a_resumed_run_measures_again_what_its_checkpoint_does_not_have(two_stages, tmp_path):
     values = beside(two_stages, tmp_path, "whole", every=1)
     extend(recipe_of(values))
     cut = beside(two_stages, tmp_path, "cut", every=1)
-    steps = stage.train_step
-    left = [6]
-
-    def cut_off(*arguments):
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return steps(*arguments)
-
-    monkeypatch.setattr(stage, "train_step", cut_off)
-    with pytest.raises(KeyboardInterrupt):
+    with cut_off_after(6):
         extend(recipe_of(cut))
-    monkeypatch.setattr(stage, "train_step", steps)
     before = measured_in(cut["output"])
     assert "stage1-step000003.json" in before
     # A result that depends on what comes after the checkpoint is not trusted, even when it looks as it should.

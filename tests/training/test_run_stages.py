@@ -17,7 +17,7 @@ from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.run_folder import StageRange
 from tests.programs import run_program
 from tests.training.resume_cases import Notes, recipe_of, refused, weights_of, with_stage, write
-from tests.training.run_cases import extend, extended
+from tests.training.run_cases import cut_off_after, extend, extended
 from tests.training.test_run_during import KILLED, steps_of
 
 POINTS = 1
@@ -149,8 +149,8 @@ def test_stages_that_a_recipe_does_not_have_are_refused(two_stages, first, last,
 
 def test_a_stage_can_start_again_only_from_a_checkpoint_that_is_there(two_stages, tmp_path, capsys):
     values = {**beside(two_stages, tmp_path, "run"), "checkpoints": {"every": 1, "keep": 2}}
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(values)
+    with cut_off_after(1):
+        extend(recipe_of(values))
     said = refused(capsys, tmp_path, values, "--from-stage", "2")
     assert "--from-stage is 2, but the run in" in said
     assert said.endswith("has not completed stage 1; leave it out")
@@ -158,23 +158,6 @@ def test_a_stage_can_start_again_only_from_a_checkpoint_that_is_there(two_stages
     said = refused(capsys, tmp_path, values, "--from-stage", "2")
     assert "--from-stage 2 needs the checkpoint stage0-step000003, which the run in" in said
     assert not (Path(values["output"]) / "earlier").exists()
-
-
-def interrupted(values):
-    """A run that ends in its second step."""
-    from ropewalk.training import stage
-
-    steps, left = stage.train_step, [2]
-
-    def cut_off(*arguments):
-        left[0] -= 1
-        if not left[0]:
-            raise KeyboardInterrupt
-        return steps(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage, "train_step", cut_off)
-        extend(recipe_of(values))
 
 
 def test_the_command_stops_and_says_how_it_goes_on(two_stages, tmp_path, capsys):

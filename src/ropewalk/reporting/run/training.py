@@ -79,7 +79,8 @@ def _cost(output: Path) -> dict[str, object]:
     cost = cost_of(output)
     if cost.tokens_per_second is None:
         return {}
-    return {"Cost": f"{cost.hours:.2g} hours of training, {cost.tokens_per_second:,.0f} tokens per second"}
+    time = f"{cost.hours:,.1f} hours" if cost.hours >= 0.1 else f"{cost.hours * 3600:,.1f} seconds"
+    return {"Cost": f"{time} of training, {cost.tokens_per_second:,.0f} tokens per second"}
 
 
 def _training(stage: dict[str, Any]) -> str:
