@@ -1,5 +1,7 @@
 """Windowed attention on a CPU: the dense masked product, its gradients, and what is kept for the backward pass."""
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,9 +27,12 @@ def with_gradients(attention, inputs, cotangent):
     value_dim=st.sampled_from([4, 7]),
     blocks=st.sampled_from([(1, 1), (2, 5), (7, 7), (32, 64)]),
     score_bytes=st.sampled_from([1, 2000, 2**21]),
+    widest_kept=st.sampled_from([0, 45]),
 )
 @settings(deadline=None, max_examples=60)
-def test_it_is_the_dense_masked_product(count, before, window, groups, value_dim, blocks, score_bytes):
+def test_it_is_the_dense_masked_product(
+    count, before, window, groups, value_dim, blocks, score_bytes, widest_kept
+):
     torch.manual_seed(count + 41 * before)
     length = count + before
     shapes = (2 * groups, count, 4), (2, length, 4), (2, length, value_dim)
@@ -40,16 +45,19 @@ def test_it_is_the_dense_masked_product(count, before, window, groups, value_dim
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "BLOCKS", blocks)
         patch.setattr(windows, "SCORE_BYTES", score_bytes)
+        patch.setattr(windows, "WIDEST_KEPT", widest_kept)
         found = with_gradients(lambda q, k, v: windowed_attention(q, k, v, window, 0.3), inputs, cotangent)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
 def test_heads_of_a_transposed_tensor_are_read_where_they_lie():
-    """As a layer hands them over: tokens first in memory, heads second."""
+    """As a layer hands over a document of a row: tokens first in memory, heads second, other tokens before."""
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 30, heads, 4, dtype=torch.float64).transpose(1, 2) for heads in (4, 2, 2))
-    visible = _visible(30, 30, 8, torch.device("cpu"))
+    q, k, v = (
+        torch.randn(2, 210, heads, 4, dtype=torch.float64)[:, 10:].transpose(1, 2) for heads in (4, 2, 2)
+    )
+    visible = _visible(200, 200, 8, torch.device("cpu"))
     expected = plain_attention(q, k, v, visible, AttentionOptions(0.3))
     torch.testing.assert_close(windowed_attention(q, k, v, 8, 0.3), expected, rtol=0, atol=1e-12)
 
@@ -70,7 +78,11 @@ def test_gradients_of_keys_add_up_in_float32():
     assert float(errors.max()) <= 2**-8 * float(expected[3].abs().max())
 
 
-def test_queries_keys_values_and_one_number_a_query_are_kept_for_the_backward():
+@pytest.mark.parametrize(
+    ("window", "most"), [(windows.WIDEST_KEPT, windows.WIDEST_KEPT + 32), (windows.WIDEST_KEPT + 1, 1)]
+)
+def test_queries_keys_values_and_weights_of_narrow_windows_are_kept_for_the_backward(window, most):
+    """Of a wider window one number a query instead of its weights."""
     inputs = [torch.randn(1, 2, 400, 8, requires_grad=True) for _ in range(3)]
     kept = []
 
@@ -79,5 +91,46 @@ def test_queries_keys_values_and_one_number_a_query_are_kept_for_the_backward():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        windowed_attention(*inputs, 100, 0.3)
-    assert sum(tensor.numel() for tensor in kept) == sum(x.numel() for x in inputs) + 2 * 400
+        windowed_attention(*inputs, window, 0.3)
+    more = sum(tensor.numel() for tensor in kept) - sum(x.numel() for x in inputs)
+    assert 0 < more <= 2 * 400 * most
+
+
+@pytest.mark.parametrize("window", [8, windows.WIDEST_KEPT + 1])
+def test_a_second_backward_gives_the_same_gradients(window):
+    inputs = [torch.randn(1, 2, 200, 8, requires_grad=True) for _ in range(3)]
+    output = windowed_attention(*inputs, window, 0.3)
+    first = torch.autograd.grad(output.sum(), inputs, retain_graph=True)
+    assert all(map(torch.equal, first, torch.autograd.grad(output.sum(), inputs)))
+
+
+def test_what_memory_held_before_reaches_no_result():
+    """torch fills new tensors with NaN where algorithms must be deterministic."""
+    inputs = [torch.randn(1, 2, 300, 8, requires_grad=True) for _ in range(3)]
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = with_gradients(
+            lambda *qkv: windowed_attention(*qkv, 100, 0.3), inputs, torch.ones(1, 2, 300, 8)
+        )
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert all(bool(x.isfinite().all()) for x in found)
+
+
+def test_weights_are_let_go_of_block_by_block_if_nothing_is_trained(monkeypatch):
+    alive = []
+
+    def scores(*arguments):
+        alive.append(sum(reference() is not None for reference in references))
+        made = of_block(*arguments)
+        references.append(weakref.ref(made))
+        return made
+
+    references: list = []
+    of_block = windows._scores
+    monkeypatch.setattr(windows, "_scores", scores)
+    monkeypatch.setattr(windows, "SCORE_BYTES", 1)
+    windowed_attention(*(torch.randn(1, 1, 60, 8) for _ in range(3)), 8, 0.3)
+    assert len(alive) > 5
+    assert max(alive) <= 1

@@ -23,6 +23,9 @@ WIDEST_WINDOW = 2048
 BLOCKS = (32, 64)
 """Fewest and most queries in a block: products of fewer are slow, and more are multiplied with too many keys that they
 do not see (benchmarks/attention_windows.py)."""
+WIDEST_KEPT = 128
+"""Widest window whose weights are kept for the backward pass: ``size + window`` numbers a query and head, 640 bytes in
+float32 in blocks of 32. That saves one of seven products; wider windows have less to gain and more to keep."""
 LOG2_E = 1 / math.log(2)
 
 
@@ -35,7 +38,7 @@ class Slab:
         count: number of successive blocks; 1 where there are several heads.
         queries: of all the blocks.
         keys: that the first block sees; each later one sees as many, further on by the queries of a block.
-        mask: ``[G·size, keys]``, what is added to the scores of a block: 0, or -inf where a query does not see a key.
+        mask: ``[size·G, keys]``, what is added to the scores of a block: 0, or -inf where a query does not see a key.
     """
 
     heads: slice
@@ -54,35 +57,32 @@ class Slab:
         """How many blocks further on the first one is that shares no key with a block."""
         return -(-len(range(self.keys.start, self.keys.stop)) // self.size)
 
-    def blocks_of(self, x: Tensor) -> Tensor:
-        """``[heads, count, G, size, D]``, a view of ``[N, G, n, D]``."""
-        rows = x[self.heads, :, self.queries]
-        return rows.unflatten(2, (self.count, self.size)).transpose(1, 2)  # type: ignore[no-any-return,no-untyped-call]
-
     def rows_of(self, x: Tensor) -> Tensor:
-        """``[heads·count, G·size, D]`` of ``[N, G, n, D]``; a view if there is one query head for each key head."""
-        return self.blocks_of(x).flatten(0, 1).flatten(1, 2)
+        """``[heads·count, size·G, D]``, a view of ``[N, n·G, D]``."""
+        groups = len(self.mask) // self.size
+        rows = x[self.heads, self.queries.start * groups : self.queries.stop * groups]
+        return rows if self.count == 1 else rows.view(self.count, -1, x.shape[2])
 
     def keys_of(self, x: Tensor, first: int = 0, every: int = 1) -> Tensor:
         """``[heads·count, keys, D]``, a view of ``[N, s, D]`` that may overlap; or of some of the blocks."""
-        start = first * self.size
-        seen = x[self.heads, self.keys.start + start : self.keys.stop + start]
         if self.count == 1:
-            return seen
+            return x[self.heads, self.keys]
         blocks = len(range(first, self.count, every))
         strides = (every * self.size * x.stride(1), x.stride(1), x.stride(2))
-        return seen.as_strided((blocks, *seen.shape[1:]), strides)
+        key = self.keys.start + first * self.size
+        start = x.storage_offset() + self.heads.start * x.stride(0) + key * x.stride(1)
+        return x.as_strided((blocks, self.keys.stop - self.keys.start, x.shape[2]), strides, start)
 
 
-def _slabs(q: Tensor, k: Tensor, window: int) -> Iterator[Slab]:
+def _slabs(q: Tensor, k: Tensor, groups: int, window: int) -> Iterator[Slab]:
     """Every block of a run's last queries once. The first block may be shorter than the others."""
-    (heads, groups, count, _), length = q.shape, k.shape[1]
+    heads, length, count = *k.shape[:2], q.shape[1] // groups
     size = _size(groups * window * q.element_size(), groups, window)
     # Of query i of a block and the j-th key from the one that is no longer seen by query 0: `size + window` of them, of
     # which the first is seen by none, because products of even numbers of keys are faster.
     back = torch.arange(size)[:, None] + window - torch.arange(size + window)
     mask = torch.zeros(back.shape, dtype=q.dtype).masked_fill_((back < 0) | (back >= window), -math.inf)
-    whole = mask.repeat(groups, 1)
+    whole = mask.repeat_interleave(groups, 0)
     together = max(1, SCORE_BYTES // (whole.numel() * q.element_size()))
     lacking = -count % size
     # In queries, with those that the first block lacks; the first of these stands at this place of the keys.
@@ -92,9 +92,8 @@ def _slabs(q: Tensor, k: Tensor, window: int) -> Iterator[Slab]:
     for start in range(0, alone, size):
         queries = slice(max(0, start - lacking), start + size - lacking)
         keys = slice(max(0, place + start - window), place + start + size)
-        seen = mask[size - queries.stop + queries.start :, size + window - keys.stop + keys.start :].repeat(
-            groups, 1
-        )
+        corner = mask[size - queries.stop + queries.start :, size + window - keys.stop + keys.start :]
+        seen = corner.repeat_interleave(groups, 0)
         for head in range(0, heads, together):
             yield Slab(slice(head, min(head + together, heads)), 1, queries, keys, seen)
     for head in range(heads):
@@ -106,54 +105,59 @@ def _slabs(q: Tensor, k: Tensor, window: int) -> Iterator[Slab]:
 
 
 class _Windowed(torch.autograd.Function):
-    """Of queries ``[N, G, n, D]``, keys ``[N, s, D]`` and values ``[N, s, V]``, in float32 or wider."""
+    """Of queries ``[N, n·G, D]``, keys ``[N, s, D]`` and values ``[N, s, V]``, in float32 or wider."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, groups: int, window: int, scale: float) -> Tensor:
         output, log2_sums = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
-        for slab in _slabs(q, k, window):
-            scores = _scores(q, k, slab, scale)
-            highest = scores.amax(-1, keepdim=True)
-            weights = scores.sub_(highest).exp2_()
-            sums = weights.sum(-1, keepdim=True)
-            rows, logs = slab.blocks_of(output), slab.blocks_of(log2_sums)
-            rows.copy_(torch.bmm(weights, slab.keys_of(v)).div_(sums).view_as(rows))
-            logs.copy_(sums.log2_().add_(highest).view_as(logs))
-        ctx.save_for_backward(q, k, v, log2_sums)
-        ctx.window, ctx.scale = window, scale
+        kept = [] if window <= WIDEST_KEPT else [log2_sums]
+        trained = any(ctx.needs_input_grad)
+        for slab in _slabs(q, k, groups, window):
+            weights = _scores(q, k, slab, scale)
+            highest = weights.amax(-1, keepdim=True)
+            sums = weights.sub_(highest).exp2_().sum(-1, keepdim=True)
+            torch.bmm(weights.div_(sums), slab.keys_of(v), out=slab.rows_of(output))
+            if window > WIDEST_KEPT:
+                torch.add(sums.log2_(), highest, out=slab.rows_of(log2_sums))
+            elif trained:
+                kept.append(weights)
+        ctx.save_for_backward(q, k, v, *kept)
+        ctx.groups, ctx.window, ctx.scale = groups, window, scale
         return output
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, log2_sums = ctx.saved_tensors
+        q, k, v, *kept = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for slab in _slabs(q, k, ctx.window):
+        for number, slab in enumerate(_slabs(q, k, ctx.groups, ctx.window)):
             queries, rows, keys = slab.rows_of(q), slab.rows_of(gradient), slab.keys_of(k)
-            weights = _scores(q, k, slab, ctx.scale).sub_(slab.rows_of(log2_sums)).exp2_()
-            of_weights = torch.bmm(rows, slab.keys_of(v).mT)
-            scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
-            blocks = slab.blocks_of(dq)
-            torch.mul(torch.bmm(scores, keys).view_as(blocks), ctx.scale, out=blocks)
+            if ctx.window <= WIDEST_KEPT:
+                weights = kept[number]
+            else:
+                weights = _scores(q, k, slab, ctx.scale).sub_(slab.rows_of(kept[0])).exp2_()
+            scores = torch.bmm(rows, slab.keys_of(v).mT)
+            torch._softmax_backward_data(scores, weights, -1, weights.dtype, grad_input=scores)
+            slab.rows_of(dq).baddbmm_(scores, keys, beta=0, alpha=ctx.scale)
             # Products are added in place to keys that no two of them share.
             every = min(slab.apart, slab.count)
             for first in range(every):
                 some = slice(None) if every == 1 else slice(first, None, every)
                 slab.keys_of(dv, first, every).baddbmm_(weights[some].mT, rows[some])
                 slab.keys_of(dk, first, every).baddbmm_(scores[some].mT, queries[some], alpha=ctx.scale)
-        return dq, dk, dv, None, None
+        return dq, dk, dv, None, None, None
 
 
 def _size(bytes_of_query: int, groups: int, window: int) -> int:
     """Queries in a block, of which each has this many bytes of scores in the heads that share its keys."""
     fewest, most = BLOCKS
-    # The queries of heads that share their keys are rows of one product.
+    # The rows of heads that share their keys are in one product.
     fewest = max(-(-fewest // groups), fewest // 2)
     return max(1, min(most, max(fewest, window // 8), SCORE_BYTES // bytes_of_query))
 
 
 def _scores(q: Tensor, k: Tensor, slab: Slab, scale: float) -> Tensor:
-    """``[heads·count, G·size, keys]``: scores to base 2, -inf where a query does not see a key."""
+    """``[heads·count, size·G, keys]``: scores to base 2, -inf where a query does not see a key."""
     return torch.baddbmm(slab.mask, slab.rows_of(q), slab.keys_of(k).mT, alpha=scale * LOG2_E)
 
 
@@ -170,10 +174,11 @@ def windowed_attention(q: Tensor, k: Tensor, v: Tensor, window: int, scale: floa
     Returns:
         ``[B, H, n, V]`` in the queries' dtype.
     """
-    heads, kv_heads = q.shape[1], k.shape[1]
+    kv_heads, groups = k.shape[1], q.shape[1] // k.shape[1]
     wide = torch.promote_types(q.dtype, torch.float32)
-    grouped = q.to(wide).unflatten(1, (kv_heads, heads // kv_heads)).flatten(0, 1)
+    # The queries of heads that share their keys are rows of one product, those of a token next to each other.
+    rows = q.to(wide).unflatten(1, (kv_heads, groups)).transpose(2, 3).flatten(2, 3).flatten(0, 1)  # type: ignore[no-untyped-call]
     keys, values = (x.to(wide).flatten(0, 1) for x in (k, v))
-    output: Tensor = _Windowed.apply(grouped, keys, values, window, scale)  # type: ignore[no-untyped-call]
-    whole: Tensor = output.unflatten(0, (q.shape[0], kv_heads)).flatten(1, 2)  # type: ignore[no-untyped-call]
-    return whole.to(q.dtype)
+    output: Tensor = _Windowed.apply(rows, keys, values, groups, window, scale)  # type: ignore[no-untyped-call]
+    by_head: Tensor = output.unflatten(1, (-1, groups)).unflatten(0, (-1, kv_heads)).transpose(2, 3)  # type: ignore[no-untyped-call]
+    return by_head.flatten(1, 2).to(q.dtype)
