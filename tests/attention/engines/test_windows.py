@@ -55,7 +55,7 @@ def test_heads_of_a_transposed_tensor_are_read_where_they_lie():
     """As a layer hands over a document of a row: tokens first in memory, heads second, other tokens before."""
     torch.manual_seed(0)
     q, k, v = (
-        torch.randn(2, 210, heads, 4, dtype=torch.float64)[:, 10:].transpose(1, 2) for heads in (4, 2, 2)
+        torch.randn(1, 210, heads, 4, dtype=torch.float64)[:, 10:].transpose(1, 2) for heads in (4, 2, 2)
     )
     visible = _visible(200, 200, 8, torch.device("cpu"))
     expected = plain_attention(q, k, v, visible, AttentionOptions(0.3))
