@@ -129,8 +129,13 @@ class _Windowed(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *kept = ctx.saved_tensors
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        # The first slab that sees a key sets its gradients to 0, shortly before it adds to them, while they are cached.
+        before = k.shape[1] - q.shape[1] // ctx.groups
+        dk[:, :before] = dv[:, :before] = 0
         for number, slab in enumerate(_slabs(q, k, ctx.groups, ctx.window)):
+            own = slice(before + slab.queries.start, before + slab.queries.stop)
+            dk[slab.heads, own] = dv[slab.heads, own] = 0
             queries, rows, keys = slab.rows_of(q), slab.rows_of(gradient), slab.keys_of(k)
             if ctx.window <= WIDEST_KEPT:
                 weights = kept[number]
@@ -141,10 +146,11 @@ class _Windowed(torch.autograd.Function):
             slab.rows_of(dq).baddbmm_(scores, keys, beta=0, alpha=ctx.scale)
             # Products are added in place to keys that no two of them share.
             every = min(slab.apart, slab.count)
+            weights, scores = weights.mT, scores.mT
             for first in range(every):
-                some = slice(None) if every == 1 else slice(first, None, every)
-                slab.keys_of(dv, first, every).baddbmm_(weights[some].mT, rows[some])
-                slab.keys_of(dk, first, every).baddbmm_(scores[some].mT, queries[some], alpha=ctx.scale)
+                some = slice(first, None, every)
+                slab.keys_of(dv, first, every).baddbmm_(weights[some], rows[some])
+                slab.keys_of(dk, first, every).baddbmm_(scores[some], queries[some], alpha=ctx.scale)
         return dq, dk, dv, None, None, None
 
 
