@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import itertools
 import json
 import signal
 import time
@@ -38,11 +39,20 @@ def test_every_help_has_an_example(command, capsys):
     assert f"ropewalk {command}" in capsys.readouterr().out.split("Example", 1)[1]
 
 
-def _help(command: str) -> str:
-    """The help of a command on a terminal of 80 columns."""
+def _help(command: str, width: int = 80) -> str:
+    """The help of a command on a terminal of so many columns."""
     text = io.StringIO()
-    program().help_print(command.split(), console=Console(file=text, width=80))
+    program().help_print(command.split(), console=Console(file=text, width=width))
     return text.getvalue()
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_a_help_breaks_paragraphs_only_at_the_width(command):
+    lines = _help(command, width=80).splitlines()
+    for line, following in itertools.pairwise(lines):
+        # A line ends where the next word does not fit; boxes and the table of commands are laid out on their own.
+        if line.strip() and following.strip() and not {line[0], following[0]} & set("╭│╰ "):
+            assert len(line.rstrip()) + 1 + len(following.split()[0]) > 80, (line, following)
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

@@ -164,9 +164,11 @@ def make_group_with_default(
 
 
 def _paragraphs(function: Callable[..., None]) -> tuple[str, str]:
-    """The first paragraph of a function's docstring, and the remaining ones."""
-    summary, _, more = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
-    return summary, more
+    """The first paragraph of a function's docstring, and the remaining ones, each as one line."""
+    # The terminal's width breaks the lines; the source's line ends would break them a second time.
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    summary, *more = (" ".join(paragraph.split()) for paragraph in paragraphs)
+    return summary, "\n\n".join(more)
 
 
 def _looks(example: str = "", function: Callable[..., None] | None = None) -> dict[str, Any]:
