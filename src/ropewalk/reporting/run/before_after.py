@@ -50,13 +50,13 @@ def conclusion(trained: int, context: int, differences: Sequence[ScoreDifference
         return f"No score after {what} can be compared with that before: {reason}."
     real = sorted((each for each in tested if each.real), key=_order)
     better, worse = [d for d in real if _is_better(d)], [d for d in real if not _is_better(d)]
-    told = [*_first_of_each_unit(better), *worse[:1]]
-    if not told:
+    named = [*_first_of_each_unit(better), *worse[:1]]
+    if not named:
         return f"After {what}, no score differs by more than chance ({len(tested)} compared)."
-    clauses = [f"{_change(each)} ({_size(each, number == 0)})" for number, each in enumerate(told)]
-    rest = len(tested) - len(told)
+    clauses = [f"{_change(each)} ({_size(each, number == 0)})" for number, each in enumerate(named)]
+    rest = len(tested) - len(named)
     if rest:
-        improved = len(better) - len(told) + bool(worse)
+        improved = len(better) - len(named) + bool(worse)
         worsened = len(worse) - bool(worse)
         kept = rest - improved - worsened
         counts = ((improved, "improved"), (worsened, "got worse"), (kept, "did not change"))

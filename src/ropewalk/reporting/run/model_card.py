@@ -192,8 +192,8 @@ def _from(source: Mapping[str, Any], version: str, before: _At, after: _At) -> s
         ("RoPE", _rope_words(before[1]), _rope_words(after[1])),
     ]
     program = f"[ropewalk]({HOME}) {version}"
-    told = f"This is {linked} with its context extended by {program}."
-    return f"{told}\n\n{_table(('', 'before', 'after'), rows)}"
+    lead = f"This is {linked} with its context extended by {program}."
+    return f"{lead}\n\n{_table(('', 'before', 'after'), rows)}"
 
 
 def _rope_words(rope: Mapping[str, Any] | None) -> str:
@@ -205,15 +205,15 @@ def _rope_words(rope: Mapping[str, Any] | None) -> str:
 
 def _training(summary: Mapping[str, Any], recipe: Recipe) -> str:
     rows = []
-    for number_, (stage, asked) in enumerate(zip(summary["stages"], recipe.stages, strict=True), start=1):
-        told = (f"{stage['steps']:,}", f"{stage['tokens']:,}", f"{asked.learning_rate:g}")
+    for number_, (stage, planned) in enumerate(zip(summary["stages"], recipe.stages, strict=True), start=1):
+        trained = (f"{stage['steps']:,}", f"{stage['tokens']:,}", f"{planned.learning_rate:g}")
         rows.append(
             (
                 str(number_),
                 f"{stage['context']:,}",
                 _rope_words(stage),
                 _plain(stage["pattern"]),
-                *(told if stage["steps"] else ("0", "0", MISSING)),
+                *(trained if stage["steps"] else ("0", "0", MISSING)),
             )
         )
     header = ("stage", "context", "RoPE", "attention pattern", "steps", "tokens", "peak learning rate")
@@ -312,18 +312,18 @@ def _limits(summary: Mapping[str, Any], source: Mapping[str, Any]) -> list[str]:
     lengths = [each.length for each in after if each.status == "ok" and each.length is not None]
     longest = max(lengths, default=0)
     context = summary["context"]
-    told = []
+    limits = []
     if longest < context:
         measured = (
             f"The longest inputs that were measured have {longest:,} tokens"
             if longest
             else "Nothing was measured"
         )
-        told.append(f"{measured}; the config states {context:,}.")
+        limits.append(f"{measured}; the config states {context:,}.")
     else:
-        told.append(f"Inputs longer than {context:,} tokens were not measured.")
-    told.append("Abilities that the table does not name were not measured.")
-    return [*map(_plain, told), *_licence_unknown(source)]
+        limits.append(f"Inputs longer than {context:,} tokens were not measured.")
+    limits.append("Abilities that the table does not name were not measured.")
+    return [*map(_plain, limits), *_licence_unknown(source)]
 
 
 def _licence_unknown(source: Mapping[str, Any]) -> list[str]:

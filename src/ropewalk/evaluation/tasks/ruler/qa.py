@@ -124,7 +124,7 @@ class QuestionTask:
         encoder: PromptEncoder,
         length: int,
         seed: int,
-        asked: Sequence[int],
+        selected: Sequence[int],
         bare: Sequence[int],
     ) -> Iterator[Sample]:
         form = Form(self.suite, self.name, "part", self.max_new_tokens)
@@ -136,11 +136,11 @@ class QuestionTask:
 
         def draft(trial: _Trial) -> Draft:
             draw = sample_random(seed, self.name, length, trial.index)
-            return filled_draft(data, asked[trial.index], sizes, trial.room, slack, draw)
+            return filled_draft(data, selected[trial.index], sizes, trial.room, slack, draw)
 
-        for start in range(0, len(asked), size):
+        for start in range(0, len(selected), size):
             trials = [
-                _Trial(i, budget - bare[i] - spare) for i in range(start, min(start + size, len(asked)))
+                _Trial(i, budget - bare[i] - spare) for i in range(start, min(start + size, len(selected)))
             ]
             open_trials = trials
             while open_trials:
@@ -209,7 +209,7 @@ def question_order(task: str, questions: int, seed: int) -> tuple[int, ...]:
 
 def filled_draft(
     data: QuestionSet,
-    asked: int,
+    question_index: int,
     sizes: Sizes,
     room: int,
     slack: int,
@@ -219,23 +219,23 @@ def filled_draft(
 
     Args:
         data: the dataset.
-        asked: index of the question.
+        question_index: index of the question.
         sizes: returns the tokens of documents, given their indices.
         room: tokens for distractors, besides the question and its own documents.
         slack: tokens of the room that may stay free.
         draw: random generator of this sample.
     """
-    question = data.questions[asked]
+    question = data.questions[question_index]
     shuffle = random.Random(draw.getrandbits(64))
     others = others_in_order(question.gold, question.more, len(data.documents), draw)
     chosen = filling(others, sizes, room, slack)
     order = [*question.gold, *chosen]
     shuffle.shuffle(order)
-    return _draft(data, asked, order, len(chosen) - len(set(chosen)))
+    return _draft(data, question_index, order, len(chosen) - len(set(chosen)))
 
 
-def _draft(data: QuestionSet, asked: int, order: Sequence[int], repeated: int) -> Draft:
-    question = data.questions[asked]
+def _draft(data: QuestionSet, question_index: int, order: Sequence[int], repeated: int) -> Draft:
+    question = data.questions[question_index]
     documents = [data.documents[index] for index in order]
     text, prefix = qa_prompt(question.query, documents)
     starts = list(accumulate(map(len, numbered_documents(documents)), lambda at, n: at + n + 2, initial=0))
@@ -243,7 +243,7 @@ def _draft(data: QuestionSet, asked: int, order: Sequence[int], repeated: int) -
     details = {
         "unit": "document",
         "units": len(order),
-        "question": asked,
+        "question": question_index,
         "depths": [
             round(start / (starts[-1] - 2), 4)
             for index, start in zip(order, starts, strict=False)

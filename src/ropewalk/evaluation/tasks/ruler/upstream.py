@@ -440,8 +440,8 @@ def _question_prompts(data: QuestionSet) -> MakeQuestion:
     draw = random.Random(SEED)
     total = len(data.documents)
 
-    def make(asked: int, documents: int) -> tuple[str, str] | None:
-        question = data.questions[asked]
+    def make(index: int, documents: int) -> tuple[str, str] | None:
+        question = data.questions[index]
         own, nearest = list(question.gold), list(question.more)
         others = documents - len(own)
         if documents >= total:
@@ -494,12 +494,12 @@ def _question_fitted(
     task: QuestionTask,
     make: MakeQuestion,
     room: Room,
-    asked: int,
+    index: int,
     documents: int,
 ) -> tuple[tuple[str, str], int]:
     """Build one sample, with fewer and fewer documents until it fits."""
     for _ in range(documents // DOCUMENTS_STEP + MOST_TRIES):
-        made = make(asked, documents)
+        made = make(index, documents)
         if made is not None and room.holds("".join(made)):
             return made, documents
         if documents > DOCUMENTS_STEP:
