@@ -141,7 +141,7 @@ def test_a_repository_seen_by_others_than_asked_is_refused(api, private, public)
 
 def test_a_hub_that_fails_is_one_sentence(api, run):
     api.whoami.side_effect = ConnectionError("no route\nto the Hub")
-    with pytest.raises(RunFailure, match=r"^cannot ask the Hugging Face Hub about me/mine: no route$"):
+    with pytest.raises(RunFailure, match=r"^cannot query the Hugging Face Hub about me/mine: no route$"):
         writable_repository("me/mine")
     api.whoami.side_effect = None
     api.create_commit.side_effect = ConnectionError("reset")

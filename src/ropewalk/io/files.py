@@ -235,6 +235,7 @@ def parse_json(text: str | bytes, strict: bool = False) -> Any:
     """
     options: dict[str, Any] = {"parse_constant": _refuse_constant, "parse_float": _finite} if strict else {}
     try:
+        # Decoded here, because json.loads would also accept bytes in UTF-16 and UTF-32.
         return json.loads(text if isinstance(text, str) else text.decode("utf-8"), **options)
     except json.JSONDecodeError:
         # A subclass of ValueError, which the next clause would otherwise catch.

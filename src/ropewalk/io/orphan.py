@@ -23,7 +23,7 @@ def _main(parent: int, command: list[str]) -> None:
 
     # SIGTERM: a run ends in order, and a launcher ends its workers.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    # The parent may have ended before the signal was asked for.
+    # The parent may have ended before the signal was requested.
     if os.getppid() != parent:
         sys.exit("the process that started this one has ended")
     try:

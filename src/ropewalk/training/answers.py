@@ -88,8 +88,10 @@ def prompt_parts(text: str, references: Sequence[str]) -> tuple[tuple[int, str],
     places = [(text.find(each), len(each)) for each in references if each]
     found = [(place, length) for place, length in places if place >= 0]
     if found:
+        # The first place in the text, of whichever reference it is.
         place, length = min(found)
         wanted.insert(1, (place - AROUND, place + min(length, AROUND) + AROUND))
+    # In a prompt that is little longer than the parts to keep, they overlap.
     merged: list[tuple[int, int]] = []
     for start, end in sorted((max(0, start), min(len(text), end)) for start, end in wanted):
         if merged and start <= merged[-1][1]:

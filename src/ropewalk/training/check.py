@@ -85,6 +85,7 @@ def _outlines(recipe: Recipe) -> Iterator[StageOutline]:
     for stage in recipe.stages:
         limiting = stage.rope.limiting
         base = getattr(limiting, "rope_theta", None)
+        # rope_theta may be auto, whose base depends on the model, which may not be on this machine.
         rope = limiting.method if isinstance(base, str | None) else f"{limiting.method} {base:,.0f}"
         tokens = stage.steps * stage.rows_per_step * stage.context
         yield StageOutline(

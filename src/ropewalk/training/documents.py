@@ -128,6 +128,7 @@ def all_rows(
     if recipe.data.rows:
         return _packed_before(resolved, began, others)
     rows: list[PackedRows | None] = []
+    # Made once, and only if a stage with its own documents must leave them out.
     held_out = cache(lambda: _held_out(resolved, context))
     for number, stage in enumerate(recipe.stages):
         known = None if began is None or number in others else began.of_stage(number)
@@ -143,6 +144,7 @@ def all_rows(
         for number, each in enumerate(rows)
         if each is not None
     ]
+    # Not called unless a stage has needed it: that would tokenise the documents for this check alone.
     if held_out.cache_info().currsize:
         seen.append((recipe.data.sources, held_out()[1]))
     states: dict[str, set[str]] = {}
@@ -210,6 +212,7 @@ def _rows_again(
                 "pack them again"
             )
         packed = _rows(resolved, context, number, held_out)
+        # The name is a digest of all that the rows depend on, the documents included.
         if packed.folder.name != folder.name:
             raise RopewalkError(
                 f"the documents have changed since the run in {output} started, and its packed rows {folder} are gone; "
@@ -428,6 +431,7 @@ def _rows(
     data = resolved.stages[number].settings.data
     withheld = None
     if recipe.stages[number].own_documents:
+        # The stage's own documents may include those on which the run is evaluated.
         withheld = () if data.validation_sources else held_out()[0]
     made = False
 

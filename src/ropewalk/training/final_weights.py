@@ -192,6 +192,7 @@ def _best(output: Path, recipe: Recipe, until: Position) -> tuple[float, DuringT
     for each in evaluated_during(output, until):
         selected = [result for result in each.results if recipe.export.selects(name_of(result), only)]
         scores = [result.score for result in selected]
+        # NaN compares false with every number, so a NaN that came first would stay the best.
         if each.stage != number or not scores or not all(map(math.isfinite, scores)):
             continue
         score = fmean(scores)

@@ -349,6 +349,7 @@ def describe_during(resolved: ResolvedRecipe, asked: Sequence[Mapping[str, Seque
     for index, (stage, found) in enumerate(zip(resolved.recipe.stages, asked, strict=True)):
         trained += stage.steps * stage.rows_per_step * stage.context
         if found is not None:
+            # Rounded up, because the end of a stage is evaluated whatever its number of steps.
             times = -(-stage.steps // every)
             number += times
             read += times * _tokens_read(resolved, index, found)

@@ -38,6 +38,7 @@ class MetricsLog:
         def parse(number: int, values: dict[str, Any]) -> dict[str, Any]:
             nonlocal before
             for key, least in (("stage", 0), ("step", 1), ("tokens", 0)):
+                # Not isinstance: True is an int to Python.
                 if type(values[key]) is not int or not least <= values[key] <= LARGEST:
                     raise ValueError(f"{key} must be a whole number of at least {least}, got {values[key]!r}")
             check_types(values, {"loss": (float, type(None))})

@@ -118,6 +118,7 @@ class MasterAdamW:
         for master in self.masters.values():
             state = self.adamw.state[master]
             steps = float(state["step"])
+            # Without an update the moments are 0, and the divisor below would be 1 - beta**0 = 0.
             if not steps:
                 continue
             counted = 1.0 if rewarm else steps

@@ -22,5 +22,6 @@ def peak_memory(device: torch.device) -> dict[str, int]:
         # Not ru_maxrss, which counts the memory of the process that started this one too.
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
+                # The kernel writes kB and means 1,024 bytes.
                 return {PROCESS: int(line.split()[1]) * 1024}
     return {}

@@ -267,6 +267,7 @@ def _tokenizer(recipe: Recipe, model: str, vocabulary: int, sharded: bool) -> An
                 prompts.check(length)
     # A tokenizer saved with the old limit would truncate texts to the old context.
     tokenizer.model_max_length = max(tokenizer.model_max_length, recipe.stages[-1].context)
+    # An embedding with more rows than the tokenizer has tokens is fine: many are padded to a round number.
     if len(tokenizer) > vocabulary:
         raise RopewalkError(
             f"the tokenizer has {len(tokenizer)} tokens but the model's embedding only {vocabulary}; use the tokenizer "
@@ -438,6 +439,7 @@ def _chosen(stage: Stage, places: _Places, precision: str) -> MeshShape:
         dtype="bfloat16" if precision == "bfloat16" else "float32",
         trained=places.trained,
     )
+    # Only the memory is that of this device; auto compares the meshes with the speeds of H100s.
     cluster = replace(H100, ranks_per_node=world.local_size, bytes_per_rank=memory)
     return choose_mesh(run, stage.rows_per_step, world.size, cluster)
 
@@ -480,6 +482,7 @@ def refuse_on_mesh(
     # DBRX states the noise of its routers in ffn_config.
     parts = [config.values, *(each for each in config.values.values() if isinstance(each, Mapping))]
     for key, value in (item for part in parts for item in part.items()):
+        # classifier_dropout belongs to the head of a classifier, which a language model does not have.
         active = isinstance(value, float) and value > 0 and key != "classifier_dropout"
         if active and ("dropout" in key or "jitter" in key or key.endswith("pdrop")):
             raise RopewalkError(

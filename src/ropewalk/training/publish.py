@@ -92,7 +92,7 @@ def writable_repository(name: str, public: bool = False) -> Repository:
             f"--push {name} needs a Hugging Face token, and there is none; log in with: hf auth login, or set HF_TOKEN"
         )
     api = HfApi(library_name="ropewalk")
-    with _hub(f"cannot ask the Hugging Face Hub about {name}"):
+    with _hub(f"cannot query the Hugging Face Hub about {name}"):
         known = api.whoami()
         _check_rights(known, name)
         exists = api.repo_exists(name)
@@ -204,6 +204,7 @@ def _check_rights(known: dict[str, Any], name: str) -> None:
             f"{', '.join(own)}"
         )
     token = (known.get("auth") or {}).get("accessToken") or {}
+    # Other roles may still lack the right to write to this repository, which only the upload shows.
     if token.get("role") == "read":
         raise RopewalkError(
             f"--push {name}: the token may only read; create one that may write, and log in with: hf auth login"

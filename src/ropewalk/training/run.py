@@ -164,7 +164,7 @@ class RunResult(Result):
 
 @dataclass(frozen=True)
 class StoppedRun(Result):
-    """A run that has stopped after a stage, as it was asked to.
+    """A run that has stopped after a stage, as requested.
 
     Attributes:
         output: folder of the run.
@@ -246,6 +246,7 @@ def _begun(
     with ExitStack() as held:
         # Only rank 0 takes the lock, because only rank 0 writes.
         world.on_rank_0(lambda: held.enter_context(locked(output, "give another output")))
+        # Under the lock: take_up removes temporary files, which another process might still be writing.
         start = world.on_rank_0(lambda: take_up(output, recipe, resume, stages))
         resolved = _resolved(start, context)
         contexts = [_on(each.mesh, resolved, context) for each in resolved.stages]
@@ -263,6 +264,7 @@ def _finished(run: _Run, trained: _Trained, clock: float) -> RunResult:
     # After training, because short factors are searched on the final weights.
     method, short = _short_factors(run, trained)
     after = measure("after", _saved_model(run, trained.last, method), run.measurement, context)
+    # Short factors change the method of the last stage after its training; the summary names the exported one.
     methods = [*(each.method for each in trained.decisions[:-1]), method]
     result = RunResult(
         output=run.output,
@@ -321,7 +323,7 @@ class _Run:
     Attributes:
         resolved: the recipe.
         context: processes, output folder and reporter.
-        contexts: the same for each stage, with the processes arranged as it asks for.
+        contexts: the same for each stage, with the processes arranged as the stage requests.
         reached: progress so far.
         decisions: RoPE of the stages that have started.
         rows: packed rows of each stage; None for a stage without training.
@@ -368,8 +370,10 @@ def _prepared(
     for line in (*start.notes, *world.on_rank_0(lambda: announcement(resolved))):
         reporter.note(line)
     at = reached(output, start, world)
+    # Steps missing from metrics.jsonl, which the user has accepted with metrics.lost.jsonl.
     if at.gap is not None:
         reporter.note(at.gap)
+    # A resumed run with unchanged stages has its rows packed, and need not read a source again.
     if not start.resumed or start.others:
         world.on_rank_0(lambda: check_sources(resolved))
     lengths = world.on_rank_0(lambda: prompt_lengths(resolved, reporter))
@@ -379,7 +383,9 @@ def _prepared(
         return evaluation_file(when) not in at.outdated and results_in(output, when, requested) is not None
 
     if at.position is not None:
+        # Only for its check: a damaged file would otherwise fail the run when it writes its summary.
         world.on_rank_0(lambda: evaluated_during(output, at.position))
+    # Both are read, so that damage to either is found now; only the first decides whether the model is needed.
     measured = world.on_rank_0(lambda: [known(when) for when in ("before", "after")])[0]
     # Load the model before packing, so that a checkpoint that cannot be loaded fails early.
     model = None if measured else load_for_run(resolved, context, resolved.model)
@@ -401,6 +407,7 @@ def _prepared(
     if moved is not None:
         reporter.note(f"{at.why}; the earlier results were moved to {moved}")
     if start.again is not None:
+        # rope-choices.json holds the choices of all stages, so it cannot move away as a whole.
         after = start.again.stage + 1
         world.on_rank_0(lambda: forget_choices(output, after))
     world.on_rank_0(lambda: _write_start(start, run))
@@ -463,6 +470,7 @@ def _write_start(start: Start, run: _Run) -> None:
     write_run_inputs(output, run_inputs(resolved, run.rows, output, start.inputs))
     write_json(output / VERSIONS, versions(resolved))
     write_text(output / LAUNCH, launch())
+    # After the other records: a folder that has a recipe counts as a run that has started.
     write_text(output / RECIPE, dump_recipe(resolved.recipe))
     for number, table in enumerate(resolved.tables):
         kept = output / factors_file(stage_name(number))
@@ -472,6 +480,7 @@ def _write_start(start: Start, run: _Run) -> None:
 
 def _shared_rows(start: Start, resolved: ResolvedRecipe, context: RunContext) -> list[PackedRows | None]:
     """Packed rows of every stage; rank 0 packs them, and the other ranks open the same files."""
+    # Filled on rank 0 alone: packed rows are memory maps, so the other ranks receive only their folders.
     there: list[PackedRows | None] = []
 
     def pack() -> list[str | None]:
@@ -531,6 +540,7 @@ def _train(run: _Run, metrics: MetricsLog) -> _Trained:
     # Steps after the checkpoint run again, and their lines must not stand in the log twice.
     if again := run.context.world.on_rank_0(lambda: metrics.rewind(at.done, run.output / EARLIER / METRICS)):
         reporter.note(again)
+    # No checkpoint: either the run is new, or it is complete and its checkpoints were deleted.
     latest, done = at.checkpoint, at.position
     tokens = steps = 0
     before = Before.first((resolved.rope, resolved.trained_length))
@@ -588,6 +598,7 @@ def _saved_model(run: _Run, last: Path | None, method: RopeMethod) -> Any:
             load_average(weights.checkpoints, model, context.world, context.mesh)
         made_of = weights.record()
         export_model(model, final, resolved.tokenizer, context.world, resolved.dtype, position, made_of)
+        # Free the float32 copy before the exported model is loaded.
         del model
     # The exported folder is read back and measured, so that the scores are those of the files that users get.
     return load_for_run(resolved, context, str(final), rope, resolved.dtype)

@@ -119,6 +119,7 @@ class Reached:
 
 def launch() -> str:
     """Identity of the torchrun that started this process: its run id and its process id."""
+    # The run id alone is not unique: torchrun's default is "none" for every launch.
     return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.getppid()}"
 
 
@@ -251,6 +252,7 @@ def take_up(output: Path, recipe: Recipe, resume: bool, stages: StageRange | Non
 def _first_to_train(recipe: Recipe, progress: Progress) -> int:
     """Index of the first stage that is not complete."""
     stages, at = recipe.stages, progress.stage
+    # A stage of 0 steps is at its last step before it begins, so the step alone does not tell.
     done = at < len(stages) and progress.begun > at and progress.step >= stages[at].steps
     return at + done
 
@@ -262,6 +264,7 @@ def _end_of_stage(stage: int, output: Path, recipe: Recipe, progress: Progress) 
         RopewalkError: if the run has not reached it, or has not kept it.
     """
     end = Position(stage - 1, recipe.stages[stage - 1].steps, 0)
+    # The second condition is for a stage of 0 steps, whose end has the same step as its beginning.
     if (progress.stage, progress.step) < (end.stage, end.step) or progress.begun < stage:
         raise RopewalkError(
             f"--from-stage is {stage + 1}, but the run in {output} has not completed stage {stage}; leave it out"
@@ -391,6 +394,7 @@ def set_aside(output: Path, names: Iterable[str], position: Position | None) -> 
         return None
     name = "start" if position is None else checkpoint_name(position)
     with writing(output / EARLIER):
+        # A run may be resumed several times from the same position, with results to move each time.
         folder, number = output / EARLIER / name, 1
         while folder.exists():
             number += 1
@@ -463,6 +467,7 @@ def _refuse_unproven(found: Changes, old: Recipe, new: Recipe, began: RunInputs)
             f"model differs from the run's recipe ({old.model} -> {new.model}), and it is not known whether the "
             "weights are the same; restore the old value"
         )
+    # The new recipe may have more stages than the old one.
     for number, (was, is_) in enumerate(zip(old.stages, new.stages, strict=False)):
         keys = {f"stages.{number}.rope.factors", f"stages.{number}.rope.full_attention.factors"} & found.same
         files = [each.rope.limiting.factors for each in (was, is_)]

@@ -90,6 +90,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
     ):
         advance(position.step, "")
         if not stage.steps:
+            # The next stage, the export and a resumed run start from a checkpoint, also after a stage without steps.
             last = checkpoints.save(position)
         steps = range(position.step, stage.steps)
         # Rows of the next step are read, and plans of attention made, while the device computes this one.
@@ -98,12 +99,14 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             started_at = time.perf_counter()
             rate = learning_rate_at(step, stage)
             result = train_step(model, batches, optimizer, rate, forward, context.mesh)
+            # train_step has read the loss back, so on a GPU at most the update of the weights is still running.
             seconds = time.perf_counter() - started_at
             done = step + 1
             # Rows have a fixed length, so progress in tokens follows from the step, in a resumed run too.
             tokens = run.tokens_before + done * stage.rows_per_step * stage.context
             if context.is_rank_0:
                 values = _values(run.number, done, result, rate, tokens, seconds) | peak_memory(model.device)
+                # Before the check below, so that the log shows the steps that diverged.
                 metrics.append(values, run.steps_before + done)
             skipped = 0 if result.applied else skipped + 1
             # A single step may overflow by chance; several in a row, or the last one, mean divergence.

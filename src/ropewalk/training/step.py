@@ -87,6 +87,7 @@ class Batch:
             return cls(torch.stack(ids), torch.stack(labels), layouts, torch.stack(tokens))
         sharded = ShardedLayouts.of(layouts, mesh.groups)
         padding = sum(row.padding for row in sharded.rows)
+        # Padding of shards gets token 0, which IGNORED keeps out of the loss.
         shards = sharded.take(ids, 0), sharded.take(labels, IGNORED)
         return cls(*shards, sharded, sharded.take(tokens, False), padding)
 
@@ -230,6 +231,7 @@ def train_step(
             "no row of this step has a token to train on, because every document is one token, or a chat that was cut "
             "before its first answer; check the sources"
         )
+        # All ranks know the sum, so all raise; an Echo prints nothing, and the message appears once.
         raise RopewalkError(message) if mesh is None or mesh.rank == 0 else Echo(message)
     # Float64, because a step's loss may sum millions of tokens.
     total = torch.zeros((), dtype=torch.float64, device=model.device)

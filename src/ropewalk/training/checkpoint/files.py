@@ -256,6 +256,7 @@ def _first_damage(
     order = sorted(files, key=lambda name: (-files[name].bytes, name))
     checked = list(enumerate(order))[world.rank :: world.size]
     found = ((i, damage(folder / name, files[name])) for i, name in checked)
+    # -1 sorts before every file: without a readable record nothing is known about the files.
     mine = [(i, what) for i, what in found if what is not None] if unreadable is None else [(-1, unreadable)]
     everything = [each for of_rank in world.gather(mine) for each in of_rank]
     return min(everything)[1] if everything else None
@@ -324,6 +325,7 @@ def keep_latest(folder: Path, keep: int, best: Path | None = None) -> None:
 
 def sync_folder(path: Path) -> None:
     """Flush a folder's entries to disk: without this, a rename may be lost in a power failure."""
+    # A folder cannot be opened for writing, and fsync does not need it to be.
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

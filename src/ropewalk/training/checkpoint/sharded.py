@@ -360,8 +360,10 @@ def _digests_of_all(path: Path, partial: Path, world: World) -> dict[str, FileDi
     mine: dict[str, FileDigest] = {}
     failure = None
     try:
+        # torch's FileSystemWriter names the files of a rank __RANK_NUMBER.distcp.
         mine = digests(partial.glob(f"__{world.rank}_*"))
     except OSError as error:
+        # Not raised here: the other ranks would wait forever in gather.
         failure = f"{error.strerror or error} (rank {world.rank})"
     gathered = world.gather((mine, failure))
     failures = [each for _, each in gathered if each is not None]
@@ -393,6 +395,7 @@ def _reason(
     error: CheckpointException, kinds: type[Exception] | tuple[type[Exception], ...] = (OSError, RuntimeError)
 ) -> str | None:
     """Reason why a rank failed, if a disk or a file can cause it (torch raises both kinds); None for other errors."""
+    # Every rank gets all failures; the lowest rank's is the same choice on all of them.
     rank, (cause, _) = min(error.failures.items())
     if not isinstance(cause, kinds):
         return None

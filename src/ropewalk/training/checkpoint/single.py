@@ -50,6 +50,7 @@ def save_checkpoint(
         # Random states too, so that dropout after a resume is what it would have been.
         random = {f"rng.{device}": state for device, state in random_states().items()}
         tensors = {**named_moments(model, optimizer), **random}
+        # safetensors refuses tensors that are not contiguous, such as transposed ones.
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, partial / TENSORS)
         files = digests(path for path in partial.iterdir() if path.is_file())
         write_record(
@@ -166,6 +167,7 @@ def read_state(path: Path, into: Mapping[str, Tensor], world: World) -> dict[str
     def read() -> None:
         try:
             with safe_open(path / TENSORS, framework="pt") as file:
+                # safe_open returns no mapping: it has keys() but cannot be iterated.
                 source.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise RopewalkError(f"the training state in {path} is damaged or incomplete: {error}") from error

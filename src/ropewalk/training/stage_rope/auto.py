@@ -160,6 +160,7 @@ class AutoRope(StageRope):
             resolved.model,
             dtype=here.compute_dtype,
             other_ropes=resolved.other_ropes[self.number],
+            # Checkpoints of a run with an adapter contain its parameters alone.
             with_adapter=at.weights is not None,
         )
         if at.weights is not None:

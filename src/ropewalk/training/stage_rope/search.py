@@ -50,6 +50,7 @@ from ropewalk.training.step import autocast
 
 SHORT, SHORT_LABEL = "short", "the short factors"
 HELD_OUT, TRAINING = "held-out rows", "training rows"
+# Stand-ins for special tokens where the other tokens are indices of documents.
 _BOS, _EOS = -1, -2
 
 
@@ -174,6 +175,7 @@ def _held_out_rows(
         # Judging the result selects nothing, so it may share documents with the evaluation.
         last = [document for number, document in backwards if number in taken]
         again, more = search_rows([*free, *last], target, *special, count, count)
+        # More documents may fill the rows to search on as well, which must not contain the evaluation's.
         if rows_digest(again.rows) == rows_digest(rows.rows):
             others = more
     return SearchData(rows.rows, others.rows if others else [], short, HELD_OUT)
@@ -389,6 +391,7 @@ def kept_factors(search: FactorSearch, recipe: Recipe, output: Path, begun: bool
     goal, settings = search.goal, search.settings
     factors = table.short_factor if goal.short else table.long_factor
     there = table.search
+    # A table that was searched on a checkpoint of the run names that checkpoint and has its digest.
     digest_at_start = model_at_start(path.parent) if table.model.name == recipe.model else None
     fits = (
         there is not None
@@ -414,6 +417,7 @@ def _header(search: FactorSearch, resolved: ResolvedRecipe, data: SearchData) ->
         "model": model_digest(resolved.model) or resolved.model,
         "weights": None if search.weights is None else search.weights.name,
         "goal": repr(search.goal),
+        # A search may resume with another batch size.
         "settings": search.settings.model_dump(mode="json", exclude={"batch"}),
         "seed": resolved.recipe.seed,
         "precision": resolved.stages[search.stage].precision,
