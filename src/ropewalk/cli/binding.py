@@ -266,6 +266,7 @@ def _fields(model: type[BaseModel], path: tuple[str, ...], group: str, optional:
             continue
         if any(each.argument for each in declared):
             several = typing.get_origin(field.annotation) is tuple
+            # pydantic gives PydanticUndefined, not None, for a field without a default.
             needed = field.get_default() is not None
             yield Setting((*path, name), name.upper(), field, ARGUMENTS, True, several, needed)
         elif inner is not None:

@@ -228,6 +228,7 @@ def _place(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
             open_rows.put(row, free - copies * size)
             count -= copies
     rows = np.empty(len(sizes), np.int64)
+    # Stable, so that of equal sizes the lowest item comes first.
     rows[np.argsort(-sizes, kind="stable")] = np.repeat(np.array(takers, np.int64), np.array(taken, np.int64))
     return rows
 

@@ -197,6 +197,7 @@ def tokenise_splits(
         / digest(
             [
                 FORMAT,
+                # Another version may tokenise the same text differently.
                 tokenizers.__version__,
                 {**identity, **(chats if split.spec.messages_field else {})},
                 split.identity,
@@ -217,6 +218,7 @@ def tokenise_splits(
                 made.add(path, record, texts)
             made.report()
     shards = deque(shard for path in folders for shard in made.shards[path])
+    # Corpus drops each index once it has copied it, which frees nothing while another reference is left.
     made.shards.clear()
     return Corpus(shards, len(splits))
 
@@ -230,6 +232,7 @@ class _Work:
         self._writers: dict[Path, ShardWriter] = {}
         self._waiting = Counter(split.spec for split in splits.values())
         self._documents = self._tokens = 0
+        # Threads suffice: opening a shard hashes all of it, and hashlib releases the GIL meanwhile.
         with ThreadPoolExecutor(_THREADS) as pool:
             found = pool.map(committed_shards, splits)
             self.shards: dict[Path, tuple[TokenShard, ...]] = dict(zip(splits, found, strict=True))

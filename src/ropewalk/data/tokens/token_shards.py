@@ -33,6 +33,7 @@ SHARD_TOKENS = 1 << 22
 _KEY = b"ropewalk"
 _SEAL_BYTES = 64
 _LEFTOVER = re.compile(r"\.\d{5,}\.[0-9a-f]{32}\.arrow")
+# A list column of Arrow has int32 offsets.
 _MOST_TOKENS = 2**31 - 1
 _ATTEMPTS = 10
 _SCHEMA = pyarrow.schema(
@@ -343,6 +344,7 @@ def _ends(ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> tuple[NDArray[n
     ends = np.cumsum(lengths)
     full = lengths > 0
     first, last = (np.full(len(lengths), -1, np.int32) for _ in range(2))
+    # Tokens that are never targets are stored as ~id; compared with BOS and EOS, they count as their ids.
     first[full] = token_ids(ids[(ends - lengths)[full]])
     last[full] = token_ids(ids[ends[full] - 1])
     return first, last
@@ -380,6 +382,7 @@ def _write_file(file: BinaryIO, shard: TokenShard, ids: NDArray[np.int32]) -> No
     """Write an Arrow file, followed by the SHA-256 of its bytes in 64 hexadecimal digits."""
     header = {
         "format": FORMAT,
+        # Other names for these keys would need another FORMAT, and all documents would be tokenised again.
         "portion": shard.path.parent.name,
         "block": int(shard.path.stem),
         "last": shard.last,

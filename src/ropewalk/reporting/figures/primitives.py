@@ -558,6 +558,7 @@ def index_ticks(labels: Sequence[str], most: int) -> Ticks:
     """Build at most ``most`` ticks at integers: evenly spaced from the first label, and the last one."""
     last = len(labels) - 1
     places = list(range(0, last + 1, max(1, -(-last // (most - 1)))))
+    # The last label replaces the tick before it, with which it could overlap.
     places[-1:] = [last] if last else [0]
     return tuple((float(place), labels[place]) for place in places)
 
