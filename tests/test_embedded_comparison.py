@@ -1,52 +1,36 @@
-"""The benchmark that compares choices on the embedded models: its grids are valid, its differences paired."""
+"""The benchmark that compares choices on the embedded models: its grids are valid, its bases those of the rules."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.embedded_comparison import QUESTIONS, ROPE_THETA, ROTARY_DIM, TRAINED_LENGTH, compared
+from benchmarks.embedded_comparison import BASES, QUESTIONS, ROPE_THETA, ROTARY_DIM, TRAINED_LENGTH
 from ropewalk.data.read.embedded import resolve_model
-from ropewalk.training import load_recipe
+from ropewalk.experiments.grid import make_grid
+from ropewalk.rope.theory import feasible_bases, theta_by_rule
+
+GRIDS = {name: each for grids in QUESTIONS.values() for name, each in grids.items()}
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_every_cell_is_a_valid_recipe_unlike_the_others(question):
-    cells = [
-        load_recipe("retrieval", [f"{key}={value}" for key, value in given.items()])
-        for given in QUESTIONS[question]().values()
-    ]
-    texts = [str(cell) for cell in cells]
-    assert len(set(texts)) == len(texts)
+@pytest.mark.parametrize("name", GRIDS)
+def test_every_grid_is_valid_and_has_its_reference(name, tmp_path):
+    grid = make_grid("retrieval", GRIDS[name].vary, 1, GRIDS[name].overrides, tmp_path)
+    assert len(grid.cells) == len(set(grid.cells)) in (3, 6)
+    assert GRIDS[name].reference in {None, *grid.cells}
 
 
-def test_differences_are_paired_by_seed():
-    # The seeds differ by far more than the cells do: only a paired difference sees that they differ by exactly 2.
-    cells = [
-        {"cell": cell, "seed": seed, "scores": {"vt 256": 10 * seed + more}}
-        for seed in (1, 2, 3)
-        for cell, more in (("full", 0), ("anchor", 2))
-    ]
-    first, second = compared(cells)
-    assert (first["values"], first["mean"]) == ([10, 20, 30], 20)
-    assert "difference" not in first
-    assert second["difference"] == 2
-    assert second["difference_ci95"] == [2, 2]
-
-
-def test_the_interval_is_students():
-    cells = [
-        {"cell": cell, "seed": seed, "scores": {"vt 256": value}}
-        for cell, values in (("full", (0, 0, 0)), ("anchor", (1, 2, 6)))
-        for seed, value in enumerate(values)
-    ]
-    # Mean 3, standard error sqrt(7 / 3), and 4.3027 of them with two degrees of freedom.
-    assert compared(cells)[1]["difference_ci95"] == pytest.approx([-3.572, 9.572], abs=1e-3)
-
-
-def test_one_seed_has_no_interval():
-    cells = [{"cell": cell, "seed": 0, "scores": {"vt 256": 1.0}} for cell in ("full", "anchor")]
-    assert compared(cells)[1]["difference_ci95"] is None
+@pytest.mark.parametrize("length", BASES)
+def test_bases_are_those_of_the_rules(length):
+    by_rule = BASES[length]
+    for rule in ("ntk", "lower-bound", *(["critical-dimension"] if "critical-dimension" in by_rule else [])):
+        given = theta_by_rule(rule, ROTARY_DIM, ROPE_THETA, TRAINED_LENGTH, length)
+        assert by_rule[rule] == pytest.approx(given, rel=1e-5)
+    feasible = feasible_bases(length, ROTARY_DIM, 1e7).feasible
+    # Rounded up, but still inside: a base of four digits may miss a narrow interval.
+    assert feasible[0][0] < by_rule["infimum"] < min(feasible[0][1], 1.01 * feasible[0][0])
+    wide = next(each for each in feasible if each[1] > 1.1 * each[0])
+    assert wide[0] < by_rule.get("interval", by_rule["infimum"]) < min(wide[1], 1.01 * wide[0])
 
 
 @pytest.mark.parametrize("model", ["embedded", "embedded:retrieval"])
