@@ -305,7 +305,7 @@ def test_scores_are_computed_again_without_a_model(
         ),
         (["--compat", "yes"], "unknown --compat 'yes'; choose from none, nvidia"),
         (["--suite", "perplexity", "--tasks", "sliding", "--stride", "600"], "stride 600"),
-        (["--suite", "longppl", "--lengths", "512"], "short context of 4096"),
+        (["--suite", "longppl", "--lengths", "512"], "short_context 4096"),
         (["--suite", "longeval", "--lines", "20,x"], "--lines must be a whole number, got 'x'"),
         (["--threshold", "101"], "--threshold must be 100 or less, got 101"),
         (["--server-model", "m"], "--server-model m needs --server URL"),

@@ -29,7 +29,9 @@ def test_cells_are_all_combinations_with_each_seed_and_the_first_is_the_referenc
 
 
 def test_a_stage_with_its_own_seed_would_be_the_same_in_all_runs():
-    with pytest.raises(RopewalkError, match=r"stages\.0\.seed 3 would be the same in all 2 runs of a cell"):
+    with pytest.raises(
+        RopewalkError, match=r"stages\.0\.seed 3 would be the same in all 2 runs of different seeds"
+    ):
         make_grid("demo", ["stages.0.steps=7,8"], 2, ["stages.0.seed=3"], OUT)
     assert len(make_grid("demo", ["stages.0.seed=3,4"], 1, [], OUT).runs) == 2
 

@@ -230,7 +230,7 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
         ),
         (
             {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 1}},
-            "rope type 'linear' with unknown beta_fast; known are factor",
+            "rope type 'linear' has unknown keys beta_fast; it takes factor",
         ),
         ({"rope_theta": 1e4, "rope_scaling": {"type": "linear"}}, "'linear' needs factor"),
         ({"rope_theta": 1e4, "rope_scaling": "linear"}, "rope_scaling must be a mapping, got 'linear'"),
@@ -279,7 +279,7 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
         ),
         (
             {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0, "finetuned": True}},
-            "rope type 'linear' with unknown finetuned",
+            "rope type 'linear' has unknown keys finetuned",
         ),
         (
             {"rope_theta": 1e4, "max_position_embeddings": "4k", "rope_scaling": {"type": "yarn"}},
@@ -445,5 +445,5 @@ def test_two_lengths_of_ministral_3_that_differ_are_refused() -> None:
 
 
 def test_the_temperature_of_another_model_type_is_refused_as_unknown() -> None:
-    with pytest.raises(RopewalkError, match="unknown llama_4_scaling_beta, max_position_embeddings"):
+    with pytest.raises(RopewalkError, match="unknown keys llama_4_scaling_beta, max_position_embeddings"):
         methods_from_config({**MINISTRAL, "model_type": "llama"})

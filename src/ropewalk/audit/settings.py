@@ -86,7 +86,7 @@ class AuditSettings(Settings):
     text: Annotated[str, COMMON] = Field(
         "embedded:validation",
         description="Documents to audit on: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
-        "embedded.",
+        "bundled text: embedded or embedded:validation.",
     )
     length: Annotated[Length | None, COMMON] = Field(
         None,

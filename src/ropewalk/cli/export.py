@@ -43,7 +43,7 @@ def export(
     public: Annotated[bool, Field(description="Let everybody see the uploaded model. Needs --push.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Publish a run's model on the Hub, or write a checkpoint with a factor table in its config.
+    """Publish a run's model on the Hub, or write a checkpoint with the factors that a search found.
 
     With --push, the model is uploaded with its model card. With --rope, a checkpoint is written with unchanged weights:
     ropewalk export meta-llama/Llama-3.1-8B --rope factors.json --out llama-512k

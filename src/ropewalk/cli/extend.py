@@ -48,8 +48,9 @@ def extend(
     from_stage: Annotated[
         int | None,
         Field(
-            description="With --resume: train this stage, counted from 1, and later ones again, from the end of the "
-            "stage before it. What was trained so far moves to earlier/ in the output folder."
+            description="With --resume: train this stage and all later ones again, starting from the checkpoint of the "
+            "stage before. Stages count from 1 here, and from 0 in --set. What was trained so far moves to "
+            "earlier/ in the output folder."
         ),
     ] = None,
     until_stage: Annotated[

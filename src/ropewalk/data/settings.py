@@ -218,11 +218,15 @@ class MixtureSettings(Settings):
         description="Apply length settings within each source (keeps the sources' shares) or to the whole corpus.",
     )
     max_epochs: float = Field(
-        4.0, ge=1, le=1e6, description="Maximum number of times to read a document, rounded up."
+        4.0,
+        ge=1,
+        le=1e6,
+        description="Most times that the documents of a source and length bin are read, on average.",
     )
     shortage: Literal["refuse", "cap"] = Field(
         "refuse",
-        description="If max_epochs limits the mixture: refuse it, or cap it and report the missing tokens.",
+        description="If max_epochs leaves a source too small for its share: refuse, or use what there is and report "
+        "the missing tokens.",
     )
     shuffle: bool = Field(
         False, description="Read documents in random order; any other mixture setting implies it."
@@ -324,7 +328,7 @@ class InterleaveSettings(Settings):
         tuple[float, float],
         BeforeValidator(_comma_list(float)),
         Option(name="--chunk-cuts", metavar="NUMBER,NUMBER", text=_with_commas),
-    ] = Field((0.2, 0.8), description="Range of the cuts, as fractions of the document's length.")
+    ] = Field((0.2, 0.8), description="Fractions of the document's length between which each cut is drawn.")
     seed: Annotated[Seed, Option(hidden=True)] = Field(
         0, description="Random seed for the cuts and the shuffle."
     )
@@ -530,8 +534,8 @@ class WorkSettings(Settings):
     shard: Annotated[tuple[int, int], Option(metavar="I/N", text=lambda shard: f"{shard[0]}/{shard[1]}")] = (
         Field(
             (0, 1),
-            description="Shard of this machine: 0/4 to 3/4 for four machines. Machines with the same --out or "
-            "--token-store share work.",
+            description="The part that this machine packs: 0/4 to 3/4 for four machines. Machines that share --out or "
+            "--token-store divide the tokenising among them.",
         )
     )
     token_store: Annotated[Path | None, Option(metavar="DIR")] = Field(

@@ -34,7 +34,7 @@ MOST_PROBLEMS = 3
 """Most mistakes that one message lists."""
 
 MODEL_NAME = (
-    "Checkpoint folder (runs/64k/model), Hub id (meta-llama/Llama-3.1-8B), or a model in the package (embedded, "
+    "Checkpoint folder (runs/64k/model), Hub id (meta-llama/Llama-3.1-8B), or a bundled model (embedded, "
     "embedded:retrieval)"
 )
 """Description of a setting that names a model, without the full stop."""

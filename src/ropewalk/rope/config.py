@@ -253,7 +253,9 @@ def _method(config: Config, entry: Config, layer_type: str | None = None) -> Rop
     unknown = sorted(set(values) - set(method.config_keys or ()))
     if unknown:
         known = ", ".join(method.config_keys or ())
-        raise RopewalkError(f"rope type {method.name!r} with unknown {', '.join(unknown)}; known are {known}")
+        raise RopewalkError(
+            f"rope type {method.name!r} has unknown keys {', '.join(unknown)}; it takes {known}"
+        )
     return method.from_entry(ConfigEntry(method.name, dim, theta, values, config))
 
 

@@ -574,8 +574,8 @@ def test_leaves_the_models_as_they_were(own: tuple[Any, OutputHead], other: tupl
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"short_context": 40}, "short context of 40 tokens with steps of 4 leaves nothing.*length of 40"),
-        ({"short_context": 35}, "their sum must be less than 39"),
+        ({"short_context": 40}, "short_context 40 and step 4 leave nothing.*length of 40"),
+        ({"short_context": 35}, "short_context plus step must be less than 39"),
         ({"short_context": 0}, "short_context must be 1 or more, got 0"),
         ({"step": 0}, "step must be 1 or more, got 0"),
         ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),

@@ -160,7 +160,10 @@ def _turns(record: dict[str, Any], template: ChatTemplate, origin: str) -> tuple
             ended = len(bare) > len(before) and bare.endswith(template.spellings)
             turns.append((len(before), len(bare) if ended else len(after)))
     if not any(start < stop for start, stop in turns):
-        raise RopewalkError(f"{origin}: the chat template renders no text of the assistant to train on")
+        raise RopewalkError(
+            f"{origin}: the chat template renders no text of the assistant to train on; leave the record out, or "
+            "change the template"
+        )
     return text, turns
 
 

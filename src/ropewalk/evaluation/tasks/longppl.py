@@ -413,8 +413,8 @@ def check_long_perplexity(documents: Sequence[Ids], bos_id: int | None, rule: Ke
     room = rule.length - (bos_id is not None)
     if rule.beginning >= room:
         raise RopewalkError(
-            f"a short context of {rule.short_context} tokens with steps of {rule.step} leaves nothing to compare at a "
-            f"length of {rule.length}; their sum must be less than {room}"
+            f"short_context {rule.short_context} and step {rule.step} leave nothing to compare at a length of "
+            f"{rule.length} tokens; short_context plus step must be less than {room}"
         )
     longest = max(map(len, documents), default=0)
     if longest <= rule.beginning:

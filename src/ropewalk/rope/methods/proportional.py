@@ -79,8 +79,8 @@ class Proportional(RopeMethod):
             )
         if "factor" not in wanted.given:
             raise RopewalkError(
-                "no published checkpoint scales proportional by a factor, so none is derived; give a larger "
-                "rope_theta with method theta, which keeps the share of rotating pairs, or give the factor itself"
+                "there is no known rule for the factor of rope type proportional; give a larger rope_theta with method "
+                "theta, which rotates the same pairs, or set factor"
             )
         return replace(current, factor=wanted.given["factor"])
 

@@ -80,7 +80,7 @@ class Recipe(Settings):
 
     model: Annotated[str, SAME] = Field(
         min_length=1,
-        description="checkpoint folder, Hub id, or a model in the package, `embedded` or `embedded:retrieval`",
+        description="checkpoint folder, Hub id, or a bundled model, `embedded` or `embedded:retrieval`",
     )
     output: Annotated[str, FREE] = Field(min_length=1, description="folder of the run; must not exist yet")
     data: Data = Field(description="the documents, and how they are packed")

@@ -114,7 +114,8 @@ class AutoRope(StageRope):
         if choice is not None and self.candidates(before).get(choice.name) != choice.method:
             raise RopewalkError(
                 f"{output / CHOICES} records {choice.name} with rope_theta {choice.method.rope_theta:g} for stage "
-                f"{self.number + 1}, which is not one of its candidates; restore the file, or start a new run"
+                f"{self.number + 1}, but that choice is not among the stage's candidates; put back the file as the run "
+                "wrote it, or start a new run"
             )
         if choice is None and begun:
             raise RopewalkError(

@@ -365,8 +365,8 @@ def _fitted(name: str, make: Make, room: Room, units: int, step: int) -> Stream:
             tries += used <= step
             if tries > MOST_TRIES:
                 raise RopewalkError(
-                    f"{name} of NVIDIA's script, with {step} units or more, does not fit in {room.length} tokens; "
-                    f"choose a longer length, or remove --compat nvidia"
+                    f"task {name}, as NVIDIA's script makes it, does not fit in {room.length} tokens even at its "
+                    f"smallest size, {step}; choose a longer length, or remove --compat nvidia"
                 )
         yield made, used
 
