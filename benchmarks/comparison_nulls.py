@@ -33,7 +33,8 @@ class Design:
         kind: ``answers`` (new samples with each seed) or ``losses`` (the same rows with each seed).
         right: probability of a right answer in the middle of a task's range.
         luck: standard deviation of what training with another seed changes, in logits or in nats.
-        uneven: factor of ``luck`` in the second cell; 1 for equal luck in all.
+        uneven: factor of ``luck`` in one cell; 1 for equal luck in all.
+        uneven_cell: number of that cell; 0 is the reference.
         effect: what the second cell gains, in logits or nats.
     """
 
@@ -45,6 +46,7 @@ class Design:
     right: float = 0.5
     luck: float = 0.0
     uneven: float = 1.0
+    uneven_cell: int = 1
     effect: float = 0.0
 
 
@@ -56,7 +58,11 @@ def grid(design: Design, rng: np.random.Generator) -> dict[str, dict[int, list[T
     for seed in range(design.seeds):
         hard = rng.normal(0, 1, (design.tasks, design.samples))
         for number, name in enumerate(found):
-            luck = design.luck * (design.uneven if number == 1 else 1) * rng.normal(0, 1, design.tasks)
+            luck = (
+                design.luck
+                * (design.uneven if number == design.uneven_cell else 1)
+                * rng.normal(0, 1, design.tasks)
+            )
             gain = luck + (design.effect if number == 1 else 0)
             found[name][seed] = [
                 _answers(level[t] + gain[t] + hard[t], t, seed, rng)
@@ -118,6 +124,8 @@ NULLS = [
     Design(3, 3, 2, 24, "losses", luck=0.03),
     Design(5, 5, 2, 24, "losses", luck=0.03),
     Design(3, 1, 2, 24, "losses"),
+    Design(5, 3, 4, 50, luck=0.3, uneven=4.0, uneven_cell=0),
+    Design(5, 3, 2, 24, "losses", luck=0.03, uneven=4.0),
 ]
 EFFECTS = [
     Design(3, seeds, 4, samples, luck=0.3, effect=effect)

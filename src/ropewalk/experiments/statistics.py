@@ -12,9 +12,10 @@ are blocks, and a difference between two cells is taken within each seed. Two le
 The variance of the samples alone is a lower bound of the variance of a difference, so scores that happen to agree in
 all seeds announce no certainty. Intervals and p-values are Student's; Holm's correction is over all differences.
 ``benchmarks/results/comparison_nulls.json`` has the share of simulated grids without any effect that announce one:
-below 5 %, but 8 % where one cell varies four times as much between seeds as the others, whose residuals it shares.
+at most 5 %, but up to 8 % where one cell varies four times as much between seeds as the others (``docs/log.md``).
 
-Source: Montgomery, Design and Analysis of Experiments, chapter 4 (randomised blocks); Holm 1979.
+Source: Montgomery, Design and Analysis of Experiments, chapter 4 (randomised blocks); Holm 1979; Grubbs 1948 (variance
+of each of several measurements); Box 1954 (degrees of freedom where variances differ).
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ Seeds = Mapping[int, Sequence[TaskResult]]
 """Results of one cell by seed."""
 Key = tuple[str, str, int | None]
 Floats = NDArray[np.float64]
+_Values = Mapping[Key, Mapping[str, Mapping[int, float]]]
+"""Scores as shares, or mean losses in nats, by task, cell and seed."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,18 @@ def differences(cells: Mapping[str, Seeds]) -> dict[str, list[ScoreDifference]]:
     reference, *others = cells
     found: list[tuple[str, ScoreDifference]] = []
     layout = {name: _by_key(cell) for name, cell in cells.items()}
+    values = {
+        key: {
+            name: {seed: _value(result) for seed, result in tasks.get(key, {}).items() if _scored(result)}
+            for name, tasks in layout.items()
+        }
+        for key in layout[reference]
+    }
     for name in others:
         for key in layout[reference]:
             if key in layout[name]:
-                found.append((name, _difference(layout, reference, name, key)))
+                pair = layout[reference][key], layout[name][key]
+                found.append((name, _difference(values, key, (reference, name), *pair)))
     tested = holm([difference for _, difference in found])
     result: dict[str, list[ScoreDifference]] = {name: [] for name in others}
     for (name, _), difference in zip(found, tested, strict=True):
@@ -131,10 +142,13 @@ def differences(cells: Mapping[str, Seeds]) -> dict[str, list[ScoreDifference]]:
 
 
 def _difference(
-    layout: Mapping[str, Mapping[Key, Mapping[int, TaskResult]]], reference: str, name: str, key: Key
+    values: _Values,
+    key: Key,
+    names: tuple[str, str],
+    a: Mapping[int, TaskResult],
+    b: Mapping[int, TaskResult],
 ) -> ScoreDifference:
-    """One difference, before Holm's correction."""
-    a, b = layout[reference][key], layout[name][key]
+    """One difference of two cells, before Holm's correction; ``a`` and ``b`` are their results by seed."""
     seeds = sorted(a.keys() & b.keys())
     one = next(iter(a.values()))
     empty = ScoreDifference(
@@ -158,7 +172,7 @@ def _difference(
     if len(seeds) == 1:
         spread = _Spread(float(by_seed[0]), _samples_variance(deltas, pseudo), len(deltas[0][0]) - 1)
     else:
-        variance, freedom = _block_variance(layout, key, seeds, by_seed)
+        variance, freedom = _block_variance(values, key, names, seeds, by_seed)
         shared = len({x.details.get(SAMPLES) for x, _ in pairs}) == 1
         spread = _Spread(float(by_seed.mean()), _both_levels(variance, deltas, shared, pseudo), freedom)
     value, ci95 = _difference_in_unit(spread, one.unit)
@@ -174,30 +188,63 @@ def _difference(
 
 
 def _block_variance(
-    layout: Mapping[str, Mapping[Key, Mapping[int, TaskResult]]],
-    key: Key,
-    seeds: Sequence[int],
-    by_seed: Floats,
+    values: _Values, key: Key, pair: tuple[str, str], seeds: Sequence[int], by_seed: Floats
 ) -> tuple[float, float]:
     """Variance of a mean difference over seeds and its degrees of freedom.
 
     All cells that have the task with all these seeds share their residual mean square. Cells may differ in how much
-    seeds move them, so the variance is never below that of the pair's own differences.
+    seeds move them, so the variance is never below that of the pair's own differences, nor below the two cells' share
+    of it in all tasks; and a mean square that comes from one cell mostly has fewer degrees of freedom.
     """
-    rows = []
-    for results in layout.values():
-        there = results.get(key, {})
-        if all(seed in there and _scored(there[seed]) for seed in seeds):
-            rows.append([_value(there[seed]) for seed in seeds])
-    values = np.array(rows)
-    cells, count = values.shape
-    # What is left after the effect of the cell and of the seed: how much training itself varies, pooled over cells.
-    residual = values - values.mean(0) - values.mean(1)[:, None] + values.mean()
+    here = _with_seeds(values[key], seeds)
+    names, (cells, count) = list(here), (len(here), len(seeds))
     freedom = (cells - 1) * (count - 1)
-    pooled = 2 * float(np.square(residual).sum()) / freedom / count
+    pooled = 2 * float(np.square(_residuals(np.array(list(here.values())))).sum()) / freedom / count
     own = float(by_seed.var(ddof=1)) / count
-    # The larger of both: pooling alone would understate a cell whose training varies more than the others'.
-    return max(pooled, own), freedom
+    # Shares are averaged over tasks that the same cells have.
+    alike = [table for each in values.values() if (table := _with_seeds(each, seeds)).keys() == here.keys()]
+    shares, epsilon = _shares(np.array([list(table.values()) for table in alike]))
+    share = float(np.mean([shares[names.index(name)] for name in pair]))
+    return max(pooled, own, pooled * share), max(1.0, freedom * epsilon)
+
+
+def _with_seeds(task: Mapping[str, Mapping[int, float]], seeds: Sequence[int]) -> dict[str, list[float]]:
+    """Values of the cells that have all these seeds, in their order."""
+    return {name: [row[seed] for seed in seeds] for name, row in task.items() if row.keys() >= set(seeds)}
+
+
+def _residuals(values: Floats) -> Floats:
+    """What is left after the effects of cell and seed: how much training itself varies, ``[..., cells, seeds]``."""
+    of_seed, of_cell = values.mean(-2, keepdims=True), values.mean(-1, keepdims=True)
+    return np.asarray(values - of_seed - of_cell + values.mean((-2, -1), keepdims=True))
+
+
+def _shares(values: Floats) -> tuple[Floats, float]:
+    """Variance between seeds of each cell over the mean of all, ``[cells]``, and Box's epsilon for these shares.
+
+    Epsilon is the part of its degrees of freedom that the residual mean square keeps: 1 where cells are equal, less
+    where one outweighs the others. Chance in the shares makes it smaller too. That part is taken out, so that even
+    cells lose little: the variance of a mean of mean squares, which is larger where tasks rise and fall together.
+
+    Args:
+        values: ``[tasks, cells, seeds]``.
+    """
+    _, cells, count = values.shape
+    residual = _residuals(values)
+    total = np.square(residual).sum((1, 2))
+    # Tasks without any residual but rounding say nothing about shares.
+    told = total > 1e-24 * np.square(values).sum((1, 2))
+    # With two cells the residuals of one are those of the other with the other sign.
+    if cells < 3 or not told.any():
+        return np.ones(cells), 1.0
+    residual = residual[told] / np.sqrt(total[told])[:, None, None]
+    mean = np.square(residual).sum(2)
+    # Grubbs's estimate up to a factor: a residual of one cell contains a part of every other's.
+    variance = np.maximum(mean - mean.sum(1, keepdims=True) / (cells * (cells - 1)), 0.0)
+    shares = (variance / variance.mean(1, keepdims=True)).mean(0)
+    flat = residual.reshape(len(residual), -1)
+    chance = 2 / (count - 1) * float(np.square(flat @ flat.T).mean())
+    return shares, min(1.0, cells * (1 + chance) / float(np.square(shares).sum()))
 
 
 def _both_levels(seeds: float, strata: Sequence[tuple[Floats, Floats]], shared: bool, pseudo: float) -> float:

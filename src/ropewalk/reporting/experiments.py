@@ -110,7 +110,7 @@ def _limit(result: ExperimentResult) -> str:
         return ""
     return (
         "Cells share their estimate of how much seeds vary. If seeds vary four times as much in one cell as in the "
-        "others, up to 8.5 % of comparisons without any effect announce one, instead of at most 5 %."
+        "others, about 5 % of comparisons without any effect announce one, and 8 % if that cell is the reference."
     )
 
 
