@@ -195,6 +195,7 @@ class PackedLayout:
     @cached_property
     def is_interleaved(self) -> bool:
         """Whether storage order differs from (document, order)."""
+        # Ascending segments need no reordering, even if several of them belong to one document.
         return bool((self.segment_documents.diff() < 0).any())
 
     @cached_property
@@ -210,6 +211,7 @@ class PackedLayout:
         starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
         inside = torch.arange(self.total_length) - starts
         if self.pattern == "anchor":
+            # Each document's run starts with the anchor, which is stored only once, so its own tokens count from there.
             inside[self.anchor_length :] += self.anchor_length
         # Back from document order to storage order.
         index = torch.empty_like(inside)

@@ -54,6 +54,7 @@ def repeated_anchor_attention(q: Tensor, k: Tensor, v: Tensor, layout: PackedLay
         index = own if document < 0 else torch.cat([anchor, own])
         causal = torch.ones(len(index), len(index), dtype=torch.bool).tril().to(q.device)
         part = plain_attention(q[:, :, index], k[:, :, index], v[:, :, index], causal, PLAIN)
+        # Drops the outputs of the anchor's copy; the anchor's own come from its turn as document -1.
         output[:, :, own] = part[:, :, len(index) - len(own) :]
     return output
 
@@ -92,6 +93,7 @@ def cotangent_of(q: Tensor, v: Tensor) -> Tensor:
     It has the queries' dtype, so that rounding it does not count as an engine's error.
     """
     shape = (*q.shape[:3], v.shape[-1])
+    # Drawn on the CPU, because generators of other devices give other numbers for the same seed.
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(q.device, q.dtype)
 
 

@@ -87,9 +87,11 @@ def cost_of(folder: Path) -> Cost:
     """Compute the training cost of the run in a folder from the log of its steps."""
     steps = MetricsLog(folder / METRICS).read()
     seconds = sum(float(step.get("seconds") or 0) for step in steps)
+    # The log has rates, so tokens are rate times duration; a plain mean of rates would overweight short steps.
     tokens = sum(
         float(step.get("seconds") or 0) * float(step.get("tokens_per_second") or 0) for step in steps
     )
+    # A largest value of 0 means that no step recorded this peak.
     peaks = [max((int(step.get(key) or 0) for step in steps), default=0) or None for key in (GPU, PROCESS)]
     return Cost(seconds / 3600, tokens / seconds if seconds else None, *peaks)
 
@@ -98,6 +100,7 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict | list) and value:
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         for name, item in pairs:
+            # The root has no name, so its children's keys would start with a dot.
             yield from _flat(item, f"{key}.{name}".lstrip("."))
     else:
         yield key, value
@@ -152,6 +155,7 @@ def _differing(recipes: Sequence[Mapping[str, Any] | None]) -> list[str]:
 
 
 def _last(key: str, keys: Sequence[str]) -> str:
+    # The last part of a key names it, unless two keys share it, such as the contexts of two stages.
     last = key.rpartition(".")[2]
     return last if [other.rpartition(".")[2] for other in keys].count(last) == 1 else key
 

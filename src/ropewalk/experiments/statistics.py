@@ -69,6 +69,7 @@ class _Spread:
             return math.nan
         from scipy.special import stdtr
 
+        # Perplexities get no pseudo-variance, so equal losses in every sample would divide by zero below.
         if not self.variance:
             return 1.0 if not self.mean else 0.0
         return 2 * float(stdtr(self.freedom, -abs(self.mean) / math.sqrt(self.variance)))
@@ -260,6 +261,7 @@ def _both_levels(seeds: float, strata: Sequence[tuple[Floats, Floats]], shared: 
     """
     if not shared:
         return max(seeds, _samples_variance(strata, pseudo))
+    # Each sample is averaged over seeds first: its scores under different seeds are not independent draws.
     mean = np.mean([sums for sums, _ in strata], axis=0), np.mean([weights for _, weights in strata], axis=0)
     samples = _samples_variance([mean], pseudo)
     return seeds if math.isnan(samples) else seeds + samples
