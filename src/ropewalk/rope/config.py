@@ -75,7 +75,7 @@ def head_dim(config: Config, layer_type: str | None = None) -> int:
             that share a RoPE differ.
     """
     overrides = layer_overrides(config)
-    # Without a list of types, every layer has the type that is asked for.
+    # Without a list of types, every layer has the requested type.
     kinds = config.get("layer_types") or (layer_type,) * (config.get("num_hidden_layers") or 1)
     if any("head_dim" in values for values in overrides.values()):
         meant = [number for number, kind in enumerate(kinds) if layer_type in (None, kind)]
@@ -88,6 +88,7 @@ def head_dim(config: Config, layer_type: str | None = None) -> int:
                 f"layers {meant[0]} and {other} share one RoPE, but head_dim is {widths[meant[0]]} in the first and "
                 f"{widths[other]} in the second; state rope_parameters for each layer type, with one head_dim in each"
             )
+        # If no layer has this type, none of the overrides applies to it.
         if meant:
             config = {**config, "head_dim": widths[meant[0]]}
     # Latent attention rotates a separate part of each head, whose width this is; head_dim means another part there.

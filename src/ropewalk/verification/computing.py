@@ -108,6 +108,7 @@ class Descent:
         held = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         self.gradients.append({f"gradient of {name}": _whole(gradient) for name, gradient in held.items()})
         norm: Tensor = torch.stack([gradient.norm() for gradient in self.gradients[-1].values()]).norm()
+        # step() divides by this norm; gradients of exactly 0 move nothing whatever the divisor.
         self._norm = float(norm) or 1.0
         return norm
 
@@ -279,4 +280,5 @@ def rounding_budget(narrow: Values, wide: Values, dtype: torch.dtype) -> float:
     """
     eps = torch.finfo(dtype).eps
     own = largest_difference(narrow, wide).error * eps / torch.finfo(torch.float32).eps
+    # The measured error may be 0 by luck, so one rounding is always allowed.
     return ALLOWANCE * own + eps

@@ -89,8 +89,8 @@ def verify(config: VerifySettings, context: RunContext | None = None) -> VerifyR
 def _on_own_ranks(recipe: Recipe, config: VerifySettings, context: RunContext) -> _Verified:
     """Verify in a pool of gloo processes on this machine."""
     ranks = config.ranks
-    asked = recipe.stage(0).parallel
-    own = MeshShape(**asked.model_dump()) if isinstance(asked, Parallel) else None
+    requested = recipe.stage(0).parallel
+    own = MeshShape(**requested.model_dump()) if isinstance(requested, Parallel) else None
     here = own if own is not None and own.world_size == ranks else None
     if own is not None and own.world_size > 1 and here is None:
         context.rank_0_reporter.note(
@@ -124,19 +124,21 @@ def _on_given_ranks(recipe: Recipe, config: VerifySettings, context: RunContext)
         )
         for remark in remarks:
             context.rank_0_reporter.note(remark)
+        # Rank 0's device may have an index, such as cuda:0; a mesh is made from the type alone.
         kind = case.device.partition(":")[0]
         checks = run_checks(
             planned_checks(case, world.size, mesh),
             lambda each: run_in(each, case, world, kind),
             context.rank_0_reporter,
         )
+        # Leaving this block deletes the folder, so every rank must be done with it first.
         world.barrier()
     return _Verified(case, f"{world.size} processes of torchrun, {kind}", mesh, checks)
 
 
-def _rows(asked: int, ranks: int) -> int:
+def _rows(requested: int, ranks: int) -> int:
     """Round the number of rows up to a multiple of the ranks."""
-    return -(-asked // ranks) * ranks
+    return -(-requested // ranks) * ranks
 
 
 @contextmanager
