@@ -223,16 +223,3 @@ def test_the_proposed_mesh_has_as_many_ranks_as_were_started(mesh, world):
     proposed = re.search(r"started; use (.*)", str(caught.value))[1]
     degrees = dict(reversed(part.split(" ")) for part in proposed.split(" x ") if part != "1 rank")
     assert MeshShape(**{name: int(degree) for name, degree in degrees.items()}).world_size == world
-
-
-@given(CASES)
-def test_rows_of_recurrent_layers_stay_whole(case):
-    free, mesh = chosen(case), chosen(case, replace(SMALL, rows_divide=False))
-    # The mesh of attention alone cuts no finer than it must, so it is the same where it cuts nothing.
-    assert mesh == (free if free is not None and free.sequence_degree == 1 else None)
-
-
-def test_rows_of_recurrent_layers_that_do_not_fit_are_refused_with_what_would_do():
-    assert choose(rows=1).sequence_degree == 8
-    with pytest.raises(RopewalkError, match="recurrent layers cannot split a sequence over ranks; "):
-        choose(replace(LLAMA_8B, rows_divide=False), rows=1)

@@ -171,7 +171,13 @@ def test_an_impossible_run_is_refused(change, message):
         run(**change)
 
 
-def test_rows_of_hybrids_do_not_divide():
-    hybrid = {**SMALL, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-    assert not ModelShape.from_config(ModelConfig(hybrid)).rows_divide
-    assert ModelShape.from_config(ModelConfig(SMALL)).rows_divide
+@pytest.mark.parametrize(
+    "family", ["qwen3_5_text", "qwen3_next", "falcon_h1", "bamba", "lfm2", "granitemoehybrid"]
+)
+def test_recurrent_layers_are_not_counted_as_attention(family):
+    config = ModelConfig.of(every_family.tiny_config(family))
+    assert config.recurrent_layers
+    with pytest.raises(
+        RopewalkError, match=rf"recurrent layers, and \d of 4 layers of this {family} are; set each"
+    ):
+        ModelShape.from_config(config)

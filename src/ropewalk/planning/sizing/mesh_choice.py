@@ -121,9 +121,8 @@ class _Search:
         )
 
     def meshes(self, world_size: int) -> Iterator[MeshShape]:
-        """One mesh for each number of ranks that a sequence can be split over: only 1 for recurrent layers."""
-        most = min(world_size, self.run.row_length) if self.run.model.rows_divide else 1
-        for degree in range(1, most + 1):
+        """One mesh for each number of ranks that a sequence can be split over."""
+        for degree in range(1, min(world_size, self.run.row_length) + 1):
             if world_size % degree == 0:
                 sequence = self.ulysses_degree(degree, world_size)
                 yield MeshShape(shard=world_size // degree, ring=degree // sequence, sequence=sequence)
@@ -158,9 +157,6 @@ class _Search:
     def refusal(self, world_size: int) -> str:
         """Say why no mesh fits and what to change."""
         meshes = list(self.meshes(world_size))
-        whole = (
-            "" if self.run.model.rows_divide else ", and recurrent layers cannot split a sequence over ranks"
-        )
         fitting = [mesh for mesh in meshes if self.fits(mesh)]
         if fitting:
             # The finest split of sequences has the fewest data-parallel groups, hence the smallest multiple.
@@ -168,7 +164,7 @@ class _Search:
             each = mesh.data_degree * self.run.rows_per_batch
             return (
                 f"rows_per_step {self.rows_per_step} does not divide evenly over any mesh of {world_size} "
-                f"{_ranks(world_size)} that fits sequences of {self.run.row_length} tokens{whole}; use a multiple of "
+                f"{_ranks(world_size)} that fits sequences of {self.run.row_length} tokens; use a multiple of "
                 f"{each} for {mesh}"
             )
         # Of meshes that are all too large, the one that comes closest tells how much is missing.
@@ -177,7 +173,7 @@ class _Search:
         return (
             f"sequences of {self.run.row_length} tokens do not fit on {world_size} {_ranks(world_size)}: {mesh} needs "
             f"an estimated {self.bytes(mesh) / 1e9:.0f} GB per rank, and {USABLE * memory:.0f} of {memory:.0f} GB are "
-            f"usable{whole}; {self.remedy(world_size)}"
+            f"usable; {self.remedy(world_size)}"
         )
 
     def remedy(self, world_size: int) -> str:
