@@ -67,7 +67,7 @@ def _setting(advice: Advice) -> str:
         return f"RoPE stays{many}" if advice.stages else "search factors"
     method = advice.chosen.method
     if advice.chosen.rule == "current":
-        return f"base stays{many}"
+        return f"base stays{many and f', train{many}'}"
     if isinstance(method, Default):
         return f"theta {method.rope_theta:.3g}{many}"
     return f"{method.name} {method.factor:g}{many}"  # type: ignore[attr-defined]
