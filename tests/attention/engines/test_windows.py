@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 from ropewalk.attention.engines import windows
 from ropewalk.attention.engines.reference import plain_attention
 from ropewalk.attention.engines.segments import _visible
-from ropewalk.attention.engines.windows import windowed_attention
+from ropewalk.attention.engines.windows import Piece, windowed_attention
 from ropewalk.attention.options import AttentionOptions
 
 
 def with_gradients(attention, inputs, cotangent):
     output = attention(*inputs)
     return output, *torch.autograd.grad(output, inputs, cotangent)
+
+
+def whole(q, k):
+    """One piece: the queries are the last of a run's tokens."""
+    return [Piece(range(q.shape[2]), range(k.shape[2]))]
 
 
 @given(
@@ -46,7 +51,9 @@ def test_it_is_the_dense_masked_product(
         patch.setattr(windows, "BLOCKS", blocks)
         patch.setattr(windows, "SCORE_BYTES", score_bytes)
         patch.setattr(windows, "WIDEST_KEPT", widest_kept)
-        found = with_gradients(lambda q, k, v: windowed_attention(q, k, v, window, 0.3), inputs, cotangent)
+        found = with_gradients(
+            lambda q, k, v: windowed_attention(q, k, v, whole(q, k), window, 0.3), inputs, cotangent
+        )
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
@@ -59,7 +66,7 @@ def test_heads_of_a_transposed_tensor_are_read_where_they_lie():
     )
     visible = _visible(200, 200, 8, torch.device("cpu"))
     expected = plain_attention(q, k, v, visible, AttentionOptions(0.3))
-    torch.testing.assert_close(windowed_attention(q, k, v, 8, 0.3), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(windowed_attention(q, k, v, whole(q, k), 8, 0.3), expected, rtol=0, atol=1e-12)
 
 
 def test_gradients_of_keys_add_up_in_float32():
@@ -68,11 +75,13 @@ def test_gradients_of_keys_add_up_in_float32():
     cotangent = torch.ones(1, 1, 600, 8, dtype=torch.bfloat16)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     expected = with_gradients(
-        lambda q, k, v: windowed_attention(q, k, v, 500, 0.01), exact, cotangent.double()
+        lambda q, k, v: windowed_attention(q, k, v, whole(q, k), 500, 0.01), exact, cotangent.double()
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "BLOCKS", (1, 1))
-        found = with_gradients(lambda q, k, v: windowed_attention(q, k, v, 500, 0.01), inputs, cotangent)
+        found = with_gradients(
+            lambda q, k, v: windowed_attention(q, k, v, whole(q, k), 500, 0.01), inputs, cotangent
+        )
     assert found[3].dtype == torch.bfloat16
     errors = (found[3].double() - expected[3]).abs()
     assert float(errors.max()) <= 2**-8 * float(expected[3].abs().max())
@@ -91,7 +100,7 @@ def test_queries_keys_values_and_weights_of_narrow_windows_are_kept_for_the_back
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        windowed_attention(*inputs, window, 0.3)
+        windowed_attention(*inputs, whole(*inputs[:2]), window, 0.3)
     more = sum(tensor.numel() for tensor in kept) - sum(x.numel() for x in inputs)
     assert 0 < more <= 2 * 400 * most
 
@@ -99,7 +108,7 @@ def test_queries_keys_values_and_weights_of_narrow_windows_are_kept_for_the_back
 @pytest.mark.parametrize("window", [8, windows.WIDEST_KEPT + 1])
 def test_a_second_backward_gives_the_same_gradients(window):
     inputs = [torch.randn(1, 2, 200, 8, requires_grad=True) for _ in range(3)]
-    output = windowed_attention(*inputs, window, 0.3)
+    output = windowed_attention(*inputs, whole(*inputs[:2]), window, 0.3)
     first = torch.autograd.grad(output.sum(), inputs, retain_graph=True)
     assert all(map(torch.equal, first, torch.autograd.grad(output.sum(), inputs)))
 
@@ -111,7 +120,9 @@ def test_what_memory_held_before_reaches_no_result():
     torch.use_deterministic_algorithms(True)
     try:
         found = with_gradients(
-            lambda *qkv: windowed_attention(*qkv, 100, 0.3), inputs, torch.ones(1, 2, 300, 8)
+            lambda q, k, v: windowed_attention(q, k, v, whole(q, k), 100, 0.3),
+            inputs,
+            torch.ones(1, 2, 300, 8),
         )
     finally:
         torch.use_deterministic_algorithms(before)
@@ -131,6 +142,7 @@ def test_weights_are_let_go_of_block_by_block_if_nothing_is_trained(monkeypatch)
     of_block = windows._scores
     monkeypatch.setattr(windows, "_scores", scores)
     monkeypatch.setattr(windows, "SCORE_BYTES", 1)
-    windowed_attention(*(torch.randn(1, 1, 60, 8) for _ in range(3)), 8, 0.3)
+    inputs = [torch.randn(1, 1, 60, 8) for _ in range(3)]
+    windowed_attention(*inputs, whole(*inputs[:2]), 8, 0.3)
     assert len(alive) > 5
     assert max(alive) <= 1

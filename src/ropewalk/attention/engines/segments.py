@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ropewalk.attention.engines.reference import plain_attention
 from ropewalk.attention.engines.runs import Gather, sort_by_document, sort_rows, unsort_rows
-from ropewalk.attention.engines.windows import WIDEST_WINDOW, windowed_attention
+from ropewalk.attention.engines.windows import WIDEST_WINDOW, Piece, windowed_attention
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.attention.options import AttentionOptions, Locality
 
@@ -76,6 +77,12 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: SegmentsPlan, options: AttentionO
 
 def _row(q: Tensor, k: Tensor, v: Tensor, cut: Cut, options: AttentionOptions) -> Tensor:
     """Attention of rows with the same cut: the first piece as it is, the others behind its shared tokens."""
+    window = _narrow_window(q, max(cut.lengths[0], cut.shared + max(cut.lengths)), options)
+    if window is not None:
+        seen = range(max(0, cut.shared - window + 1), cut.shared)
+        tokens = [range(end - n, end) for end, n in zip(accumulate(cut.lengths), cut.lengths, strict=True)]
+        pieces = [Piece(own, own, seen if own.start else range(0)) for own in tokens]
+        return windowed_attention(q, k, v, pieces, window, options.scale_of(q.shape[-1]))
     if len(cut.lengths) == 1:
         return _run(q, k, v, options)
     # split instead of slices: the backward pass of a slice writes a zero gradient as large as the whole tensor.
@@ -117,6 +124,14 @@ def causal_runs(
         ``[Q, H, V]``.
     """
     assert options.chunk is None
+    window = _narrow_window(q_QHD, max(keys for _, keys in runs), options)
+    if window is not None:
+        sizes = ([queries for queries, _ in runs], [keys for _, keys in runs])
+        ends = zip(*(accumulate(each) for each in sizes), strict=True)
+        pieces = [Piece(range(a - n, a), range(b - s, b)) for (a, b), (n, s) in zip(ends, runs, strict=True)]
+        q, k, v = (x.transpose(0, 1)[None] for x in (q_QHD, k_SKD, v_SKV))
+        output = windowed_attention(q, k, v, pieces, window, options.scale_of(q.shape[-1]))
+        return output[0].transpose(0, 1)
     # is_causal of SDPA aligns the first query with the first key, which is wrong if there are more keys than queries;
     # _last_queries uses a mask then.
     queries, keys = map(list, zip(*runs, strict=True))
@@ -126,6 +141,14 @@ def causal_runs(
         q, k, v = (x.transpose(0, 1)[None] for x in run)
         outputs.append(_last_queries(q, k, v, options)[0].transpose(0, 1))
     return torch.cat(outputs)
+
+
+def _narrow_window(q: Tensor, longest: int, options: AttentionOptions) -> int | None:
+    """The window of the layer, if some run exceeds it and all runs are computed together (`windows`)."""
+    local = options.locality.within(longest)
+    if local.window is None or local.chunk is not None or local.window > WIDEST_WINDOW:
+        return None
+    return local.window if options.is_plain and q.device.type == "cpu" else None
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
@@ -145,8 +168,6 @@ def _last_queries(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) ->
     count, length = q.shape[2], k.shape[2]
     window = options.locality.within(length).window
     if window is not None:
-        if options.is_plain and q.device.type == "cpu" and window <= WIDEST_WINDOW:
-            return windowed_attention(q, k, v, window, options.scale_of(q.shape[-1]))
         return _windowed(q, k, v, window, options)
     if options.is_plain and count == length:
         return F.scaled_dot_product_attention(
