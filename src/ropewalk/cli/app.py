@@ -50,6 +50,7 @@ _REMARKS = _Remarks(logging.WARNING)
 
 def quiet_libraries() -> None:
     """Keep progress bars and advice of other libraries out of the output, which has one line per fact."""
+    # tokenizers otherwise warns whenever a process forks after it has used its threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -68,6 +69,7 @@ def program() -> App:
         version_flags="--version",
         help_flags=HELP_FLAGS,
         help_format="plaintext",
+        # main() turns errors and Ctrl-C into one line and an exit status, so cyclopts must neither print nor exit.
         exit_on_error=False,
         print_error=False,
         suppress_keyboard_interrupt=False,
@@ -104,6 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Echo as error:
         # All processes of a run raise this, but only the first prints it.
         return 1 if error.failed else 2
+    # Before its base class RopewalkError, which gets no hint at --help.
     except UsageError as error:
         return _fail_once(f"{error} (see {_command_in(arguments)} --help)", 2)
     except UsageErrors as error:
@@ -138,6 +141,7 @@ def _command_in(arguments: list[str]) -> str:
 
 def _fail_once(message: str, status: int) -> int:
     """Print an error that every process of a run finds, from the first process only."""
+    # torchrun sets RANK; without it there is one process.
     return _fail(message, status) if os.environ.get("RANK", "0") == "0" else status
 
 

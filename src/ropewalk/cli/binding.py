@@ -198,6 +198,7 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
 
     def call(*words: str, **given: Any) -> None:
         values: dict[str, Any] = {}
+        # A call that lacks optional arguments has fewer words than names, one with `several` may have more.
         given |= zip(positional, words, strict=False)
         if several is not None:
             given[several] = words[len(positional) :]
@@ -236,8 +237,10 @@ def _own_parameters(function: Callable[..., None]) -> type[BaseModel]:
         default = parameter.default
         if default is parameter.empty:
             needed = model is None or any(field.is_required() for field in model.model_fields.values())
+            # A model of which every field has a default may be left out as a whole.
             default = ... if needed else model()  # type: ignore[misc]
         fields[name] = (hints[name], default)
+    # Derived from Settings, so that options are checked as strictly as the keys of a recipe.
     return create_model(function.__name__, __base__=Settings, **fields)
 
 
@@ -248,6 +251,8 @@ def settings_of(function: Callable[..., None]) -> Iterator[Setting]:
         field = own.model_fields[name]
         model = model_in(field.annotation)
         if model is not None:
+            # A model that may be None makes its required fields optional; _check_groups asks for them once one is
+            # given.
             yield from _fields(model, (name,), OPTIONS, field.default is None)
         elif parameter.kind is parameter.KEYWORD_ONLY:
             yield _setting(field, (name,), OPTIONS, field.is_required())
@@ -297,6 +302,7 @@ def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
         show_default=False if setting.required else _default(setting) or False,
         required=setting.required,
     )
+    # Python does not allow a default for a parameter such as *words.
     default: Any = inspect.Parameter.empty if setting.required or setting.several else None
     kind = (
         inspect._ParameterKind.POSITIONAL_ONLY if setting.positional else inspect._ParameterKind.KEYWORD_ONLY
@@ -342,6 +348,7 @@ def _metavar(setting: Setting) -> str | None:
 def _leaves(annotation: Any) -> Iterator[Any]:
     parts = typing.get_args(annotation)
     if typing.get_origin(annotation) is Annotated:
+        # The rest of Annotated is metadata, which may contain types as well.
         parts = parts[:1]
     if not parts:
         yield annotation
@@ -363,6 +370,7 @@ def _default(setting: Setting) -> str | None:
 
 def _bounds(field: FieldInfo) -> str:
     """The bounds of a number, as shown in the help."""
+    # pydantic keeps the bounds of a Field as annotated_types.Ge and Le among its metadata.
     least = next((each.ge for each in field.metadata if hasattr(each, "ge")), None)
     most = next((each.le for each in field.metadata if hasattr(each, "le")), None)
     if least is not None and most is not None:
@@ -398,6 +406,7 @@ def _check_groups(own: type[BaseModel], values: Mapping[str, Any], settings: Seq
     """Raise for an option that needs another option of its model: ``--server-model`` without ``--server``."""
     for name, field in own.model_fields.items():
         given = values.get(name)
+        # In any other model pydantic itself reports the missing field.
         if field.default is not None or model_in(field.annotation) is None or not given:
             continue
         own_settings = [setting for setting in settings if setting.path[0] == name]

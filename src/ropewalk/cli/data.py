@@ -60,7 +60,9 @@ def pack(paths: Paths, settings: PackSettings, fields: SourceFields, options: Pa
 
     rows, store, out = settings.rows, settings.work.token_store, options.out
     if options.interleave or rows.interleave is not None:
+        # One seed for both: that of the interleaving has no option of its own.
         chunks = (rows.interleave or InterleaveSettings()).model_copy(update={"seed": settings.mixture.seed})
+        # Built anew instead of copied, because model_copy would skip the validators.
         rows = type(rows)(**{**dict(rows), "interleave": chunks})
     config = PackConfig(**{**dict(settings), "rows": rows, "sources": _sources(paths, fields)})
     with on_interrupt(lambda: _so_far(out, store)):

@@ -116,6 +116,7 @@ def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world:
     )
     if world.is_rank_0:
         _show(result, out, as_json)
+        # Single tasks may be skipped or fail, but a script must notice that nothing was measured.
         if all(each.status != "ok" for each in result.results):
             raise RunFailure(f"no task could run: {result.results[0].reason}")
 

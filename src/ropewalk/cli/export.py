@@ -60,6 +60,7 @@ def export(
     with on_interrupt(
         lambda: "nothing is in the repository that was not there before; run the same command again"
     ):
+        # Asked first, so that a missing right to write is found before a checkpoint is written.
         repository = None if push is None else _repository(push, public)
         exported = None if rope is None or out is None else _exported(model, rope, out, repository)
         pushed = None if repository is None else _pushed(model if out is None else str(out), repository)
@@ -96,6 +97,7 @@ def _pushed(model: str, repository: Repository) -> PushResult:
     from ropewalk.training.run_folder import RECIPE
 
     folder, run = folder_to_push(model), Path(model).expanduser()
+    # Locked, so that no run rewrites the model while it is uploaded.
     with locked(run, "push later"):
         if (run / RECIPE).is_file():
             # The card's commands name the repository.
@@ -106,6 +108,7 @@ def _pushed(model: str, repository: Repository) -> PushResult:
 def _about(found: ExportResult) -> list[tuple[str, str]]:
     from ropewalk.rope import LongRope
 
+    # A factor table is always exported as longrope.
     method = found.method
     assert isinstance(method, LongRope)
     original = method.original_max_position_embeddings

@@ -63,6 +63,7 @@ def extend(
 
     With several processes: torchrun --nproc-per-node 4 -m ropewalk extend recipe.yaml
     """
+    # Filled once the recipe is read, since Ctrl-C may come earlier.
     output: list[Path] = []
 
     def so_far() -> str:
@@ -95,6 +96,7 @@ def extend(
             result = run(read, context, resume, from_stage)
             if not world.is_rank_0:
                 return
+    # After the processes have parted, because figures and model card need rank 0 alone.
     result = reported(result)
     if as_json:
         print_json(result.to_json())

@@ -56,10 +56,12 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Segments to write, with all control characters except line breaks and tabs escaped."""
         for segment in super().render(renderable, options):
+            # Control segments are rich's own, such as the cursor movements of a progress bar.
             yield segment if segment.control else Segment(harmless(segment.text), segment.style)
 
     def say(self, text: str) -> None:
         """Print one line, never truncated; line breaks within it, for example in a file name, are escaped."""
+        # The limit is the text's own length, and at least the 2 that `shown` demands, so nothing is cut.
         self.print(shown(text, max(2, len(text))), soft_wrap=True)
 
 
@@ -129,6 +131,7 @@ def results() -> Terminal:
 
 def print_json(value: Any) -> None:
     """Print a value as one JSON document; NaN and infinity become null, because JSON has neither."""
+    # Not through rich, which would wrap long lines at the width of the terminal.
     sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
@@ -137,6 +140,7 @@ def print_whole(table: Any) -> None:
     from rich.measure import Measurement
 
     console = results()
+    # Measured on a wide page, because rich limits the width it reports to that of the page.
     wide = console.options.update(max_width=1000)
     console.width = max(console.width, Measurement.get(console, wide, table).maximum)
     console.print(table)

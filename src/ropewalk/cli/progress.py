@@ -64,6 +64,7 @@ class ConsoleReporter:
             # Without a terminal, for example in a job's log, one line per step would bury everything else.
             if now - last >= SECONDS_BETWEEN_LINES or (total is not None and done == total):
                 last = now
+                # Nothing to extrapolate from before the first unit, and nothing left after the last.
                 left = (
                     f", {(now - started) / done * (total - done):.0f} s left"
                     if total and 0 < done < total

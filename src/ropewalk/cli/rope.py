@@ -31,6 +31,7 @@ def bound_command(settings: BoundSettings, *, plot: PlotFile = None, as_json: Js
     from ropewalk.reporting.rope import bound_figures, describe_bound
 
     result = bound_of(settings)
+    # A bound has two figures; the second is written beside the first.
     plots = () if plot is None else (plot, plot.with_stem(f"{plot.stem}-decay"))
     if as_json:
         pictures = {"pictures": [str(each) for each in plots]} if plots else {}
@@ -55,6 +56,7 @@ def base_command(settings: BasesSettings, *, plot: PlotFile = None, as_json: Jso
     else:
         show(describe_bases(result))
     if plot is not None:
+        # Bases for shorter lengths are searched for the figure alone.
         draw(bases_figure(result, bases_for_halves(result, context)), plot)
         _say_pictures([plot], as_json)
 

@@ -87,6 +87,7 @@ def read_sealed(values: Mapping[str, Any], path: Path) -> dict[str, FileDigest]:
         RopewalkError: if it names a file outside its own folder.
         KeyError, TypeError, AttributeError: if it is not such a record.
     """
+    # The digest was taken of everything but itself.
     unsealed = {key: value for key, value in values.items() if key != "sha256"}
     if values["sha256"] != digest(unsealed):
         raise ValueError(f"{path.name} was altered: its SHA-256 differs")

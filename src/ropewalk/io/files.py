@@ -106,6 +106,7 @@ def remove_left_overs(folder: Path, name: str | None = None) -> None:
             continue
         found = _LEFT_OVER.fullmatch(path.name)
         of, kind = (path.name, None) if found is None else (found["name"], found["kind"])
+        # `replacing` keeps the suffix of the file last, so there `kind` is that suffix and `of` the stem.
         if name not in (None, of, f"{of}.{kind}"):
             continue
         with writing(path):
@@ -132,6 +133,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
+        # Flushed before the rename, so that a power cut cannot leave the final name on an empty file.
         _sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
@@ -206,6 +208,7 @@ def not_found(name: str | os.PathLike[str], what: str, error: BaseException) -> 
         what: what is missing, such as ``config.json``.
         error: the library's error, whose first line is repeated.
     """
+    # Only the first line: libraries append paragraphs of advice.
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return RopewalkError(f"there is no folder {name}, and the Hub has no {what} for it: {reason}")
 
@@ -216,6 +219,7 @@ def check_writable(path: Path) -> None:
     Raises:
         RopewalkError: naming the path and the reason.
     """
+    # The nearest folder that exists, because the writer will create the missing ones.
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     # A real file: permissions alone do not show a read-only mount or a full disk.
     with writing(path), tempfile.TemporaryFile(dir=folder):
@@ -257,6 +261,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _finite(digits: str) -> float:
+    # float() turns an overflow into infinity without an error.
     if math.isinf(value := float(digits)):
         raise ValueError(f"{digits} is beyond the largest float64 number")
     return value
@@ -274,5 +279,6 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _sync(path: Path) -> None:
+    # fsync flushes the file, not the handle, so a handle for reading is enough.
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -36,6 +36,7 @@ def append_line(path: Path, values: Mapping[str, Any]) -> None:
     line = memoryview((json.dumps(values, allow_nan=False) + "\n").encode("ascii"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Readable too, because the end of the file is searched for an incomplete line.
         with path.open("a+b", buffering=0) as file:
             end = _cut_unfinished(file)
             try:

@@ -333,9 +333,11 @@ def _without_tags(model: type[BaseModel], problem: Any) -> tuple[str | int, ...]
         elif inner is not None and part in inner.model_fields:
             found.append(part)
             inner = model_in(inner.model_fields[part].annotation)
+        # An unknown key is the last part of a location; other undeclared parts are names that pydantic inserts.
         elif inner is not None:
             if problem["type"] == "extra_forbidden" and place == len(problem["loc"]) - 1:
                 found.append(part)
+        # Below the last model only the keys of a mapping count, again among pydantic's own names.
         elif not (part.startswith("_") or "[" in part or part in ("int", "float", "str", "bool")):
             found.append(part)
     return tuple(found)
@@ -396,6 +398,7 @@ def _needed(problem: Any, keys: Sequence[str]) -> str:
     number = {
         "greater_than_equal": "must be {ge:g} or more",
         "greater_than": "must be more than {gt:g}",
+        # Plain g would write 2147483648 as 2.14748e+09.
         "less_than_equal": "must be {le:.15g} or less",
         "less_than": "must be less than {lt:.15g}",
         "int_parsing": "must be a whole number",

@@ -54,6 +54,7 @@ class AnsweredSample:
         prompt = tuple((start, text) for start, text in parts)
         if not all(isinstance(start, int) and isinstance(text, str) for start, text in prompt):
             raise TypeError("a part of the prompt must be a number and a text")
+        # In order and without overlap, or gaps() would count negative lengths.
         ends = [0, *(start + len(text) for start, text in prompt)]
         starts = [*(start for start, _ in prompt), length]
         if any(start < end for end, start in zip(ends, starts, strict=True)):
@@ -90,6 +91,7 @@ def prompt_parts(text: str, references: Sequence[str]) -> tuple[tuple[int, str],
     if found:
         # The first place in the text, of whichever reference it is.
         place, length = min(found)
+        # A long reference, such as a whole sentence, is cut as well.
         wanted.insert(1, (place - AROUND, place + min(length, AROUND) + AROUND))
     # In a prompt that is little longer than the parts to keep, they overlap.
     merged: list[tuple[int, int]] = []

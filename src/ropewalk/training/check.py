@@ -98,6 +98,7 @@ def _is_on_this_machine(model: str) -> bool:
     if model == EMBEDDED or Path(resolve_model(model)).expanduser().exists():
         return True
     try:
+        # A file known to be missing on the Hub is returned as a marker object, not as None.
         return isinstance(try_to_load_from_cache(model, "config.json"), str)
     except ValueError:
         # The text is no id of the Hub, which loading would refuse by name.
@@ -129,4 +130,5 @@ def _missing(recipe: Recipe, present: bool) -> Iterator[str]:
 
 
 def _is_a_path(source: SourceSpec) -> bool:
+    # Sources on the Hub and embedded ones have no path here; whether the Hub has them is not asked.
     return not source.path.startswith("hf:") and source.path.partition(":")[0] != EMBEDDED

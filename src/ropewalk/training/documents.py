@@ -175,6 +175,7 @@ def refuse_steps_without_targets(resolved: ResolvedRecipe, rows: Sequence[Packed
             index for index in range(len(each)) if not targets_of_documents(each.packed(index), anchor).any()
         }
         for step in range(settings.stage.steps if silent else 0):
+            # The order of the training itself, so that only a step that would occur is refused.
             wanted = rows_for_step(step, settings.stage.rows_per_step, len(each), settings.seed)
             if silent.issuperset(wanted):
                 raise RopewalkError(
@@ -206,6 +207,7 @@ def _rows_again(
     output = folder_of(context)
     folder, digest_ = _place(known[0], output), known[1]
     if not is_packed(folder):
+        # A folder with WORK in it is an interrupted packing, which _rows continues.
         if folder.is_dir() and not (folder / WORK).is_dir():
             raise RopewalkError(
                 f"the packed rows in {folder} have no readable manifest; delete the folder {folder}, and --resume will "
@@ -313,6 +315,7 @@ def _refuse_changed(resolved: ResolvedRecipe, began: RunInputs, output: Path) ->
         what = "the rows in data.rows" if recipe.data.rows else "the documents of data.sources"
         raise RopewalkError(f"{what} have changed {since}; restore them, or start a new run")
     if began.model is not None and model_digest(resolved.model) not in (None, began.model):
+        # None means that the model's files are not available here, so there is nothing to compare.
         raise RopewalkError(
             f"the weights or the config of the model in {resolved.model} have changed {since}; restore them, or start "
             "a new run"
@@ -338,6 +341,7 @@ def _unpacked_digest(recipe: Recipe) -> str | None:
     if any(stage.steps for stage in recipe.stages):
         return None
     if recipe.data.rows:
+        # The last folder, because rows_with_validation evaluates on its held-out documents.
         return _rows_digest(open_rows(recipe.data.rows[-1], verify=True))
     return None if recipe.data.validation_sources else _sources_digest(recipe.data.sources)
 
@@ -408,6 +412,7 @@ def _pack_config(
     resolved: ResolvedRecipe, data: Data, number: int, withheld: tuple[int, ...] | None = None
 ) -> PackConfig:
     """Settings for packing rows of a stage; ``withheld``: hashes of documents it neither trains on nor holds out."""
+    # Documents withheld from a stage's own data are those held out already; it holds out no others.
     held_out = 0 if data.validation_sources or withheld is not None else data.validation_documents
     return PackConfig(
         sources=data.sources,
@@ -492,6 +497,7 @@ def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> l
             else "raise data.validation_documents"
         )
         raise RopewalkError(f"there are no validation documents; {more}, or give data.validation_sources")
+    # Called for its error alone: text that does not fill a row must be refused before training.
     _full_rows(documents, resolved, length, limit)
     return documents
 
@@ -548,4 +554,5 @@ def held_out_documents(
 
 def _full_rows(documents: list[Ids], resolved: ResolvedRecipe, length: int, limit: int) -> list[Row]:
     bos, eos = resolved.tokenizer.bos_token_id, resolved.tokenizer.eos_token_id
+    # EOS separates documents only where no BOS does.
     return evaluation_rows(documents, length, bos, eos if bos is None else None, limit).rows

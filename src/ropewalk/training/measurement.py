@@ -200,6 +200,7 @@ def _not_as_asked(results: Sequence[TaskResult], asked: Mapping[str, Sequence[in
     there = {(result.suite, result.length if asked.get(result.suite, True) else None) for result in results}
     wanted = {(suite, length) for suite, lengths in asked.items() for length in lengths or (None,)}
     for places, verb in ((wanted - there, "lacks"), (there - wanted, "holds")):
+        # By text, because a length may be None, which does not compare with numbers.
         if places:
             suite, length = min(places, key=str)
             where = "" if length is None else f" at {length} tokens"
@@ -296,6 +297,7 @@ def measure_during(
 @contextmanager
 def _undisturbed(model: LossModel) -> Iterator[None]:
     """Put a model into evaluation mode, and restore its modes and all random number generators afterwards."""
+    # Module by module, because model.train() would also switch what was in evaluation mode before.
     modes = {module: module.training for module in model.modules()}
     states, python, numpy = random_states(), random.getstate(), np.random.get_state()
     model.eval()
@@ -420,6 +422,7 @@ class PromptSuite:
     def check(self, length: int) -> None:
         """Raise a RopewalkError if a task's prompts do not fit into ``length`` tokens."""
         for task in self.tasks:
+            # For its error alone, which comes before the run instead of at the end of the training.
             task.samples(self.encoder, length, self.samples, self.seed)
 
 

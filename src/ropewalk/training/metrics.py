@@ -33,6 +33,7 @@ class MetricsLog:
         Raises:
             RopewalkError: if the file cannot be read, or if a line is damaged or out of order; the message names it.
         """
+        # Steps count from 1, so every valid place comes after this one.
         before = (0, 0)
 
         def parse(number: int, values: dict[str, Any]) -> dict[str, Any]:
@@ -157,6 +158,7 @@ def require_trackers(names: Sequence[str]) -> None:
     """Raise if the package of a tracker is not installed; call this before a run starts."""
     if not names:
         return
+    # Imported here, because accelerate is slow to import and only trackers need it.
     from accelerate.tracking import get_available_trackers
 
     available = {str(name) for name in get_available_trackers()}

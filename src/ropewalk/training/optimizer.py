@@ -60,6 +60,7 @@ class MasterAdamW:
         self.parameters = {name: p for name, p in parameters if p.requires_grad}
         given = masters or {}
         self.masters = {
+            # float() returns a float32 master itself, so without clone the optimiser would change the caller's tensor.
             name: p if p.dtype == torch.float32 else nn.Parameter(given.get(name, p).detach().float().clone())
             for name, p in self.parameters.items()
         }
@@ -83,6 +84,7 @@ class MasterAdamW:
         """Add the gradients of one backward to the masters' float32 gradients, and clear those of the parameters."""
         for name, parameter in self.parameters.items():
             master = self.masters[name]
+            # A master that is the parameter itself has its gradient already.
             if master is parameter or parameter.grad is None:
                 continue
             gradient = parameter.grad.float()
@@ -123,6 +125,7 @@ class MasterAdamW:
                 continue
             counted = 1.0 if rewarm else steps
             for kind, before, now in zip(("exp_avg", "exp_avg_sq"), betas, self.betas, strict=True):
+                # AdamW divides a moment by 1 - beta**step; the factor makes the quotient what it was.
                 state[kind].mul_((1 - now**counted) / (1 - before**steps))
             state["step"].fill_(counted)
 
@@ -143,6 +146,7 @@ class MasterAdamW:
         """
         tensors: dict[str, Tensor] = {}
         for name, master in self.masters.items():
+            # torch fills the state of a parameter in its first step.
             there = self.adamw.state.get(master) or {
                 "step": torch.tensor(0.0),
                 "exp_avg": torch.zeros_like(master),

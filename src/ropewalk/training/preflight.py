@@ -220,6 +220,7 @@ def _router_aux_loss(number: int, stage: Stage, config: ModelConfig) -> float:
 def _engine(
     recipe: Recipe, config: ModelConfig, device: torch.device, precision: str, ring: bool = False
 ) -> EngineName:
+    # Under autocast, too, attention computes in bfloat16.
     compute = torch.float32 if precision == "float32" else torch.bfloat16
     return check_engine(recipe.engine, attention_spec(config, device, compute, ring=ring))
 
@@ -358,6 +359,7 @@ def meshes_of(recipe: Recipe, places: _Places, precisions: Sequence[str], traini
     }
     shared = {number: precisions[number] for number in training if number not in own}
     last = len(recipe.stages) - 1
+    # If every stage that trains has a mesh of its own, auto evaluates on that of the last one.
     if not shared and last in own and recipe.parallel == "auto":
         mesh = own[last]
     else:
@@ -553,6 +555,7 @@ def _remarks_on_tables(resolved: ResolvedRecipe) -> list[str]:
     """Notes on the factor tables that a recipe names."""
     lines = []
     named = [(number, table) for number, table in enumerate(resolved.tables, start=1) if table is not None]
+    # Hashing the weights takes long, so only where a table has a digest to compare with.
     own = model_digest(resolved.model) if any(table.model.digest for _, table in named) else None
     for number, table in named:
         if own is not None and table.model.digest not in (None, own):

@@ -133,6 +133,7 @@ def folder_to_push(model: str) -> Path:
     wrong = check_export(path) if (path / EXPORT_RECORD).is_file() else None
     if wrong is not None:
         raise RopewalkError(f"the model in {path} is damaged ({wrong}); resume the run to export it again")
+    # For its error alone: a link is refused before the upload.
     _files(path)
     return path
 
@@ -158,6 +159,7 @@ def push(folder: Path, repository: Repository, reporter: Reporter) -> PushResult
     notes = [f"{each} is a folder and was not uploaded" for each in left]
     with _hub(f"cannot upload to {name}"):
         if not repository.exists:
+            # exist_ok, because somebody may have created it since it was checked.
             api.create_repo(name, private=repository.private, exist_ok=True)
         if repository.exists and is_own_card(folder / CARD) and _has_other_card(repository):
             files = [path for path in files if path.name != CARD]
@@ -187,6 +189,7 @@ def _files(folder: Path) -> tuple[list[Path], list[str]]:
     Raises:
         RopewalkError: for a link, which may lead to something outside the folder.
     """
+    # Hidden entries, such as .cache of huggingface_hub, do not belong to the model.
     entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     for path in entries:
         if path.is_symlink():

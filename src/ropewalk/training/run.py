@@ -238,6 +238,7 @@ def _begun(
     """Start or resume a run up to its training, and hold its folder until the end; also the time of the beginning."""
     clock = time.perf_counter()
     output = Path(recipe.output).expanduser()
+    # Without the caller's mesh: the run chooses its own below.
     context = replace(context or RunContext(), output=output, mesh=None)
     world = context.world
     # Processes that torchrun restarts after a failure resume without --resume, and go on with what they have done.
@@ -294,6 +295,7 @@ def _finished(run: _Run, trained: _Trained, clock: float) -> RunResult:
     )
     if context.is_rank_0:
         write_json(run.output / SUMMARY, result.to_json())
+    # No rank returns before the summary is on disk.
     context.world.barrier()
     return result
 
@@ -403,6 +405,7 @@ def _prepared(
     )
     world.on_rank_0(lambda: _check_stages(run))
     world.on_rank_0(lambda: _check_export(run))
+    # Only after all checks: a run that is refused leaves its results where they were.
     moved = world.on_rank_0(lambda: set_aside(output, at.outdated, at.position))
     if moved is not None:
         reporter.note(f"{at.why}; the earlier results were moved to {moved}")
@@ -474,6 +477,7 @@ def _write_start(start: Start, run: _Run) -> None:
     write_text(output / RECIPE, dump_recipe(resolved.recipe))
     for number, table in enumerate(resolved.tables):
         kept = output / factors_file(stage_name(number))
+        # The copy made at the first start stays, because TableRope.check compares later files with it.
         if table is not None and not kept.is_file():
             write_factors(kept, table)
 
@@ -625,6 +629,7 @@ def _export_adapter(run: _Run, weights: FinalWeights, position: Position, rope: 
         other_ropes=resolved.other_ropes[-1],
         with_adapter=True,
     )
+    # Exactly one, because a recipe with an adapter cannot average.
     (checkpoint,) = weights.checkpoints
     load_weights(checkpoint, model, alone.world)
     export_adapter(

@@ -185,6 +185,7 @@ def take_up(output: Path, recipe: Recipe, resume: bool, stages: StageRange | Non
     saved = output / RECIPE
     notes: list[str] = []
     if not (resume and saved.is_file()):
+        # The lock is this process's own.
         there = {entry.name for entry in output.iterdir() if not is_left_over(entry.name)} - {LOCK}
         if resume and not there:
             raise RopewalkError(f"nothing to resume in {output}: there is no such run; leave out --resume")
@@ -263,6 +264,7 @@ def _end_of_stage(stage: int, output: Path, recipe: Recipe, progress: Progress) 
     Raises:
         RopewalkError: if the run has not reached it, or has not kept it.
     """
+    # Names and comparisons use stage and step alone, so the number of tokens does not matter.
     end = Position(stage - 1, recipe.stages[stage - 1].steps, 0)
     # The second condition is for a stage of 0 steps, whose end has the same step as its beginning.
     if (progress.stage, progress.step) < (end.stage, end.step) or progress.begun < stage:
@@ -283,6 +285,7 @@ def progress_in(output: Path, recipe: Recipe) -> Progress:
     if checkpoints := checkpoints_in(output / CHECKPOINTS):
         stage, step = place_of(checkpoints[-1])
         begun = stage + 1
+    # Without checkpoints, which may be deleted after a run, the exported model tells how far the run came.
     elif (position := _exported_position(output / MODEL)) is not None:
         stage, step, begun = position.stage, position.step, position.stage + 1
     choices = choices_in(output)
@@ -401,6 +404,7 @@ def set_aside(output: Path, names: Iterable[str], position: Position | None) -> 
             folder = output / EARLIER / f"{name}-{number}"
         folder.mkdir(parents=True)
         for each in there:
+            # Some names have a folder, such as those of checkpoints.
             (folder / each).parent.mkdir(exist_ok=True)
             (output / each).rename(folder / each)
     return folder
@@ -431,6 +435,7 @@ def _files_of(stages: Sequence[int]) -> tuple[str, ...]:
 
 def _measured_after(output: Path, position: Position | None) -> list[str]:
     """Evaluations during training that were made after a position, whose steps will be trained again."""
+    # Earlier than any evaluation, so that all of them count as later.
     first = Position(-1, 0, 0) if position is None else position
     paths = [path.relative_to(output) for path in during_files(output, first)]
     return [str(each) for path in paths for each in (path, path.with_suffix(".digest.json"))]

@@ -223,6 +223,7 @@ def _values(
     values = {
         "stage": stage,
         "step": step,
+        # JSON has neither NaN nor infinity; `applied` shows that there was one.
         "loss": result.loss if math.isfinite(result.loss) else None,
         "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,
         "learning_rate": learning_rate,
@@ -247,6 +248,7 @@ def _routing_values(routing: Routing) -> dict[str, Any]:
         "max_violation": max(violation),
         "expert_entropy": sum(entropy) / len(entropy),
         "unused_experts": sum(unused),
+        # Four digits suffice for plots, and a line has many routers.
         "routers": {
             "max_violation": [round(each, 4) for each in violation],
             "expert_entropy": [round(each, 4) for each in entropy],

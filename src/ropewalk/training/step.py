@@ -131,6 +131,7 @@ def prepare(
         positions_on(batch.layouts, device)
         if not isinstance(batch.layouts, ShardedLayouts):
             prepare_attention(batch.layouts, engine, device, localities)
+        # With Ulysses alone, every rank attends over whole rows, for its share of the heads.
         elif batch.layouts.groups.ring == 1:
             prepare_attention(batch.layouts.layouts, engine, device, localities)
         else:

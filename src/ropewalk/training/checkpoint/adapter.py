@@ -70,6 +70,7 @@ def export_adapter(
     base = str(there.config.base_model_name_or_path)
     with new_folder(adapter) as partial:
         save_adapter(model, partial, trained_parameters(model), dtype)
+        # A JSON string is also valid YAML for the header and valid Python for the example.
         quoted = {"base": json.dumps(base), "folder": json.dumps(str(adapter))}
         write_text(
             partial / "README.md", README.format(context=context, digest=digest or "unknown", **quoted)

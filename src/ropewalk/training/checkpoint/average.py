@@ -35,6 +35,7 @@ def load_average(paths: Sequence[Path], trained: LossModel, world: World, mesh: 
             if name in sums:
                 sums[name] += tensor
             else:
+                # A copy even of float64 weights, because the next checkpoint is loaded into the same tensors.
                 sums[name] = tensor.to(torch.float64, copy=True)
     for name, tensor in _local_weights(trained).items():
         tensor.copy_(sums[name] / len(paths))

@@ -24,6 +24,7 @@ EXPORT_RECORD = "ropewalk-digests.json"
 programs that read such folders ignore JSON files whose names they do not know."""
 VERSION = 1
 _NAME = re.compile(r"stage(\d+)-step(\d+)")
+# All that the records of the first versions contained: no version number and no digests.
 _OLDEST_KEYS = {"stage", "step", "tokens"}
 
 
@@ -137,6 +138,7 @@ def read_record(path: Path) -> Record:
             tuple(values["random_states"]),
             _betas(values.get("betas")),
         )
+    # A RopewalkError is a ValueError too, and the clause below would call the record damaged.
     except RopewalkError:
         raise
     except OSError as error:
@@ -278,6 +280,7 @@ def latest_whole(
             are done.
     """
     world = world or World()
+    # Rank 0 lists for all, because machines may see the entries of a shared folder at different times.
     paths = world.on_rank_0(lambda: checkpoints_in(folder))
     paths = [path for path in paths if limit is None or place_of(path) <= limit]
     damaged: list[tuple[Path, str]] = []

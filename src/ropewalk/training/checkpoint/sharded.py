@@ -247,6 +247,7 @@ def load_checkpoint(
         read_weights(path, model, masters, world)
         set_random_states(read_state(path, state, world))
     set_moments(model, optimizer, state)
+    # A record of an earlier version has no decay rates; the recipe's are then taken for those of the moments.
     optimizer.carry_moments(record.betas or optimizer.betas)
     return record.position
 
@@ -309,6 +310,7 @@ def export_model(
     Raises:
         RopewalkError: on every rank, if rank 0 cannot write.
     """
+    # Gathering is a collective of all ranks, so it stands outside of what rank 0 does alone.
     state = gathered_state(trained.model, world, dtype)
 
     def write() -> None:

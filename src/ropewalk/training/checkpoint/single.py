@@ -124,6 +124,7 @@ def read_weights(path: Path, model: Any, into: Mapping[str, Tensor], world: Worl
                 # In float32, because the masters were saved and rounding them would change the run.
                 path,
                 dtype=torch.float32,
+                # The alternative, a .bin file, is a pickle, which can run code.
                 use_safetensors=True,
                 output_loading_info=True,
             )

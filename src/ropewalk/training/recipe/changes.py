@@ -119,6 +119,7 @@ def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
                 same.add(_name(key))
             elif rule.kind != "free":
                 onward.append(_change(key, was, is_, progress))
+                # A key of length 2 is a whole stage, which is new or removed.
                 if rule.kind == "fixed" or len(key) == 2:
                     stages.add(number)
     if stages and any(stage.rope.limiting.search is not None for stage in old.stages[: progress.begun]):
@@ -199,6 +200,7 @@ def _rule(key: Key) -> OnResume:
             break
         assert issubclass(model, Settings)
         inner = model_in(model.model_fields[part].annotation)
+        # The last field on the path decides: it holds no model, or only indices of a list follow.
         if inner is None or all(isinstance(below, int) for below in key[depth + 1 :]):
             found = on_resume(model, part, holder)
         holder = declared_on_resume(model, part, holder)
@@ -216,6 +218,7 @@ def _name(key: Key) -> str:
 
 
 def _plain(value: BaseModel | None) -> Any:
+    # The history grows whenever a run is resumed with changes, and is no setting.
     return None if value is None else value.model_dump(mode="json", exclude={"history"})
 
 
@@ -224,6 +227,7 @@ def _differences(old: Any, new: Any, key: Key = ()) -> Iterator[tuple[Key, Any, 
     if isinstance(old, dict) and isinstance(new, dict):
         for name in dict.fromkeys([*old, *new]):
             yield from _differences(old.get(name), new.get(name), (*key, name))
+    # Lists of different lengths differ as a whole, since nothing tells which elements correspond.
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, pair in enumerate(zip(old, new, strict=True)):
             yield from _differences(*pair, (*key, number))

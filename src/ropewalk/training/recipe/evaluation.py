@@ -111,6 +111,7 @@ class Evaluation(_Suites):
                 f"{name}.{field} has no effect without the suite {' or '.join(readers)}; add it to suites"
             )
         if self.suites:
+            # For its error alone: an unknown task is refused when the recipe is read.
             chosen_tasks(self.settings(lengths=self.lengths or ()))
         self._check_during()
         return self

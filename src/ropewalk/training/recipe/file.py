@@ -35,6 +35,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         RopewalkError: if the recipe is invalid; the message names the key, its value, and the nearest known key.
     """
     path = Path(name)
+    # With a YAML suffix it is always a file, so a mistyped path is not taken for the name of a shipped recipe.
     if path.suffix not in (".yaml", ".yml") and not path.is_file():
         shipped = shipped_recipes()
         if str(name) not in shipped:
@@ -95,6 +96,7 @@ class _StrictLoader(yaml.SafeLoader):
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()
+        # Counted before anything is constructed: nested aliases expand a few lines to billions of values.
         if node is not None and _values_in(node, {}) > MOST_VALUES:
             raise RopewalkError(f"it expands to more than {MOST_VALUES:,} values; use fewer aliases")
         return node
@@ -105,6 +107,7 @@ class _StrictLoader(yaml.SafeLoader):
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 raise RopewalkError(f"the key in line {line} is a list or a mapping; a key must be a word")
+            # PyYAML alone would let the last of two equal keys win.
             if key.value in seen:
                 raise RopewalkError(
                     f"the key {key.value} occurs twice, the second time in line {line}; remove one"
@@ -115,6 +118,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             value = super().construct_object(node, deep)
+        # A RopewalkError is a ValueError, which the next clause would catch.
         except (RopewalkError, yaml.YAMLError):
             raise
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -123,6 +127,7 @@ class _StrictLoader(yaml.SafeLoader):
                 f"the value {str(node.value)[:MOST_SHOWN]!r} in line {node.start_mark.line + 1} is not a valid "
                 f"{node.tag.rpartition(':')[2]}; quote it if it is meant as text"
             ) from error
+        # Escapes in YAML can write both; no path may contain a NUL, and no UTF-8 file a lone surrogate.
         if isinstance(value, str) and ("\0" in value or (not value.isascii() and not _is_utf8(value))):
             raise RopewalkError(
                 f"the text {value[:MOST_SHOWN]!r} in line {node.start_mark.line + 1} contains a NUL character or an "
@@ -166,6 +171,7 @@ def _values_in(node: yaml.Node, known: dict[int, int]) -> int:
                 f"the alias in line {node.start_mark.line + 1} refers to a value that contains it; remove the alias"
             )
         return known[id(node)]
+    # 0 marks a node that is still being counted: meeting it again means that it contains itself.
     known[id(node)] = 0
     below = node.value if isinstance(node, yaml.CollectionNode) else ()
     parts = (part for each in below for part in (each if isinstance(each, tuple) else (each,)))
@@ -225,6 +231,7 @@ def _child(target: Any, part: str, override: str) -> Any:
         return target[_index(target, part, override)]
     if not isinstance(target, dict):
         raise RopewalkError(f"--set {override!r}: there is no key {part}, because its parent is a value")
+    # A section that the file leaves out may still get keys.
     return target.setdefault(part, {})
 
 

@@ -162,6 +162,7 @@ class Recipe(Settings):
             optimizer,
             stage.precision or self.precision,
             stage.parallel or self.parallel,
+            # Stages with equal seeds would draw their rows in the same order.
             self.seed + number if stage.seed is None else stage.seed,
         )
 
@@ -175,6 +176,7 @@ class Recipe(Settings):
                     f"stages.{number}.data names {named}, but the run's data names {run}; name {run} in both"
                 )
             try:
+                # For its error alone: the run's data and the stage's may be invalid together.
                 self.stage(number)
             except ValidationError as error:
                 raise ValueError(f"stages.{number}.data: {explain(error, Data)}") from error
@@ -233,6 +235,7 @@ class Recipe(Settings):
                 f"export averages {number} checkpoints, but checkpoints.keep is {checkpoints.keep}; set it to {number} "
                 "or more, or export.average_of to fewer"
             )
+        # Rounded up, because the last step of a stage always writes one.
         written = -(-steps // checkpoints.every)
         if written < number:
             raise ValueError(

@@ -70,6 +70,7 @@ def _parameters() -> dict[str, Any]:
             owners.setdefault(name, []).append(method)
     return {
         name: (
+            # Methods with a parameter of the same name may give it different types.
             reduce(or_, (get_type_hints(owner)[name] for owner in each)) | None,
             Field(None, description=_describe(name, each)),
         )
@@ -87,6 +88,7 @@ class _Method(Settings):
     )
 
 
+# Type checkers cannot see the fields that create_model adds.
 if TYPE_CHECKING:
     _Parameters = _Method
 else:

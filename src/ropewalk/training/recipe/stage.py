@@ -54,12 +54,14 @@ if TYPE_CHECKING:
         """The keys of Optimizer, each None unless given."""
 
 else:
+    # Generated, so that a new key of Optimizer becomes one of a stage as well.
     StageOptimizer = create_model(
         "StageOptimizer",
         __base__=Settings,
         __doc__="Keys of :class:`Optimizer` for one stage; those that are not given are the run's.",
         **{
             name: (
+                # The metadata has the bounds, which the annotation alone would lose.
                 Annotated[field.annotation | None, *field.metadata],
                 Field(None, description=field.description),
             )

@@ -90,6 +90,7 @@ class AutoRope(StageRope):
                 method = candidate(name, base, before.length, self.stage.context)
             except RopewalkError as error:
                 raise RopewalkError(f"stages.{number}.rope.candidates: {name}: {error}") from error
+            # Only the base of the rule's method counts: the stage trains without scaling.
             bases[name] = Default(method.rotary_dim, method.rope_theta)
         return bases
 
@@ -133,6 +134,7 @@ class AutoRope(StageRope):
             lambda: probe_rows(at.resolved, rows, self.stage.context, limit)
         )
         results = self._probe(candidates, measured_on, before.length, at)
+        # The best comes first, so if its loss is not finite, none is.
         if not math.isfinite(results[0].loss):
             raise context.world.known_to_all(
                 RunFailure(

@@ -32,6 +32,7 @@ def ropes_of_other_layers(
         for kind, rope in stage.rope.by_layer_type.items():
             if kind not in config.methods:
                 raise RopewalkError(f"stages.{number}.rope.{kind}: {_not_there(config.methods)}")
+            # The layers that limit the context are not in it: the stage decides their RoPE.
             if kind in current:
                 try:
                     current = {**current, kind: _method(rope, current[kind], length, stage.context)}

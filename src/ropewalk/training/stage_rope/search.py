@@ -90,6 +90,7 @@ def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
     """
     resolved, packed, target = at.resolved, at.rows, wanted.target_length
     count = wanted.settings.documents
+    # Enough for the evaluation, the rows to search on and those to judge on, with some to spare.
     limit = resolved.recipe.evaluation.rows + 3 * count
     taken = evaluated_documents(resolved, at.validation)
     known = 0
@@ -160,6 +161,7 @@ def _held_out_rows(
 ) -> SearchData:
     target, trained, label = wanted.target_length, wanted.trained_length, wanted.label
     count, special = wanted.settings.documents, _special(resolved)
+    # From the end, because the evaluation reads documents from the beginning.
     backwards = list(enumerate(documents))[::-1]
     free = [document for number, document in backwards if number not in taken]
     try:
@@ -440,6 +442,7 @@ def _find(search: FactorSearch, at: AtStage, data: SearchData, ledger: Ledger) -
     )
     if search.weights is not None:
         load_weights(search.weights, model, alone.world)
+    # A recipe has keys that a search does not know, such as `weights`.
     shared = search.settings.model_dump(include=set(LongFactorSearch.model_fields))
     settings = SearchSettings(**shared, seed=resolved.recipe.seed)
     problem = SearchProblem(search.goal, data, settings, f"{search.label} search")
