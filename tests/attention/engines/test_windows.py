@@ -58,6 +58,39 @@ def test_it_is_the_dense_masked_product(
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("window", [2, 6, 9, 40])
+@pytest.mark.parametrize("blocks", [(1, 1), (3, 3), (32, 64)])
+def test_documents_behind_keys_that_they_share(window, blocks, monkeypatch):
+    """Each as if it stood alone behind them: longer than the window, as long, and shorter."""
+    monkeypatch.setattr(windows, "BLOCKS", blocks)
+    torch.manual_seed(0)
+    shared, ends = 5, [11, 31, 40, 42]
+    inputs = [torch.randn(2, heads, 42, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    lead = range(max(0, shared - window + 1), shared)
+    own = [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    pieces = [Piece(tokens, tokens, lead if tokens.start else range(0)) for tokens in own]
+
+    def by_document(q, k, v):
+        outputs = []
+        for tokens in own:
+            keys = [*(range(shared) if tokens.start else ()), *tokens]
+            visible = _visible(len(tokens), len(keys), window, torch.device("cpu"))
+            outputs.append(
+                plain_attention(
+                    q[:, :, list(tokens)], k[:, :, keys], v[:, :, keys], visible, AttentionOptions(0.3)
+                )
+            )
+        return torch.cat(outputs, dim=2)
+
+    cotangent = torch.randn(2, 4, 42, 4, dtype=torch.float64)
+    expected = with_gradients(by_document, inputs, cotangent)
+    found = with_gradients(
+        lambda q, k, v: windowed_attention(q, k, v, pieces, window, 0.3), inputs, cotangent
+    )
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
 def test_heads_of_a_transposed_tensor_are_read_where_they_lie():
     """As a layer hands over a document of a row: tokens first in memory, heads second, other tokens before."""
     torch.manual_seed(0)
