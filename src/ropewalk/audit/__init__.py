@@ -98,6 +98,7 @@ __all__ = [
 
 
 __getattr__ = lazy_names(__name__, _HOMES)
+# `from ropewalk import audit` may bind this package or its function, whichever was imported first.
 make_callable(__name__, "run")
 
 

@@ -78,6 +78,7 @@ def run_shifts(
 ) -> dict[int, Pass]:
     """One pass of a row at each shift; a layout's positions move as they would in a longer row."""
     found = {}
+    # delta2 may be one of the shifts; a single pass serves both.
     for shift in dict.fromkeys(shifts):
         position_ids = shifted(len(row), shift) if layout is None else moved(layout, shift)
         found[shift] = runner.run(row, arithmetic, position_ids, layout, keep=("hidden", "layers"))

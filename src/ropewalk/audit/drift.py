@@ -202,6 +202,7 @@ class _Rows:
                 at = logit_differences(moved[self._near], reference, cuts)
                 self.by_length.append((changes[self._near].D_at, at))
             if sweep:
+                # D is the same in both directions, so a pair is stored once.
                 self.between.append({(min(pair), max(pair)): found.D for pair, found in both.items()})
         self.D.append([changes[shift].D for shift in self.shifts])
         self.moved.append([changes[shift].moved for shift in self.shifts])

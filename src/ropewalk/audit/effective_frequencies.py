@@ -60,6 +60,7 @@ class _Truth:
         """Largest relative difference over pairs that rotate; NaN if the number of pairs differs."""
         if inv_freq.shape != self.inv_freq.shape:
             return math.nan
+        # A pair that does not rotate has frequency 0 and no relative error.
         scale = self.inv_freq.where(self.inv_freq > 0, 1)
         return float(((inv_freq - self.inv_freq) / scale).abs().max())
 
@@ -180,6 +181,7 @@ def _measured(
         # cos² + sin² is 1, so what is left is the attention factor that the module multiplies into both.
         factor = float((cos[0].square() + sin[0].square()).sqrt().mean())
         inv_freq, held_as = _effective(module, true, seen, came_as)
+        # Angles are read in float32 above; here only the dtype is wanted that such activations would get.
         given = there.cos_sin(where, dtype, true.layer_type, true.total_length)[0].dtype
         yield true.stage(name, inv_freq, held_as, _name(given), angles, factor)
 
@@ -275,6 +277,7 @@ def _factor_is_wrong(stage: RopeStage, config: RopeStage) -> bool:
 
 
 def _angle_alone_is_wrong(stage: RopeStage) -> bool:
+    # float32 angles lose relative precision, so the limit grows with the angle of the fastest pair.
     return not stage.angle_error <= TOLERANCE * max(1.0, stage.position * max(stage.inv_freq))
 
 
@@ -367,6 +370,7 @@ def _rounded_to(stage: RopeStage, config: RopeStage) -> str | None:
 def _base_of(inv_freq: tuple[float, ...]) -> float | None:
     """The base if the frequencies are ``base^(-2i/d)``; None otherwise."""
     pairs = len(inv_freq)
+    # One or two pairs fit some base whatever they are.
     if pairs < 3 or abs(inv_freq[0] - 1) > GEOMETRIC_TOLERANCE or inv_freq[-1] <= 0:
         return None
     # Unscaled RoPE has inv_freq[i] = base^(-i/pairs), so the last pair determines the base.

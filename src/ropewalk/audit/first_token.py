@@ -167,6 +167,7 @@ def _add_rounding(
     for move, part in (("first", added), ("others", total - added), ("all", total)):
         sums[move].add_share("attention", part, total)
     for chunks in zip(*(runner.logits(each) for move in MOVES for each in found[move]), strict=True):
+        # The zip above lists the two shifts of each move side by side.
         moved = {move: chunks[2 * n] - chunks[2 * n + 1] for n, move in enumerate(MOVES)}
         parts = _parts(moved)
         for move, one in sums.items():

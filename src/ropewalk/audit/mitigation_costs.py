@@ -125,6 +125,7 @@ def mitigation_costs(
     reasons: dict[str, str] = {}
     for name in wanted:
         try:
+            # Memory after the warm-up, because a first pass also allocates what libraries keep for later ones.
             bench.warm_up(name)
             memory[name] = bench.peak_bytes(name)
         except RopewalkError as error:
@@ -257,6 +258,7 @@ def _name(dtype: torch.dtype) -> str:
 def has_tf32(device: torch.device) -> bool:
     """Whether a device multiplies in TF32: NVIDIA GPUs since Ampere do."""
     return (
+        # ROCm devices have the type cuda too.
         device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 0)
     )
 

@@ -61,6 +61,7 @@ def changes(eager: Arithmetic, layout: PackedLayout) -> dict[str, Change]:
     if dtype != torch.bfloat16:
         # The split is into two bfloat16 numbers: other dtypes lose range or precision in it.
         del found["split product"]
+    # A float32 model rotates and multiplies in float32 anyway, so the other rows would repeat these.
     if dtype == torch.float32:
         return {
             name: found[name]
@@ -129,6 +130,7 @@ def measure_mitigations(
 
 def passes_of_mitigations(dtype: torch.dtype, near: int, far: int, delta2: int, rows: int) -> int:
     """Number of forward passes that :func:`measure_mitigations` runs."""
+    # Any layout will do: only the number of ways is counted.
     ways = changes(stock_arithmetic(dtype), PackedLayout.from_lengths([2, 2], "full", 0))
     exact = 1 + sum(change.layout is not None for change in ways.values())
     return (len(ways) + exact) * len({near, far, delta2}) * rows

@@ -214,6 +214,7 @@ class Runner:
             torch.stack([trace.first_scores for trace in traces]),
             torch.stack([trace.seen_by for trace in traces]),
             torch.stack([trace.even for trace in traces]),
+            # A clone, because an empty view would keep the whole tensor alive.
             hidden if "hidden" in keep else hidden[:0].clone(),
             arithmetic,
             tuple(kept),
@@ -255,6 +256,7 @@ class Runner:
             float64 ``[tokens, vocab_size]`` for consecutive groups of tokens, in order.
         """
         vocab, width = self.audited_model.head.linear.weight.shape
+        # Eight bytes for each logit in float64.
         for hidden in found.hidden.split(max(1, chunk_bytes // (8 * vocab))):
             yield self._logits_of(hidden, max(1, chunk_bytes // (8 * width)))
 
@@ -386,6 +388,7 @@ class RoundedTokens:
     def among(self, x: Tensor, exact: Tensor, rotation: LayerRotation) -> Tensor:
         """Queries or keys ``[heads, length, head_dim]``: ``exact`` with these tokens replaced."""
         parts = operands(rotated(x, self.cos, self.sin, rotation, self.arithmetic), self.arithmetic.product)
+        # The two parts of the split are added up again, which float64 does without rounding.
         found = torch.stack([part.to(exact.dtype) for part in parts]).sum(0)
         return torch.where(self.tokens.to(x.device)[:, None], found, exact)
 
@@ -416,6 +419,7 @@ class LayerAttention:
         if apart is not None:
             q_HTD, k_KTD = apart.among(call.query, q_HTD, rotation), apart.among(call.key, k_KTD, rotation)
         kv_heads = k_KTD.shape[0]
+        # The query heads of a key head are neighbours, as transformers' repeat_kv lays them out.
         self.q_KGTD = q_HTD.unflatten(0, (kv_heads, q_HTD.shape[0] // kv_heads))
         self.keys = operands(k_KTD, arithmetic.product)
         device = call.query.device
@@ -468,6 +472,7 @@ class LayerAttention:
             .to(self.arithmetic.softmax)
             .softmax(-1)
         )
+        # The last column is the sink's share.
         return weights[..., :-1].to(self.arithmetic.weights)
 
 
@@ -668,6 +673,7 @@ def differences(
         for name, terms in wanted.items():
             found = sums[name]
             found[layer, :, :end] += _weighted_sum(terms, weights, scratch).abs_().sum(-2).cpu()
+            # Every length is the end of a block, so the sums up to there are those of the truncated row.
             for number, cut in enumerate(lengths):
                 if end == cut:
                     sums_at[name][number] += found[layer].sum(0)
@@ -761,6 +767,7 @@ def mean_sink(sinks: list[Sink]) -> Sink:
         return float(sum(getattr(sink, name) for sink in sinks)) / len(sinks)
 
     return Sink(
+        # Sorted, so that of equally frequent tokens the earliest wins.
         max(sorted(set(indices)), key=indices.count),
         mean("attention"),
         mean("first_attention"),

@@ -463,6 +463,7 @@ def best_mitigation(audit: Audit) -> Mitigation | None:
         for mitigation in audit.mitigations
         if mitigation.name not in (*STOCK, *LAYOUTS) and math.isfinite(_worse(mitigation))
     ]
+    # `not >` instead of `<=`: without a finite D there is nothing to improve either.
     if base is None or not tried or not _worse(base) > NOISE or not math.isfinite(_worse(base)):
         return None
     # D depends by chance on which values round up, so a slightly smaller D does not justify a costlier change.
@@ -487,6 +488,7 @@ def _mitigation(audit: Audit) -> str:
     elif best is None:
         text = "No change of arithmetic lowers the D of fused attention by much"
     else:
+        # "Exact angles" is the only name in the plural.
         verb = "lower" if best.name.endswith("angles") else "lowers"
         cost = (
             ""

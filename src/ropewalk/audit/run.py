@@ -158,6 +158,7 @@ def audit_model(
             random = measure_drift(runner, few, _series(settings), settings.shifts, delta2, "random").drift
     counter.label = "ablation"
     audited = runner.stock(dtype)
+    # A set, because near and far are the same shift if there is no other.
     ablations = ablate_steps(runner, few, audited, sorted({near, far}), delta2)
     counter.label = "first-token experiment"
     effects = first_token_effects(runner, few, audited, near, delta2)

@@ -27,6 +27,7 @@ def _parts(value: Any) -> Any:
 
 def _shift(value: Any) -> Any:
     if isinstance(value, str):
+        # parse_length refuses 0, which is no length but a valid shift.
         return 0 if value.strip() == "0" else parse_length(value)
     return value
 

@@ -64,6 +64,7 @@ def read_finished(folder: Path) -> Finished:
     summary = folder / SUMMARY
     if not summary.is_file():
         if folder.is_dir() and not (folder / RESULTS).is_file():
+            # A folder that does not exist goes on to read_record, which says so.
             begun = "the run in it is not finished" if (folder / RECIPE).is_file() else f"no {SUMMARY}"
             raise RopewalkError(f"{folder} has no finished run or evaluation: {begun}, and no {RESULTS}")
         record, results = read_record(folder)
@@ -78,6 +79,7 @@ def read_finished(folder: Path) -> Finished:
         raise RopewalkError(f"{summary} is damaged ({error}); delete it and resume the run") from error
     # Every value written out, so that a default and the same value given by hand compare as equal.
     plain = with_moments_of(recipe, recipe).model_dump(mode="json")
+    # Runs of a grid share a cache of rows, a run by hand has another or none; the rows are the same.
     data = {key: value for key, value in plain["data"].items() if key != "cache"}
     kept = {key: value for key, value in plain.items() if key not in NOT_COMPARED} | {"data": data}
     return Finished(folder, tuple(results), dict(_flat(kept)), recipe.seed, cost_of(folder))
@@ -116,6 +118,7 @@ def cells_of(runs: Sequence[Finished]) -> dict[str, dict[int, Finished]]:
     """
     groups: list[list[Finished]] = []
     for run in runs:
+        # Evaluations record no recipe, so nothing tells which of them belong together: each is a cell of its own.
         group = next(
             (each for each in groups if run.recipe is not None and each[0].recipe == run.recipe), None
         )

@@ -18,6 +18,7 @@ from ropewalk.training import load_recipe
 from ropewalk.training.recipe.file import override_value
 from ropewalk.training.recipe.recipe import Recipe
 
+# With the digest behind it, well below the 255 bytes that file systems allow for a name.
 LONGEST_NAME = 80
 REFUSED = {"seed": "give --seeds", "output": "each run has a folder of its own already"}
 MOST_RUNS = 1000
@@ -46,6 +47,7 @@ class Varied:
         key, separator, values = text.partition("=")
         if not separator or not key.strip():
             raise RopewalkError(f"--vary needs KEY=VALUE,VALUE, got {text!r}")
+        # Read as one YAML list, so that YAML itself decides which commas separate values.
         found = override_value(f"[{values}]", f"--vary {key}")
         if not isinstance(found, list) or len(found) < 2:
             raise RopewalkError(f"--vary {text!r} has fewer than two values, so there is nothing to compare")
@@ -181,6 +183,7 @@ def make_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[
         ]
         for seed in numbers:
             folder = output / "cells" / name / f"seed-{seed}"
+            # Quoted, because an override is parsed as YAML and a path may contain its special characters.
             own = [f"seed={seed}", f"output={json.dumps(str(folder))}"]
             if not base.data.rows and base.data.cache is None:
                 # All runs share packed rows: what does not vary is packed once, and is the same for all.
@@ -198,9 +201,11 @@ def _cell_names(varied: Sequence[Varied], combinations: Sequence[tuple[Any, ...]
         ",".join(f"{key}={_word(value)}" for key, value in zip(keys, combination, strict=True))
         for combination in combinations
     ]
+    # A folder named ".." would lie elsewhere, and a leading dash reads as an option.
     safe = [re.sub(r"[^A-Za-z0-9._=,+-]+", "-", name).strip("-.") for name in plain]
     found = []
     for name, combination in zip(safe, combinations, strict=True):
+        # Different values may become equal once unsafe characters are replaced.
         if len(name) > LONGEST_NAME or safe.count(name) > 1:
             digest = hashlib.sha256(json.dumps(combination).encode()).hexdigest()[:8]
             name = f"{name[:LONGEST_NAME]}-{digest}"

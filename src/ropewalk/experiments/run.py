@@ -134,6 +134,7 @@ def run(settings: CompareSettings, context: RunContext | None = None) -> Experim
         failures = _run_all(grid, settings, context)
         cells = _finished_cells(grid)
         reference = grid.cells[0]
+        # Runs of other shares (--cell) count as unfinished, because other jobs may still make them.
         unfinished = sum(not _is_finished(each) for each in grid.runs) - len(failures)
         if not cells:
             first = f": {failures[0].reason} (see {failures[0].log})" if failures else ""
@@ -148,6 +149,7 @@ def run(settings: CompareSettings, context: RunContext | None = None) -> Experim
 def _started(settings: CompareSettings, output: Path) -> Grid:
     """The grid, checked as a whole and recorded in its folder."""
     grid = make_grid(settings.what[0], settings.vary, settings.seeds, settings.overrides, output)
+    # With a launcher, a run has processes that this one lacks, and resolve() would refuse meshes that fit them.
     if settings.launch is None:
         for each in grid.runs:
             # Each cell once: seeds make no difference to what a run refuses.
@@ -161,6 +163,7 @@ def _started(settings: CompareSettings, output: Path) -> Grid:
         path = output / GRID
         if path.is_file():
             refuse_other_grid(_read_record(path), grid.record(), output)
+        # The lock that was just taken is no sign of another use of the folder.
         elif any(entry.name != f".{GRID}.lock" for entry in output.iterdir()):
             raise RopewalkError(f"{output} holds other files and no grid; give another --out")
         write_json(path, grid.record())
@@ -198,6 +201,7 @@ def _run_all(grid: Grid, settings: CompareSettings, context: RunContext) -> list
     devices = _devices(settings, len(todo))
     failures: dict[str, Failure] = {}
     processes = _Processes()
+    # Threads suffice: each only waits for the process of its run.
     with context.reporter.bar("runs", len(todo)) as advance, ThreadPoolExecutor(devices.qsize()) as pool:
         advance(0, todo[0].cell)
         try:
@@ -211,10 +215,12 @@ def _run_all(grid: Grid, settings: CompareSettings, context: RunContext) -> list
                     failures[str(each.folder)] = Failure(each.cell, each.seed, reason, each.log)
                     context.reporter.note(f"{each.cell}, seed {each.seed}, failed: {reason}")
                 advance(done, f"{each.cell}, seed {each.seed}")
+        # Ctrl-C included: the runs are in sessions of their own, so it reaches them only from here.
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             processes.end()
             raise
+    # In the order of the grid, because futures complete in any order.
     return [failures[str(each.folder)] for each in todo if str(each.folder) in failures]
 
 
@@ -223,6 +229,7 @@ def _devices(settings: CompareSettings, most: int) -> queue.SimpleQueue[str | No
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     found: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    # The user's own selection, whose entries may be GPU or MIG UUIDs that no index can replace.
     names = seen.split(",") if seen else [str(n) for n in range(count)]
     alone = settings.launch is not None or not count
     jobs = min(settings.jobs or (1 if alone else count), most)
@@ -242,6 +249,7 @@ class _Processes:
     def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
         """Run a command to its end and return its status; -1 without running it if all are to end."""
         with log.open("ab") as file:
+            # Held until the process is registered, so that end() either finds it or keeps it from starting.
             with self._lock:
                 if self._ended:
                     return -1
@@ -296,6 +304,7 @@ def _run_one(
 def _reason(log: Path, status: int) -> str:
     """Last error in a log, or the status."""
     with log.open("rb") as file:
+        # The error is at the end, and the log of a long run is too large to read for it.
         file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_LINES))
         lines = file.read().decode("utf-8", "replace").splitlines()
     errors = [line for line in lines if line.startswith(("error: ", "interrupted: "))]
@@ -384,6 +393,7 @@ def _compared_words(each: ScoreDifference, reference: str) -> str:
     """``is better than full by 12 points (3 to 21) at 1,024 tokens on passkey``."""
     better = each.difference > 0 if each.unit == "percent" else each.difference < 0
     amount = abs(each.difference)
+    # On one side of 0 the interval is shown as amounts, like the difference; across 0 it keeps its signs.
     low, high = sorted(abs(end) for end in each.ci95) if each.ci95[0] * each.ci95[1] > 0 else each.ci95
     unit = "points" if each.unit == "percent" else "% of the perplexity"
     where = "" if each.length is None else f" at {each.length:,} tokens"

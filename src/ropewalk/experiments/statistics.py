@@ -156,6 +156,7 @@ def _difference(
         *key, one.unit, 0, math.nan, math.nan, math.nan, NO_INTERVAL, math.nan, math.nan, False
     )
     if not seeds:
+        # Without a common seed, chance in the seeds cannot be told from the difference of the cells.
         return replace(empty, reason="the two have no seed in common")
     pairs = [(a[seed], b[seed]) for seed in seeds]
     for result in (result for pair in pairs for result in pair):
@@ -171,6 +172,7 @@ def _difference(
     by_seed = np.array([d.sum() / w.sum() for d, w in deltas])
     pseudo = PSEUDO_DIFFERENCES if one.unit == "percent" else 0.0
     if len(seeds) == 1:
+        # With one seed nothing tells how training varies; only the samples do, and the conclusion says so.
         spread = _Spread(float(by_seed[0]), _samples_variance(deltas, pseudo), len(deltas[0][0]) - 1)
     else:
         variance, freedom = _block_variance(values, key, names, seeds, by_seed)
@@ -238,6 +240,7 @@ def _shares(values: Floats) -> tuple[Floats, float]:
     # With two cells the residuals of one are those of the other with the other sign.
     if cells < 3 or not told.any():
         return np.ones(cells), 1.0
+    # Every task has the same weight, whatever its unit and size.
     residual = residual[told] / np.sqrt(total[told])[:, None, None]
     mean = np.square(residual).sum(2)
     # Grubbs's estimate up to a factor: a residual of one cell contains a part of every other's.

@@ -102,6 +102,7 @@ __all__ = [
 
 
 __getattr__ = lazy_names(__name__, _HOMES)
+# `from ropewalk import search` may bind this package or its function, whichever was imported first.
 make_callable(__name__, "run")
 
 

@@ -172,6 +172,7 @@ def evolve(settings: EvolutionSettings | None = None) -> Algorithm:
             return crossover(space, first, second, chosen.mutation_probability, random) or mutant()
 
         parents = list(seeds)
+        # Different baselines may round to the same grid point; _new leaves repeats out.
         first = _new(seen, len(seeds), iter(seeds).__next__)
         first += _new(seen, chosen.population - len(first), mutant)
         measured = yield Ask(tuple(first), chosen.parents)
@@ -199,6 +200,7 @@ def _new(seen: set[Candidate], count: int, make: Callable[[], Candidate]) -> lis
             break
         try:
             candidate = make()
+        # From a list of seeds that is used up; inside a generator it would become a RuntimeError (PEP 479).
         except StopIteration:
             break
         if candidate not in seen:

@@ -194,8 +194,10 @@ class _Hidden:
 
 
 def _draw_hidden(seed: int, index: int, needles: int) -> _Hidden:
+    # One generator per row, so that a row's needles depend neither on the number of rows nor on their length.
     draw = random.Random(f"{seed}/needle rows/{index}")
     found: dict[str, str] = {}
+    # A dict, because two needles with the same key would have two right answers.
     while len(found) < needles:
         found[draw_word("words", draw)] = draw_word("numbers", draw)
     return _Hidden(tuple(found), tuple(found.values()), tuple(draw.sample(range(needles), needles)))
@@ -222,6 +224,7 @@ class _Draft:
     def slack(self, beyond: int) -> int:
         """Tokens by which all needles could move later; negative if a needle is too close to its answer."""
         gaps = [
+            # The position before an answer predicts its first token.
             first - self.surplus - 1 - last
             for (first, _), last in zip(self.answers, self.hidden, strict=True)
         ]
@@ -233,6 +236,7 @@ class _Draft:
         labels = torch.full_like(ids, IGNORED)
         for first, last in self.answers:
             at = slice(first - self.surplus, last - self.surplus + 1)
+            # Labels are shifted: each position has the next token as its target.
             labels[at.start - 1 : at.stop - 1] = ids[at]
         return Row(ids, labels, PackedLayout.from_lengths([len(ids)], "full", anchor_length=0))
 
@@ -298,12 +302,14 @@ class _Text:
             text += NIAH_SINGLE.prefix(type="number", query=needles.keys[number]) + " "
             spans[number] = (len(text), len(text) + len(needles.values[number]))
             text += needles.values[number] + "."
+        # Nothing stands behind the last answer, so that the row ends with the last scored token.
         text = text.removesuffix(".")
         encoded = self.encoder.backend().encode(text, add_special_tokens=False)
         bos = self.encoder.tokenizer.bos_token_id
         head = [] if bos is None else [bos]
         ends = [0] * len(head) + [end for _, end in encoded.offsets]
         ids = [*head, *encoded.ids]
+        # Without the full stop of the line, so that this is the token at the end of the number.
         hidden = [bisect_left(ends, text.index(line) + len(line) - 1) for line in lines]
         # The first token that ends behind a span's beginning, and the first that reaches its end.
         answers = [
@@ -411,6 +417,7 @@ def _needles(
     text: str, tokenizer: Any, goal: Goal, count: int, held_out: int
 ) -> tuple[Sequence[Row], Sequence[Row], bool]:
     length = goal.target_length
+    # At or below the trained length no needle can be beyond it; half of the row is then the default.
     needles = Needles(goal.trained_length if goal.trained_length < length else None)
     # Reading stops early: a corpus may have millions of documents, and needles need only the first few.
     wanted = CHARACTERS * length * (count + held_out)

@@ -310,6 +310,7 @@ class Factors(_Strict):
         own = _better(self.best.objective if self.best else None, self.baselines)
         other = None if judged is None else _better(judged.best, judged.baselines)
         if own is not None:
+            # An algorithm that ran out of candidates gains nothing from a budget; it needs a larger space.
             more = (
                 "a larger cap of the factors"
                 if self.search and self.search.ended_by == "algorithm"
@@ -554,6 +555,7 @@ def for_model(imported: ImportedFactors, model: ModelConfig) -> ImportedFactors:
         RopewalkError: if that checkpoint has other frequencies or another original length.
     """
     current = method_of(model)
+    # For its checks alone; the method itself is not needed.
     imported.factors.method(current, model.trained_length)
     named = imported.factors.model.model_copy(update={"name": model.model})
     return replace(imported, factors=imported.factors.model_copy(update={"model": named}))
@@ -591,6 +593,7 @@ def _rows(path: Path) -> list[list[float]]:
 def _factor(path: Path, word: str) -> float:
     try:
         value = float(word)
+    # float() also reads nan and inf, which are refused in the same words.
     except ValueError:
         value = math.nan
     if not math.isfinite(value):

@@ -70,6 +70,7 @@ class Goal:
         if largest is None:
             scale = self.scale
             if self.short and isinstance(self.current, LongRope):
+                # CAP is multiplied in below, so that the bound is half of the largest long factor.
                 scale = max(1.0, max(self.current.long_factor) / CAP / 2)
             largest = CAP * scale
         if max(start_tokens, default=0) >= self.target_length:

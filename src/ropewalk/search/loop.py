@@ -89,6 +89,7 @@ def search_log(
     if resume and not path.is_file():
         raise RopewalkError(f"nothing to resume: the log {path} does not exist")
     with locked(path.parent, "give another --out", file=path.name):
+        # Under the lock, so that two searches cannot both find the log empty.
         if not resume and path.exists() and path.stat().st_size:
             raise RopewalkError(
                 f"{path} already holds a search; resume it with --resume, or give another --out"
@@ -128,6 +129,7 @@ def read_log(
         return None
     # Through JSON, so that tuples and lists compare as equal.
     then, now = lines[0], json.loads(json.dumps(header))
+    # Keys that only one of the two has are differences too: other versions wrote other headers.
     different = [key for key in {**now, **then} if now.get(key) != then.get(key)]
     if different:
         key = different[0]

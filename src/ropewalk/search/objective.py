@@ -168,6 +168,7 @@ class ModelEvaluator:
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
         """Group consecutive jobs on the same document into forward passes."""
+        # Neighbours only, not sorted: losses must come back in the order of the jobs.
         for _, group in groupby(jobs, key=lambda job: job.document):
             rest, size = list(group), self.forwards.batch
             yield from (rest[start : start + size] for start in range(0, len(rest), size))
@@ -177,6 +178,7 @@ class ModelEvaluator:
         # Rounds of one forward per rank: all ranks get the losses in the same order, so their algorithms stay in step.
         left, world = iter(forwards), self.forwards.world
         while together := list(islice(left, world.size)):
+            # In the last round some ranks have nothing to do, but must join the gather all the same.
             mine = together[world.rank : world.rank + 1]
             found = world.gather_from(partial(self._each, mine))
             yield from (losses for (losses,) in found[: len(together)])

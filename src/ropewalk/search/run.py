@@ -184,6 +184,7 @@ def find(
     forwards = Forwards(settings.batch, settings.prefill_chunk, context.world)
     evaluator = ModelEvaluator(model, goal, data.rows, penalty, forwards)
     space = goal.space(settings.start_tokens, settings.largest)
+    # Before the search, so that rows that do not fit in memory fail before any of the budget is spent.
     baselines = {name: evaluator.baseline(method) for name, method in goal.baselines().items()}
     algorithm = algorithm_named(settings.algorithm)
     strategy = Strategy(algorithm, settings.budget, settings.seed, settings.racing)
@@ -232,6 +233,7 @@ def search_ledger(
             return ledgers[0].known
 
         known = world.on_rank_0(begin)
+        # Only rank 0 ran begin(); the others remember the losses but write no log.
         yield ledgers[0] if ledgers else Ledger(known)
 
 
@@ -411,6 +413,7 @@ def _check_goal(goal: Goal, settings: SearchSettings) -> None:
 def _device(name: str, world: World) -> torch.device:
     device = choose_device(name)
     if device.type == "cuda" and world.size > 1:
+        # choose_device gives cuda without an index; each rank takes its own GPU.
         return torch.device("cuda", world.local_rank)
     return device
 

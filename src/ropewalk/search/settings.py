@@ -39,6 +39,7 @@ def _start_tokens(value: Any) -> Any:
     if value == ANY_START_TOKENS:
         return START_TOKENS
     if isinstance(value, str):
+        # isdigit() alone accepts digits such as ², which int() refuses.
         if not (value.isascii() and value.isdigit()):
             raise ValueError(f"{value!r} is neither a non-negative number of tokens nor {ANY_START_TOKENS}")
         value = int(value)

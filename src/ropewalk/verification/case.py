@@ -169,6 +169,7 @@ def prepare(
     tokens = _row_length(parameters, stage.context, length, rows)
     if tokens < stage.context:
         remarks.append(f"rows of {tokens:,} tokens instead of the stage's {stage.context:,}")
+    # Rows packed in advance have the stage's length and are cut below; new ones are packed at the short length.
     if here.settings.data.rows:
         packed = _rows_of_stage(recipe, resolved)
     else:
@@ -232,6 +233,7 @@ def _parameters(model: str, recipe: Recipe) -> int:
     from transformers import AutoModelForCausalLM
 
     config = read_config(model, recipe.trust_remote_code).source
+    # On meta, so that counting the parameters allocates none of them.
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config, trust_remote_code=recipe.trust_remote_code)
     return sum(parameter.numel() for parameter in empty.parameters())
@@ -258,6 +260,7 @@ def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch
             config=config,
             dtype="auto",
             trust_remote_code=recipe.trust_remote_code,
+            # As in load_model: without it, transformers would fall back to pickled weights.
             use_safetensors=True,
             output_loading_info=True,
         )
@@ -281,6 +284,7 @@ def _rows_of_stage(recipe: Recipe, resolved: ResolvedRecipe) -> PackedRows:
     stage = recipe.stages[0]
     identity = tokenizer_identity(resolved.tokenizer)
     wanted = (stage.context, stage.pattern, stage.positions)
+    # The folders hold the rows of all stages, one stage each.
     for folder in resolved.stages[0].settings.data.rows:
         rows = open_rows(folder, tokenizer=identity)
         if (rows.settings.context, rows.settings.pattern, rows.settings.positions) == wanted:
@@ -307,6 +311,7 @@ def _pack(resolved: ResolvedRecipe, settings: PackingSettings, rows: int, scratc
         sources=[SourceSpec(path=str(file))],
         tokenizer=resolved.tokenizer.name_or_path,
         rows=settings,
+        # So few documents do not repay starting processes.
         work=WorkSettings(workers=1),
     )
     return prepare_rows(config, scratch / "rows", tokenizer=resolved.tokenizer)
@@ -316,6 +321,7 @@ def _documents(resolved: ResolvedRecipe) -> Iterator[tuple[list[int], str]]:
     # Small batches, because the caller stops after a few documents.
     texts = read_documents(resolved.stages[0].settings.data.sources)
     for document in tokenise(texts, resolved.tokenizer, batch_documents=16):
+        # A document of one token has no target.
         if len(document.input_ids) > 1:
             yield document.input_ids.tolist(), document.source
 

@@ -184,6 +184,7 @@ def row_losses(
     for row in rows:
         with _widened(model):
             losses = losses_of(model, row)
+        # A row without targets has constant losses and no graph.
         if losses.requires_grad:
             # Backward row by row: only one row's graph is in memory, and gradients add up to those of the mean.
             (losses.sum() / count).backward()

@@ -37,6 +37,7 @@ class Meshes:
             MeshShape(sequence=ranks): no_heads if heads % ranks else None,
             MeshShape(ring=ranks): None,
         }
+        # Both together, at the smallest Ulysses degree: each may be right alone and wrong inside the other.
         if ranks > 2 and ranks % 2 == 0 and heads % 2 == 0:
             shapes[MeshShape(ring=ranks // 2, sequence=2)] = None
         if own is not None:

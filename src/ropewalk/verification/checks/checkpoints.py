@@ -82,6 +82,7 @@ def resumed_equals_unbroken(case: Case, mesh: Mesh, world: World) -> Outcome:
     error, name = _largest(ended, run.ended)
     return Outcome.within(
         max(error, *(abs(a - b) for a, b in zip(losses, run.losses, strict=True))),
+        # A budget of 0: the same steps on the same mesh repeat every bit, if the checkpoint holds all of the state.
         0.0,
         f"losses, weights and optimiser after {STEPS} + {STEPS} steps over {mesh.shape}",
         f"{name} differs after the resumed steps, whose losses are {losses} instead of {run.losses}: the checkpoint "

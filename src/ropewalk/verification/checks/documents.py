@@ -125,12 +125,14 @@ def _restarting_behind(model: Any, lead: int) -> Iterator[None]:
     with ExitStack() as stack:
         for mixer in mixers_of(model, config) if lead and config.recurrent_layers else ():
 
+            # Bound as a default, because the variable of the loop changes before the call.
             def apart(*args: Any, own: Any = mixer.forward, **kwargs: Any) -> Any:
                 hidden, *rest = args or (kwargs.pop("hidden_states"),)
                 # A recurrent layer has no mask to hide the anchor with, so its state restarts behind the
                 # anchor, as in the packed row.
                 cut = hidden.split([lead, hidden.shape[1] - lead], dim=1)
                 parts = [own(part, *rest, **kwargs) for part in cut]
+                # What stands behind the output (a state or weights) is for caches, which this pass does not use.
                 if isinstance(parts[0], tuple):
                     return torch.cat([part[0] for part in parts], dim=1), None
                 return torch.cat(parts, dim=1)
@@ -156,6 +158,7 @@ def _tuned_at(model: Any, positions: Tensor) -> Iterator[None]:
         for module in tuned:
             stack.callback(setattr, module, "attn_temperature_tuning", module.attn_temperature_tuning)
             module.attn_temperature_tuning = False
+            # The formula of transformers, with positions in the row in place of indices in the tensor.
             steps = torch.log1p(torch.floor((positions.float() + 1) / module.floor_scale))
             factor = (1 + module.attn_scale * steps)[None, :, None]
             # In layers without RoPE the tuning directly follows this projection, so a hook on its output is equivalent.

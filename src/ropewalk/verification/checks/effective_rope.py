@@ -51,6 +51,7 @@ ByLayerType = Mapping[str | None, Applied]
 def rope_as_loaded(case: Case) -> Outcome:
     """Check RoPE after loading the model and casting it for the precision, as a run does."""
     dtype = case.attention.dtype
+    # In float32 first, because the cast that follows is a step that can round the frequencies.
     model = load_model(case.model, replace(case.setup, engine="auto"), torch.float32, case.device)
     if case.precision == "bfloat16":
         cast_parameters(model, dtype)
@@ -71,6 +72,7 @@ def rope_after_reload(case: Case, mesh: Mesh, world: World) -> Outcome:
     folder = saved_folder(case, mesh, world)
     if not world.is_rank_0:
         return Outcome.not_run("")
+    # Without RoPE or context from the recipe: the saved config alone must give them.
     setup = replace(case.setup, rope=None, max_position_embeddings=None, engine="auto")
     ours = load_model(folder, setup, torch.float32, case.device)
     found = {"loaded by ropewalk": _in_row(case, _losses(ours))}
@@ -115,6 +117,7 @@ def _probe(case: Case) -> tuple[Tensor, Tensor]:
     """Token ids and positions of the probe: the first few positions, and others up to the end of the context."""
     far = torch.linspace(NEAR, case.context - 1, TOKENS - NEAR).long()
     positions = torch.cat([torch.arange(NEAR), far]).unique()
+    # Any tokens will do, because the angles depend on positions alone.
     return case.rows[0].input_ids[: len(positions)], positions
 
 
@@ -134,6 +137,7 @@ def _captured(model: Any, run: Callable[[], object]) -> ByLayerType:
     outputs: dict[str | None, Any] = {}
 
     def keep(module: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        # Models pass the layer type by name, as the third argument, or not at all.
         outputs[named.get("layer_type", args[2] if len(args) > 2 else None)] = output
 
     handle = rotary.register_forward_hook(keep, with_kwargs=True)
@@ -149,6 +153,7 @@ def _captured(model: Any, run: Callable[[], object]) -> ByLayerType:
 
 def _cos_sin(output: Any) -> tuple[Tensor, Tensor]:
     """Convert the module's output, in any rotary style, to cos and sin of ``[tokens, rotary_dim / 2]``."""
+    # Llama 4's rotary module returns complex numbers, cos + i sin.
     if isinstance(output, Tensor):
         return output[0].real.cpu(), output[0].imag.cpu()
     cos, sin = (_one_of_pair(part[0].cpu()) for part in output)
@@ -232,6 +237,7 @@ def _likely(inv_freq: Tensor, applied: Applied) -> str:
     if bool(((held - inv_freq.bfloat16().double()).abs() <= unit * inv_freq).all()):
         return "its inv_freq is rounded to bfloat16"
     slowest = len(inv_freq) - 1
+    # Unscaled, the slowest of n pairs has theta^(-(n - 1) / n), which is solved for theta here.
     theta = float(held[slowest].clamp_min(1e-12)) ** (-len(inv_freq) / max(1, slowest))
     plain = Default(2 * len(inv_freq), theta) if 1 < theta < 1e12 else None
     if plain is not None and bool(((held - plain.frequencies()[0]).abs() <= 1e-3 * held.abs()).all()):

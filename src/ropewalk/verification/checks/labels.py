@@ -54,6 +54,7 @@ def _targets(row: Row, trained: Tensor) -> list[int]:
     # Backwards, so that the next token of the same document is known, even if another document lies between the two.
     for place in reversed(range(len(ids))):
         document = documents[place]
+        # The anchor's number is negative: it belongs to no document.
         if document >= 0 and document in following and may[following[document]]:
             targets[place] = ids[following[document]]
         following[document] = place
@@ -67,6 +68,7 @@ def labels_of_shards(case: Case, mesh: Mesh, world: World) -> Outcome:
     dist.all_gather_object(gathered, held, group=world.control)
     faults = []
     for number, row in enumerate(case.rows):
+        # The inverse of Case.batches, which deals rows to the data ranks in turn.
         ranks = [r for r in range(world.size) if mesh.shape.data_rank(r) == number % mesh.shape.data_degree]
         there = [entry for rank in ranks for entry in gathered[rank][number // mesh.shape.data_degree]]
         faults += [f"row {number}: {text}" for text in _faults(row, there)]
@@ -82,6 +84,7 @@ def _held(case: Case, mesh: Mesh) -> list[list[Entry]]:
         batch = Batch.of(rows, mesh)
         if isinstance(batch.layouts, ShardedLayouts):
             positions = batch.layouts.position_ids()
+            # Sharded ones tell tokens from padding, which is zero.
             tokens = [torch.ones(row.layout.total_length, dtype=torch.int64) for row in rows]
             there = batch.layouts.take(tokens, 0).bool()
         else:

@@ -42,6 +42,7 @@ def ranks_equal_one(case: Case, mesh: Mesh, world: World) -> Outcome:
     found = trained_steps(model, case.rows, mesh, sizes, case.offload_activations)
     if not world.is_rank_0:
         return Outcome.not_run("")
+    # Kept for the next mesh: what one process computes does not depend on it.
     alone = once(case, "steps", lambda: trained_steps(load_whole(case, torch.float64), case.rows))
     narrow = once(case, "narrow steps", lambda: trained_steps(load_whole(case, torch.float32), case.rows))
     expected, rough, theirs = (_numbered(steps) for steps in (alone, narrow, found))

@@ -32,6 +32,7 @@ def saved_equals_ours(case: Case, mesh: Mesh, world: World) -> Outcome:
     ids = case.rows[0].input_ids[None].to(case.device)
     ours, stock = (_logits(case, exact, torch.float64) for exact in (case.setup.exact_rope, False))
     narrow = _logits(case, case.setup.exact_rope, torch.float32)
+    # In the dtype of the files, then widened, so that loading itself rounds nothing.
     saved = AutoModelForCausalLM.from_pretrained(
         folder, dtype="auto", trust_remote_code=case.setup.trust_remote_code
     )
