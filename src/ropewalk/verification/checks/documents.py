@@ -124,7 +124,6 @@ def _restarting_behind(model: Any, lead: int) -> Iterator[None]:
     config = ModelConfig.of(model.config)
     with ExitStack() as stack:
         for mixer in mixers_of(model, config) if lead and config.recurrent_layers else ():
-
             # Bound as a default, because the variable of the loop changes before the call.
             def apart(*args: Any, own: Any = mixer.forward, **kwargs: Any) -> Any:
                 hidden, *rest = args or (kwargs.pop("hidden_states"),)
