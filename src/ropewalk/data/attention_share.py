@@ -66,6 +66,7 @@ def share_of_documents(lengths: ArrayLike, row_length: int) -> dict[str, float]:
         whole = triangle(anchor_length + tokens) if rows == 1 else rows * triangle(row_length)
         part = rows * triangle(anchor_length) + _sum_of_triangles(pieces) + anchor_length * tokens
         shares[pattern] = _ratio(part, whole)
+        # 1, or NaN if there are no tokens.
         shares["full"] = _ratio(whole, whole)
     return shares
 
@@ -78,11 +79,13 @@ def cut(lengths: NDArray[np.int64], room: int) -> tuple[NDArray[np.int64], int]:
     """
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
+    # Less than one full row counts as the only row.
     rows = max(total // room, min(total, 1))
     kept = min(total, rows * room)
     # The input is two ascending runs, which a stable (merge) sort combines in linear time.
     edges = np.sort(np.concatenate([ends[ends < kept], np.arange(0, kept, room)]), kind="stable")
     pieces = np.diff(edges, append=kept)
+    # Empty documents, and documents that end with a row, leave pieces of length 0.
     return pieces[pieces > 0], rows
 
 

@@ -152,6 +152,7 @@ def preview_row(
     if total != len(row.input_ids):
         raise RopewalkError(f"the row has {len(row.input_ids)} tokens, but its segments add up to {total}")
     masked = _mask(row.masked, total)
+    # np.isin would take a set for a single object.
     special = np.isin(row.input_ids, np.fromiter(special_ids, np.int64))
     parts = np.bincount(row.segment_documents, minlength=len(row.sources))
     goes_on = before is not None and _goes_on(before, row, anchor_length, eos)
@@ -221,6 +222,7 @@ def _spans(
 
 
 def _runs(start: int, stop: int, masked: np.ndarray, special: np.ndarray) -> list[Span]:
+    # 0 to 3: whether special, whether masked.
     kinds = 2 * special[start:stop].astype(np.int8) + masked[start:stop]
     edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), stop - start]
     return [

@@ -142,6 +142,7 @@ def pack(config: PackConfig, context: RunContext) -> PackResult:
     if context.output is None:
         raise RopewalkError("packing needs an output folder; set the run context's output")
     folder = context.output.expanduser()
+    # Asked before packing, after which the folder is packed in any case.
     reused = is_packed(folder)
     with _progress(context) as (read, written):
         made = pack_rows(config, folder, progress=read, written=written)
@@ -212,6 +213,7 @@ def stats(config: StatsConfig, context: RunContext) -> DataStats:
         )
         report = statistics_report(tokenised_statistics(documents, config.length))
     return DataStats(
+        # Keys that only packed rows have are None, so that both reports have the same keys.
         {**report, "tokenizer": name, **dict.fromkeys(("pieces", "in_rows", "mixture", "corpus"))}
     )
 
@@ -259,6 +261,7 @@ def preview(folder: Path, config: PreviewConfig) -> DataPreview:
     eos = tokenizer.eos_token_id if settings.eos else None
 
     def decode(ids: list[int]) -> str:
+        # Without clean-up, which would hide spaces that the model sees.
         return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     shown, before = [], None

@@ -51,6 +51,7 @@ def _numbers_by_name(value: Any) -> Any:
         return value
     values: dict[str, float] = {}
     for part in value.split(","):
+        # At the last sign: a name may contain others.
         name, equals, number = part.rpartition("=")
         name = name.strip()
         try:
@@ -70,6 +71,7 @@ def _shares_by_length(value: Any) -> Any:
     named = _numbers_by_name(value)
     if not isinstance(value, str):
         return value
+    # parse_length refuses 0, at which the first bin begins.
     return [(0 if name == "0" else parse_length(name), share) for name, share in named.items()]
 
 

@@ -356,6 +356,7 @@ def _by_source(
     documents, tokens = len(lengths), int(lengths.sum())
     # One sort, so that the work does not grow with the number of sources.
     groups = np.split(lengths[np.argsort(source_ids, kind="stable")], np.cumsum(counts)[:-1])
+    # Not strict: for an empty list of sources np.split still gives one group.
     found = [(name, each) for name, each in zip(sources, groups, strict=False) if len(each)]
     found.sort(key=lambda item: (-int(item[1].sum()), item[0]))
     targets: dict[str, int] = {}

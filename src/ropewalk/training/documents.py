@@ -314,8 +314,8 @@ def _refuse_changed(resolved: ResolvedRecipe, began: RunInputs, output: Path) ->
     if began.unpacked is not None and began.unpacked != _unpacked_digest(recipe):
         what = "the rows in data.rows" if recipe.data.rows else "the documents of data.sources"
         raise RopewalkError(f"{what} have changed {since}; restore them, or start a new run")
+    # None means that the model's files are not available here, so there is nothing to compare.
     if began.model is not None and model_digest(resolved.model) not in (None, began.model):
-        # None means that the model's files are not available here, so there is nothing to compare.
         raise RopewalkError(
             f"the weights or the config of the model in {resolved.model} have changed {since}; restore them, or start "
             "a new run"

@@ -200,8 +200,8 @@ def _not_as_asked(results: Sequence[TaskResult], asked: Mapping[str, Sequence[in
     there = {(result.suite, result.length if asked.get(result.suite, True) else None) for result in results}
     wanted = {(suite, length) for suite, lengths in asked.items() for length in lengths or (None,)}
     for places, verb in ((wanted - there, "lacks"), (there - wanted, "holds")):
-        # By text, because a length may be None, which does not compare with numbers.
         if places:
+            # By text, because a length may be None, which does not compare with numbers.
             suite, length = min(places, key=str)
             where = "" if length is None else f" at {length} tokens"
             return f"it {verb} a result of {suite}{where}" + (

@@ -122,6 +122,7 @@ def mix(
         request, capped = _plan(available, documents_of, sources, settings)
         units, pool = cells, available
         if settings.per == "corpus":
+            # The bin alone, without the source; empty documents keep a number behind the last.
             units = np.where(cells < available.size, cells % shape[1], shape[1])
             pool = available.sum(0, keepdims=True)
         sampled = _draw(lengths, units, pool, capped, settings.seed)
@@ -320,6 +321,7 @@ def _draw(
             unit, tokens, available = group * bins + b, int(wanted[group, b]), int(pool[group, b])
             if tokens == 0:
                 continue
+            # A cell with tokens to draw has documents: the limits are 0 for an empty one.
             most = -(-tokens // available)
             # Even with tokens carried over, no document may be read more often than its own cell requests.
             goal = min(max(tokens + carried, 0), most * available)
@@ -403,6 +405,7 @@ def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureS
         epochs = demand.wanted / np.maximum(demand.pool, 1)
         group, b = (int(index) for index in np.unravel_index(int(epochs.argmax()), epochs.shape))
         reason = _excess(demand, settings, group, b)
+        # The whole request shrinks in proportion, until this cell is read max_epochs times.
         total = math.floor(float(demand.budgets.sum()) * settings.max_epochs / float(epochs[group, b]))
         least = _rounded_up(float(epochs[group, b]))
         changes = {

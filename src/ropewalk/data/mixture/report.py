@@ -161,6 +161,7 @@ def report_on(
     """
     sources, starts = request.sources, request.starts
     shape = (len(sources), len(starts))
+    # The last cell is that of documents without tokens, which [:-1] leaves out.
     size = shape[0] * shape[1] + 1
 
     def by_cell(values: NDArray[np.int64] | None) -> NDArray[np.int64]:
@@ -169,6 +170,7 @@ def report_on(
 
     times = np.bincount(drawn, minlength=len(lengths))
     most = np.zeros(size, np.int64)
+    # Plain indexing would keep the value of one document of each cell, not the largest.
     np.maximum.at(most, cells, times)
     documents, before, after = by_cell(None), by_cell(lengths), by_cell(times * lengths)
     asked_of_sources = request.asked if request.by_source else None
@@ -221,6 +223,7 @@ def _proportions(
         return _share(int(tokens[rows].sum()), int(tokens.sum())) or 0.0
 
     def long(tokens: NDArray[np.int64] | None) -> float | None:
+        # A single bin means that the settings have no lengths.
         if tokens is None or tokens.shape[1] == 1:
             return None
         return _share(int(tokens[rows, -1].sum()), int(tokens[rows].sum()))

@@ -83,6 +83,7 @@ def embedded_split(origin: str) -> Literal["train", "validation"]:
     Returns:
         ``validation`` for about 5 % of all names, otherwise ``train``.
     """
+    # Not hash(), whose values differ from process to process.
     bucket = int.from_bytes(hashlib.sha256(origin.encode()).digest()[:8], "big") % 100
     return "validation" if bucket < VALIDATION_PERCENT else "train"
 

@@ -72,6 +72,7 @@ def plain_stem(path: Path) -> str:
     Raises:
         RopewalkError: if the name is not UTF-8, and so cannot name a source.
     """
+    # Resolved, because `.` and `..` have no name of their own.
     path = path.resolve()
     stem = path.name
     if path.is_dir():
@@ -228,11 +229,13 @@ class _ZstdFrames(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         while not self._pending:
+            # What follows the end of a frame is the beginning of the next one.
             compressed = self._frame.unused_data if self._frame.eof else b""
             compressed = compressed or self._file.read(_ZSTD_CHUNK)
             if not compressed:
                 if self._started and not self._frame.eof:
                     raise EOFError("the last zstd frame has no end")
+                # 0 tells BufferedReader that the file has ended.
                 return 0
             if self._frame.eof:
                 self._frame = self._decompressor.decompressobj()
@@ -274,6 +277,7 @@ def read_text(path: Path) -> str:
     """
     with open_bytes(path) as stream:
         content = stream.read()
+    # Found in the bytes, since a user can look up an offset in bytes in the file.
     nul = content.find(b"\0")
     text = decode(content, path)
     if nul >= 0:
@@ -284,6 +288,7 @@ def read_text(path: Path) -> str:
 def read_text_if_text(path: Path) -> str | None:
     """Read a whole file as text; None if it contains a NUL or is not UTF-8 (a binary file)."""
     with open_bytes(path) as stream:
+        # A binary file may be large, and its first bytes usually tell.
         head = stream.read(SNIFFED_BYTES)
         if b"\0" in head:
             return None

@@ -74,6 +74,7 @@ def read_hugging_face(
         with _failures(f"cannot load {spec.path}"):
             records = iter(stream.skip(skip) if skip else stream)
         row = skip
+        # No for loop, so that an error in reading a row can name the row.
         while True:
             with _failures(f"{place}: reading failed at row {row}"):
                 record = next(records, None)
@@ -177,6 +178,7 @@ def offline() -> Iterator[None]:
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    # Both libraries read the environment variable when they are imported, which is too early.
     constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
         yield

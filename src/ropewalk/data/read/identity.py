@@ -130,6 +130,7 @@ def _in_threads(
 
 
 def _name(spec: SourceSpec, path: Path) -> str:
+    # `.` if the spec names the file itself.
     inside = path.relative_to(Path(spec.path).expanduser()).as_posix()
     return spec.path if inside == "." else f"{spec.path.rstrip('/')}/{inside}"
 

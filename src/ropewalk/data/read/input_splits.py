@@ -133,6 +133,7 @@ def refuse_duplicates(specs: Sequence[SourceSpec]) -> None:
     seen: dict[tuple[object, ...], Path | None] = {}
     for spec in specs:
         for place, path in _places(spec):
+            # One file may well be read for two different fields.
             key = (*place, spec.text_field)
             if key not in seen:
                 seen[key] = path
@@ -168,6 +169,7 @@ def _identified(spec: SourceSpec) -> list[InputSplit]:
             + (f" ({hidden} hidden files or folders skipped)" if hidden else "")
         )
     named = named_identity(spec)
+    # A file that is cut into several splits is identified once.
     paths = list(dict.fromkeys(path for split in splits for path in split.files))
     known = dict(zip(paths, file_identities(spec, paths), strict=True))
     fields = {
@@ -176,6 +178,7 @@ def _identified(spec: SourceSpec) -> list[InputSplit]:
         "source_field": spec.source_field,
         "max_documents": spec.max_documents,
         "stem": _stem(spec),
+        # A .json file may count as text in a folder, so this decides the records as well.
         "folder": not named and existing_path(spec.path).is_dir(),
         # Absent without chats, so that tokens of earlier versions are found again.
         **({"messages_field": spec.messages_field} if spec.messages_field else {}),
@@ -184,6 +187,8 @@ def _identified(spec: SourceSpec) -> list[InputSplit]:
         replace(
             split,
             identity={
+                # The names of these keys are part of the digests that name folders of tokens, and must stay as they
+                # are.
                 **split.identity,
                 "inputs": named or [known[path] for path in split.files],
                 "stretch": [split.start, split.stop],
@@ -225,6 +230,7 @@ def _stretches(spec: SourceSpec, path: Path, whole: bool) -> Iterator[InputSplit
     else:
         bounds, sizes = [0], [0]
         for number, bytes_ in enumerate(row_group_sizes(path)):
+            # A split has one row group at least, however large it is.
             if sizes[-1] and sizes[-1] + bytes_ > SPLIT_BYTES:
                 bounds.append(number)
                 sizes.append(0)
@@ -311,6 +317,7 @@ def _places(spec: SourceSpec) -> Iterator[tuple[tuple[object, ...], Path | None]
         yield parse_hugging_face(spec.path), None
     elif is_named(spec.path):
         split = spec.path.partition(":")[2] or "train"
+        # `all` reads both parts, so it overlaps with either.
         for part in ("train", "validation") if split == "all" else (split,):
             yield (part,), None
     else:

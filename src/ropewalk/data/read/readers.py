@@ -71,8 +71,10 @@ def _stream(
     counts = ReadingCounts() if counts is None else counts
     check_specs(specs)
     for spec in specs:
+        # A copy, so that an error can state the counts of this source alone.
         before = replace(counts)
         counts.hidden_entries += hidden_entries([spec])
+        # Undivided, because a single process reads everything.
         for split in source_splits(spec, whole=True):
             for record in read_input_split(split):
                 counts.binary_files += record.binary

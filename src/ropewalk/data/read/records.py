@@ -107,6 +107,7 @@ def _conversation(record: Mapping[str, Any], field: str, origin: str) -> str:
     if tools is not None and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
         raise RopewalkError(f"{origin}: tools must be a list of objects, got {kind_name(tools)}")
     try:
+        # Not as escapes, so that check_characters sees lone surrogates.
         text = json.dumps({"messages": messages, "tools": tools}, ensure_ascii=False)
     except TypeError as error:
         raise RopewalkError(f"{origin}: the messages are not JSON values: {error}") from error
@@ -204,6 +205,7 @@ def read_parquet(
             first = row + skip
             for number in range(len(rows))[start:stop]:
                 end = row + rows[number]
+                # Groups that end before the first wanted row are not read, nor are empty ones.
                 if end > max(row, first):
                     for at, record in _group_rows(file, path, number, row, first, columns):
                         yield Record(record_documents(record, spec, stem, f"{path}:row {at}"))
@@ -327,6 +329,7 @@ def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
     wanted = {text or messages or INPUT_IDS}
     if messages:
         wanted |= {messages} | ({"tools"} & set(names))
+    # A text with a name from the spec needs no source; for token ids the field may hold the boundaries.
     if spec.source_field and not (spec.name and text):
         wanted.add(_column(spec.source_field, names) or "")
     if text is None and SPANS in names:
@@ -363,6 +366,7 @@ def _rows(batch: Any) -> Iterator[dict[str, Any]]:
     ids: Any = batch.column(names.index(INPUT_IDS)) if INPUT_IDS in names else None
     # to_pylist would make a Python int of every token id, which is many times slower than numpy's view.
     inner = getattr(getattr(ids, "type", None), "value_type", None)
+    # Ids of another type take the slow way, and are refused by name later.
     if inner is None or not pyarrow.types.is_integer(inner):
         yield from batch.to_pylist()
         return
@@ -370,6 +374,7 @@ def _rows(batch: Any) -> Iterator[dict[str, Any]]:
     rest = batch.select(others).to_pylist() if others else [{} for _ in range(len(batch))]
     for index, record in enumerate(rest):
         values = ids[index].values
+        # A null list has no values, and nulls in a list have no integer form.
         plain = values is not None and values.null_count == 0
         record[INPUT_IDS] = values.to_numpy(zero_copy_only=False) if plain else ids[index].as_py()
         yield record
@@ -408,6 +413,7 @@ def _token_documents(
     spans = next((value for value in (*fields, record.get(SPANS)) if isinstance(value, list)), None)
     named_by_record = spans is not None and any(value is spans for value in fields)
     name = spec.name or (None if named_by_record else _source(record, spec, origin)) or None
+    # Without a source field the names in the record do not count either.
     if spec.source_field is None:
         name = name or stem
     return token_documents(record[INPUT_IDS], spans, name, stem, origin)
@@ -512,6 +518,7 @@ def _bounds(span: Any, place: str, length: int) -> tuple[int, int]:
         raise RopewalkError(f"{place} must be an object with start and end, got {kind_name(span)}")
     start, end = span.get("start"), span.get("end")
     for key, value in (("start", start), ("end", end)):
+        # Not isinstance: True is an int to Python.
         if type(value) is not int:
             raise RopewalkError(f"{place} must have a whole number as {key!r}, got {_shown(value)}")
     assert isinstance(start, int)

@@ -144,6 +144,7 @@ class ExamWriter:
         kind, draw = self.rng.random(), self.rng.randint
         if kind < 0.45:
             questions = max(1, tokens // draw(60, 150))
+            # A needle takes about 17 tokens, and a question with its answer about 32.
             return self.needles(max(1, (tokens - 32 * questions) // 17), 0, questions).text
         if kind < 0.65:
             keys, questions = draw(1, 4), draw(1, 4)
@@ -161,6 +162,7 @@ class ExamWriter:
         return [next(in_order) if n in places else NOISE_LINE for n in range(total)]
 
     def _keys(self, count: int) -> list[str]:
+        # A dictionary serves as a set that keeps the order of drawing.
         found: dict[str, None] = {}
         while len(found) < count:
             found["-".join(self.rng.choice(words) for words in self.words)] = None
@@ -170,6 +172,7 @@ class ExamWriter:
         found: dict[str, None] = {}
         while len(found) < count:
             name = "".join(self.rng.choices(string.ascii_uppercase, k=letters))
+            # VAR is the keyword of the assignments.
             if name != "VAR":
                 found[name] = None
         return list(found)
@@ -186,6 +189,7 @@ def retrieval_documents() -> Iterator[Document]:
     """
     words = _corpus_words()
     for number in range(DOCUMENTS):
+        # random hashes a string seed by SHA-512, so the documents are the same in every process.
         writer = ExamWriter(random.Random(f"retrieval document {number}"), (words, words))
         tokens = int(SHORTEST * (LONGEST / SHORTEST) ** writer.rng.random())
         yield Document(writer.document(tokens), SOURCE_RETRIEVAL, f"retrieval/{number:04d}")
@@ -196,6 +200,7 @@ def _corpus_words() -> tuple[str, ...]:
     found: set[str] = set()
     for document in embedded_documents("train"):
         found.update(re.findall(r"(?<![\w])[a-z]{4,9}(?![\w])", document.text))
+    # Sorted, because the order of a set differs from process to process.
     return tuple(sorted(found))
 
 

@@ -90,6 +90,7 @@ class Packed:
         """Count what became of every token; ``ends`` must be those that the documents were packed with."""
         added, plan, rows = self.added, self.plan, self.num_rows
         row_bos = rows if self.settings.bos_policy(self.special) == "row" else 0
+        # A skipped document loses its own BOS with all other tokens, so that BOS counts as dropped, not as replaced.
         skipped = added.long & (added.own_lengths == 0)
         skipped_bos = int(added.own_starts[skipped].sum())
         return PackingCounts(
@@ -146,6 +147,7 @@ def assemble_rows(packed: Packed, corpus: Tokens, first: int, stop: int) -> list
         first, stop: range of rows; all of them are held in memory.
     """
     plan, settings = packed.plan, packed.settings
+    # 1 if every row begins with BOS, otherwise 0.
     lead = settings.context - settings.room(packed.special)
     bounds = plan.row_starts[first : stop + 1]
     pieces = plan.pieces.select(slice(int(bounds[0]), int(bounds[-1])))
@@ -154,6 +156,7 @@ def assemble_rows(packed: Packed, corpus: Tokens, first: int, stop: int) -> list
     before = np.cumsum(pieces.lengths) - pieces.lengths
     # Offset within the row = tokens before the piece minus tokens before its row's first piece.
     positions = before - before[(bounds[:-1] - bounds[0])[row_of]] + row_of * settings.context + lead
+    # Not initialised: pieces fill everything but the padding, which _row writes.
     ids = np.empty((stop - first, settings.context), np.int32)
     if lead:
         ids[:, 0] = packed.special.anchor
@@ -228,6 +231,7 @@ def _copy(
     begins = added.bos[items] & (starts == 0)
     if special.bos is not None:
         flat[positions[begins]] = special.bos
+    # EOS lies behind the own tokens, so only a piece that reaches beyond these has it.
     ends = added.eos[items] & (starts + lengths > prefix + own)
     if special.eos is not None:
         flat[(positions + prefix + own - starts)[ends]] = special.eos
@@ -236,6 +240,7 @@ def _copy(
         sources = packed.source_ids[items]
         for piece in np.flatnonzero(spans[:, 0] < spans[:, 1]).tolist():
             at, to = spans[piece].tolist()
+            # Where a tag is cut by the end of a row, this piece begins in the middle of it.
             skipped = at - int(positions[piece]) + int(starts[piece]) - int(added.bos[items[piece]])
             flat[at:to] = packed.tags[int(sources[piece])][skipped : skipped + to - at]
     # The rest of each piece is the document's own tokens. They are copied last because this is the only step that
@@ -260,6 +265,7 @@ def _tag_spans(added: AddedTokens, pieces: Pieces, positions: NDArray[np.int64])
     """int64 ``[pieces, 2]``: start and stop of the tag's tokens in each piece; equal if the piece has none."""
     items, starts, lengths = pieces.items, pieces.starts, pieces.lengths
     bos = added.bos[items].astype(np.int64)
+    # Clipped to the piece, so that a tag in another piece gives an empty span.
     first = np.clip(bos, starts, starts + lengths)
     last = np.clip(bos + added.tag_lengths[items], starts, starts + lengths)
     spans: NDArray[np.int64] = np.stack([first, last], axis=1) + (positions - starts)[:, None]
@@ -346,7 +352,9 @@ def _laid_out(
     starts = (np.cumsum(sizes) - sizes)[part_at]
     placed = sizes[part_at]
     ends = np.cumsum(placed)
+    # Repeat each part's start less the tokens placed before it; adding the positions then counts through each part.
     order = np.repeat(starts - (ends - placed), placed) + np.arange(ends[-1])
+    # A segment ends where the next part belongs to another document.
     last = np.append(documents[1:] != documents[:-1], True)
     return Interleaved(order, np.diff(ends[last], prepend=0).tolist(), documents[last].tolist())
 
@@ -384,6 +392,7 @@ def _distinct(population: int, count: int, words: list[int]) -> list[int]:
     Source: R. Floyd, in J. Bentley, "Programming Pearls: A Sample of Brilliance", CACM 30(9), 1987.
     """
     chosen: set[int] = set()
+    # There are words for the largest number of parts, so fewer cuts leave some unused.
     for top, word in zip(range(population - count, population), words, strict=False):
         number = _below(top + 1, word)
         chosen.add(top if number in chosen else number)

@@ -108,6 +108,7 @@ def plan_rows(lengths: NDArray[np.int64], room: int, packing: Packing, remainder
     else:
         raise RopewalkError(f"unknown packing {packing!r}; choose one of sequential, best_fit")
     num_rows = int(rows[-1]) + 1 if len(rows) else 0
+    # The rows ascend, so their first pieces can be found by bisection.
     row_starts = np.searchsorted(rows, np.arange(num_rows + 1)).astype(np.int64)
     token_ends = np.concatenate([[0], np.cumsum(pieces.lengths)])
     padding = room - np.diff(token_ends[row_starts])
@@ -172,6 +173,7 @@ def _stretch(lengths: NDArray[np.int64], room: int, position: int) -> tuple[Piec
     ends = position + np.cumsum(lengths)[items]
     begins = ends - lengths[items]
     first_row = begins // room
+    # A document has a piece in every row from that of its first token to that of its last.
     document, nth = _expand((ends - 1) // room - first_row + 1)
     rows = first_row[document] + nth
     piece_begins = np.maximum(begins[document], rows * room)
@@ -282,6 +284,7 @@ class _OpenRows:
 
 
 def _lowest_bit(number: int) -> int:
+    # In two's complement, number & -number leaves the lowest bit alone.
     return (number & -number).bit_length() - 1
 
 

@@ -194,6 +194,7 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
     for folder in folders:
         _refuse_circles(config.sources, folder)
     tokenizer = load_tokenizer(config.tokenizer) if tokenizer is None else tokenizer
+    # For its error alone: a tokenizer that lacks a required token is refused before anything is read.
     config.rows.bos_policy(special_ids(tokenizer))
     splits = plan_input_splits(config.sources)
     depends = {
@@ -350,6 +351,7 @@ def _write(
     number, machines = shard
     # Whole files, so that each is written by one machine and has the same bytes for any number of machines.
     mine = range(len(writer.files) * number // machines, len(writer.files) * (number + 1) // machines)
+    # Not shared out: any machine may be the one that completes the folder.
     if not writer.intact(VALIDATION):
         columns = {"input_ids": INT32_LIST, "source": STRING}
         writer.commit(VALIDATION, write_table(folder / VALIDATION, columns, _held_out(corpus, validation)))

@@ -242,6 +242,7 @@ def is_unfinished(folder: Path) -> bool:
         return False
     return (
         any((folder / WORK / name).is_file() for name in (JOB, PLAN))
+        # At least five digits: names grow longer from file 100,000 on.
         or any(folder.glob("rows-[0-9][0-9][0-9][0-9][0-9]*.arrow"))
         or _is_broken(folder / MANIFEST)
     )
@@ -278,6 +279,7 @@ def _is_broken(manifest: Path) -> bool:
         content = manifest.read_bytes()
     except OSError as error:
         raise RopewalkError(f"cannot read {manifest}: {error.strerror}") from error
+    # A manifest.json of another program is none of our concern, broken or not.
     if FORMAT.encode() not in content[:_HEAD_BYTES]:
         return False
     try:
@@ -365,6 +367,7 @@ def begin(folder: Path, job: dict[str, Any]) -> bool:
                 f"{folder} holds rows of format version {found.get('format_version')}; choose another folder"
             )
         _refuse_other(folder, found, job, "holds rows")
+        # Left behind if a run is killed right after it wrote the manifest.
         shutil.rmtree(folder / WORK, ignore_errors=True)
         return True
     if folder.exists() and (not folder.is_dir() or not _is_ours(folder)):
@@ -378,6 +381,7 @@ def begin(folder: Path, job: dict[str, Any]) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
+    # A folder with WORK alone is one that another process has just begun.
     return (folder / WORK / JOB).is_file() or all(path.name == WORK for path in folder.iterdir())
 
 
@@ -403,6 +407,7 @@ def claim(path: Path, job: dict[str, Any]) -> None:
 
 def release(folder: Path) -> None:
     """Make a folder without rows available to jobs with other settings, which can reuse its tokens."""
+    # The records of complete files tie the folder to its job.
     if not any((folder / WORK).glob("*.arrow.json")):
         (folder / WORK / JOB).unlink(missing_ok=True)
 
@@ -424,6 +429,7 @@ class RowsWriter:
     @property
     def rows_digest(self) -> str:
         """Digest of everything that the files' contents depend on; equal on every machine."""
+        # Not the inputs, whose paths may differ: the digest of the tokens covers what was read.
         keys = ("format_version", "settings", "mixing", "validation", "tokenizer", "tokens_digest")
         return digest({key: self.manifest[key] for key in keys})
 
@@ -472,6 +478,7 @@ class RowsWriter:
         Raises:
             RopewalkError: if a file is damaged or belongs to other rows.
         """
+        # For merge_parts, which compares the plans of all machines.
         write_json(
             self.folder / WORK / PLAN, {**self.manifest, "row_files": [list(each) for each in self.files]}
         )
@@ -497,6 +504,7 @@ class RowsWriter:
 
     def _clear(self) -> None:
         shutil.rmtree(self.folder / WORK, ignore_errors=True)
+        # Temporary names of killed processes.
         for kind in (".rows-*.arrow", ".validation.*.arrow", ".manifest.*.json"):
             for leftover in self.folder.glob(kind):
                 leftover.unlink(missing_ok=True)
@@ -542,11 +550,13 @@ def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
         remove_left_overs(folder.parent, folder.name)
         with new_folder(folder) as fresh:
             writer = RowsWriter(fresh, plans[0], files)
+            # Created for the records that commit writes.
             (fresh / WORK).mkdir()
             for name, holder in found.items():
                 assert holder is not None
                 part, described = holder
                 shutil.copyfile(part / name, fresh / name)
+                # Checked after copying, which finds damage to the original and to the copy.
                 if damage(fresh / name, FileDigest(**described)) is not None:
                     raise RopewalkError(f"{part / name} is damaged; run its shard again")
                 writer.commit(name, described)
@@ -584,6 +594,7 @@ def _plan(part: Path) -> dict[str, Any]:
         else:
             listed = [(name, rows) for name, rows in plan["row_files"]]
         return {**plan, "row_files": listed_files(path, listed)}
+    # A RopewalkError is a ValueError too, and already says what is wrong.
     except RopewalkError:
         raise
     except (KeyError, TypeError, ValueError) as error:
@@ -607,6 +618,7 @@ def _refuse_other(folder: Path, existing: dict[str, Any], wanted: dict[str, Any]
         RopewalkError: with the first difference.
     """
     for key, value in wanted.items():
+        # The digest follows from the other keys, and tells a user nothing.
         if key == "digest" or _same(existing.get(key), value):
             continue
         if key == "inputs":

@@ -65,6 +65,7 @@ def rows_for_step(step: int, rows_per_step: int, num_rows: int, seed: int) -> li
         raise RopewalkError(
             f"step must be 0 or more and rows_per_step 1 or more, got {step} and {rows_per_step}"
         )
+    # For its error alone, since without rows the division below would fail first.
     row_order(num_rows, seed, 0)
     positions = range(step * rows_per_step, (step + 1) * rows_per_step)
     return [int(row_order(num_rows, seed, p // num_rows)[p % num_rows]) for p in positions]
@@ -86,6 +87,7 @@ def training_row(row: PackedRow, settings: PackingSettings) -> Row:
         settings.anchor_length,
         settings.positions,
     )
+    # astype copies, because torch warns about read-only arrays such as those of a memory map.
     tensor = torch.from_numpy(np.asarray(row.input_ids).astype(np.int64))
     # All tokens stay visible to attention; masked ones are only left out as targets.
     trained = torch.ones(len(tensor), dtype=torch.bool)

@@ -26,6 +26,7 @@ Number = TypeVar("Number", bound=np.generic)
 class HashingFile:
     """A file object for Arrow to write to, which hashes and counts the bytes."""
 
+    # pyarrow.PythonFile reads this attribute.
     closed = False
 
     def __init__(self, file: BinaryIO) -> None:
@@ -122,6 +123,7 @@ def as_numpy(array: pyarrow.Array, dtype: type[Number]) -> NDArray[Number]:
     if not len(array):
         return np.zeros(0, dtype)
     size = np.dtype(dtype).itemsize
+    # Buffer 0 would be the bitmap of nulls.
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * size)
 
 
@@ -133,6 +135,7 @@ def _array(values: Sequence[Any], kind: pyarrow.DataType) -> pyarrow.Array:
     if kind == STRING_LIST:
         return pyarrow.ListArray.from_arrays(offsets, _strings(list(chain.from_iterable(values))))
     dtype = np.int32 if kind == INT32_LIST else np.int64
+    # The empty array comes first because np.concatenate refuses an empty list.
     flat = np.concatenate([np.zeros(0, dtype), *(np.asarray(value, dtype) for value in values)])
     return pyarrow.ListArray.from_arrays(offsets, numbers(flat))
 

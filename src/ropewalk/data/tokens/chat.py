@@ -70,6 +70,7 @@ def chat_template(tokenizer: Any) -> ChatTemplate | None:
     names = {
         name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)
     }
+    # Longest first: in a pattern of alternatives, a spelling that begins another would hide it.
     spellings = tuple(sorted((each.content for each in added if each.special), key=len, reverse=True))
     return ChatTemplate(tokenizer.get_chat_template(), names, spellings)
 
@@ -128,6 +129,7 @@ def encode_conversation(
             begin, stop = start + at, end + at
             ids.append(token)
             trained.append(any(begin < last and max(stop, begin + 1) > first for first, last in turns))
+        # The turns are counted in the text that still has the breaks.
         at += len(piece) + len(_BREAK)
     found = np.array(ids, np.int32)
     return np.where(np.array(trained, bool), found, ~found)
@@ -208,6 +210,7 @@ def _mark(tag: re.Match[str]) -> str:
 
 def _marked(text: str) -> tuple[str, list[tuple[int, int]]]:
     """A text without its marks, and the start and stop of each marked part."""
+    # The parts lie outside and inside the marks by turns.
     parts = re.split(f"[{_BEGIN}{_END}]", text)
     ends = list(accumulate(map(len, parts)))
     return "".join(parts), list(zip(ends[0:-1:2], ends[1::2], strict=True))
@@ -223,6 +226,7 @@ def _guarded(value: Any, spellings: tuple[str, ...], origin: str) -> Any:
         if not any(each in value for each in spellings):
             return value
         pattern = "|".join(map(re.escape, spellings))
+        # Between all characters, so that no part of the spelling is a special token either.
         return re.sub(pattern, lambda match: f"{_BREAK}{_BREAK.join(match[0])}{_BREAK}", value)
     if isinstance(value, list):
         return [_guarded(each, spellings, origin) for each in value]

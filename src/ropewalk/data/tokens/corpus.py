@@ -300,6 +300,7 @@ class _Work:
     def _finished(self, folder: Path) -> None:
         spec = self.splits[folder].spec
         self._waiting[spec] -= 1
+        # Judged once all splits of a source are there, because single splits may be empty.
         if not self._waiting[spec]:
             folders = [path for path, split in self.splits.items() if split.spec == spec]
             _refuse_no_documents(spec, [shard for path in folders for shard in self.shards[path]])

@@ -150,6 +150,7 @@ class ShardWriter:
     def _write(self, last: bool) -> None:
         path = _shard_path(self._folder, len(self._shards))
         lengths = np.fromiter(map(len, self._ids), np.int64, len(self._ids))
+        # The empty array comes first because np.concatenate refuses an empty list.
         ids = np.concatenate([np.zeros(0, np.int32), *self._ids])
         first_ids, last_ids = _ends(ids, lengths)
         source_ids, hashes = np.array(self._source_ids, np.int32), np.array(self._hashes, np.uint64)
@@ -333,6 +334,7 @@ def _shard_path(folder: Path, number: int) -> Path:
 def _table(path: Path) -> tuple[Any, dict[str, Any], int]:
     """The only batch of a shard's file, its header, and the address in memory at which the file begins."""
     with pyarrow.memory_map(str(path)) as file:
+        # Without the seal: Arrow expects its footer at the end of the file.
         content = file.read_buffer(max(0, file.size() - _SEAL_BYTES))
     with pyarrow.ipc.open_file(pyarrow.BufferReader(content)) as reader:
         header = parse_json(reader.schema.metadata[_KEY])

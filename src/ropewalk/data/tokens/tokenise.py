@@ -193,6 +193,7 @@ def tokenise(
                 else:
                     stored = next(texts)
                     trained = int((stored >= 0).sum())
+                    # A chat that is trained on whole counts as plain text.
                     document = TokenisedDocument(
                         token_ids(stored), entry, None if trained == len(stored) else trained
                     )
@@ -237,6 +238,7 @@ def encode_batches(
         raise RopewalkError(f"workers must be 1 or more, got {workers}")
     state = backend_tokenizer(tokenizer).to_str()
     stream = iter(batches)
+    # Two, to learn whether there is more than one batch.
     first = list(islice(stream, 2))
     stream = chain(first, stream)
     # Starting a process takes longer than tokenising a single batch.
@@ -336,6 +338,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
+    # Not sys.exit, which in a thread would end that thread alone.
     os._exit(1)
 
 
@@ -372,5 +375,6 @@ def _in_workers(
             'lacks `if __name__ == "__main__":`'
         ) from error
     finally:
+        # Reached as well when the caller stops early and closes the generator.
         pool.shutdown(wait=True, cancel_futures=True)
         folder.cleanup()
