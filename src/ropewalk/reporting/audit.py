@@ -168,6 +168,7 @@ def _mitigations(found: Audit) -> ResultTable:
 
 def _rope(found: Audit) -> ResultTable:
     position = found.rope[0].position
+    # A model may have several RoPEs, each with a config of its own to compare with.
     config = {stage.layer_type: stage for stage in found.rope if stage.stage == "config"}
     return ResultTable(
         f"Difference between the RoPE that the model runs and its config; angles up to position {position:,}",
@@ -230,6 +231,7 @@ def _figures(found: Audit, name: str) -> dict[str, Callable[[], Figure]]:
     near, delta2 = found.near, found.delta2
     pair = f"between shifts of {near:,} and {delta2:,}"
     audited = [d for d in found.drift if (d.dtype, d.angles, d.parameters) == (low, "model", "pretrained")]
+    # Transposed: per_sample has a value for each sequence, a curve has one for each shift.
     curves = [
         [(drift.delta1, value) for drift, value in zip(audited, row, strict=True)]
         for row in zip(*(drift.per_sample for drift in audited), strict=True)
@@ -254,6 +256,7 @@ def _figures(found: Audit, name: str) -> dict[str, Callable[[], Figure]]:
             found.mitigations, key=lambda mitigation: mitigation.name != "fused attention"
         )
     ]
+    # Built one at a time by the caller, so that one without values does not prevent the others.
     return {
         "drift": lambda: drift_figure(
             _series(found), f"{name}: attention drift when a sequence of {tokens} shifts (Δ₂ = {delta2:,})"

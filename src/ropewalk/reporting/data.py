@@ -162,6 +162,7 @@ def preview_lines(result: DataPreview) -> Iterator[Text]:
 def _legend() -> Text:
     legend = Text()
     for mark, meaning in LEGEND:
+        # An empty Text is false.
         legend.append("   " if legend else "").append(mark, "bold").append(f" {meaning}", "dim")
     return legend
 
@@ -207,6 +208,7 @@ def _body(spans: Sequence[Span], colour: str) -> Text:
             line.append(f" … {span.stop - span.start:,} tokens … ", "bold")
             continue
         text = span.text or ""
+        # The limit is the text's own length, and at least the 2 that `shown` demands, so nothing is cut.
         words = "".join(f"«{shown(each)}»" for each in span.each) or shown(text, max(2, len(text)))
         style = f"{colour} reverse" if span.each else colour
         if span.masked:

@@ -43,6 +43,7 @@ def source_table(report: Report) -> ResultTable:
     rows = [_source_row(source_name(name), source, longest) for name, source in sources.items()]
     # With a single source, a total would repeat its row.
     if len(sources) != 1:
+        # The report's total has no ratios: they are 1, unless there are no documents.
         one = {"mixture_ratio": 1.0, "token_ratio": 1.0} if report["documents"] else {}
         nothing = {"mixture_ratio": math.nan, "token_ratio": math.nan}
         rows.append(_source_row("all", {**nothing, **one, **report}, longest))
@@ -54,6 +55,7 @@ def source_table(report: Report) -> ResultTable:
         title += f"; {over[0]}: share of tokens in longer documents"
     if any(_untrained(source) for source in sources.values()):
         over = [*over, "trained on"]
+        # Not strict: a single source has no row for the total.
         rows = [(*row, _trained(each)) for row, each in zip(rows, [*sources.values(), report], strict=False)]
     return ResultTable(title, (*header, *over), tuple(rows))
 

@@ -127,6 +127,7 @@ def _by_position(model: str, results: Sequence[TaskResult]) -> Figures:
 
 
 def _no_figures(model: str, results: Sequence[TaskResult]) -> Figures:
+    # A generator that yields nothing.
     yield from ()
 
 
@@ -189,6 +190,7 @@ def _tables_of(suite: str, part: Series) -> list[ResultTable]:
     tasks = _by_task(every)
     if not known.tasks and not _is_by_length(every):
         return [plain_table(part, title)]
+    # Tasks with an overall score share one table.
     if OVERALL in tasks:
         return task_tables(part, title)
     return [
@@ -344,6 +346,7 @@ class _Group:
 
     def chosen(self, most: int) -> list[Mapping[str, Any]]:
         """At most one correct prediction and wrong ones; more correct ones if there are few wrong ones. In order."""
+        # One place is kept for a correct answer, if there is any.
         wrong = self.wrong[: most - bool(self.right)]
         chosen = [*self.right[: most - len(wrong)], *wrong]
         return [prediction for _, prediction in sorted(chosen, key=lambda pair: pair[0])]
@@ -374,6 +377,7 @@ def _entry(prediction: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _end(prompt: str) -> str:
+    # The end of a prompt contains the question.
     return ("… " if len(prompt) > MOST_CHARACTERS else "") + shown(prompt[-MOST_CHARACTERS:], MOST_CHARACTERS)
 
 
@@ -460,6 +464,7 @@ def effective_sentences(summary: Mapping[str, Any]) -> Iterator[str]:
         if each["length"] is None:
             yield f"Effective length by {task}: none; the score at the shortest length is {bar} or less"
         else:
+            # Nothing longer was measured, so the effective length may be larger.
             least = "at least " if each["length"] == each["longest"] else ""
             certain = each["certain"]
             if certain == each["length"]:
@@ -481,6 +486,7 @@ def report_evaluation(out: Path, result: EvaluationResult) -> None:
     record, found = result.record, result.results
     name = Path(str(record["model"])).name
     pictures = pictures_of(out, name, found, record["settings"]["threshold"])
+    # None leaves the fact out of the page.
     shown = {**record, "findings": ". ".join(findings(record, found)) or None}
     write_evaluation_report(out, shown, found, pictures, _examples(out, found))
 

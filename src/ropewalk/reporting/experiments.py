@@ -98,6 +98,7 @@ def _suite_figure(cells: Sequence[Cell], suite: str, tasks: Sequence[str]) -> Fi
     first = each[tasks[0]]
     if len(each) == 1:
         return first
+    # Figures of one panel each become the panels of one figure.
     panels = tuple(replace(figure.panels[0], title=task_words(suite, task)) for task, figure in each.items())
     captions = dict.fromkeys(figure.caption for figure in each.values())
     return Figure(panels, " ".join(captions), f"{suite}, mean over seeds", len(panels) * first.height)

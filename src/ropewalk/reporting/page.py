@@ -92,6 +92,7 @@ def render(template: str, **values: Any) -> str:
     environment = Environment(
         loader=PackageLoader("ropewalk.reporting"),
         autoescape=True,
+        # A name that a template misspells is an error instead of an empty text.
         undefined=StrictUndefined,
         finalize=_finalize,
         keep_trailing_newline=True,
@@ -108,6 +109,7 @@ def _policy(script: str = "") -> str:
 
 def _finalize(value: Any) -> Any:
     """Make invisible and direction-changing characters visible. Markup from the template itself is unchanged."""
+    # Objects with __html__ are markup that the template itself has made.
     return value if hasattr(value, "__html__") else harmless(str(value))
 
 

@@ -59,6 +59,7 @@ def inspection_figure(result: InspectResult) -> Figure:
 def _periods(method: RopeMethod, length: int) -> np.ndarray:
     """Periods in tokens of the pairs that turn."""
     inv_freq = method.frequencies(length).inv_freq
+    # Some methods give the slowest pairs a frequency of 0, which has no period.
     periods: np.ndarray = 2 * np.pi / inv_freq[inv_freq > 0].numpy()
     return periods
 
@@ -83,6 +84,7 @@ def describe_plan(result: PlanResult, config: PlanSettings) -> Iterator[Part]:
     yield table
     if config.explain:
         yield from _bases(advice)
+    # A rule that the user has named needs no reasons.
     for line in () if config.rule is not None else advice.reasons:
         yield Text(f"- {line}")
     for line in (*_default_notes(checkpoint.defaults, checkpoint.config_class), *result.notes):

@@ -211,6 +211,7 @@ def describe_probe(result: ProbeResult) -> Iterator[Part]:
 def losses_figure(result: ProbeResult) -> Figure:
     """Draw the losses of all settings whose loss is finite."""
     found = result.found
+    # Without an interval, both of its ends are the loss itself.
     ends = [(r.loss, r.loss) if math.isnan(r.ci95[0]) else r.ci95 for r in found]
     plotted = [
         (r.name, r.loss, low, high)

@@ -203,6 +203,7 @@ def task_tables(series: Series, title: str) -> list[ResultTable]:
         tasks = sorted(dict.fromkeys(r.task for r in results), key=lambda task: task == OVERALL)
         grid = {task: [_at(found, task, length) for length in lengths] for task in tasks}
         overall = grid.pop(OVERALL, None)
+        # An overall score that was computed has lines of its own below the table, and no mark.
         marks = note_marks(chain(*grid.values(), (r for r in overall or () if not ran(r))))
         rows = {task: [cell_of(result, marks) for result in row] for task, row in grid.items()}
         if overall:
@@ -296,6 +297,7 @@ def document_tables(series: Series) -> list[ResultTable]:
             continue
         marks = note_marks(whole)
         rows = []
+        # Sliding windows first, truncated documents last.
         for r in sorted(whole, key=lambda r: (r.task == "truncated", r.task, by_size(r.length))):
             stride = r.details.get("stride")
             published = _published(r)
@@ -494,6 +496,7 @@ def grid_tables(
                 tables.append(_table(title + shown, corner, part, heads, each, notes, wide))
             if max(map(_width, tables)) <= MOST_CHARACTERS:
                 return tables
+    # Tables of one column may still be too wide, but cannot be split further.
     return tables
 
 

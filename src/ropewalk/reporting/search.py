@@ -35,6 +35,7 @@ def _next(table: Factors, config: SearchConfig) -> list[str]:
     if table.start_tokens:
         return [f"eval {config.model} --rope {config.out} --lengths {table.target_length}"]
     export = f"export {config.model} --rope {config.out} --out {config.out.stem}-model"
+    # A stage of a recipe needs long factors.
     return [export] if table.long_factor is None else [f"extend recipe.yaml --rope {config.out}", export]
 
 

@@ -19,6 +19,7 @@ def harmless(text: str) -> str:
     Without this, untrusted text could send commands to a terminal or hide parts of itself. Use :func:`shown` for text
     on one line.
     """
+    # Most text is plain ASCII, which needs no loop over its characters.
     if _HARMLESS.fullmatch(text):
         return text
     return "".join(each if each in "\n\t" else _picture(each) for each in text)

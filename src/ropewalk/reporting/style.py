@@ -99,6 +99,7 @@ def share_text(share: float | None) -> str:
     """Format a share from 0 to 1 as ``12.3 %``. A positive share never appears as 0; None and NaN are a dash."""
     if share is None or math.isnan(share):
         return MISSING
+    # From 0.0005 on, one decimal gives 0.1 % or more.
     return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 

@@ -61,6 +61,7 @@ renderables are folded at the terminal's width."""
 
 def _text(text: str, style: str = "") -> Text:
     """Convert untrusted text to one line for the terminal, without interpreting markup."""
+    # The limit is the text's own length, and at least the 2 that `shown` demands, so nothing is cut.
     return Text(shown(text, max(2, len(text))), style)
 
 
@@ -92,6 +93,7 @@ def interval(ends: Interval, style: Callable[[float], str] = number) -> str:
     low, high = ends
     if math.isnan(low) or math.isnan(high):
         return MISSING
+    # The unit is written once, after the upper end.
     return f"{style(low).removesuffix(' %')} to {style(high)}"
 
 

@@ -99,6 +99,7 @@ def drift_figure(
             Line(x, d, look, name, end=name if np.isfinite(d).any() else ""),
             whiskers(x[known], d[known], low, row[known, 3], colour=look.colour, caps=3, order=2),
         ]
+    # D is 0 where Δ₁ equals Δ₂; only a shift that all series agree on is marked.
     same = {float(x) for row in rows.values() for x in row[row[:, 1] == 0, 0]}
     if len(same) == 1:
         marks.append(Rule(same.pop(), words="Δ₁ = Δ₂: D = 0", dash=(0, (1, 3)), order=1))
@@ -127,7 +128,9 @@ def samples_figure(
             only. If there are more than ``MOST_LINES`` values of delta2, an evenly spaced selection is drawn.
     """
     by_number = {f"sequence {n}": each for n, each in enumerate(curves, 1)}
+    # The lines of sequences need not be told apart, so their number has no limit.
     rows = list(_checked_lines("attention difference", by_number, 2, most=len(curves)).values())
+    # In both orders, because D is symmetric; a pair that is given in both keeps its own values.
     pairs = {(b, a): d for a, b, d in sweep} | {(a, b): d for a, b, d in sweep}
     seconds = sorted({delta2 for _, delta2 in pairs})
     chosen = _evenly(seconds)
@@ -220,6 +223,7 @@ def tokens_figure(
         raise RopewalkError(f"the sink's index must be from 0 to {len(parts) - 1}, got {sink}")
     plotted = positive("contribution of a token to D", parts)
     floor = float(plotted[plotted >= CLIP * plotted.max()].min())
+    # From 1, because a logarithmic axis cannot show 0.
     place = np.arange(1, len(parts) + 1, dtype=np.float64)
     # Values too small for the axis, including 0, are left out and counted in the caption.
     seen = np.where(parts >= floor, parts, np.nan)
@@ -235,6 +239,7 @@ def tokens_figure(
         Line(place, seen, Look("#9a9a9a", "", "o", size=size, edge="none"), "tokens", raster=raster, order=2)
     ]
     marked = list(dict.fromkeys((0, sink)))
+    # Without the marked tokens, whose large values would bend the line.
     median = _running_median(np.where(np.isin(np.arange(len(parts)), marked), np.nan, seen))
     if len(median):
         marks.append(Line(median[:, 0], median[:, 1], Look(width=2), "median"))
@@ -315,6 +320,7 @@ def ablation_figure(
     values = _table("attention difference by operation", [row[1] for row in rows], len(shifts))
     names = [name for name, _ in rows]
     largest = [
+        # `initial` lets a row without a value pass, below all others.
         np.nanmax(each, initial=-1) if name not in ranks else -1
         for name, each in zip(names, values, strict=True)
     ]
@@ -360,6 +366,7 @@ def mitigations_figure(
     is_timed = any(each[3] is not None for each in mitigations)
     near_look = Look(BLUE, "", "o", size=5, stroke=1.4)
     far_look = Look(VERMILION, "", "D", hollow=True, size=9, stroke=1.4)
+    # Lines without points make the entries of the key.
     marks: list[Mark] = [Line([], [], near_look, "near shift"), Line([], [], far_look, "far shift")]
     if values[0, 0] > scale.low:
         marks.append(Rule(values[0, 0], dash=style.LONG_DASHED, name="baseline, near shift", order=1))
@@ -451,6 +458,7 @@ def _scale(values: Floats, logarithmic: bool) -> _Scale:
     plotted = positive(D_LABEL, values)
     high = float(plotted.max())
     least = float(plotted[plotted >= CLIP * high].min())
+    # Down to a power of ten somewhat below the least value, so that its bar has a length.
     return _Scale(max(CLIP * high, 10.0 ** math.floor(math.log10(0.7 * least))), high, True)
 
 
@@ -471,9 +479,11 @@ def _grouped_bars(values: Floats, scale: _Scale, best: int | None, names: Sequen
         hatch = style.BAR_HATCHES[column]
         plain = Fill(BAR_FILLS[column], "#555555", hatch, 0.8)
         strong = Fill(STRONG_FILLS[column], BLUE, hatch, 1.6)
+        # Boxes without a bar make the entry of the key, in the colour of ordinary rows.
         marks.append(Boxes([], [], [], [], plain, names[column]))
         for row, value in enumerate(values[:, column]):
             y = row + (column - (count - 1) / 2) * height
+            # A linear axis can show 0, but a bar of no length needs its number in words.
             if not scale.shown(value) or value == 0:
                 marks += _beyond(y, {"": value}, scale)
                 continue
@@ -516,9 +526,11 @@ def shift_axis(words: str, shifts: Sequence[Any], most: int = 9) -> Axis:
     else:
         room = max(1.3, (largest / smallest) ** 0.05)
         limits = smallest / room, largest * room
+    # Powers far enough from the smallest shift for its label; 1e-9 keeps a largest shift that is itself a power.
     low, high = math.ceil(math.log10(2.5 * smallest)), math.floor(math.log10(largest) + 1e-9)
     # Counted down from the largest power, so that it always has a tick.
     powers = range(high, low - 1, -max(1, math.ceil((high - low + 1) / most)))
+    # If no power of ten lies between, the largest shift gets a tick.
     ends = [smallest, *([largest] if not powers else [])] if len(above) else []
     ticks = sorted({0.0, *ends, *(10.0**power for power in powers)})
     linear = f"; linear below {shift_text(smallest)}" if limits[0] < smallest else ""
@@ -590,6 +602,7 @@ def _running_median(values: Floats) -> Floats:
     for each in np.unique(number[finite]):
         held = finite & (number == each)
         if held.sum() >= FEWEST_FOR_MEDIAN:
+            # The geometric mean is the middle of the bin on a logarithmic axis.
             found.append((float(np.exp(np.log(place[held]).mean())), float(np.median(values[held]))))
     return np.array(found).reshape(-1, 2)
 
@@ -640,6 +653,7 @@ def _kind(name: str) -> str:
 def _thinned(ticks: tuple[tuple[float, str], ...], step: float) -> tuple[tuple[float, str], ...]:
     """Keep the largest tick and those below it at whole powers of ``step``."""
     largest = ticks[-1][0]
+    # Rounded, because log gives whole powers only up to its error.
     kept = [tick for tick, _ in ticks if round(p := math.log(largest / tick, step), 6) == round(p)]
     return length_ticks(kept)
 

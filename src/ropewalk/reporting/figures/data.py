@@ -92,7 +92,9 @@ def length_figure(
     low, high = _powers(sources)
     bars = [_bars(each, states, low, high) for _, each in sources]
     highest = max(max(box.high, default=0.0) for boxes in bars for box in boxes)
+    # Rounded up, so that no more than INTERVALS fit across the figure.
     step = max(1, -(-(high - low) // (INTERVALS // columns)))
+    # Counted down, so that the upper end always has a tick.
     powers = range(high, low - 1, -step)
     ticks = tuple(
         (float(power), words)
@@ -105,6 +107,7 @@ def length_figure(
         # Two states read as "before → after".
         shares = " → ".join(share_text(state.token_ratio if state else 0.0) for state in each)
         marks: tuple[Mark, ...] = tuple(boxes)
+        # One key is enough, because it is the same in all panels.
         panels.append(Panel(marks, x, y, heading=(name, f"{shares} of tokens"), key=number == 0))
     height = FRAME_INCHES + max(PANEL_INCHES * -(-len(sources) // columns), LEAST_INCHES)
     return Figure(
@@ -124,6 +127,7 @@ def _sources(states: Mapping[str, Mapping[str, SourceLengths]]) -> list[_Panel]:
     for state in states.values():
         for name, each in state.items():
             if any(tokens for _, _, tokens in each.bins):
+                # A source may be large in one of the states alone.
                 ratios[name] = max(ratios.get(name, 0.0), each.token_ratio)
     # By size, so that the sources folded into the last panel are the smallest; by name for a stable order.
     names = sorted(ratios, key=lambda name: (-ratios[name], name))
@@ -154,6 +158,7 @@ def _powers(panels: Sequence[_Panel]) -> tuple[int, int]:
     starts = [
         start for _, each in panels for state in each if state for start, _, tokens in state.bins if tokens
     ]
+    # The bit length of a power of two is its exponent plus 1; the last bin ends one power above its start.
     return max(min(starts), 1).bit_length() - 1, max(starts).bit_length()
 
 

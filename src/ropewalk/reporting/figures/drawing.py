@@ -104,6 +104,7 @@ def render(figure: Figure) -> Page:
             figure = replace(figure, caption=f"{figure.caption} {BOXES}".strip())
         layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
         page = Page(figsize=(figure.width, figure.height), dpi=style.DPI, layout=layout)
+        # Attaches itself to the page, which needs a renderer to measure text.
         FigureCanvasAgg(page)
         every = _panels(page, figure)
         # Measured first, then added: the panels keep their height whatever the text around them takes.
@@ -157,6 +158,7 @@ def _panels(page: Page, figure: Figure) -> list[tuple[Any, Panel]]:
     rows = -(-count // columns)
     shared: dict[str, Any] = {"sharex": True, "sharey": True} if figure.shared else {}
     grid = page.subplots(rows, columns, squeeze=False, height_ratios=figure.heights, **shared)
+    # Not strict: the last row of the grid may be incomplete.
     every = list(zip(grid.flat, figure.panels, strict=False))
     for axes in grid.flat[count:]:
         axes.remove()
@@ -170,6 +172,7 @@ def _panels(page: Page, figure: Figure) -> list[tuple[Any, Panel]]:
             # The last panel of each column has tick labels, even above an incomplete last row.
             axes.tick_params(labelbottom=number + columns >= count)
             axes.set_xlabel(panel.x.label if number + columns >= count else "", color=style.INK)
+    # Set before anything is measured, because it narrows the panels; `render` moves it to their middle.
     if figure.y_label:
         page.supylabel(figure.y_label, fontsize=10, color=style.INK)
     for axes, panel in every:
@@ -271,6 +274,7 @@ def _(mark: Line, axes: Any) -> None:
 @_add.register
 def _(mark: Steps, axes: Any) -> None:
     look = {key: _colour(mark.look)[key] for key in ("color", "linestyle", "linewidth")}
+    # Without a baseline, no vertical lines run down to 0 at the two ends.
     axes.stairs(mark.y, mark.edges, baseline=None, zorder=mark.order, **look)
 
 
@@ -283,6 +287,7 @@ def _(mark: Area, axes: Any) -> None:
 @_add.register
 def _(mark: Whiskers, axes: Any) -> None:
     at, low, high = (np.array(each) for each in (mark.at, mark.low, mark.high))
+    # errorbar takes a centre and distances from it, so uneven ends become even around their middle.
     middle, half = (low + high) / 2, (high - low) / 2
     along = {"xerr": half} if mark.lying else {"yerr": half}
     x, y = (middle, at) if mark.lying else (at, middle)
@@ -383,6 +388,7 @@ def _(mark: HeatMap, axes: Any) -> None:
     gaps = {"edgecolor": "white", "linewidth": 0.8} if mark.numbers else {}
     mesh = axes.pcolormesh(*edges, np.ma.masked_invalid(values), cmap=colours, norm=norm, **gaps)
     if np.isnan(values).any():
+        # The cells of pcolormesh cannot be hatched, so those without a value are drawn by pcolor.
         empty = np.ma.masked_where(np.isfinite(values), np.zeros_like(values))
         axes.pcolor(*edges, empty, facecolor="none", edgecolor="#8a8a8a", hatch="////", linewidth=0)
     if mark.numbers:
@@ -462,6 +468,7 @@ def _key(page: Page, axes: Any, panel: Panel, figure: Figure) -> float:
             entries[name] = _handle(mark)
     if not entries:
         return 0.0
+    # If several panels have a key, each may only be as wide as its column.
     beside = figure.columns if sum(each.key for each in figure.panels) > 1 else 1
     for columns in range(min(4, len(entries)), 0, -1):
         # matplotlib cannot wrap a legend to a width, so the number of columns is found by trying.

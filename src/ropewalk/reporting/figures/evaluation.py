@@ -94,12 +94,14 @@ def perplexity_figure(
         banded = [
             (ends, each) for ends, each in zip(pairwise(own), found, strict=True) if _is_finite(each.ci95)
         ]
+        # reshape gives four columns even if there is no row.
         left, right, low, high = np.array([(*ends, *each.ci95) for ends, each in banded]).reshape(-1, 4).T
         marks.append(Boxes(left, right, low, high, Fill(look.colour, alpha=style.BAND_ALPHA), order=1))
         if found:
             steps = Steps(own, [_finite(each.perplexity) for each in found], look, named(series, number))
             marks += [steps, *_end_label(steps, series)]
     if trained_length is not None and edges[0] < trained_length <= edges[-1]:
+        # At the right edge of the axis there is room on the left only.
         side = beside(trained_length == edges[-1])
         marks.append(Rule(trained_length, words=f"trained length {length_text(trained_length)}", side=side))
     values = [value for each in bins for value in (each.perplexity, *each.ci95) if math.isfinite(value)]
@@ -131,6 +133,7 @@ def _position_axis(edges: Sequence[int]) -> Axis:
     """Build an axis with ticks at bin edges. It is logarithmic if bins grow, because the first would vanish."""
     widths = np.diff(edges)
     grows = edges[0] == 0 and len(edges) > 2 and widths.max() >= style.LOG_RATIO * widths.min()
+    # Half of the first edge stands for position 0.
     left = edges[1] / 2 if grows else edges[0]
     ticks = length_ticks(edges[1:] if grows else edges)
     return Axis("position in the sequence (tokens)", "log2" if grows else "linear", (left, edges[-1]), ticks)
@@ -175,6 +178,7 @@ def passkey_figure(series: Series, title: str = "") -> Figure:
     panel = Panel(
         tuple(marks),
         Axis("length (tokens)", limits=(centre - half, centre + half), ticks=ticks),
+        # Above 100, so that the edge does not cut a marker at 100 %.
         Axis(PERCENT, limits=(0, 104)),
         key=True,
     )
@@ -210,6 +214,7 @@ def score_figure(
     for number, results in enumerate(series.values()):
         look = _line_look(number, len(series))
         marks += _score_line(results, lengths, look, named(series, number), direct)
+        # With several series, a note could not say whose score is missing; the caption does.
         if len(series) == 1:
             marks += _not_run_notes(results, 9)
     if threshold is not None:
@@ -270,6 +275,7 @@ def _task_marks(
     if len(missing) == len(results):
         reasons = dict.fromkeys(shown(each.reason or "", 90) for each in missing)
         words = fill(f"not run: {'; '.join(reasons)}", style.PANEL_CHARACTERS)
+        # The geometric mean is the middle of a logarithmic axis.
         return [Note(words, math.sqrt(ends[0] * ends[1]), 52, anchor="centre", size=7, paper=True)]
     look = Look(BLUE, "-", "o", width=1.6, size=4)
     return [*_score_line(results, lengths, look, ""), *_not_run_notes(results, 7)]
@@ -502,6 +508,7 @@ def _lengths(results: Sequence[TaskResult]) -> list[int]:
 
 def _score_axes(lengths: Sequence[int], drawn: Sequence[TaskResult], most: int) -> tuple[Axis, Axis]:
     """Build an axis of lengths with ticks at the measured ones, and an axis of percent or perplexity."""
+    # A single length spans no axis of which to take a share.
     room = (lengths[-1] / lengths[0]) ** 0.06 if len(lengths) > 1 else 2
     limits = lengths[0] / room, lengths[-1] * room
     x = Axis("", "log2", limits, length_ticks(spaced(lengths, most)))

@@ -345,6 +345,7 @@ class Figure:
 
 def _panel_words(panel: Panel, y_label: str) -> str:
     """Trend or range of each named series in a panel, or of its only series; empty if there is none."""
+    # If the vertical axis names rows, values lie along the horizontal one.
     values_axis = panel.x if panel.y.rows else panel.y
     # Ticks are exact; values between them need rounding, except for formats that round themselves.
     own = values_axis.text in (style.percent_text, style.base_text)
@@ -408,6 +409,7 @@ def envelope(x: ArrayLike, values: ArrayLike, bins: int = ENVELOPE_BINS) -> Enve
     width = (log[-1] - log[0]) / bins or 1.0
     # The last point falls on the upper edge of the last bin, which belongs to that bin.
     number = np.minimum(((log - log[0]) / width).astype(np.int64), bins - 1)
+    # Bins are numbered from 0, so -1 in front makes the first point begin a bin.
     first = np.flatnonzero(np.diff(number, prepend=-1))
     last = np.append(first[1:], len(at)) - 1
     return Envelope(
@@ -512,6 +514,7 @@ def log_axis(label: str, low: float, high: float, room: tuple[float, float] = (0
     if high < NARROWEST_LOG * low:
         middle = math.sqrt(low * high)
         low, high = middle / math.sqrt(NARROWEST_LOG), middle * math.sqrt(NARROWEST_LOG)
+    # On a logarithmic axis, a power of the ratio of its ends is a share of its length.
     ratio = high / low
     return Axis(label, "log", (low / ratio ** room[0], high * ratio ** room[1]), text=style.number_text)
 
@@ -531,6 +534,7 @@ def power_ticks(low: float, high: float, most: int = MOST_LENGTH_TICKS) -> Ticks
 
 def linear_length_ticks(high: int) -> Ticks:
     """Build ticks at multiples of a power of two from 0 to a length."""
+    # Steps of an eighth or more give nine ticks at most.
     step = 2 ** max(0, math.ceil(math.log2(high / 8)))
     return length_ticks(range(0, high + 1, step))
 
@@ -540,6 +544,7 @@ def spaced(lengths: Sequence[int], most: int) -> list[float]:
     gap = math.log2(lengths[-1] / lengths[0]) / most
     kept = [float(lengths[-1])]
     for length in reversed(lengths[:-1]):
+        # The tolerance keeps lengths at equal ratios despite rounding in log2.
         if math.log2(kept[-1] / length) >= gap * (1 - 1e-9):
             kept.append(float(length))
     return kept[::-1]

@@ -92,6 +92,7 @@ def _margin_marks(curve: Envelope, bound: int | None, longest: float) -> list[Ma
         Rule(0, "y", dash="-"),
     ]
     if bound is not None and 1 <= bound <= longest:
+        # longest**0.72 lies at 72 % of a logarithmic axis from 1.
         side = beside(bound > longest**0.72)
         marks.append(Rule(bound, words=f"B(m) ≥ 0 up to {length_text(bound)}", side=side))
     return marks
@@ -165,6 +166,7 @@ def slowest_pair_figure(
             Line(x[-1:], y[-1:], look, clip=False),
         ]
     end = max(target_length, *(int(x[-1]) for x, _ in curves.values()))
+    # A line at the very end of the axis would coincide with the frame.
     marks += [
         Rule(
             length,
@@ -263,6 +265,7 @@ def feasible_bases_figure(
     """
     _check_bands(lengths, feasible, safe_bases, published, ceiling)
     at = np.log2([*lengths])
+    # Narrow enough for columns of neighbouring lengths not to touch.
     bands = _bands(lengths, feasible, min(0.3, 0.36 * float(np.diff(at).min())) if len(at) > 1 else 0.3)
     lowest = min([*bands.low, *published.values()]) / 3
     highest = 2 * max([ceiling, *published.values()])
@@ -288,6 +291,7 @@ def feasible_bases_figure(
         Axis("RoPE base", "log", (lowest, highest), text=base_text),
         key=True,
     )
+    # Ratio of two bases that are one pixel apart.
     thin = (highest / lowest) ** (1 / PIXELS)
     narrow = any(high < low * thin for low, high in zip(bands.low, bands.high, strict=True))
     pale = " (paler where bands and gaps are too narrow to distinguish)" if narrow else ""
@@ -351,6 +355,7 @@ def probe_figure(
     Args:
         rows: ``(name, loss, low, high)`` in nats per token, in display order.
     """
+    # Rows are told apart by their names, so their number has no limit.
     check_count("loss", len(rows), len(rows))
     loss, low, high = np.array([row[1:] for row in rows], dtype=np.float64).T
     check_finite("loss", loss, low, high)
@@ -385,6 +390,7 @@ def _loss_axis(low: float, high: float) -> tuple[Axis, bool]:
         return Axis(label.format("; logarithmic"), "log", limits, text=style.tick_text), False
     # Equal losses would give an axis of zero length.
     room = 0.06 * ((high - low) or high or 1)
+    # Bars from 0 would all look equally long.
     if low > 0.7 * high:
         return Axis(label.format("; the axis does not start at 0"), limits=(low - room, high + room)), False
     return Axis(label.format(""), limits=(min(0, low), high + room)), True

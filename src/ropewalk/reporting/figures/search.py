@@ -109,6 +109,7 @@ def _search_panel(curve: SearchCurve) -> tuple[Panel, str]:
     room = (top / low) ** 0.06
     low, top = low / room, top * room
     inside, best = y <= top, np.minimum.accumulate(y)
+    # Candidates with an infinite perplexity took forward passes as well.
     end = max(float(x[-1]), float(curve.points[-1][0]))
     marks: list[Mark] = [
         Line(x[inside], y[inside], Look(CANDIDATE, "", "o", size=3), "candidate", order=2),
@@ -119,6 +120,7 @@ def _search_panel(curve: SearchCurve) -> tuple[Panel, str]:
         beyond = Look(CANDIDATE, "", "^", size=4)
         # Second, so that the key lists it directly after the candidates.
         marks.insert(1, Line(x[~inside], edge, beyond, "↑ candidate above the axis", clip=False, order=2))
+    # Not strict: there are styles for as many baselines as a figure can have.
     for (name, value), (colour, dash) in zip(baselines.items(), RULES, strict=False):
         words = f"{_named(name)} {_short(value)}{' ↑' if value > top else ''}"
         if value > top:
@@ -169,6 +171,7 @@ def _factors_panel(lines: FactorLines) -> tuple[Panel, str]:
         marks.append(Line(pairs, factors, look, name, order=4))
     unseen = np.flatnonzero(np.asarray(lines.periods, dtype=np.float64) > lines.original_length)
     if len(unseen):
+        # Periods grow with the index, so one line separates the pairs.
         at = unseen[0] - 0.5
         marks.append(
             Rule(

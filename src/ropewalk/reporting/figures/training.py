@@ -52,6 +52,7 @@ def training_figure(
     marks: list[Mark]
     caption = "Training loss of each step"
     if len(loss) >= SMOOTHED_POINTS:
+        # About 4 % of the run, but never fewer than 5 steps.
         window = max(5, len(loss) // 25)
         marks = [
             Line(x, loss, Look(GREY, width=0.8), "each step", order=2),
@@ -65,6 +66,7 @@ def training_figure(
     # Between the last step of one stage and the first of the next, since it belongs to neither.
     marks += [Rule((x[at - 1] + x[at]) / 2) for at in changes]
     caption += "; dashed lines mark the start of a new stage" if changes else ""
+    # Ten digits show any step or count of tokens exactly.
     axis = Axis("optimizer step" if x_key is None else x_key, text=lambda value: f"{value:,.10g}")
     panels = [Panel(tuple(marks), axis, Axis("loss (nats per token)"), key=True)]
     if any("max_violation" in line for line in metrics):
@@ -148,8 +150,10 @@ def _running_mean(values: Floats, window: int) -> Floats:
     finite = np.isfinite(values)
     sums = np.cumsum(np.where(finite, values, 0.0))
     counts = np.cumsum(finite)
+    # Copies, because the slices overlap in memory.
     sums[window:] -= sums[:-window].copy()
     counts[window:] -= counts[:-window].copy()
+    # 0 / 0 where no value is finite yet.
     with np.errstate(invalid="ignore"):
         means: Floats = sums / counts
     return means

@@ -50,12 +50,14 @@ def conclusion(trained: int, context: int, differences: Sequence[ScoreDifference
         return f"No score after {what} can be compared with that before: {reason}."
     real = sorted((each for each in tested if each.real), key=_order)
     better, worse = [d for d in real if _is_better(d)], [d for d in real if not _is_better(d)]
+    # The first improvement of each unit and the first deterioration are named; the others are counted.
     named = [*_first_of_each_unit(better), *worse[:1]]
     if not named:
         return f"After {what}, no score differs by more than chance ({len(tested)} compared)."
     clauses = [f"{_change(each)} ({_size(each, number == 0)})" for number, each in enumerate(named)]
     rest = len(tested) - len(named)
     if rest:
+        # `named` has one of `worse` if there is any; all others in it are improvements.
         improved = len(better) - len(named) + bool(worse)
         worsened = len(worse) - bool(worse)
         kept = rest - improved - worsened
@@ -71,6 +73,7 @@ def conclusion(trained: int, context: int, differences: Sequence[ScoreDifference
 
 
 def _is_better(each: ScoreDifference) -> bool:
+    # A lower perplexity is better.
     return each.difference > 0 if each.unit == "percent" else each.difference < 0
 
 

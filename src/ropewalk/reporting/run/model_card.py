@@ -62,6 +62,7 @@ def write_model_card(output: Path, repository: str | None = None) -> Path | None
         Path of the card; None if the card there was not written by this program, or was edited.
     """
     path = output / MODEL / CARD
+    # A link may lead to a file outside the folder, which must not be overwritten.
     if path.is_symlink() or (path.exists() and not is_own_card(path)):
         return None
     summary = parse_json((output / SUMMARY).read_text(encoding="utf-8"), strict=True)
@@ -125,6 +126,7 @@ def run_card(
         readers: which programs read the model's RoPE, one sentence each.
         repository: as in :func:`write_model_card`.
     """
+    # Summaries of earlier versions name no source.
     source = summary.get("source") or {"name": "the source model", "hub_id": None, "card": {}}
     trained, context = summary["trained_length"], summary["context"]
     differences = run_differences(summary)
@@ -294,6 +296,7 @@ def _change(each: ScoreDifference | None) -> str:
 
 
 def _use(model: str, context: int) -> str:
+    # A JSON string is a Python literal as well.
     quoted = json.dumps(model)
     return f"""```python
 from transformers import AutoModelForCausalLM, AutoTokenizer

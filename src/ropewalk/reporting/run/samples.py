@@ -71,8 +71,10 @@ def write_samples_page(output: Path) -> Path | None:
             answers.setdefault(each.prediction.key, {})[when] = each
     if not answers:
         return None
+    # A sample has four texts: the prompt, the expected answer, and the answers before and after.
     most = min(MOST_OF_A_TEXT, max(LEAST_OF_A_TEXT, MOST_ON_PAGE // (4 * len(answers))))
     groups: dict[tuple[str, str, int], list[dict[str, AnsweredSample]]] = {}
+    # By index; sorting is stable, so tasks and lengths keep their order.
     for (suite, task, length, _), found in sorted(answers.items(), key=lambda pair: pair[0][3]):
         groups.setdefault((suite, task, length), []).append(found)
     shown_groups = [_group(key, found, most) for key, found in groups.items()]
@@ -106,11 +108,13 @@ def _group(key: tuple[str, str, int], found: Sequence[Mapping[str, AnsweredSampl
 
 
 def _sample(found: Mapping[str, AnsweredSample], most: int) -> ShownSample:
+    # The prompt is the same before and after.
     last = found[max(found, key=WHEN.index)]
     scores = {when: found[when].prediction.score for when in WHEN if when in found}
     verdicts = []
     if len(scores) == len(WHEN) and scores["before"] != scores["after"]:
         verdicts.append("better" if scores["after"] > scores["before"] else "worse")
+    # Without an answer after training, there is none that is wrong.
     if scores.get("after", 1) < 1:
         verdicts.append("wrong")
     answers = {

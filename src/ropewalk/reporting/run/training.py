@@ -48,6 +48,7 @@ KINDS = {"report.html": "report", SAMPLES: "samples"}
 
 def _processes(summary: dict[str, Any]) -> dict[str, object]:
     """Degrees of parallelism of a run; empty for a single process."""
+    # Summaries of earlier versions do not state the processes.
     found = summary.get("processes", {"number": 1})
     if found["number"] == 1:
         return {}
@@ -228,6 +229,7 @@ def write_run_report(output: Path) -> list[Path]:
         "Versions": json.dumps(summary["versions"], indent=2),
     }
     differences = run_differences(summary)
+    # Before the page, which has a link to it.
     samples = write_samples_page(output)
     write_page(
         Page(
