@@ -54,6 +54,7 @@ def task_result(predictions: Sequence[Prediction], details: Mapping[str, Any]) -
             "prompt_tokens": [min(tokens), max(tokens)],
             "least_fill": min(each.fill for each in predictions),
             "bos_count": sorted({each.bos_count for each in predictions}),
+            # None (unknown, as some servers leave it) is not counted.
             "cut_off": sum(each.finished is False for each in predictions),
             SAMPLES: digest([each.prompt_sha256 for each in predictions]),
             "over_length": over,
@@ -157,6 +158,7 @@ def effective_lengths(
     """
     groups: dict[tuple[str, str], list[TaskResult]] = defaultdict(list)
     results = list(results)
+    # A single task has no overall score and then stands for itself.
     has_overall = any(result.suite == "ruler" and result.task == OVERALL for result in results)
     for result in results:
         by_overall = result.suite != "ruler" or result.task == OVERALL or not has_overall
@@ -224,6 +226,7 @@ def _mean(by_name: Mapping[str, TaskResult]) -> TaskResult:
         "max": float(scores.max()) if finite else None,
     }
     samples, interval = _mean_samples(list(by_name.values()), mean)
+    # A detail in which the checkpoints differ would be that of the first alone.
     kept = {k: v for k, v in first.details.items() if all(r.details.get(k) == v for r in by_name.values())}
     remarks = dict.fromkeys(result.reason for result in by_name.values() if result.reason)
     return replace(
@@ -273,6 +276,7 @@ def _mean_details(results: Sequence[TaskResult]) -> dict[str, Any]:
 
 
 def _mean_depth(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    # The samples of one checkpoint: the others answered the same ones, so they add no independent trials.
     score, n = float(np.mean([each["score"] for each in same])), same[0]["n"]
     low, high = wilson_interval(score / 100 * n, n)
     return {"depth": same[0]["depth"], "n": n, "score": score, "ci95": [100 * low, 100 * high]}
@@ -297,6 +301,7 @@ def _mean_samples(
             100 * high,
         )
     # Perplexities: average the loss of each row over checkpoints.
+    # A loss that was not finite is None in a sample and becomes NaN here.
     nats = np.array([[other[index]["nats"] for index in shared] for other in by_index], dtype=np.float64)
     tokens = np.array([by_index[0][index]["tokens"] for index in shared])
     low, high = ratio_interval(nats.mean(axis=0), tokens, at_least=0)

@@ -150,6 +150,7 @@ def _difference(a: TaskResult, b: TaskResult, parts: Sequence[_Pair], seed: int)
 def _percent_more(nats: float) -> float:
     """Convert a difference of mean losses in nats to a relative difference of perplexities in percent."""
     try:
+        # math.expm1 raises where numpy would return infinity.
         return 100 * math.expm1(nats)
     except OverflowError:
         return math.inf

@@ -123,6 +123,7 @@ def check_evaluation(
     """
     chosen = chosen_tasks(settings, under_test.sharded)
     suites = chosen_suites(settings)
+    # Raises for --chat without a chat template, before anything is generated.
     encoder = PromptEncoder(under_test.tokenizer, settings.chat)
     if any(isinstance(suite, GeneratedSuite) for suite in suites):
         encoder.check_alphabet()
@@ -269,6 +270,7 @@ class _Measurement:
             return [TaskResult.not_run(suite, task, None, reason)]
         cache = self.stores.results
         known = [r for r in cache.known.values() if (r.suite, r.details.get("asked")) == (suite, task)]
+        # A run that was interrupted between two parts has only some of them, so all are measured again.
         if known and len(known) == known[0].details["parts"]:
             return known
         progress = self.progress
@@ -293,6 +295,7 @@ class _Measurement:
             return known
         found = measure()
         found = replace(found, details={**found.details, **self._beyond(key[2])})
+        # A task that could not run, because of missing data for example, may run next time.
         if found.status == "ok":
             self.stores.results.add(found)
         return found

@@ -55,6 +55,7 @@ class ModelUnderTest:
             batch_size: maximum number of prompts per batch.
             prefill_chunk: tokens of a prompt per forward pass.
         """
+        # Imported here, because a model behind a server needs no torch.
         from ropewalk.evaluation.backends import InMemoryBackend
 
         backend = InMemoryBackend(model, tokenizer, batch_size, prefill_chunk)
@@ -92,6 +93,7 @@ class ModelUnderTest:
     @cached_property
     def likelihoods(self) -> Likelihoods | None:
         """Return the interface to the model's likelihoods of given tokens; None behind a server."""
+        # A sharded model has no `model` here, and a server has neither.
         if self.model is None:
             return self.over_ranks
         from ropewalk.evaluation.backends.likelihoods import InMemoryLikelihoods
@@ -100,6 +102,7 @@ class ModelUnderTest:
 
     def chunk_for(self, length: int) -> int | None:
         """Return the tokens per forward pass over a sequence; None if the sequence fits in one chunk."""
+        # A single pass needs no cache.
         return self.prefill_chunk if length > self.prefill_chunk else None
 
     def window_reader(self, length: int) -> WindowReader:

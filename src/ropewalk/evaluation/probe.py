@@ -104,6 +104,7 @@ def candidate_methods(
     Raises:
         RopewalkError: if a name is unknown, or none of the settings applies.
     """
+    # First, because below an unknown name would pass for a setting that does not apply.
     for name in names:
         check_candidate(name)
     methods: dict[str, RopeMethod] = {}
@@ -157,6 +158,7 @@ def probe_model(
         raise RopewalkError(f"trained_length must be 1 token or more, got {trained_length}")
     check_rows(rows)
     if losses_of is None:
+        # OutputHead.of compares the logits of two tokens, which dropout would change.
         with evaluating(model):
             losses_of = _own_losses(model, OutputHead.of(model))
     scored = {}
@@ -179,6 +181,7 @@ def _own_losses(model: Any, head: OutputHead) -> RowLosses:
 
 def _sums(losses: Floats, targets: NDArray[np.bool_], trained_length: int) -> Floats:
     """Return ``[2, 2]``: for positions within and beyond the trained length, the summed loss and the target count."""
+    # Slices beyond the end are empty, so rows within the trained length have 0 targets beyond it.
     parts = (slice(None, trained_length), slice(trained_length, None))
     return np.array([[losses[part].sum(), targets[part].sum()] for part in parts], dtype=np.float64)
 
@@ -213,6 +216,7 @@ def _loss(sums: Floats) -> float:
 
 
 def _rank(loss: float) -> tuple[bool, float]:
+    # All losses that are not finite rank equal, so that a stable sort keeps their given order.
     return (False, loss) if math.isfinite(loss) else (True, 0.0)
 
 

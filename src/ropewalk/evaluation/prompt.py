@@ -73,6 +73,7 @@ class PromptEncoder:
         # Counts must equal the lengths of encode(), which adds BOS by hand except under a chat template.
         head = 0 if self.chat or self.tokenizer.bos_token_id is None else 1
         with _all_cores():
+            # The fast variant skips offsets, which take as long as the tokens themselves.
             found = self.backend().encode_batch_fast(rendered, add_special_tokens=False)
         return [head + len(each) for each in found]
 
@@ -94,6 +95,7 @@ class PromptEncoder:
             RopewalkError: if encoding and decoding loses characters; the message lists them.
         """
         ids = self.tokenizer(ALPHABET, add_special_tokens=False, verbose=False)["input_ids"]
+        # The text of an unknown token, such as "[UNK]", consists of letters of the alphabet itself.
         back = self.tokenizer.decode([each for each in ids if each != self.tokenizer.unk_token_id])
         # Lower case counts too: uncased tokenizers are usable, because answers are compared in lower case.
         missing = "".join(c for c in ALPHABET if c not in back and c.lower() not in back)
@@ -109,6 +111,7 @@ class PromptEncoder:
         if backend.truncation is None and backend.padding is None:
             return backend
         if self._plain is None:
+            # A copy, because the user's tokenizer must keep its settings.
             self._plain = type(backend).from_str(backend.to_str())
             self._plain.no_truncation()
             self._plain.no_padding()

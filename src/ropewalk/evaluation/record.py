@@ -35,6 +35,7 @@ class EvaluationResult(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return the contents of results.json, with None for NaN and infinity, which JSON does not have."""
+        # dumps writes NaN and Infinity, which are not JSON; reading them back makes them None.
         plain: dict[str, Any] = json.loads(json.dumps(self.record), parse_constant=lambda name: None)
         return plain
 
@@ -46,6 +47,7 @@ class EvaluationResult(Result):
             own["results"] = [result.to_json() for result in found]
             own["summary"] = summarise(found, self.record["settings"]["threshold"])
             write_json(out / known["name"] / RESULTS, EvaluationResult(own, found).to_json())
+        # Last, so that a folder with this file has the files of all checkpoints too.
         write_json(out / RESULTS, self.to_json())
 
 
@@ -102,6 +104,7 @@ def rescore(folder: Path) -> EvaluationResult:
     if not groups:
         raise RopewalkError(f"{folder} has no predictions to score again: {PREDICTIONS} is missing or empty")
     found = [_rescored(result, groups.get((result.suite, result.task, result.length))) for result in results]
+    # Overall scores have no predictions of their own and follow from the tasks scored again.
     overall = {
         (each.task, each.length): each
         for each in overall_results(
@@ -122,6 +125,7 @@ def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> T
             f"{result.task} at {result.length} tokens was computed from {result.n} predictions, but {PREDICTIONS} has "
             f"{len(predictions)}; run the evaluation again to complete them"
         )
+    # Answers were logged as they arrived, in any order.
     ordered = sorted((each.scored_again() for each in predictions), key=lambda each: each.index)
     again = task_result(ordered, {})
     if again.details[SAMPLES] != result.details.get(SAMPLES):
@@ -129,6 +133,7 @@ def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> T
             f"the predictions of {result.task} at {result.length} tokens belong to other samples than its result; "
             "restore the file, or run the evaluation again in a new folder"
         )
+    # Facts about the task stay; what follows from the predictions is replaced.
     return replace(again, details={**result.details, **again.details})
 
 

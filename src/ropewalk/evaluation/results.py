@@ -168,6 +168,7 @@ class TaskResult:
                 f"the result of {value.get('task')} has no unit, because an older ropewalk wrote it; run the "
                 "evaluation again"
             )
+        # to_json leaves out empty positions and samples.
         value = {"details": {}, "positions": [], "samples": [], **value}
         check_types(value, _TYPES_OF_RESULT)
         if value["unit"] not in get_args(Unit):

@@ -134,6 +134,7 @@ def run(
     identity = identities[0] if average is None else {"checkpoints": identities}
     record = _record(config, settings, identity, results)
     result = EvaluationResult(record, tuple(results), tuple(several))
+    # Results are written once, by rank 0; the other ranks have the same values.
     if context.is_rank_0:
         if present is not None:
             present(result)
@@ -160,6 +161,7 @@ def _record(
         **identity,
         "model": config.model,
         "suites": list(settings.suites),
+        # Lengths given for each suite are not listed here, but in the settings.
         "lengths": settings.lengths_of(""),
         "text": config.text if reads_text(settings) else None,
         "settings": settings.to_json(),
@@ -245,6 +247,7 @@ def degrees_in(text: str) -> MeshShape:
     degrees: dict[str, int] = {}
     for part in text.split(","):
         name, _, degree = (each.strip() for each in part.partition("="))
+        # isdigit() alone accepts digits such as ², which int() refuses.
         number = degree.isascii() and degree.isdigit() and int(degree) >= 1
         if name not in DIMENSIONS or name in degrees or not number:
             raise RopewalkError(
@@ -277,6 +280,7 @@ def shape_for(parallel: str | None, processes: int, num_heads: int) -> MeshShape
             f"{torchrun_line(shape.world_size, parallel or '')}"
         )
     if num_heads % shape.sequence:
+        # The largest Ulysses degree that divides the heads; the remaining processes go to another dimension.
         sequence = math.gcd(num_heads, shape.sequence)
         rest = shape.world_size // sequence
         raise RopewalkError(
@@ -368,6 +372,7 @@ class _Run:
         from ropewalk.data import load_tokenizer
 
         world = self.context.world
+        # Rank 0 reads the text for all ranks, so that none of them has other documents.
         ready = world.on_rank_0(self._ready)
         tokenizer = load_tokenizer(self.path)
         under_test, facts = self._loaded(ready, tokenizer)
@@ -404,11 +409,13 @@ class _Run:
         rope = None if self.rope_of is None else self.rope_of(self.path)
         ready = self._ready_sharded(settings, rope) if sharded else _Ready(settings, rope, None)
         evaluator = settings.of(LongPplSettings).evaluator
+        # Read now, so that a wrong --evaluator fails before the text is read and the model is loaded.
         if evaluator is not None:
             _read_config(evaluator)
         if not (reads_text(settings) and self.config.serving is None):
             documents = None
         else:
+            # Documents are read once for all suites, so the longest length decides how many.
             longest = max(
                 max(settings.lengths_of(suite.name), default=0) for suite in chosen_suites(settings)
             )
@@ -461,6 +468,7 @@ class _Run:
         loaded = load_model(self.path, self._setup(ready), loading.dtype, choose_device(loading.device))
         under_test = ModelUnderTest.in_memory(loaded, tokenizer, loading.batch_size, loading.prefill_chunk)
         spec = attention_spec(ModelConfig.of(loaded.config), loaded.device, loaded.dtype, backward=False)
+        # Asked again for the record: this is what `auto` has become.
         engine = check_engine(loading.engine, spec)
         return under_test, self._facts(under_test, ready, engine, loaded.dtype, str(loaded.device))
 
@@ -507,6 +515,7 @@ class _Run:
         from ropewalk.evaluation.backends import ServerBackend
 
         backend = ServerBackend(serving, tokenizer)
+        # Before the samples are generated, so that a server that is not running costs no time.
         backend.check()
         for note in [*backend.notes, *_notes_on_factors(self.path)]:
             self.context.rank_0_reporter.note(note)
@@ -521,6 +530,7 @@ class _Run:
 
         Only rank 0 uses the folder. The other ranks get a copy of its results and keep new ones in memory.
         """
+        # opened() runs on rank 0 only; on the others this list stays empty.
         kept: list[Stores] = []
 
         def opened() -> tuple[dict[str, Any], dict[Any, Any]]:
@@ -563,6 +573,7 @@ class _Run:
             **identity,
             **decides,
             "settings": settings.identity(),
+            # The digest of the tokenizer covers its backend, which does not name BOS and EOS.
             "special_tokens": [tokenizer.bos_token_id, tokenizer.eos_token_id],
             "chat_template": digest(tokenizer.chat_template) if settings.chat else None,
             "haystack_sources": sources_identity(settings),
@@ -601,12 +612,14 @@ def sources_identity(settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: path_digest(Path(path).expanduser())
         for name, path in paths.items()
+        # Some settings may be a name instead of a file, such as `hub` for SQuAD.
         if path is not None and Path(path).expanduser().exists()
     }
     evaluator = settings.of(LongPplSettings).evaluator
     if evaluator is not None:
         found["evaluator"] = model_digest(evaluator)
     harness = any(isinstance(suite, HarnessSuite) for suite in chosen_suites(settings))
+    # The prompts of its tasks may change from version to version.
     if harness and harness_installed():
         found["lm_eval"] = version("lm_eval")
     return found

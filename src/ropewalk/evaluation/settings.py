@@ -29,6 +29,7 @@ from ropewalk.io.settings import Settings as BaseSettings
 LONGEST = 1 << 26
 """Largest length in tokens, beyond any existing context; a typing error must not exhaust the memory."""
 
+# A Literal made from a tuple works for pydantic, but mypy cannot read it.
 if TYPE_CHECKING:
     SuiteName = str
 else:
@@ -57,6 +58,7 @@ def unread(values: Mapping[str, Any], suites: Collection[str]) -> Iterator[tuple
         readers = [suite.name for suite in SUITES if name in suite.settings]
         if not set(readers) & set(suites):
             for field in values[name].model_fields_set:
+                # A default written out by hand changes nothing, so it is not refused.
                 if getattr(values[name], field) != kind.model_fields[field].get_default():
                     yield name, field, readers
 
@@ -118,6 +120,7 @@ class _Checked(BenchmarkSettings):
         return {name: _as_text(value) for name, value in flat.items()}
 
 
+# Built at run time from the settings models that the suites bring along, which mypy cannot follow.
 if TYPE_CHECKING:
     Settings = _Checked
 else:

@@ -166,6 +166,7 @@ def ratio_interval(
         raise RopewalkError(f"totals and counts must be [n], got shapes {sums.shape} and {weights.shape}")
     if (weights < 0).any():
         raise RopewalkError(f"counts must be 0 or more, got {weights.min():g}")
+    # Rows without targets in a bin say nothing about it.
     holding = weights > 0
     sums, weights = sums[holding], weights[holding]
     n = len(sums)

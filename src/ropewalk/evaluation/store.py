@@ -100,6 +100,7 @@ class Prediction:
             raise ValueError(f"unknown metric {value['metric']!r}")
         if not 0 <= value["score"] <= 1:
             raise ValueError(f"score must be from 0 to 1, got {value['score']!r}")
+        # Predictions of earlier versions stay comparable with new ones.
         task = TASKS_BEFORE.get(value["task"], value["task"])
         return cls(**{**value, "task": task, "references": tuple(value["references"])})
 
@@ -228,6 +229,7 @@ def stored_samples(
     identity = sample_identity(task, encoder, length, count, seed)
     # The digest covers everything that decides the samples, so a changed task never reads another's file.
     path = folder / f"{task.suite}-{task.name}-{length}-{digest(identity)[:16]}.jsonl"
+    # Two processes may both generate them: each renames a file of its own into place, and both are equal.
     if not path.is_file():
         made = task.samples(encoder, length, count, seed)
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
@@ -250,6 +252,7 @@ def _read_samples(path: Path, identity: dict[str, Any]) -> Iterator[Sample]:
                 )
             value: Any = {}
             read = 0
+            # One line at a time, because a file of long prompts may not fit in memory.
             for line in file:
                 value = parse_json(line, strict=True)
                 if not isinstance(value, dict):
@@ -259,6 +262,7 @@ def _read_samples(path: Path, identity: dict[str, Any]) -> Iterator[Sample]:
                     read += 1
             if value.get("samples") != read:
                 raise RopewalkError(f"{path} is incomplete; delete it to generate the samples again")
+    # RopewalkError is a ValueError, which the next clause would wrap.
     except RopewalkError:
         raise
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -324,6 +328,7 @@ def begin(out: Path, identity: Mapping[str, Any]) -> None:
     saved = out / RUN_FILE
     if out.exists() and not out.is_dir():
         raise RopewalkError(f"--out must be a folder, but {out} is a file")
+    # Through JSON, so that tuples and lists compare as equal.
     wanted = json.loads(json.dumps({"format": RECORD_FORMAT, **identity}))
     if saved.is_file():
         existing = _read_json(saved)
@@ -333,6 +338,7 @@ def begin(out: Path, identity: Mapping[str, Any]) -> None:
                 f"{out} contains a different evaluation: it differs in {', '.join(changed[:5])}; give another --out, "
                 "or the same settings to resume it"
             )
+    # Hidden files do not count: the lock of this run is one.
     elif out.is_dir() and any(not each.name.startswith(".") for each in out.iterdir()):
         raise RopewalkError(f"{out} is not empty and contains no evaluation; give another --out")
     else:

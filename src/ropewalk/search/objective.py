@@ -97,6 +97,7 @@ class ModelEvaluator:
                 f"a forward pass needs at least one candidate, got a batch of {forwards.batch}"
             )
         self.model, self.goal, self.forwards = model, goal, forwards
+        # OutputHead.of compares the logits of two tokens, which dropout would change.
         with evaluating(model):
             self.head = OutputHead.of(model)
         self.weight = penalty.weight if penalty else 0.0

@@ -26,6 +26,7 @@ LEAST_CHUNK = 256
 
 PREFILL_CHUNK = 8192
 
+# Out of memory, PyTorch's CPU allocator and cuBLAS raise a plain RuntimeError that only its text tells apart.
 _MEMORY_MESSAGES = (
     "out of memory",
     "can't allocate memory",
@@ -130,6 +131,7 @@ def _matches(model: Any, ids: list[int], start: int, length: int, chunk: int) ->
     row, mask = _left_padded([ids], model.device)
     matches: list[bool] = []
     with evaluating(model), pinned(model, length), _fresh_cache(model) as cache:
+        # The last token before the targets belongs to the loop below, because its logits predict the first target.
         if start > 1:
             _prefilled(model, cache, row[:, : start - 1], mask[:, : start - 1], chunk)
         # Smaller chunks here: every target position needs logits over the whole vocabulary.
@@ -162,6 +164,7 @@ def _logits(model: Any, cache: Any, ids: Tensor, mask: Tensor, positions: Tensor
         position_ids=positions,
         past_key_values=cache,
         use_cache=True,
+        # Logits of a whole chunk over the vocabulary would take more memory than the rest of the pass.
         logits_to_keep=keep,
     )
     logits: Tensor = output.logits
@@ -242,6 +245,7 @@ def unless_out_of_memory(attempt: Callable[[], Result]) -> Result | None:
     """Return the result of an attempt, or free its memory and return None if memory ran out."""
     try:
         return attempt()
+    # torch.OutOfMemoryError is a RuntimeError too.
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -260,6 +264,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 def smaller_chunk(chunk: int, tokens: int) -> int | None:
     """Return the next chunk size to try after memory ran out on ``tokens`` tokens, or None if there is none."""
+    # A chunk larger than the prompt was never filled, so halving it could repeat the pass that failed.
     used = min(chunk, tokens)
     if used <= LEAST_CHUNK:
         return None
@@ -336,6 +341,7 @@ class InMemoryBackend:
                 length.
             RunFailure: if memory runs out for a single prompt, or the model's logits are NaN.
         """
+        # Here and not in the generator, whose body would run only when the first answer is asked for.
         for index, request in enumerate(requests):
             check_room(index, request)
             check_ids(self.model, request.input_ids)
@@ -373,6 +379,7 @@ class InMemoryBackend:
                 chunk = smaller
 
     def _new_ids(self, asked: Sequence[GenerationRequest], chunk: int) -> list[list[int]]:
+        # All requests of a group have the same length and number of new tokens, so the first one's hold for all.
         rows = [request.input_ids for request in asked]
         return greedy_ids(self.model, rows, asked[0].max_new_tokens, asked[0].length, self.endings, chunk)
 

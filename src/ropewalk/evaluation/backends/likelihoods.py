@@ -53,6 +53,7 @@ class InMemoryLikelihoods:
         for row in rows:
             with evaluating(self.model):
                 losses = row_losses(self.model, self.head, row)
+            # Outside the context: while the caller works with the losses, the model has its own mode.
             yield losses
 
     def matches(self, prompts: Sequence[tuple[Sequence[int], int]], length: int) -> Iterator[list[bool]]:
@@ -121,7 +122,9 @@ def causal_losses(
         return losses
     from transformers import DynamicCache
 
+    # The decoder's own config, because its layer types decide which layers keep a sliding window only.
     cache = DynamicCache(config=model.config.get_text_config())
+    # Views: what is written into a piece of the losses is written into the whole tensor.
     pieces = zip(*(each.split(prefill_chunk, dim=1) for each in (losses, input_ids, labels)), strict=True)
     with _rope_fixed(model, length):
         for losses_of_piece, ids, targets in pieces:
@@ -226,6 +229,7 @@ class WindowReader:
                 losses = causal_losses(self.model, self.head, ids, labels, self.prefill_chunk).cpu().numpy()
                 for number, row in zip(batch, losses, strict=True):
                     window = windows[number][1]
+                    # Counted from the end, so that a BOS in front makes no difference.
                     yield number, row[window.first - window.end - 1 : -1]
 
 
@@ -234,6 +238,7 @@ def window_row(document: Ids, window: Window, bos_id: int | None) -> tuple[NDArr
     head = [] if bos_id is None else [bos_id]
     ids = np.concatenate([head, document[window.start : window.end]]).astype(np.int64)
     labels = np.full_like(ids, IGNORED)
+    # The position before a token predicts it, hence one to the left of the scored tokens.
     scored = window.end - window.first
     labels[-scored - 1 : -1] = ids[-scored:]
     return ids, labels

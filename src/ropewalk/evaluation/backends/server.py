@@ -78,6 +78,7 @@ def _json_values(value: Any) -> Any:
     for name, text in pairs(value, example="top_k=1").items():
         try:
             found[name] = json.loads(text)
+        # Thousands of nested brackets exceed Python's recursion limit inside json.
         except (ValueError, RecursionError):
             raise ValueError(
                 f"{name}={text}: {text!r} is not a JSON value; write a string as {name}='{json.dumps(text)}'"
@@ -198,10 +199,12 @@ class ServerBackend:
                 the answer.
         """
         listed: list[str] | None = None
+        # A working server lists its models at once; a wrong address should not take the ten minutes of an answer.
         with self._client(min(self.timeout, CHECK_TIMEOUT)) as client:
             try:
                 listed = read_models(self._content(client.models.with_raw_response.list))
             except FaultError as fault:
+                # With a named model, a list that fails with an HTTP status does not matter: the server is there.
                 if self.model is None or fault.status is None:
                     raise RopewalkError(
                         f"no model server responds at {self.address} ({fault.reason}); start it, or give another "
@@ -236,6 +239,7 @@ class ServerBackend:
             except RefusalError as refusal:
                 self._do_without(refusal, listed)
                 continue
+            # A server that reports no usage gives nothing to compare.
             if not self._text_sent or not read or read == len(ids):
                 return
             # The server may add BOS where the tokenizer does not, or the other way round; try that once.
@@ -249,6 +253,7 @@ class ServerBackend:
     def _do_without(self, refusal: RefusalError, listed: list[str] | None) -> None:
         """Omit the fields that a rejection of the trial request names, or raise if none of them is optional."""
         named = [name for name in refusal.named if name in self._own]
+        # OpenAI rejects a field with 400, FastAPI with 422.
         if refusal.status in (400, 422) and named:
             for name in named:
                 del self._own[name]
@@ -278,6 +283,7 @@ class ServerBackend:
             f"The server rejects {' and '.join(self._left_out)}, so a penalty in the generation_config.json of the "
             f"served checkpoint may change answers{instead}."
         )
+        # Each further rejection names more fields, so its note replaces the one before.
         self.notes[:] = [each for each in self.notes if "generation_config" not in each] + [note]
 
     def _refused(self, refusal: RefusalError, listed: list[str] | None) -> str:
@@ -351,8 +357,10 @@ class ServerBackend:
                     answered += 1
                     yield outcome
                 else:
+                    # Threads fail together when a server stops, so the first reason is enough.
                     failure = failure or outcome
         finally:
+            # Also if the caller closes this generator early: each thread then ends after its current request.
             stop.set()
         # Join, so that the traceback of an unexpected error is printed before our own message.
         for thread in threads:
@@ -396,7 +404,9 @@ class ServerBackend:
                 return read_completion(self._request(client, request))
             except FaultError as error:
                 fault = error
+            # A server that asks for a pause knows better than our own backoff.
             wait = min(self.backoff * 2**attempt, LONGEST_BACKOFF) if fault.wait is None else fault.wait
+            # Unlike sleep, this wait ends as soon as another thread fails.
             if attempt == self.retries or stop.wait(wait):
                 break
         raise fault
@@ -413,6 +423,7 @@ class ServerBackend:
             raise RefusalError(
                 f"it read only {read} of the {sent} tokens of a prompt; serve the model with a longer context"
             )
+        # Ended by length before max_tokens: only the end of the server's context remains as the reason.
         if (
             completion.finished is False
             and completion.new_tokens is not None
@@ -443,6 +454,7 @@ class ServerBackend:
         except self._openai.APITimeoutError as error:
             raise FaultError(f"no response within {self.timeout:g} s") from error
         except self._openai.APIConnectionError as error:
+            # The client's own message is only "Connection error."; the cause says what happened.
             raise FaultError(self._hidden(str(error.__cause__ or error)) or "connection lost") from error
         except self._openai.APIStatusError as error:
             status = error.status_code
@@ -456,6 +468,7 @@ class ServerBackend:
         return content
 
     def _hidden(self, text: str) -> str:
+        # A server's message may quote the request together with its key.
         return text.replace(self._api_key, "***") if self._api_key != NO_KEY else text
 
     def _text(self, input_ids: Sequence[int]) -> str:
@@ -522,6 +535,7 @@ def check_extra(extra: Mapping[str, Any]) -> None:
                 f"the request field {name} cannot be changed, because ropewalk sets it; remove it"
             )
         try:
+            # By default, json.dumps writes NaN, which is not JSON.
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise RopewalkError(f"the request field {name} must be a JSON value, got {value!r}") from error
@@ -618,6 +632,7 @@ def read_completion(body: bytes) -> Completion:
 
 def _whole(usage: object, key: str) -> int | None:
     value = usage.get(key) if isinstance(usage, dict) else None
+    # Not isinstance, because True is an int too.
     return value if type(value) is int else None
 
 
@@ -675,6 +690,7 @@ def named_fields(body: object, fields: Collection[str]) -> tuple[str, ...]:
     words = "\n".join(
         each if isinstance(each, str) else json.dumps(each, default=str) for each in messages if each
     )
+    # A server may quote a prompt of a million tokens, and the searches below must stay quick.
     words = words[:_MOST_WORDS]
     # Where the error says which field it means, other fields that its text merely mentions are not blamed.
     places = set(_PLACE.findall(words))
@@ -709,6 +725,7 @@ def one_line(message: str | bytes) -> str:
 
 def retry_after(header: str | None) -> float | None:
     """Return the seconds in a Retry-After header, at most a minute; None if it is not a number."""
+    # The header's other form, a date, is ignored.
     if header is None or not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", header.strip()):
         return None
     return min(float(header), LONGEST_WAIT)
