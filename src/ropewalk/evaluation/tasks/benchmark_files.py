@@ -93,6 +93,7 @@ class BenchmarkFiles:
                 f"{place} is given for several tasks but has no column {SUBJECT!r} to distinguish them; give one path "
                 "per task"
             )
+        # A file with all subjects may have none of this one in some splits.
         by_split = {split: rows for split, rows in by_split.items() if rows}
         return by_split if evaluated in by_split else None
 
@@ -134,6 +135,7 @@ def local_rows(
         if not keys or task.evaluated is None:
             continue
         key = max(keys, key=len)
+        # Files are often named after the part alone: abstract_algebra instead of mmlu_abstract_algebra.
         short = {task.name.removeprefix(f"{prefix}_") for prefix in (key, name)}
         names = [*dict.fromkeys([task.config or task.name, task.name, *sorted(short)])]
         # A path for a group or for several tasks must distinguish its tasks.
@@ -154,6 +156,7 @@ def _renamed(task: str, rows: Sequence[Row]) -> list[Row]:
     """Copy ``input`` to ``question`` for LongBench: THUDM's files and lm_eval's dataset name this field differently."""
     if not task.startswith("longbench_"):
         return list(rows)
+    # A question of the row's own wins over the copy.
     return [{"question": row["input"], **row} if "input" in row else row for row in rows]
 
 
@@ -213,9 +216,11 @@ def _parquet_rows(path: Path) -> tuple[Row, ...]:
 def _json_rows(path: Path) -> tuple[Row, ...]:
     with open_bytes(path) as stream:
         text = decode(stream.read(), path)
+    # By content, not by suffix: some .json files have one object per line.
     if text.lstrip().startswith("["):
         values = _parsed(text, str(path))
     else:
+        # Not splitlines(), which also breaks at U+2028 and others that JSON strings may contain.
         lines = enumerate(text.split("\n"), 1)
         values = [_parsed(line, f"{path}:{number}") for number, line in lines if line.strip()]
     if not all(isinstance(value, dict) for value in values):

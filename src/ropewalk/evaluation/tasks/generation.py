@@ -29,6 +29,7 @@ def check_lengths(
     for name, task, lengths in tasks:
         for length in lengths:
             try:
+                # The call itself raises; its samples are lazy and never generated here.
                 task.samples(encoder, length, count, seed)
             except LengthTooShort as error:
                 short.setdefault(length, {})[task.suite, name] = error.shortest
@@ -96,6 +97,7 @@ def _group(
     before: int,
     progress: Progress | None,
 ) -> list[Prediction]:
+    # log.get also refuses answers to another prompt of the same key.
     unknown = [sample for sample in group if log.get(sample) is None]
     requests = [_request(encoder, sample) for sample in unknown]
     done = before + len(group) - len(unknown)
@@ -109,6 +111,7 @@ def _group(
         done += 1
         if progress is not None:
             progress(done, before + len(group))
+    # A backend that ends early without an error would make a result over fewer samples.
     forgotten = [sample for sample in unknown if sample.key not in log.known]
     if forgotten:
         raise RunFailure(

@@ -119,6 +119,7 @@ def words_digest(words: Sequence[str]) -> str:
 @lru_cache(maxsize=4)
 def _words_of(source: Path) -> tuple[str, ...]:
     if source.is_dir():
+        # In the order of names, because folders list files in any order and prompts must be reproducible.
         files = sorted(path for path in source.glob("*.txt") if path.is_file())
         if not files:
             raise RopewalkError(f"the folder {source} has no essays: it contains no .txt file")
@@ -156,6 +157,7 @@ def _packaged_essays() -> Path:
     # Locate the package without importing it: its dependencies are large and not needed.
     spec = importlib.util.find_spec(ESSAYS_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
+        # A path that is no folder, so that callers have one case to check.
         return Path(ESSAYS_PACKAGE) / "is not installed"
     return Path(next(iter(spec.submodule_search_locations))) / ESSAYS_FOLDER
 
@@ -163,6 +165,7 @@ def _packaged_essays() -> Path:
 @lru_cache(maxsize=1)
 def _embedded_words() -> tuple[str, ...]:
     documents = list(embedded_documents("all"))
+    # The documentation first; the sort is stable, so each part keeps its order.
     documents.sort(key=lambda document: document.source != SOURCE_DOCS)
     words = (word for document in documents for word in document.text.split())
     return tuple(islice(words, MOST_WORDS))
@@ -194,6 +197,7 @@ def sentence_ends(words: Sequence[str]) -> list[int]:
     ends = [
         at
         for at, word in enumerate(words[:-1], start=1)
+        # Closing quotes and brackets stand behind the full stop.
         if word.rstrip(_CLOSING).endswith((".", "?", "!")) and _ends_sentence(word, words[at])
     ]
     return [*ends, len(words)]
@@ -233,12 +237,14 @@ class Prose:
     def _reach(self, count: int) -> None:
         if count > len(self._words):
             self._words = self._cycle * -(-count // len(self._cycle))
+            # Found again, because where a round ends depends on the word that follows it.
             self._ends = sentence_ends(self._words)
 
 
 def _ends_sentence(word: str, following: str) -> bool:
     core = word.strip(_OPENING + _CLOSING)
     if core.endswith(".") and not core.endswith(".."):
+        # A full stop behind a short form or an initial, as in "Dr. Who" or "J. R. R.", ends no sentence; "I." may.
         stem = core[:-1].lower()
         if stem in _ABBREVIATIONS or (len(stem) == 1 and stem.isalpha() and stem != "i"):
             return False

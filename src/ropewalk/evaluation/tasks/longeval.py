@@ -131,6 +131,7 @@ class LinesTask:
         return max(encoder.counts([(each.text, each.answer_prefix) for each in drafts])) + self.max_new_tokens
 
     def _record(self, index: int, seed: int, lines: int) -> Draft:
+        # 0 instead of a length: a record of a fixed number of lines is the same at every length.
         return self._draft(sample_random(seed, self.name, 0, index), lines)
 
     def _of_lines(
@@ -146,12 +147,15 @@ class LinesTask:
 
     def _draft(self, draw: random.Random, lines: int) -> Draft:
         """Build a record with this number of lines; the line asked for does not depend on it, but its position does."""
+        # Drawn first, so that the line asked for does not depend on the number of lines.
         queried, value, share = _index(draw), _value(draw), draw.random()
+        # A dict, because every index must occur once and the order of drawing must stay.
         others: dict[str, None] = {queried: None}
         while len(others) < lines:
             others[_index(draw)] = None
         del others[queried]
         record = [LINE.format(index=each, value=_value(draw)) for each in others]
+        # The place is a share, so that it means the same depth in records of any size.
         place = int(share * lines)
         record.insert(place, LINE.format(index=queried, value=value))
         text = HEADER + "".join(record) + TAIL.format(index=queried)

@@ -236,6 +236,7 @@ def _with_white_space(offsets: Sequence[tuple[int, int]], text: str) -> list[tup
     """
     found: list[tuple[int, int]] = []
     end, blank = 0, 0
+    # The last entry stands behind the text and collects white space at its end; it is removed below.
     for start, stop in [*offsets, (len(text), len(text) + 1)]:
         if stop <= start:
             blank += 1
@@ -296,6 +297,7 @@ def readings(
             "\ufffd"
         )
         own = read_with_offsets(tokenizer, text)
+        # A text may encode to more tokens than the ones that it was decoded from.
         if len(own.input_ids) > room:
             text = text[: int(own.spans[:room, 1].max(initial=0))]
             own = Reading(own.input_ids[:room], own.spans[:room])
@@ -355,6 +357,7 @@ def long_perplexity(
             reader, model=evaluator.model, head=evaluator.head, bos_id=evaluator.tokenizer.bos_token_id
         )
     pairs = _pairs(documents, rule.length - reader.special, tokenizer, evaluator)
+    # Once, if the model is its own evaluator.
     for each in dict.fromkeys((reader, chooser)):
         each.check()
     texts = {index: pair for index, pair in enumerate(pairs) if len(pair[1].input_ids) > rule.beginning}
@@ -371,15 +374,18 @@ def long_perplexity(
     with evaluating(reader.model), evaluating(chooser.model):
         for index, (own, other) in texts.items():
             losses = longs = _losses(reader, _whole(own, reader), count)
+            # As its own evaluator, the model has read the long row already.
             if evaluator is not None:
                 longs = _losses(chooser, _whole(other, chooser), count)
             short = _losses(chooser, [(other.input_ids, window) for window in plans[index]], count)
             if not all(np.isfinite(each).all() for each in (losses, longs, short)):
                 not_finite.append(index)
             chosen = np.zeros(len(other.input_ids), dtype=np.bool_)
+            # The short rows score the last tokens; before them both contexts are the same.
             chosen[-len(short) :] = key_tokens(longs[-len(short) :], short, rule.alpha, rule.beta)
             compared = np.arange(len(other.input_ids)) >= len(other.input_ids) - len(short)
             if evaluator is not None:
+                # Compared from the same character on, because the two tokenizers have different indices.
                 compared = own.spans[:, 0] >= other.spans[-len(short), 0]
                 chosen = mapped_key_tokens(chosen, other.spans, own.spans)
             found.append(_document(index, losses, chosen, int(compared.sum())))
@@ -444,6 +450,7 @@ def _pairs(
 ) -> list[tuple[Reading, Reading]]:
     """Return each text as tokenised for the model and the evaluator; without an evaluator, the given tokens twice."""
     if evaluator is None:
+        # Only a mapping between two tokenizers needs spans.
         nowhere = np.zeros((0, 2), dtype=np.int64)
         same = (Reading(document[:room], nowhere) for document in documents)
         return [(each, each) for each in same]
@@ -472,6 +479,7 @@ def _losses(
     """Compute the losses of the windows' scored tokens, in the order of the windows."""
     found: dict[int, NDArray[np.float64]] = {}
     for number, losses in reader.losses(windows):
+        # The reader yields the longest windows first.
         found[number] = losses
         count()
     return np.concatenate([found[number] for number in range(len(windows))])

@@ -129,6 +129,7 @@ class NeedleGridTask:
         def drafts_at(length: int) -> Drafts:
             return lambda index, units: self._draft(prose, length, index, seed, units)
 
+        # A sample's depth follows from its index, so each further round adds one sample to every depth.
         total = count * len(self.depths)
         return fitted_samples(form, encoder, length, total, drafts_at, 1)
 
@@ -165,6 +166,7 @@ class NeedleGridTask:
 
 def nearest_line(lines: int, depth: float) -> int:
     """Return the number of lines before the needle."""
+    # Halves go up; round() would take them to the even number.
     return int(depth * lines + 0.5)
 
 
@@ -178,6 +180,7 @@ def nearest_end(ends: Sequence[int], depth: float) -> int:
     Returns:
         The beginning of the text or the end of a sentence, whichever is nearest; the earlier of two equally near.
     """
+    # The nearest place is the first at or behind the goal, or the one before it.
     places = [0, *ends]
     goal = depth * places[-1]
     at = bisect_left(places, goal)

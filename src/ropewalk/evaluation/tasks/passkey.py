@@ -82,6 +82,7 @@ class PasskeyTask:
             return lambda index, number: self._draft(length, index, count, seed, units, number)
 
         by_sentence = fitted_samples(form, encoder, length, count, drafts_at)
+        # At short lengths a whole sentence is a large part of the prompt, and words fill it better.
         by_word = drafts_at(length, NOISE_WORDS)
         return (
             sample if sample.fill > LEAST_FILL else _of_words(form, encoder, by_word, sample)
@@ -92,6 +93,7 @@ class PasskeyTask:
         self, length: int, index: int, count: int, seed: int, units: Sequence[str], number: int
     ) -> Draft:
         """Build a prompt with ``number`` sentences or words of noise; the key does not depend on it."""
+        # All draws before the noise, whose size changes from trial to trial.
         draw = sample_random(seed, self.name, length, index)
         key, share = draw.randint(1, LARGEST_KEY), draw.random()
         if self.depths == "even":
@@ -113,6 +115,7 @@ def _of_words(form: Form, encoder: PromptEncoder, drafts: Drafts, sample: Sample
         return lambda _, units: drafts(sample.index, units)
 
     alone = fitted_samples(form, encoder, sample.length, 1, drafts_at)
+    # fitted_samples counts from 0, and it was asked for one sample only.
     return replace(next(alone), index=sample.index)
 
 

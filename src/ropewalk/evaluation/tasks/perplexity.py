@@ -70,10 +70,12 @@ def default_bins(length: int, trained_length: int | None) -> list[int]:
     if trained_length is not None and trained_length < 1:
         raise RopewalkError(f"trained_length must be 1 token or more, got {trained_length}")
     if trained_length is None or length <= trained_length:
+        # A set, because the edges of very short rows coincide.
         return sorted({length * part // PLAIN_BINS for part in range(PLAIN_BINS + 1)})
     if length <= MOST_BINS * trained_length:
         return [*range(0, length, trained_length), length]
     doubled = [trained_length * 2**power for power in range(MOST_BINS - 1)]
+    # An edge at the length itself would give an empty bin.
     return [0, *(edge for edge in doubled if edge < length), length]
 
 
@@ -227,6 +229,7 @@ class SlidingWindows:
     def of(self, n_tokens: int, special: int) -> list[Window]:
         """Return the windows of a document with ``n_tokens`` tokens; each begins with ``special`` special tokens."""
         room = self.length - special
+        # Without BOS, the first token has no context and is not scored.
         windows = document_windows(n_tokens, room, self.stride or room, 1 - special)
         return list(islice(windows, 1 if self.stride is None else self.most_windows))
 
@@ -361,6 +364,7 @@ def sliding_perplexity(
             nats[number] = losses.sum()
             if progress is not None:
                 progress(done, len(jobs))
+    # Jobs are in the order of documents, so their sums split at these ends; skipped documents get an empty part.
     ends = np.cumsum([len(each) for each in kept])
     found = tuple(
         _document(index, sums, kept[index])
@@ -458,6 +462,7 @@ class PerplexitySettings(Settings):
 
 def _rows(given: LikelihoodInput, length: int) -> EvaluationRows:
     bos, eos = given.tokenizer.bos_token_id, given.tokenizer.eos_token_id
+    # BOS marks where a document begins; EOS is needed only by tokenizers without one.
     return evaluation_rows(given.documents, length, bos, eos if bos is None else None, given.settings.rows)
 
 
@@ -501,6 +506,7 @@ def _measure_windows(
     measured = sliding_perplexity(reader, given.documents[: given.settings.rows], windows, progress)
     most: int | None = length
     if not truncate:
+        # Windows after the first move by a stride, so no token behind this one is read.
         most = None if own.most_windows is None else length + (own.most_windows - 1) * own.stride
     return with_digest_of_text(sliding_task(measured), given, most)
 

@@ -73,6 +73,7 @@ def chosen_tasks(settings: BenchmarkSettings, sharded: bool = False) -> dict[str
             )
     known = {suite.name: suite.known(settings) for suite in suites}
     if sharded:
+        # Passkey's teacher-forced task, for example, exists for several processes only, so `known` lacks it.
         known = {s.name: list(dict.fromkeys([*known[s.name], str(s.sharded)])) for s in suites}
     check_names(
         "task", [*settings.tasks, *settings.exclude], [name for names in known.values() for name in names]

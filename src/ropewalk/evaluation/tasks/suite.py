@@ -99,6 +99,7 @@ class BenchmarkSettings(BaseSettings):
 
     def of(self, kind: type[S]) -> S:
         """Return the settings of the given class."""
+        # By class, because the suites' settings lie in fields that only the registry knows.
         found: S = next(value for value in dict(self).values() if isinstance(value, kind))
         return found
 

@@ -52,6 +52,7 @@ def prompt_and_target_ids(encoder: PromptEncoder, sample: Sample) -> tuple[tuple
     prompt = encoder.encode(sample.text, sample.answer_prefix).input_ids
     whole = encoder.encode(sample.text, sample.answer_prefix + target_text(sample)).input_ids
     same = (index for index, (one, other) in enumerate(zip(prompt, whole, strict=False)) if one != other)
+    # If the prompt is the beginning of the whole, the target starts behind it; at least one token is a target.
     return whole, next(same, min(len(prompt), len(whole) - 1))
 
 
@@ -96,6 +97,7 @@ def teacher_forced_result(
     prompts: list[TeacherForcedPrompt] = []
     shares: list[float] = []
     stream = iter(samples)
+    # Only rank 0 generates samples; the others get each group from it.
     while group := under_test.on_rank_0(lambda: _prompts(encoder, likelihoods, stream)):
         pairs = [(prompt.input_ids, prompt.start) for prompt in group]
         for matches in likelihoods.matches(pairs, group[0].sample.length):
@@ -124,6 +126,7 @@ def _prompts(
     for sample in (first, *islice(stream, max(1, READ_TOKENS // first.length) - 1)):
         ids, start = prompt_and_target_ids(encoder, sample)
         likelihoods.check_ids(ids)
+        # Without the text, which is as large as the prompt and no longer needed.
         found.append(TeacherForcedPrompt(replace(sample, text=""), prompt_digest(sample), ids, start))
     return found
 
@@ -149,6 +152,7 @@ def teacher_forced_task_result(
     """
     if not samples:
         raise RopewalkError("a result needs at least one sample, got none")
+    # As generation would: one wrong token makes another answer.
     scores = [float(share == 1) for share in shares]
     low, high = score_interval(scores)
     tokens = [each.prompt_tokens for each in samples]

@@ -65,6 +65,7 @@ def key_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
         RopewalkError: if wonderwords is not installed.
     """
     lists = word_lists()
+    # Sorted, so that keys do not depend on the order of a set.
     return tuple(sorted(set(lists.adjectives))), tuple(sorted(set(lists.nouns)))
 
 
@@ -142,6 +143,7 @@ def made_up_words(count: int) -> tuple[str, ...]:
     Raises:
         RopewalkError: if wonderwords is not installed.
     """
+    # A fixed seed: made-up words are a list like the others, not part of a sample's draws.
     draw = random.Random("made-up words")
     known = set(listed_words())
     words: dict[str, None] = {}

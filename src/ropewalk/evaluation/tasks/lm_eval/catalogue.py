@@ -41,6 +41,7 @@ FILE_FORMATS = frozenset({"arrow", "csv", "json", "pandas", "parquet", "text"})
 """Dataset names by which ``datasets`` reads local files; all other names are Hub datasets."""
 SPLITS = ("training_split", "validation_split", "test_split")
 
+# At the beginning of a line only: indented keys belong to the members of a group.
 _NAME = re.compile(r"^[\"']?(?:task|group)[\"']?\s*:\s*[\"']?([\w.+\-]+)[\"']?\s*$", re.MULTILINE)
 _TAGS = re.compile(r"^[\"']?tag[\"']?\s*:[ \t]*(\S.*)?((?:\n[ \t]*-.*)*)", re.MULTILINE)
 _WORD = re.compile(r"[\w.+\-]*\w")
@@ -100,10 +101,12 @@ class Catalogue:
         Raises:
             RopewalkError: if the rows do not form a table, or the task is written in Python and loads its own data.
         """
+        # All tasks of a run share the index, so the rows of this one must not stay in it.
         before = dict(self._index)
         try:
             if local:
                 for task, rows in local.items():
+                    # Without a path, lm_eval takes the configuration from here and not from the file.
                     entry = self._index[task]
                     self._index[task] = replace(entry, yaml_path=None, cfg=_with_rows(entry, rows))
                 _prune(self._index, name, set(local))
@@ -121,6 +124,7 @@ def is_group(group: Any) -> bool:
 
 def _manager_for(names: Sequence[str], own: list[Path]) -> TaskManager:
     """Build an index of as few folders as possible that contains the names and their members."""
+    # The user's own tasks first: a name that they define needs none of lm_eval's folders.
     index = TaskManager(include_path=own, include_defaults=False).task_index if own else {}
     folders = [folder for name in names if name not in index and (folder := _likely_folder(name))]
     manager = TaskManager(include_path=[*dict.fromkeys(folders), *own], include_defaults=False)
@@ -155,6 +159,7 @@ def _names_in_files() -> dict[str, Path]:
     names: dict[str, Path] = {}
     for path in sorted(STOCK.rglob("*.yaml")):
         text = path.read_text(encoding="utf-8", errors="replace")
+        # The top folder: members of a group may lie in other folders below it.
         folder = STOCK / path.relative_to(STOCK).parts[0]
         found = _NAME.findall(text)
         for one, many in _TAGS.findall(text):
@@ -236,6 +241,7 @@ def _prune(index: dict[str, Any], member: Any, keep: set[str]) -> bool:
     if entry.kind.name == "TAG":
         index[name] = replace(entry, tags=set(members))
     else:
+        # Without a path, lm_eval takes the configuration from here and not from the file.
         index[name] = replace(entry, yaml_path=None, cfg={**entry.cfg, "task": members})
     return bool(members)
 
@@ -250,6 +256,7 @@ def _with_rows(entry: Any, rows: Rows) -> dict[str, Any]:
     config = dict(load_yaml(entry.yaml_path, resolve_func=True) if entry.yaml_path else entry.cfg)
     stock = _stock_task(entry.name, config)
     tables = datasets.DatasetDict({split: _table(entry.name, each) for split, each in rows.items()})
+    # lm_eval calls custom_dataset in place of the Hub's loader, whose arguments then mean nothing.
     config |= {"custom_dataset": lambda **_: tables, "dataset_kwargs": None}
     config |= {key: config.get(key) if config.get(key) in rows else None for key in SPLITS}
     fewshot = dict(config.get("fewshot_config") or {})
@@ -274,6 +281,7 @@ def _other_fewshot_split(config: Mapping[str, Any], evaluated: str | None) -> st
 
 
 def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> datasets.Dataset:
+    # Rows may lack fields that others have, and a table needs the same fields in all.
     fields = dict.fromkeys(field for row in rows for field in row)
     try:
         return datasets.Dataset.from_list([{field: row.get(field) for field in fields} for row in rows])
@@ -353,8 +361,10 @@ def load(
             stack.enter_context(offline())
         try:
             tasks, groups = catalogue.build(name, local)
+            # Only the user's data are tried out in full: the Hub's were made for the task.
             for each in local:
                 _ask_all(tasks[each])
+        # RopewalkError is a ValueError, which a clause below would take for data that do not fit.
         except RopewalkError:
             raise
         except ImportError as error:
@@ -388,6 +398,7 @@ def check_runnable(loaded: Loaded, max_length: int) -> None:
             raise CannotRun(f"{name} is multimodal, and ropewalk evaluates only text")
         settings = task.get_config("generation_kwargs") or {}
         room = max((int(settings.get(key) or 0) for key in _ROOM), default=0)
+        # Without a limit in the task, lm_eval generates up to 256 tokens.
         if task.get_config("output_type") == "generate_until" and (room or 256) >= max_length:
             raise CannotRun(
                 f"answers of {name} have up to {room or 256} tokens, which leaves no room for a prompt in {max_length} "
@@ -410,6 +421,7 @@ def _ask_all(task: Any) -> None:
 def _set_fewshot(task: Any, num_fewshot: int | None, seed: int) -> bool:
     """Set the number of few-shot examples as lm_eval does; return whether the task fixes another number."""
     own = task.get_config("num_fewshot")
+    # As in lm_eval: a task whose own number is 0 keeps it, whatever is asked for.
     fixed = own == 0 and bool(num_fewshot)
     if num_fewshot is not None and not fixed:
         task.set_config(key="num_fewshot", value=num_fewshot)

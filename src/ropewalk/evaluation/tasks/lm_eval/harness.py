@@ -111,6 +111,7 @@ def run(
         parts[prompt_format(name)][name] = task
     results: dict[str, Any] = {}
     outcomes: dict[str, TaskOutcome] = {}
+    # A group has one score; ropewalk reports its first metric.
     common = loaded.group.aggregate_metric_list[0] if loaded.group is not None else None
     for how, tasks in parts.items():
         model.middle = how.middle
@@ -124,6 +125,7 @@ def run(
     if common is None:
         return Outcome(in_order)
     merged = loaded.group.aggregate(results)
+    # Keys are "metric,filter", and a group may have been scored with any filter.
     key = next(key for key in merged if key.startswith(f"{common.metric},"))
     return Outcome(in_order, float(merged[key]), bool(common.weight_by_size))
 
@@ -135,6 +137,7 @@ def _evaluate(
         with quiet_libraries(), seeded(seed):
             found = lm_eval.evaluator.evaluate(
                 lm=model,
+                # Groups are scored in run(), once the tasks of all prompt formats are done.
                 task_dict={"tasks": dict(tasks), "groups": {}},
                 limit=limit,
                 # Intervals are computed from the samples by our own statistics.
@@ -164,6 +167,7 @@ def _outcome(
     if not keys:
         raise RunFailure(f"lm_eval returned no score for {name}; run the evaluation without this task")
     metric, _, chosen = keys[0].partition(",")
+    # A task with several filters repeats each document once per filter.
     samples = [sample for sample in found["samples"][name] if sample["filter"] == chosen and metric in sample]
     generated = task.get_config("output_type") == "generate_until"
     better = (found["higher_is_better"].get(name) or {}).get(metric)

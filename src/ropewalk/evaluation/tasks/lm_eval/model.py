@@ -80,6 +80,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval has no types
     """
 
     def __init__(self, model: Any, tokenizer: Any, max_length: int, batch_size: int) -> None:
+        # HFLM warns about a model that is passed in as an object.
         with quiet_libraries():
             super().__init__(
                 pretrained=model,
@@ -102,6 +103,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval has no types
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
         self._done, self._total = 0, len(requests)
+        # lm_eval's own bar stays off, because add_partial reports progress.
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
@@ -133,6 +135,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval has no types
         left_truncate_len: int | None = None,
         truncation: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        # One by one, not as a padded batch, so that each row's own length shows what is cut.
         rows = [self.tok_encode(text) for text in strings]
         if left_truncate_len:
             for index, row in enumerate(rows):

@@ -131,9 +131,11 @@ def check_retention(settings: RetentionSettings) -> None:
         (settings.max_length, 2, "max_length"),
         (settings.batch_size, 1, "batch_size"),
     ):
+        # isinstance counts True as an int.
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise RopewalkError(f"{what} must be a whole number of at least {least}, got {value!r}")
     for path in settings.data.values():
+        # For its check that the path exists; the data are read later.
         BenchmarkFiles(Path(path))
     if harness_installed():
         catalogue = _catalogue(settings)
@@ -245,6 +247,7 @@ def _job(
     rows, paths = local_rows(name, tasks, files)
     given = [str(files[key].path) for key in files if covers(key, name)]
     if given and not rows:
+        # Data given under the task's own name must fit; data for a whole group may leave tasks out.
         if name in files:
             raise RopewalkError(f"{given[0]} has no data for {name}")
         return _Job(name, reason=f"{given[0]} has no data for this task")
@@ -285,6 +288,7 @@ def _run(
         "left_out": list(job.left_out),
     }
     alone = [(_named(job, settings.limit), outcome)]
+    # Without a common score, each task is a result of its own.
     if outcome.value is None and len(outcome.tasks) > 1:
         alone = [(task.name, Outcome((task,))) for task in outcome.tasks]
     return [
@@ -403,6 +407,7 @@ def task_result(
         facts["subtasks"] = {
             task.name: _subtask(task, part) for task, part in zip(outcome.tasks, parts, strict=True)
         }
+    # Without samples of its own, the group can be compared only by the results of these tasks.
     if not alone and not whole.samples:
         facts["tasks"] = [task.name for task in outcome.tasks]
     all_remarks = [*remarks, *([whole.remark] if whole.remark else [])]
@@ -449,6 +454,7 @@ def scored(task: TaskOutcome) -> Scored:
 
 
 def _perplexity(task: TaskOutcome) -> Scored:
+    # lm_eval gives pairs of log-likelihood and number of words or bytes where it weights, else plain numbers.
     pairs = [value if isinstance(value, tuple | list) else (value, 1) for value in task.values]
     nats, units = [-float(likelihood) for likelihood, _ in pairs], [int(count) for _, count in pairs]
     low, high = ratio_interval(nats, units, at_least=0)
@@ -498,6 +504,7 @@ def _samples(task: TaskOutcome, scores: Sequence[float]) -> tuple[dict[str, Any]
     samples: list[dict[str, Any]] = [
         {"index": index, "score": score} for index, score in zip(task.indices, scores, strict=True)
     ]
+    # Tasks without generation have no answers.
     for sample, answer in zip(samples, task.answers, strict=False):
         sample["prediction"] = answer
     return tuple(samples)

@@ -120,12 +120,14 @@ class NeedleTask:
         def drafts_at(length: int) -> Drafts:
             return lambda index, units: self.draft(sample_random(seed, self.name, length, index), units)
 
+        # In lines, each needle has a position of its own; between sentences of prose, several may share one.
         fewest = 0 if self.in_prose else self.needles
         return fitted_samples(form, encoder, length, count, drafts_at, fewest)
 
     def draft(self, draw: random.Random, units: int) -> Draft:
         """Build a prompt with this number of units; keys, values and the query do not depend on it."""
         taken: set[str] = set()
+        # Keys and values are drawn before the haystack, so that they are the same at every number of units.
         keys = [_fresh(self.key_kind, draw, taken) for _ in range(self.keys)]
         values = [[_fresh(self.value_kind, draw, taken) for _ in range(self.values)] for _ in keys]
         queried = draw.sample(range(self.keys), self.queries)
@@ -140,6 +142,7 @@ class NeedleTask:
             context = hide_in_lines(self._lines(draw, units, taken), needles, positions)
         text, prefix = niah_prompt(self.value_kind, [keys[at] for at in queried], self.values, context)
         references = tuple(value for at in queried for value in values[at])
+        # The generated lines again, in the order of the query, to find the depth of each in the context.
         hidden = [line for at in queried for line in needle_lines(self.value_kind, [keys[at]], [values[at]])]
         details = {
             "unit": "word" if self.in_prose else "line",
@@ -171,6 +174,7 @@ def draw_word(kind: Kind, draw: random.Random) -> str:
 
 def uuid4(number: int) -> str:
     """Return the UUID of version 4 with the bits of a number below 2^128, as text."""
+    # Version 4 in the four bits of the version, and binary 10 in the two of the variant (RFC 4122).
     digits = f"{number & ~(0xF000 << 64) & ~(0xC000 << 48) | 0x4000 << 64 | 0x8000 << 48:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 

@@ -135,6 +135,7 @@ class QuestionTask:
         size = max(1, min(MOST_IN_BATCH, BATCH_TOKENS // length))
 
         def draft(trial: _Trial) -> Draft:
+            # The same draws at every attempt, so that only the number of documents changes.
             draw = sample_random(seed, self.name, length, trial.index)
             return filled_draft(data, selected[trial.index], sizes, trial.room, slack, draw)
 
@@ -170,6 +171,7 @@ class _Trial:
         self.room += free
         if free < 0:
             return True
+        # Only a fuller prompt replaces the best: a larger room may choose documents that fill it less.
         if self.best is None or sample.prompt_tokens > self.best.prompt_tokens:
             self.best = sample
         self.grown += 1
@@ -226,6 +228,7 @@ def filled_draft(
         draw: random generator of this sample.
     """
     question = data.questions[question_index]
+    # A generator of its own, so that the order does not depend on how many documents were drawn.
     shuffle = random.Random(draw.getrandbits(64))
     others = others_in_order(question.gold, question.more, len(data.documents), draw)
     chosen = filling(others, sizes, room, slack)
@@ -238,6 +241,7 @@ def _draft(data: QuestionSet, question_index: int, order: Sequence[int], repeate
     question = data.questions[question_index]
     documents = [data.documents[index] for index in order]
     text, prefix = qa_prompt(question.query, documents)
+    # Two more characters for BETWEEN, which follows each document.
     starts = list(accumulate(map(len, numbered_documents(documents)), lambda at, n: at + n + 2, initial=0))
     gold = set(question.gold)
     details = {
@@ -245,6 +249,7 @@ def _draft(data: QuestionSet, question_index: int, order: Sequence[int], repeate
         "units": len(order),
         "question": question_index,
         "depths": [
+            # Without the BETWEEN behind the last document, which the prompt does not have.
             round(start / (starts[-1] - 2), 4)
             for index, start in zip(order, starts, strict=False)
             if index in gold
@@ -258,6 +263,7 @@ CHOICE = 64
 """Number of documents that are examined together, and among which the last ones are chosen."""
 MOST_DROPPED = 2
 """Maximum number of chosen documents to remove again if no choice of further ones fills the room."""
+# A number of usual size: a document's own number is not known when its tokens are counted.
 HEADING = "Document 99:\n"
 AFTER = "\n\n"
 
@@ -334,6 +340,7 @@ def _with_last(
 ) -> list[Measured]:
     """Add documents from ``ahead`` to the chosen ones, replacing a few of the last if that leaves less room free."""
     best, least = list(chosen), room
+    # The largest first, so that small ones fill what is left.
     by_size = sorted(ahead, key=lambda each: each[1], reverse=True)
     for dropped in range(min(MOST_DROPPED, len(chosen)) + 1):
         kept = list(chosen[: len(chosen) - dropped])

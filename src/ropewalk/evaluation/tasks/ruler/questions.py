@@ -56,6 +56,7 @@ class QuestionSet:
 
     def __post_init__(self) -> None:
         questions = [[each.query, each.answers, each.gold, each.more] for each in self.questions]
+        # The dataclass is frozen, and this field follows from the others.
         object.__setattr__(self, "sha256", digest([self.documents, questions]))
 
 
@@ -139,6 +140,7 @@ def _squad_file(value: Any, path: str) -> tuple[list[list[str]], list[_RawQuesti
 
 def _squad_rows(rows: Sequence[Any], path: str) -> tuple[list[list[str]], list[_RawQuestion]]:
     """Return each article's documents and the answerable questions of the Hub's rows, which have one question each."""
+    # Ordered sets: many rows share a document, and documents keep their order.
     articles: dict[str, dict[str, None]] = {}
     found = []
     for at, row in enumerate(rows):
@@ -201,6 +203,7 @@ def _paragraphs(row: Any, where: str) -> list[str]:
 
 
 def _indices(documents: Iterable[str]) -> dict[str, int]:
+    # Sorted, so that the order of a set, which changes from process to process, does not matter.
     return {document: index for index, document in enumerate(sorted(set(documents)))}
 
 

@@ -133,6 +133,7 @@ def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) 
     """
     by_length: dict[int, list[TaskResult]] = defaultdict(list)
     for result in results:
+        # Variants over other prose are not part of the paper's score.
         if result.length is not None and result.task not in EMBEDDED:
             by_length[result.length].append(result)
     found = []

@@ -129,6 +129,7 @@ def upstream_samples(
 
     try:
         made = _made(task, tokens, length, split)
+        # The first sample is made at once, so that a task that cannot run fails before others have run.
         first = next(made)
     except _Unlucky as error:
         raise RopewalkError(
@@ -194,8 +195,10 @@ def _niah(task: NeedleTask, tokens: Tokens, length: int, split: SplitSentences |
         text, prefix = niah_prompt(task.value_kind, [keys[at] for at in queried], task.values, context)
         return Made(text, prefix, tuple(value for at in queried for value in values[at]))
 
+    # Upstream's own steps, on which the number of units depends.
     step = 500 if task.in_prose else 25 if length >= SHORT_BELOW else 5
     per_unit = tokens(make(step).prompt) / step
+    # Upstream's bound of the search: three times its estimate.
     most = max(int(length / per_unit * 3), step * 2)
     room = Room(tokens, length, task.max_new_tokens)
     return _fitted(task.name, make, room, _search(make, room, step, most), step)
@@ -257,8 +260,10 @@ def _vt_prompt(
         while len(set(names)) < task.statements:
             names.append(vt.draw_name(draw, letters))
         if numbers is not None:
+            # Upstream draws the value of the second chain before it fails, so the stream must advance alike.
             numbers.randint(vt.LEAST_VALUE, vt.MOST_VALUE + 1)
         raise _Unlucky
+    # random.sample cannot choose more positions than there are lines.
     if units < len(names):
         raise _Unlucky
     positions = sorted(draw.sample(range(units), len(names)))
@@ -298,6 +303,7 @@ def _cwe(task: word_counting.CommonWordsTask, tokens: Tokens, length: int) -> St
         text = word_counting.answered_example(*shown) + CWE.text(context=context)
         return Made(text, CWE.prefix(), tuple(answer))
 
+    # Upstream estimates the tokens of a word from a prompt of 4096 words.
     step, first = 10, 4096
     per_unit = tokens(make(first).prompt) / first
     most = max(int(length // per_unit) * 2, step * 2)
@@ -316,10 +322,12 @@ def _fwe(task: word_counting.FrequentWordsTask, tokens: Tokens, length: int) -> 
 
     def vocabulary() -> list[str]:
         words = [word_counting.draw_coded_word(draw) for _ in range(size)]
+        # Words may repeat; upstream then draws more until enough are distinct.
         while len(set(words)) < size:
             words.append(word_counting.draw_coded_word(draw))
         words = sorted(set(words))
         random.Random(SEED).shuffle(words)
+        # The dots take the place of the first word and thus its rank.
         return [word_counting.DOTS, *words[1:]]
 
     def make(words: Sequence[str], units: int) -> Made:
@@ -329,6 +337,7 @@ def _fwe(task: word_counting.FrequentWordsTask, tokens: Tokens, length: int) -> 
         return Made(text, FWE.prefix(), tuple(words[1 : word_counting.ANSWERS + 1]))
 
     words, units = vocabulary(), budget // word_counting.WORD_LETTERS
+    # Up to the first size that is too long, then one step back.
     while tokens(make(words, units).prompt) < budget:
         units += step
     most = units - step
@@ -345,6 +354,7 @@ def _fwe(task: word_counting.FrequentWordsTask, tokens: Tokens, length: int) -> 
 
 def _search(make: Make, room: Room, least: int, most: int) -> int:
     """Run upstream's binary search: return the largest number of units that it finds to fit, or the least."""
+    # Every trial draws from the stream too, so this search must be upstream's to the letter.
     found = least
     while least <= most:
         middle = (least + most) // 2
@@ -362,6 +372,7 @@ def _fitted(name: str, make: Make, room: Room, units: int, step: int) -> Stream:
         while (made := _luckily(make, used)) is None or not room.holds(made.prompt):
             if used > step:
                 used -= step
+            # Only tries at the smallest size count: all before were with fewer and fewer units.
             tries += used <= step
             if tries > MOST_TRIES:
                 raise RopewalkError(
@@ -498,6 +509,7 @@ def _question_fitted(
     documents: int,
 ) -> tuple[tuple[str, str], int]:
     """Build one sample, with fewer and fewer documents until it fits."""
+    # One try for each step down, then as many at the smallest size as elsewhere.
     for _ in range(documents // DOCUMENTS_STEP + MOST_TRIES):
         made = make(index, documents)
         if made is not None and room.holds("".join(made)):

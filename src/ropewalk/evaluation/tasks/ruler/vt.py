@@ -64,6 +64,7 @@ class TrackingTask:
         form = Form(self.suite, self.name, "all", self.max_new_tokens)
 
         def drafts_at(length: int) -> Drafts:
+            # Once for each length, not for each sample.
             lines = self._example_lines(encoder, length, seed)
             return lambda index, units: self.draft(
                 sample_random(seed, self.name, length, index), units, lines
@@ -101,11 +102,13 @@ class TrackingTask:
         budget = min(EXAMPLE_TOKENS, length // 2)
 
         def tokens(more: int) -> int:
+            # The same names in every trial, so that only the lines differ.
             draw = sample_random(seed, f"{self.name} example", length, 0)
             text = self._example(draw, self.statements + more)
             ids = encoder.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
             return len(ids["input_ids"])
 
+        # Even the shortest example is needed, so it may exceed the budget.
         if tokens(0) > budget:
             return self.statements
         return self.statements + largest_that_fits(tokens, budget)

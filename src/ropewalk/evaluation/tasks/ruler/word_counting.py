@@ -110,6 +110,7 @@ def word_list(words: Sequence[str], common: int, other: int) -> list[str]:
 
 def numbered(words: Sequence[str]) -> str:
     """Number the words: ``1. word 2. word`` and so on."""
+    # Rounded up to a power of two, so that few cached lists of numbers serve all lengths.
     return " ".join(map(add, _numbers(1 << len(words).bit_length()), words))
 
 
@@ -164,6 +165,7 @@ class FrequentWordsTask:
         form = Form(self.suite, self.name, "all", self.max_new_tokens)
 
         def drafts_at(length: int) -> Drafts:
+            # The search builds a draft several times, and its words need counting only once.
             tokens: dict[int, float] = {}
 
             def draft(index: int, units: int) -> Draft:
@@ -181,10 +183,12 @@ class FrequentWordsTask:
 
     def vocabulary(self, draw: random.Random, length: int) -> list[str]:
         """Return the words of a sample by descending frequency, the dots first."""
+        # The dots, the answers, and one word that occurs less often than the answers.
         size = max((length - self.max_new_tokens) // TOKENS_PER_WORD, ANSWERS + 2)
         words: dict[str, None] = {}
         while len(words) < size:
             words[draw_coded_word(draw)] = None
+        # As upstream: the dots replace the most frequent word.
         return [DOTS, *list(words)[1:]]
 
     def draft(self, draw: random.Random, vocabulary: Sequence[str], words: int) -> Draft:
