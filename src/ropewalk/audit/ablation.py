@@ -107,6 +107,7 @@ def moved(layout: PackedLayout, shift: int) -> Tensor:
     The anchor stays at the start of the row. Positions that restart in each document do not change at all.
     """
     positions = layout.position_ids.clone()
+    # Where positions restart, they fall from one document to the next.
     restarts = bool((positions[layout.anchor_length :].diff() <= 0).any())
     if not restarts:
         positions[layout.anchor_length :] += shift

@@ -112,6 +112,7 @@ def stock_arithmetic(
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise RopewalkError(f"unknown dtype {name}; choose one of {', '.join(DTYPES)}")
+    # The check above makes it one of the products, which mypy cannot see.
     product: Product = name  # type: ignore[assignment]
     return Arithmetic(
         angles, cos_sin or dtype, rotation or dtype, product, dtype, torch.float32, dtype, dtype
@@ -136,6 +137,7 @@ def tf32(x: Tensor) -> Tensor:
 def split_bfloat16(x: Tensor) -> tuple[Tensor, Tensor]:
     """float32 values as a sum of two bfloat16 numbers with 16 mantissa bits in total, both returned as float32."""
     high = x.to(torch.bfloat16).to(torch.float32)
+    # What the first rounding lost, again in bfloat16.
     return high, (x.to(torch.float32) - high).to(torch.bfloat16).to(torch.float32)
 
 

@@ -250,5 +250,6 @@ class _Rows:
     def sweep(self) -> tuple[SweepPoint, ...]:
         return tuple(
             SweepPoint(a, b, float(np.mean([row[min(a, b), max(a, b)] for row in self.between])))
+            # Both orders of a pair, so that a figure gets the full square.
             for a, b in permutations(self.every, 2)
         )

@@ -189,6 +189,7 @@ def _run(
 
 def _first_of(terms: Mapping[Shifted, Sequence[Term]]) -> list[Term]:
     """The first token's part of the change from rounding all tokens: :func:`_parts` in terms of passes."""
+    # Half of rounding it before the others, half of rounding it after them.
     signs: tuple[tuple[Shifted, float], ...] = (("first", 0.5), ("all", 0.5), ("others", -0.5))
     return [(sign * factor, found) for move, sign in signs for factor, found in terms[move]]
 

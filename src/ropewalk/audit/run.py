@@ -154,6 +154,7 @@ def audit_model(
     random: tuple[Drift, ...] = ()
     if settings.random_control:
         counter.label = "drift of the random control"
+        # The same model with other parameters for a while, so that no second model takes memory.
         with random_parameters(model, settings.seed):
             random = measure_drift(runner, few, _series(settings), settings.shifts, delta2, "random").drift
     counter.label = "ablation"

@@ -130,6 +130,7 @@ def _difference(a: TaskResult, b: TaskResult, parts: Sequence[_Pair], seed: int)
     for x, y in parts:
         paired = paired_samples(x, y)
         if isinstance(paired, str):
+            # In a mean over tasks, name the task that cannot be paired.
             return replace(empty, reason=paired if x is a else f"{x.task}: {paired}")
         strata.append(paired)
     if not strata:
@@ -204,6 +205,7 @@ def exchange_p_value(strata: Sequence[_Stratum], seed: int) -> float:
     Returns:
         The p-value; NaN if a stratum has fewer than two samples, or a difference is not finite.
     """
+    # A single sample has the same absolute difference under both signs, so nothing can be tested.
     if min(len(deltas) for deltas, _ in strata) < 2 or not all(np.isfinite(d).all() for d, _ in strata):
         return math.nan
     rng = np.random.default_rng(seed)

@@ -162,6 +162,7 @@ def check_evaluation(
 def _check_harness(under_test: ModelUnderTest, settings: Settings, chosen: dict[str, list[str]]) -> None:
     tasks = [name for names in chosen.values() for name in names]
     for name in unknown_data(settings, tasks):
+        # check_names writes the error, with the nearest known name.
         check_names("task in --lm-eval-data", [name], tasks or ["no task of lm_eval"])
     for suite, names in chosen.items():
         check_retention(harness_settings(settings, suite, tuple(names), under_test.batch_size))

@@ -120,6 +120,7 @@ def run(
     found: dict[str, list[TaskResult]] = {}
     identities: list[dict[str, Any]] = []
     for each in paths:
+        # A Hub id is not a path, so it stays as it was given.
         where = path if average is None else str(each)
         own = context
         if average is not None and context.output is not None:

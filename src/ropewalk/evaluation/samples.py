@@ -108,11 +108,13 @@ LEAST_FILL = 0.95
 BATCH_TOKENS = 1 << 20
 """Maximum number of prompt tokens that are generated and counted together."""
 
+# Otherwise thousands of short prompts would be made before the first one is answered.
 MOST_IN_BATCH = 32
 
 SPREAD = 0.005
 """Safety margin of the first trial: the token counts of most samples of a long prompt vary by less than this share."""
 
+# Only an estimate: the search of each sample corrects it.
 MOST_GUESSES = 4
 
 LEAST_UNIT = 0.25
@@ -370,6 +372,7 @@ def any_reference(prediction: str, references: Sequence[str]) -> float:
 
 def first_integer(prediction: str, references: Sequence[str]) -> float:
     """Return 1 if the first integer of the answer is the reference, else 0 (passkey, LongEval of base models)."""
+    # Not \d, which matches digits of every script.
     found = re.search(r"[0-9]+", prediction)
     return float(found is not None and _same_integer(found[0], references[0]))
 

@@ -304,6 +304,7 @@ class ResultCache:
         self._keep(result)
 
     def _keep(self, result: TaskResult) -> None:
+        # A later result replaces an earlier one: an incomplete group of lm_eval is measured again.
         self.known[result.suite, result.task, result.length] = result
 
 

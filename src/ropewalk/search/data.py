@@ -289,9 +289,11 @@ class _Text:
         """Insert needles at ascending fractions of the first ``reach`` tokens."""
         needles = self.needles
         lines = [needle_line("numbers", *each) for each in zip(needles.keys, needles.values, strict=True)]
+        # At most half the distance between two needles, so that none moves past another.
         step = reach * (shares[1] - shares[0]) / 2 if len(shares) > 1 else reach / 2
         at = [self._place(round(share * reach), step) for share in shares]
         parts: list[str] = []
+        # The last stretch of text has no needle behind it.
         for start, stop, line in zip([0, *at], [*at, len(self.words)], [*lines, None], strict=True):
             parts += [*self.words[start:stop], *([line] if line else [])]
         context = " ".join(parts)
@@ -307,6 +309,7 @@ class _Text:
         encoded = self.encoder.backend().encode(text, add_special_tokens=False)
         bos = self.encoder.tokenizer.bos_token_id
         head = [] if bos is None else [bos]
+        # BOS takes no characters of the text.
         ends = [0] * len(head) + [end for _, end in encoded.offsets]
         ids = [*head, *encoded.ids]
         # Without the full stop of the line, so that this is the token at the end of the number.

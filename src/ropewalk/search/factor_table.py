@@ -36,6 +36,7 @@ SAME_FACTOR = 1e-6
 
 
 class _Strict(BaseModel):
+    # NaN and infinity are not JSON; an infinite perplexity is None.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -247,6 +248,7 @@ class Factors(_Strict):
         known: dict[str, Sequence[float]] = {
             name: factors for name, factors in lists.items() if factors is not None
         }
+        # A search finds one list; an imported table may have both.
         return {"found": next(iter(known.values()))} if self.search and len(known) == 1 else known
 
     def periods(self) -> list[float]:
@@ -473,6 +475,7 @@ def import_factors(
 def is_config(source: str) -> bool:
     """Whether a source is a config (JSON file, model folder or Hub id) rather than a CSV."""
     path = Path(source).expanduser()
+    # What is neither a file nor named like a table is taken for a Hub id.
     return path.suffix == ".json" or not (path.is_file() or path.suffix in TABLES)
 
 

@@ -184,6 +184,7 @@ def goal_of(
     original = plain.original_max_position_embeddings if isinstance(plain, LongRope) else trained_length
     if target_length < 1:
         raise RopewalkError(f"the target length must be 1 token or more, got {target_length}")
+    # Within the trained length, only a longrope checkpoint has factors of its own to search for.
     if target_length <= trained_length and not (isinstance(plain, LongRope) and target_length <= original):
         least = f"up to {original} (short factors) or beyond" if isinstance(plain, LongRope) else "beyond"
         raise RopewalkError(

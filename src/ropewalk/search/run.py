@@ -101,6 +101,7 @@ def search(config: SearchConfig, context: RunContext | None = None) -> SearchRes
     )
     if context.is_rank_0:
         rules = len(ready.goal.baselines())
+        # Every baseline on all rows; on held-out rows the result as well.
         besides = rules * len(ready.data.measured) + (1 + rules) * len(ready.data.held_out)
     rows = len(ready.data.measured)
     with search_ledger(
@@ -353,6 +354,7 @@ class _Ready:
 def _prepared(config: SearchConfig, context: RunContext) -> _Ready:
     """Check everything that can be checked before the model is loaded."""
     settings = config.settings
+    # Cheap checks first, so that a refusal comes at once.
     _check_files(config)
     device = choose_device(settings.device)
     if context.world.size > 1:
@@ -369,6 +371,7 @@ def _prepared(config: SearchConfig, context: RunContext) -> _Ready:
     goal = goal_of(current, checked.trained_length, config.target_length, settings.attention_factor)
     _check_goal(goal, settings)
     space = goal.space(settings.start_tokens, settings.largest)
+    # Before the text is read and tokenised, which may take minutes.
     check_budget(settings.budget, len(set(goal.seeds(space).values())), settings.rows)
     data = search_data(config.text, load_tokenizer(path), goal, settings)
     if data.joined:

@@ -116,5 +116,6 @@ class Space:
             and candidate.start_tokens in self.start_tokens
             and all(map(math.isfinite, factors))
             and all(b >= a for a, b in pairwise(factors))
+            # Equal to the last bit, because value() is the only source of factors.
             and all(factor == self.value(self.level(factor)) for factor in factors)
         )

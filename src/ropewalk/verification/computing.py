@@ -193,6 +193,7 @@ def row_losses(
     gradients = {
         f"gradient of {name}": _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None
     }
+    # The gradients are copied; the model's own would only take memory.
     model.zero_grad(set_to_none=True)
     loss = torch.tensor(total / count, dtype=torch.float64)
     return RowResult(torch.stack(kept), {"loss": loss, **gradients})

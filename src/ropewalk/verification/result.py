@@ -54,6 +54,7 @@ class Check(Outcome):
         """Plain values, with the name first; a non-finite error becomes None, since JSON has no infinity."""
         finite = self.error is not None and math.isfinite(self.error)
         own = {"name": self.name, "compared": self.compared}
+        # asdict alone would put the inherited fields before the name.
         return {**own, **asdict(self), "error": self.error if finite else None}
 
 

@@ -163,6 +163,7 @@ def _renamed(task: str, rows: Sequence[Row]) -> list[Row]:
 def _split_files(folder: Path, splits: Sequence[str]) -> dict[str, list[Path]]:
     """Return the files of a folder by the split in their names: one file, or all parts of one, per split."""
     by_word: dict[str, list[Path]] = {}
+    # Sorted, so that the parts of a split are read in order.
     for file in sorted(folder.iterdir()):
         if file.is_file() and split_suffix(file)[0] in FORMATS:
             stem = file.name.removesuffix("".join(split_suffix(file))).lower()

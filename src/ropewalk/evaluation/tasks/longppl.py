@@ -268,8 +268,10 @@ def mapped_key_tokens(
     size = 1 + max((int(each[:, 1].max()) for each in (chooser, spans) if len(each)), default=0)
     # Interval union by counting: +1 where a chosen span starts, -1 where it ends; covered if the sum is positive.
     edges = np.zeros(size, dtype=np.int64)
+    # Not edges[...] += 1, which would count spans that begin at the same character only once.
     np.add.at(edges, chooser[chosen, 0], 1)
     np.add.at(edges, chooser[chosen, 1], -1)
+    # before[i] is the number of covered characters before character i.
     before = np.concatenate([[0], np.cumsum(np.cumsum(edges) > 0)])
     width = spans[:, 1] - spans[:, 0]
     inside: NDArray[np.bool_] = (width > 0) & (before[spans[:, 1]] - before[spans[:, 0]] == width)

@@ -80,6 +80,7 @@ def chosen_tasks(settings: BenchmarkSettings, sharded: bool = False) -> dict[str
     )
     chosen = {}
     for suite in suites:
+        # In the order of the suite, not in that of --tasks.
         named = [name for name in known[suite.name] if name in settings.tasks]
         if sharded:
             _check_sharded(suite, named)

@@ -61,6 +61,7 @@ class BenchmarkSettings(BaseSettings):
     )
     lengths: Annotated[
         Annotated[Lengths, Tag("_all")] | Annotated[dict[str, Lengths], Tag("_each")],
+        # Without a discriminator, pydantic would try both forms and report the errors of both.
         Discriminator(lambda value: "_each" if isinstance(value, Mapping) else "_all"),
         COMMON,
     ] = Field(

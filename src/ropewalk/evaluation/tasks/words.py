@@ -159,6 +159,7 @@ def _families(starts: Sequence[str]) -> list[list[str]]:
     """Group sorted strings such that strings with the same prefix string in the list are together."""
     families: list[list[str]] = []
     for start in starts:
+        # In sorted order, all strings with a prefix follow it directly.
         if families and start.startswith(families[-1][0]):
             families[-1].append(start)
         else:

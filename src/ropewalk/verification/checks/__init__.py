@@ -41,6 +41,7 @@ class Meshes:
         if ranks > 2 and ranks % 2 == 0 and heads % 2 == 0:
             shapes[MeshShape(ring=ranks // 2, sequence=2)] = None
         if own is not None:
+            # If it is among them already, the reason why it does not apply stays.
             shapes.setdefault(own, None)
         return cls(ranks, shapes, own)
 

@@ -53,6 +53,7 @@ def checkpoint_equals_memory(case: Case, mesh: Mesh, world: World) -> Outcome:
     model, optimizer = _fresh(case, mesh, world)
     load_checkpoint(run.path, model, optimizer, world, mesh)
     there = _state(model, optimizer, world)
+    # The state is gathered on rank 0 alone.
     if not world.is_rank_0:
         return Outcome.not_run("")
     # One process reads the shards of all ranks: a checkpoint must not depend on the mesh that wrote it.

@@ -58,6 +58,7 @@ def engine_equals_reference(case: Case, engine: str) -> Outcome:
         check_engine(engine, case.attention)
     except EngineError as refusal:
         return Outcome.not_run(f"not run here: {refusal}")
+    # Compared by its first entry, the share of the budget that is used.
     worst = (0.0, 0.0, 0.0, "")
     rows = attention_inputs(case)
     for number, layers in enumerate(rows):
@@ -132,11 +133,13 @@ def _recorded(case: Case) -> list[list[AttentionInputs]]:
         output = attend(query, key, value, layout.layouts, "reference", options=recorded_options)
         return output.transpose(1, 2).contiguous(), None
 
+    # Registered anew for each case, because `record` keeps the calls of this one.
     AttentionInterface.register(RECORDING, record)
     model = load_whole(case, torch.float32)
     model.model.set_attn_implementation(RECORDING)
     rows = []
     for row in case.rows:
+        # record() sees this list too, because it looks the name up at every call.
         calls = []
         with torch.no_grad():
             decoder_of(model.model)(row.input_ids[None].to(model.device), layout=row.layout)

@@ -323,6 +323,7 @@ def _prompt_format(task: str, settings: RetentionSettings) -> PromptFormat:
     from ropewalk.evaluation.tasks.lm_eval.harness import PromptFormat
 
     longbench = task.startswith("longbench_")
+    # LongBench-E has the same tasks with _e at the end of their names.
     without = longbench and task.removeprefix("longbench_").removesuffix("_e") in WITHOUT_TEMPLATE
     return PromptFormat(chat=settings.chat and settings.suite != "short" and not without, middle=longbench)
 

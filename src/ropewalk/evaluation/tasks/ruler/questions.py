@@ -91,6 +91,7 @@ def _read(reader: Callable[[str], QuestionSet], path: str) -> QuestionSet:
     file = Path(path).expanduser()
     if not file.is_file():
         raise RopewalkError(f"the file {path!r} of questions does not exist; give an existing file, or {HUB}")
+    # As text, because the readers are cached by it.
     return reader(str(file))
 
 
@@ -181,6 +182,7 @@ def _paragraphs(row: Any, where: str) -> list[str]:
     if isinstance(context, dict):
         titles = _texts(context, "title", where)
         bodies = _get(context, "sentences", list, where)
+        # Columns of different lengths are damaged; no pairs are refused below.
         pairs = list(zip(titles, bodies, strict=False)) if len(titles) == len(bodies) else []
     else:
         pairs = [
@@ -198,6 +200,7 @@ def _paragraphs(row: Any, where: str) -> list[str]:
             and all(isinstance(sentence, str) for sentence in pair[1])
         ):
             raise RopewalkError(f"{where}: a paragraph of 'context' must be a title and a list of sentences")
+        # HotpotQA's sentences bring the space before them along.
         made.append(f"{pair[0]}\n{''.join(pair[1])}")
     return made
 

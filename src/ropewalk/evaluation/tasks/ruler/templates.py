@@ -96,6 +96,7 @@ def niah_prompt(plural: str, queries: Sequence[str], values: int, context: str) 
         context: the haystack with its needles.
     """
     single = len(queries) * values == 1
+    # The singular of numbers and uuids.
     template, kind = (NIAH_SINGLE, plural[:-1]) if single else (NIAH, plural)
     query = listed(queries)
     return template.text(type=kind, context=context, query=query), template.prefix(type=kind, query=query)
@@ -103,4 +104,5 @@ def niah_prompt(plural: str, queries: Sequence[str], values: int, context: str) 
 
 def listed(names: Sequence[str]) -> str:
     """Join names like ``a``, ``a, and b`` or ``a, b, and c``."""
+    # With a comma for two names too, as in upstream's prompts.
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + ", and " + names[-1]

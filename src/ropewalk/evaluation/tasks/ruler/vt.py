@@ -16,6 +16,7 @@ from ropewalk.evaluation.tasks.ruler.niah import depth_of, hide_in_lines
 from ropewalk.evaluation.tasks.ruler.templates import NOISE_LINE, VT
 
 NAME_LETTERS = 5
+# Shorter than the task's, so that no name of the example is also one of the task's.
 EXAMPLE_NAME_LETTERS = 3
 EXAMPLE_TOKENS = 500
 """Maximum tokens of the in-context example, if that leaves room for one line of noise per statement."""
