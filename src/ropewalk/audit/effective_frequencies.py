@@ -143,6 +143,7 @@ def rope_stages(
     }
     dtype = audited_model.model.dtype
     stages: list[RopeStage] = []
+    # config, loaded, weights, and saved and loaded; each cast is one more.
     steps = 4 + len(CASTS)
 
     def add(done: int, found: Iterator[RopeStage]) -> None:

@@ -85,6 +85,7 @@ class _Sums:
         self.D[name] = self.D.get(name, 0.0) + D
 
     def add_squares(self, name: str, change: Tensor, length: int) -> None:
+        # Divided by the whole row, so that the sum over its chunks is a mean over its tokens.
         self.squares[name] = self.squares.get(name, 0.0) + float(change.square().mean(-1).sum()) / length
 
     def add_share(self, name: str, part: float, whole: float) -> None:

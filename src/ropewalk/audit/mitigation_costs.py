@@ -117,6 +117,7 @@ def mitigation_costs(
     except torch.OutOfMemoryError:
         reason = f"memory is too small for a second copy of the model, in {_name(dtype)}"
         return dict.fromkeys(names, reason)
+    # The reference first, even if nobody asked for it.
     wanted = dict.fromkeys((*REFERENCES[:1], *names))
     if bench.fused_refusal is not None:
         # Eager attention is the only reference left.
@@ -165,6 +166,7 @@ class _Bench:
         self.ids = input_ids[None].to(self.device)
         self.layouts = {"anchor layout": anchored(layout), "positions reset": separated(layout)}
         self.fused_refusal = fused_refusal(self.model)
+        # Made when first needed, because not every list of mitigations uses them.
         self._exact: Any = None
         self._attached: Any = None
         self._passes: dict[str, int] = {}

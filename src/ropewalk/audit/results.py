@@ -357,6 +357,7 @@ def _size(audit: Audit) -> str:
         f"{verdict}, while exact relative positions would move none"
     )
     clauses = [text, *_compared(audit, found)]
+    # The ablation begins with `none`: everything in float64.
     exact = audit.ablation[0]
     if exact.D > NOISE:
         clauses.append(
@@ -406,6 +407,7 @@ def _cause(audit: Audit) -> str:
 
 def _steps(audit: Audit, single: Sequence[StepAblation], whole: StepAblation) -> str:
     worst = dominant_step(audit.ablation, audit.near)
+    # A step with less than a tenth of the whole is not worth a clause.
     others = sorted(
         (row for row in single if row.step != worst.step and row.D > 0.1 * whole.D),
         key=lambda row: -row.D,

@@ -22,6 +22,7 @@ AUDITED_DTYPES = ("bfloat16", "float16", "float32")
 
 
 def _parts(value: Any) -> Any:
+    # The command line gives text; a list from Python stays as it is.
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 

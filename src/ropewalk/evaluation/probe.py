@@ -188,6 +188,7 @@ def _sums(losses: Floats, targets: NDArray[np.bool_], trained_length: int) -> Fl
 
 def _result(name: str, method: RopeMethod, sums: Floats, best: Floats) -> ProbedSetting:
     """Build a setting's result from its sums and the best setting's, ``[rows, within or beyond, loss or targets]``."""
+    # Both parts of each row together, as [loss or targets, rows].
     totals, counts = sums.sum(1).T
     # Infinite losses minus infinite losses give NaN, which is the right answer here and needs no warning.
     with np.errstate(invalid="ignore"):

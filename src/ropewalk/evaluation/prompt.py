@@ -65,6 +65,7 @@ class PromptEncoder:
         bos = self.tokenizer.bos_token_id
         if bos is not None and not self.chat:
             ids = [bos, *ids]
+        # Counted and not assumed, because a chat template may write BOS twice or not at all.
         return Prompt(rendered, tuple(ids), 0 if bos is None else sum(each == bos for each in ids))
 
     def counts(self, pieces: Sequence[tuple[str, str]]) -> list[int]:

@@ -42,6 +42,7 @@ class EvaluationResult(Result):
     def write(self, out: Path) -> None:
         """Write results.json atomically; for a mean, first those of the checkpoints in subfolders."""
         for known, found in self.checkpoints:
+            # Without the mean's list and summary: a checkpoint has its own summary, and no list.
             own = {key: value for key, value in self.record.items() if key not in ("checkpoints", "summary")}
             own |= {**known, "model": str(Path(str(self.record["model"])) / known["name"])}
             own["results"] = [result.to_json() for result in found]

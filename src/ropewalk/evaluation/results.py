@@ -201,6 +201,7 @@ def _number(value: float | None) -> float:
 
 
 def _interval(value: list[float | None]) -> Interval:
+    # Anything but two ends raises ValueError.
     low, high = value
     check_types({"low": low, "high": high}, dict.fromkeys(("low", "high"), _NUMBER))
     return _number(low), _number(high)

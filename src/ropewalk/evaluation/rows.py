@@ -108,6 +108,7 @@ def _row(pieces: list[NDArray[Any]]) -> Row:
 
     from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 
+    # To numpy, an empty head or tail is an array of float64, which makes the joined ids float64 too.
     input_ids = torch.from_numpy(np.concatenate(pieces).astype(np.int64))
     layout = PackedLayout.from_lengths([len(piece) for piece in pieces], pattern="full", anchor_length=0)
     return Row(input_ids, next_token_labels(input_ids, layout), layout)

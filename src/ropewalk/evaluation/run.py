@@ -213,6 +213,7 @@ def check_together(config: EvaluationSettings, processes: int) -> None:
 
 def _check_effect(settings: Settings) -> None:
     """Raise for settings that only suites read which do not run."""
+    # The settings as models; model_dump() would make them dicts.
     values = dict(settings)
     for name, field, readers in unread(values, settings.suites):
         value = getattr(values[name], field)
@@ -320,6 +321,7 @@ def _read_config(path: str) -> ModelConfig:
     from ropewalk.data.read.embedded import resolve_model
     from ropewalk.models.config_file import read_model_config
 
+    # The demo model lies in the package; messages keep the name that was given.
     at = resolve_model(path)
     return read_model_config(path, None if at == path else at)
 
@@ -337,6 +339,7 @@ def _settings_for(config: EvaluationSettings, path: str, rope_of: RopeOf | None)
 
 def with_lengths(settings: Settings, path: str, rope: RopeOverride | None = None) -> Settings:
     """Fill in the longest length that the config or the replacing RoPE states, if lengths are needed and missing."""
+    # lm_eval's suites need no length, so they alone do not read the config for one.
     if settings.lengths or all(isinstance(suite, HarnessSuite) for suite in chosen_suites(settings)):
         return settings
     stated = rope.context if rope else _read_config(path).max_position_embeddings

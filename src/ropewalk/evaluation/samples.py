@@ -236,6 +236,7 @@ def fitted_samples(
     tokens = least(drafts)
     shortest = max(tokens) + form.max_new_tokens
     if length < shortest:
+        # Only after a failure, because each length that is tried encodes all prompts.
         shortest = _shortest(lambda length: max(least(drafts_at(length))) + form.max_new_tokens, shortest)
         raise LengthTooShort(form.task, length, shortest)
     return _batches(form, encoder, length, drafts, fewest, tokens)

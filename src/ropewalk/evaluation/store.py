@@ -257,6 +257,7 @@ def _read_samples(path: Path, identity: dict[str, Any]) -> Iterator[Sample]:
                 value = parse_json(line, strict=True)
                 if not isinstance(value, dict):
                     raise TypeError("a line is not a JSON object")
+                # Every line is a sample but the last, which has their number.
                 if "samples" not in value:
                     yield Sample.from_json(value)
                     read += 1
@@ -353,6 +354,7 @@ def _differences(existing: Mapping[str, Any], wanted: Mapping[str, Any]) -> list
     """
     existing = {KEYS_BEFORE.get(key, key): value for key, value in existing.items()}
     old_settings, new_settings = existing.get("settings") or {}, wanted.get("settings") or {}
+    # The file may come from any version, or from an editor.
     if isinstance(old_settings, Mapping):
         existing = {
             **existing,

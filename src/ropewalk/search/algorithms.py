@@ -240,6 +240,7 @@ def covariance(settings: CovarianceSettings | None = None) -> Algorithm:
         space: Space, seeds: Sequence[Candidate], random: np.random.Generator
     ) -> Generator[Ask, list[Measured], None]:
         known = _Known()
+        # The loop has measured the seeds already, so this only tells the algorithm their objectives.
         yield from known.ask(tuple(seeds), len(seeds))
         knots, sigma, idle = min(chosen.knots, space.pairs), chosen.sigma, 0
         while idle < PATIENCE:

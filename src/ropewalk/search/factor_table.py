@@ -239,6 +239,7 @@ class Factors(_Strict):
                     f"checkpoint has {kept.attention_factor:.6g}; search short factors on this checkpoint"
                 )
             long, start_tokens, attention = kept.long_factor, kept.start_tokens, kept.attention_factor
+        # Without a short list anywhere, factors of 1 leave texts within the original length as they are.
         short = self.short_factor or (kept.short_factor if kept else ones)
         return LongRope(plain.rotary_dim, plain.rope_theta, short, long, attention, original, start_tokens)
 

@@ -108,6 +108,7 @@ def export(model: str, rope: Path | str, out: Path | str) -> ExportResult:
             the table has start tokens, which a config cannot store.
     """
     rope, out = Path(rope), Path(out)
+    # First, because reading a model and hashing its weights take long.
     refuse_existing(out)
     path = str(resolve_model(model))
     table = fitted_table(rope, path)

@@ -116,6 +116,7 @@ def search(config: SearchConfig, context: RunContext | None = None) -> SearchRes
         outcome = find(loaded, SearchProblem(ready.goal, ready.data, config.settings), context, ledger)
 
     def finish() -> Factors:
+        # On rank 0 alone, because it reads and hashes all weights.
         model = FactorsModel.of(config.model, ready.goal, model_digest(ready.path))
         table = factors_found(outcome, model, str(loaded.device), _dtype_name(loaded.dtype))
         if config.out is not None:

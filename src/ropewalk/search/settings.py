@@ -43,6 +43,7 @@ def _start_tokens(value: Any) -> Any:
         if not (value.isascii() and value.isdigit()):
             raise ValueError(f"{value!r} is neither a non-negative number of tokens nor {ANY_START_TOKENS}")
         value = int(value)
+    # A tuple from Python stays as it is.
     return (value,) if isinstance(value, int) else value
 
 

@@ -404,6 +404,7 @@ def grouped(requests: Sequence[GenerationRequest]) -> list[list[int]]:
     def order(index: int) -> tuple[int, int, int]:
         return *size(index), len(requests[index].input_ids)
 
+    # groupby joins neighbours only, so equal sizes must stand together.
     ordered = sorted(range(len(requests)), key=order, reverse=True)
     return [list(group) for _, group in groupby(ordered, key=size)]
 
@@ -424,6 +425,7 @@ def check_room(index: int, request: GenerationRequest) -> None:
 def ending_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Return the token ids that end an answer; see :class:`InMemoryBackend`."""
     listed = getattr(model.generation_config, "eos_token_id", None)
+    # A generation config may name one id, several or none.
     several = listed if isinstance(listed, (list, tuple)) else [listed]
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return frozenset([*own, *(each for each in several if each in tokenizer.added_tokens_decoder)])

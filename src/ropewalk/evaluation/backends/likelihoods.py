@@ -236,6 +236,7 @@ class WindowReader:
 def window_row(document: Ids, window: Window, bos_id: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return a window's token ids, with BOS in front, and its shifted labels; both int64 ``[length]``."""
     head = [] if bos_id is None else [bos_id]
+    # To numpy, an empty head is an array of float64, which makes the joined ids float64 too.
     ids = np.concatenate([head, document[window.start : window.end]]).astype(np.int64)
     labels = np.full_like(ids, IGNORED)
     # The position before a token predicts it, hence one to the left of the scored tokens.

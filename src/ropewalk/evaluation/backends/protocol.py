@@ -100,6 +100,7 @@ class Likelihoods(Protocol):
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
     """Put a model into evaluation mode without gradients inside the context, and restore its mode afterwards."""
+    # Imported here, because a server needs no torch.
     import torch
 
     training = model.training

@@ -380,11 +380,13 @@ class ServerBackend:
         """Process requests until none is left or a thread has failed."""
         try:
             while not stop.is_set():
+                # Raises Empty when nothing is left, which ends the thread below.
                 index = todo.get_nowait()
                 completion = self._completion(client, requests[index], stop)
                 outcomes.put(Answer(index, completion.text, completion.new_tokens, completion.finished))
         except Empty:
             pass
+        # Any other exception ends the thread with its traceback, and the missing answer is noticed at the end.
         except (FaultError, RefusalError) as error:
             stop.set()
             outcomes.put(error)
@@ -478,6 +480,7 @@ class ServerBackend:
             RefusalError: if the local tokenizer encodes the text differently.
         """
         bos = self.tokenizer.bos_token_id
+        # Where the server's tokenizer adds BOS itself, the text must not bring another one.
         ids = list(input_ids[1:] if self._bos_added and input_ids[0] == bos else input_ids)
         # Calls change the tokenizer's truncation and padding state, which all threads share.
         with self._tokenizer_lock:
@@ -514,6 +517,7 @@ class ServerBackend:
         return self._openai.OpenAI(
             base_url=self._base_url,
             api_key=self._api_key,
+            # A server that is off should show within seconds, although an answer may take minutes.
             timeout=self._openai.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT)),
             # Our own retries also cover unreadable responses, and stop when another request has failed.
             max_retries=0,
@@ -577,7 +581,9 @@ LONGEST_REMARK = 300
 LONGEST_WAIT = 60.0
 """Maximum seconds to wait for a server's Retry-After header."""
 
+# Any other reason leaves open how the answer ended.
 _FINISHED = {"stop": True, "length": False}
+# Answers that the server gave up, such as vLLM's after an abort.
 _BROKEN_OFF = ("abort", "error")
 
 
@@ -694,10 +700,12 @@ def named_fields(body: object, fields: Collection[str]) -> tuple[str, ...]:
     words = words[:_MOST_WORDS]
     # Where the error says which field it means, other fields that its text merely mentions are not blamed.
     places = set(_PLACE.findall(words))
+    # FastAPI's list of errors, each with its location.
     for errors in messages:
         for error in errors if isinstance(errors, list) else ():
             place = error.get("loc") if isinstance(error, Mapping) else None
             places |= {each for each in place if isinstance(each, str)} if isinstance(place, list) else set()
+    # OpenAI names a single field here.
     if not places and value.get("param") in fields:
         places = {value["param"]}
     return tuple(
@@ -748,6 +756,7 @@ def public_address(base_url: str) -> str:
         # Do not print the part before an @: it may contain a password.
         shown = base_url.rpartition("@")[2]
         raise RopewalkError(f"{shown!r} is not a server address; write it like http://localhost:8000/v1")
+    # Without a final slash, so that one server has one name.
     address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
     if parts.query or parts.fragment:
         raise RopewalkError(

@@ -174,6 +174,7 @@ def _split_files(folder: Path, splits: Sequence[str]) -> dict[str, list[Path]]:
     for split in splits:
         for word in (split, *ALIASES.get(split, ())):
             if files := by_word.get(word):
+                # Parts such as -00000-of-00002 belong together; other files would be two versions of the split.
                 if len(files) > 1 and not all(re.search(r"-\d+-of-\d+", file.name) for file in files):
                     names = ", ".join(file.name for file in files)
                     raise RopewalkError(

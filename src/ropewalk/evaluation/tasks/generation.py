@@ -34,6 +34,7 @@ def check_lengths(
             except LengthTooShort as error:
                 short.setdefault(length, {})[task.suite, name] = error.shortest
     if short:
+        # The message is about one length; the names to exclude are those of all lengths.
         length, needs = next(iter(short.items()))
         # Name the suite too for teacher-forced tasks: several suites have one.
         shortages = ", ".join(

@@ -110,6 +110,7 @@ class LinesTask:
         def drafts_at(length: int) -> Drafts:
             return lambda index, units: self._draft(sample_random(seed, self.name, length, index), units)
 
+        # At least the line that is asked for.
         return fitted_samples(form, encoder, length, count, drafts_at, 1)
 
     def needed_length(self, encoder: PromptEncoder, count: int, seed: int) -> int:

@@ -301,6 +301,7 @@ def readings(
         own = read_with_offsets(tokenizer, text)
         # A text may encode to more tokens than the ones that it was decoded from.
         if len(own.input_ids) > room:
+            # Cut where the last kept token ends, so that the evaluator reads the same text.
             text = text[: int(own.spans[:room, 1].max(initial=0))]
             own = Reading(own.input_ids[:room], own.spans[:room])
         yield own, read_with_offsets(other, text)
@@ -364,6 +365,7 @@ def long_perplexity(
         each.check()
     texts = {index: pair for index, pair in enumerate(pairs) if len(pair[1].input_ids) > rule.beginning}
     if not texts:
+        # As its own evaluator, the model has passed check_long_perplexity above.
         assert evaluator is not None
         raise too_short(evaluator.name, [len(other.input_ids) for _, other in pairs], rule)
     plans = {
@@ -380,6 +382,7 @@ def long_perplexity(
             if evaluator is not None:
                 longs = _losses(chooser, _whole(other, chooser), count)
             short = _losses(chooser, [(other.input_ids, window) for window in plans[index]], count)
+            # The other documents are measured all the same, so that the record has their counts.
             if not all(np.isfinite(each).all() for each in (losses, longs, short)):
                 not_finite.append(index)
             chosen = np.zeros(len(other.input_ids), dtype=np.bool_)

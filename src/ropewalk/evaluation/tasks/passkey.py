@@ -100,6 +100,7 @@ class PasskeyTask:
             share = index / (count - 1) if count > 1 else 0.5
         before = round(share * number)
         text = passkey_text(key, _noise(units, before), _noise(units, number - before))
+        # At the shortest lengths there may be no noise at all.
         return Draft(text, "", (str(key),), {"depth": before / number if number else 0.0})
 
 

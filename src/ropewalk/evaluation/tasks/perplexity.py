@@ -361,6 +361,7 @@ def sliding_perplexity(
     nats = np.empty(len(jobs))
     with evaluating(reader.model):
         for done, (number, losses) in enumerate(reader.losses(jobs), start=1):
+            # The reader yields the longest windows first, so each loss goes to its own place.
             nats[number] = losses.sum()
             if progress is not None:
                 progress(done, len(jobs))

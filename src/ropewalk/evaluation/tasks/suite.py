@@ -106,6 +106,7 @@ class BenchmarkSettings(BaseSettings):
 
     def lengths_of(self, suite: str) -> list[int]:
         """Return the lengths of a suite in tokens, in the given order."""
+        # A suite that the mapping leaves out has no lengths.
         return list(self.lengths.get(suite, ()) if isinstance(self.lengths, Mapping) else self.lengths)
 
 

@@ -110,6 +110,7 @@ class KeyNames(Sequence[str]):
             if len(family) == 1:
                 self._groups.append((family[0], self._nouns))
             else:
+                # A set, because two adjectives of a family may make the same name.
                 names = {start + noun for start in family for noun in self._nouns}
                 self._groups.append(("", sorted(names)))
         self._ends = list(accumulate(len(rest) for _, rest in self._groups))

@@ -146,6 +146,7 @@ def _manager_for(names: Sequence[str], own: list[Path]) -> TaskManager:
 def _likely_folder(name: str) -> Path | None:
     """Return the lm_eval folder named like the longest possible beginning of a name, or None."""
     ends = [match.start() for match in re.finditer("[_-]", name)]
+    # From the longest beginning down, because mmlu_pro, for example, has a folder beside that of mmlu.
     for end in [len(name), *reversed(ends)]:
         folder = STOCK / FOLDERS.get(name[:end], name[:end])
         if name[:end] and folder.is_dir():
@@ -178,6 +179,7 @@ def _check_known(name: str, known: Sequence[str]) -> None:
 
 def _members(entry: Any) -> list[Any]:
     if entry.kind.name == "TAG":
+        # lm_eval keeps the tasks of a tag in a set, whose order changes from process to process.
         return sorted(entry.tags)
     return _listed(entry.cfg or {}) if entry.kind.name == "GROUP" else []
 

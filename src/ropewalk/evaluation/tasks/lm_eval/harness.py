@@ -115,6 +115,7 @@ def run(
     common = loaded.group.aggregate_metric_list[0] if loaded.group is not None else None
     for how, tasks in parts.items():
         model.middle = how.middle
+        # The same text may be cut in one format and fit in another.
         model.truncated.clear()
         found = _evaluate(model, tasks, limit, how.chat, seed)
         results |= found["results"]
@@ -159,6 +160,7 @@ def _outcome(
     values = {
         key: float(value)
         for key, value in found["results"][name].items()
+        # Scores have a filter behind a comma; other entries are names and counts.
         if "," in key and "_stderr," not in key and isinstance(value, int | float | np.number)
     }
     listed = [each["metric"] for each in task.get_config("metric_list") or []]

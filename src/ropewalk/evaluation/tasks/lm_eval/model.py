@@ -140,11 +140,13 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval has no types
         if left_truncate_len:
             for index, row in enumerate(rows):
                 if len(row) > left_truncate_len:
+                    # By its text, by which harness._request_key looks it up.
                     self.truncated.add(strings[index])
                     rows[index] = cut(row, left_truncate_len, self.middle)
         return _padded(rows, self.tokenizer.pad_token_id, padding_side)
 
     def _model_call(self, inps: torch.Tensor, *args: Any, **named: Any) -> Any:
+        # Likelihoods take one pass over a padded batch, without a cache, so its length is the total.
         with _pinned(self.model, inps.shape[1]):
             return super()._model_call(inps, *args, **named)
 

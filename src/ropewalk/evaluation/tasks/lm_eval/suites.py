@@ -397,6 +397,7 @@ def task_result(
     first = outcome.tasks[0]
     facts: dict[str, Any] = {
         "metric": first.metric,
+        # lm_eval gives a group one value; other metrics are those of its tasks.
         "metrics": _finite(first.metrics) if alone else {first.metric: outcome.value},
         "higher_is_better": first.higher_is_better,
         "num_fewshot": _common([task.num_fewshot for task in outcome.tasks]),
@@ -413,6 +414,7 @@ def task_result(
         facts["tasks"] = [task.name for task in outcome.tasks]
     all_remarks = [*remarks, *([whole.remark] if whole.remark else [])]
     if math.isnan(whole.score):
+        # Without a score, but with the facts, which say what was measured.
         empty = TaskResult.not_run(suite, name, None, "; ".join(all_remarks))
         return TaskResult(**{**empty.__dict__, "details": {**facts, **details}})
     return TaskResult(
@@ -479,6 +481,7 @@ def _group(outcome: Outcome, parts: Sequence[Scored]) -> Scored:
     samples: list[dict[str, Any]] = []
     for task, part in zip(outcome.tasks, parts, strict=True):
         for sample in part.samples:
+            # Indices repeat between tasks, and a comparison pairs samples by their index.
             samples.append({**sample, "task": task.name, "document": sample["index"], "index": len(samples)})
     if outcome.by_size:
         interval = score_interval([float(value) for task in outcome.tasks for value in task.values])

@@ -259,7 +259,9 @@ def hide_in_sentences(
     """
     parts: list[str] = []
     done = 0
+    # Cut one after the other, so the depths must ascend; the sentences keep their order.
     for line, depth in zip(hidden, sorted(depths), strict=True):
+        # Truncated, as in upstream's code.
         position = int(sentences * (depth / 100))
         parts += [prose(done, position), line]
         done = position

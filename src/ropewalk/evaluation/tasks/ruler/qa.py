@@ -129,6 +129,7 @@ class QuestionTask:
     ) -> Iterator[Sample]:
         form = Form(self.suite, self.name, "part", self.max_new_tokens)
         sizes = document_sizes(encoder, data.documents)
+        # Half of what may stay free at all; the other half is for sizes that do not add up exactly.
         budget, slack = length - self.max_new_tokens, int((1 - LEAST_FILL) / 2 * length)
         # Without a spare margin, prompts that come out a few tokens too long would be built and counted twice.
         spare = int(SPARE * length)

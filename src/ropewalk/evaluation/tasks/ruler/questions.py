@@ -150,6 +150,7 @@ def _squad_rows(rows: Sequence[Any], path: str) -> tuple[list[list[str]], list[_
         articles.setdefault(title, {})[document] = None
         answers = _texts(_get(row, "answers", dict, where), "text", where)
         if answers:
+            # Articles are numbered in the order of their first rows.
             number = list(articles).index(title)
             found.append(_RawQuestion(number, document, _get(row, "question", str, where), tuple(answers)))
     return [list(documents) for documents in articles.values()], found

@@ -139,6 +139,7 @@ def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) 
     found = []
     for length, group in sorted(by_length.items()):
         ran = [result for result in group if result.status == "ok"]
+        # A mean over one task would only repeat it.
         if len(ran) < 2:
             continue
         missing = {r.task: r.reason or "" for r in group if r.status != "ok"} | dict(left_out)

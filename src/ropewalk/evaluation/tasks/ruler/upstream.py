@@ -227,6 +227,7 @@ def _vt(task: vt.TrackingTask, tokens: Tokens, length: int) -> Stream:
     per_unit = tokens(body(step).prompt) / step
     room = Room(tokens, length, task.max_new_tokens)
     most = max(int(length / per_unit * 3), step * 2)
+    # Upstream sets the example's tokens aside in this search, and counts them with the prompt afterwards.
     units = _search(body, replace(room, reserved=room.reserved + tokens(example)), step, most)
     return _fitted(task.name, make, room, units, step)
 
