@@ -63,8 +63,8 @@ def read_finished(folder: Path) -> Finished:
     """
     summary = folder / SUMMARY
     if not summary.is_file():
+        # A folder that does not exist goes on to read_record, which says so.
         if folder.is_dir() and not (folder / RESULTS).is_file():
-            # A folder that does not exist goes on to read_record, which says so.
             begun = "the run in it is not finished" if (folder / RECIPE).is_file() else f"no {SUMMARY}"
             raise RopewalkError(f"{folder} has no finished run or evaluation: {begun}, and no {RESULTS}")
         record, results = read_record(folder)

@@ -172,7 +172,7 @@ def _difference(
     by_seed = np.array([d.sum() / w.sum() for d, w in deltas])
     pseudo = PSEUDO_DIFFERENCES if one.unit == "percent" else 0.0
     if len(seeds) == 1:
-        # With one seed nothing tells how training varies; only the samples do, and the conclusion says so.
+        # With one seed, only chance in the samples can be estimated; the conclusion says so.
         spread = _Spread(float(by_seed[0]), _samples_variance(deltas, pseudo), len(deltas[0][0]) - 1)
     else:
         variance, freedom = _block_variance(values, key, names, seeds, by_seed)

@@ -284,7 +284,7 @@ def _rows_of_stage(recipe: Recipe, resolved: ResolvedRecipe) -> PackedRows:
     stage = recipe.stages[0]
     identity = tokenizer_identity(resolved.tokenizer)
     wanted = (stage.context, stage.pattern, stage.positions)
-    # The folders hold the rows of all stages, one stage each.
+    # Some folders may hold the rows of later stages.
     for folder in resolved.stages[0].settings.data.rows:
         rows = open_rows(folder, tokenizer=identity)
         if (rows.settings.context, rows.settings.pattern, rows.settings.positions) == wanted:

@@ -148,6 +148,7 @@ def _rope_fixed(model: Any, length: int) -> Iterator[None]:
     with ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, RotaryEmbedding):
+                # A length that an enclosing context has pinned stays.
                 stack.enter_context(module.pinned(module.total_length or length))
         yield
 

@@ -443,6 +443,7 @@ def scored(task: TaskOutcome) -> Scored:
     """
     if task.aggregation in PERPLEXITIES:
         return _perplexity(task)
+    # Some metrics give tuples for a document, which only their own aggregation can read.
     plain = all(isinstance(value, int | float) for value in _numbers(task.values))
     if task.aggregation == "mean" and plain and _shares(task.values):
         shares = [float(value) for value in task.values]
