@@ -271,7 +271,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "give --rope FILE and --out DIR to write a checkpoint, or --push OWNER/NAME to publish a model"),
+        ((), "--gguf FILE and --out FILE to correct a GGUF file, or --push OWNER/NAME to publish a model"),
         (("--rope", "factors.json"), "--rope needs --out DIR"),
         (("--out", "new"), "--out needs --rope FILE"),
         (("--rope", "factors.json", "--out", "new", "--public"), "--public needs --push OWNER/NAME"),

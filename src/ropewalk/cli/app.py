@@ -29,7 +29,7 @@ SUMMARIES = {
     "extend": "Extend a model's context: evaluate, change RoPE, train, evaluate again, save.",
     "compare": "Compare choices: run a recipe with varied keys and seeds, or read finished runs.",
     "recipe": "List and show the shipped recipes, and check a recipe before a run.",
-    "export": "Publish a run's model on the Hub, or write a checkpoint with the factors that a search found.",
+    "export": "Publish a run's model, write a checkpoint with the factors of a search, or correct a GGUF file.",
     "eval": "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
     "verify": "Verify on your model and documents that packing, ranks, checkpoints and RoPE do not change results.",
 }

@@ -1,4 +1,4 @@
-"""``ropewalk export``: write a checkpoint with a factor table in its config, or publish a model on the Hub."""
+"""``ropewalk export``: write a checkpoint with a factor table, correct a GGUF file, or publish a model on the Hub."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from ropewalk.io.settings import MODEL_NAME, FilePath, Option
 
 if TYPE_CHECKING:
     from ropewalk.models.export import ExportResult
+    from ropewalk.models.gguf import GgufResult
     from ropewalk.training.publish import PushResult, Repository
 
 
 def export(
     model: Annotated[
         str,
-        Field(
-            description=f"{MODEL_NAME}; with --push and "
-            "without --rope, the folder of a finished run or of an exported model."
-        ),
+        Field(description=f"{MODEL_NAME}; with --push or --gguf also the folder of a finished run."),
     ],
     *,
     rope: Annotated[
@@ -30,8 +28,15 @@ def export(
         Option(metavar="FILE"),
         Field(description="Factor table, for example from ropewalk search. Needs --out."),
     ] = None,
+    gguf: Annotated[
+        FilePath | None,
+        Option(metavar="FILE"),
+        Field(description="GGUF file of the model, made by llama.cpp's converter. Needs --out."),
+    ] = None,
     out: Annotated[
-        FilePath | None, Option(metavar="DIR"), Field(description="New folder to write to. Needs --rope.")
+        FilePath | None,
+        Option(metavar="PATH"),
+        Field(description="New folder to write to; with --gguf a new file."),
     ] = None,
     push: Annotated[
         str | None,
@@ -43,20 +48,35 @@ def export(
     public: Annotated[bool, Field(description="Let everybody see the uploaded model. Needs --push.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Publish a run's model on the Hub, or write a checkpoint with the factors that a search found.
+    """Publish a run's model, write a checkpoint with the factors of a search, or correct a GGUF file.
 
-    With --push, the model is uploaded with its model card. With --rope, a checkpoint is written with unchanged weights:
-    ropewalk export meta-llama/Llama-3.1-8B --rope factors.json --out llama-512k
+    --push uploads the model with its card. --rope writes a checkpoint with unchanged weights. --gguf and --out copy a
+    file for llama.cpp and add what its converter leaves out.
     """
-    if (rope is None) != (out is None):
-        given, missing = ("--rope", "--out DIR") if out is None else ("--out", "--rope FILE")
-        raise UsageError(f"{given} needs {missing}")
-    if rope is None and push is None:
+    if rope is not None and gguf is not None:
         raise UsageError(
-            "give --rope FILE and --out DIR to write a checkpoint, or --push OWNER/NAME to publish a model"
+            "give --rope or --gguf, not both; write the checkpoint with --rope and convert it first"
+        )
+    if out is None and (rope is not None or gguf is not None):
+        raise UsageError("--rope needs --out DIR" if gguf is None else "--gguf needs --out FILE")
+    if out is not None and rope is None and gguf is None:
+        raise UsageError("--out needs --rope FILE or --gguf FILE")
+    if gguf is not None and push is not None:
+        raise UsageError("--gguf and --push are two commands; --push uploads the checkpoint of a run")
+    if rope is None and push is None and gguf is None:
+        raise UsageError(
+            "give --rope FILE and --out DIR to write a checkpoint, --gguf FILE and --out FILE to correct a GGUF file, "
+            "or --push OWNER/NAME to publish a model"
         )
     if public and push is None:
         raise UsageError("--public needs --push OWNER/NAME")
+    if gguf is not None and out is not None:
+        corrected = _corrected(model, gguf, out)
+        if as_json:
+            print_json(corrected.to_json())
+        else:
+            _say(_about_gguf(corrected))
+        return
     with on_interrupt(
         lambda: "nothing is in the repository that was not there before; run the same command again"
     ):
@@ -72,6 +92,30 @@ def export(
         _say(_about(exported))
     if pushed is not None:
         _say(_about_push(pushed))
+
+
+def _corrected(model: str, source: Path, out: Path) -> GgufResult:
+    from ropewalk.data.read.embedded import resolve_model
+    from ropewalk.models.config_file import read_model_config
+    from ropewalk.models.gguf import write_gguf
+    from ropewalk.training.run_folder import MODEL, RECIPE
+
+    run = Path(model).expanduser()
+    folder = run / MODEL if (run / RECIPE).is_file() else resolve_model(model)
+    return write_gguf(source, read_model_config(str(folder)), out)
+
+
+def _about_gguf(found: GgufResult) -> list[tuple[str, str]]:
+    return [
+        ("file", str(found.out)),
+        ("RoPE", f"{found.method}, architecture {found.architecture}"),
+        *(
+            ("change", each)
+            for each in found.changes or ("none: llama.cpp reads the converter's file right",)
+        ),
+        *(("note", each) for each in found.notes),
+        ("next", f"llama-server -m {found.out} serves it"),
+    ]
 
 
 def _repository(name: str, public: bool) -> Repository:

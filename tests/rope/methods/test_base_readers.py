@@ -41,7 +41,7 @@ def test_a_length_that_would_be_multiplied_twice_is_named() -> None:
     [
         ({}, 32768, []),
         ({}, 16384, ["vLLM serves 32768 tokens", "give --max-model-len 16384"]),
-        ({"attention_factor": 0.1 * math.log(8) + 1}, 32768, ["llama.cpp adjusts"]),
+        ({"attention_factor": 0.1 * math.log(8) + 1}, 32768, ["llama.cpp ignores"]),
         (
             {"attention_factor": 1.0},
             32768,

@@ -197,6 +197,6 @@ class Yarn(RopeMethod):
             )
         if stated:
             notes.append(
-                "llama.cpp adjusts the attention factor again: whether it is applied twice was not measured"
+                "llama.cpp ignores attention_factor as its converter writes it; ropewalk export --gguf corrects that"
             )
         return notes
