@@ -6,6 +6,8 @@ import json
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import OfflineModeIsEnabled
+from huggingface_hub.utils import SafetensorsFileMetadata, SafetensorsRepoMetadata, TensorInfo
 from safetensors.torch import load_file, save_file
 
 from ropewalk import EngineError, PackedLayout, RopewalkError, load_model
@@ -15,6 +17,7 @@ from ropewalk.models.config import ModelConfig
 from ropewalk.models.config_file import read_model_config
 from ropewalk.models.load import (
     ModelSetup,
+    _refuse_sinks,
     attach,
     attention_spec,
     checkpoint_activations,
@@ -458,6 +461,27 @@ def test_a_wrong_count_of_sinks_is_refused_by_layer_before_weights_are_read(tmp_
     (tmp_path / "model.safetensors").write_bytes(b"no header")
     with pytest.raises(RopewalkError, match=r"cannot load the model in .*: model\.safetensors: "):
         load_model(tmp_path)
+
+
+def test_a_wrong_count_of_sinks_on_the_hub_is_refused_from_headers(tmp_path, monkeypatch):
+    """Before weights are downloaded; where headers cannot be read, loading says what is wrong."""
+    tiny_model("gpt_oss", sharp=True).config.save_pretrained(tmp_path)
+    asked = []
+
+    def headers(self, repo_id):
+        asked.append(repo_id)
+        if len(asked) > 1:
+            raise OfflineModeIsEnabled("offline")
+        tensor = TensorInfo("F32", [3], (0, 12))
+        files = {"a.safetensors": SafetensorsFileMetadata({}, {"model.layers.1.self_attn.sinks": tensor})}
+        return SafetensorsRepoMetadata(None, True, {}, files)
+
+    monkeypatch.setattr("huggingface_hub.HfApi.get_safetensors_metadata", headers)
+    config = read_config(tmp_path)
+    with pytest.raises(RopewalkError, match=r"layer 1 .* in me/model has attention sinks of shape \[3\]"):
+        _refuse_sinks("me/model", config)
+    _refuse_sinks("me/model", config)
+    assert asked == ["me/model"] * 2
 
 
 def test_a_key_that_a_class_misses_is_named(tmp_path):

@@ -32,6 +32,7 @@ from ropewalk.models.config_file import (
 )
 from ropewalk.models.generation import generating as generating
 from ropewalk.models.generation import keep_one_choice
+from ropewalk.models.origin import cached_folder
 from ropewalk.models.rotary import rope_of as rope_of
 from ropewalk.models.rotary import rope_of_rows as rope_of_rows
 from ropewalk.models.rotary import rotary_module as rotary_module
@@ -186,7 +187,7 @@ def configured(
         raise EngineError(f"the model in {path_or_id} {refused[0]}")
     recurrent_layers.refuse_older_transformers(config)
     if config.has_sinks:
-        _refuse_sinks(Path(path_or_id), config)
+        _refuse_sinks(path_or_id, config)
     if setup.rope is None and not setup.other_ropes:
         return config, config.methods
     if setup.rope is not None:
@@ -198,26 +199,52 @@ def configured(
     return written, config.methods_with(rope, setup.other_ropes)
 
 
-def _refuse_sinks(folder: Path, config: ModelConfig) -> None:
+def _refuse_sinks(path_or_id: str | os.PathLike[str], config: ModelConfig) -> None:
     """Raise if a layer has more or fewer attention sinks than heads, from the shapes in the files' headers alone."""
     heads = config.source.get_text_config().num_attention_heads
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as weights:
-                names = [name for name in weights.keys() if name.endswith(".sinks")]  # noqa: SIM118
-                shapes = {name: weights.get_slice(name).get_shape() for name in names}
-        except (OSError, SafetensorError) as error:
+    for name, shape in _shapes(path_or_id, ".sinks").items():
+        if shape != [heads]:
+            layer = re.search(r"layers\.(\d+)\.", name)
+            where = f"layer {layer[1]}" if layer else name
             raise RopewalkError(
-                f"cannot load the model in {folder}: {file.name}: {_first_line(error)}"
-            ) from error
-        for name, shape in shapes.items():
-            if shape != [heads]:
-                layer = re.search(r"layers\.(\d+)\.", name)
-                where = f"layer {layer[1]}" if layer else name
+                f"{where} of the checkpoint in {path_or_id} has attention sinks of shape {shape}, but its config.json "
+                f"says num_attention_heads {heads}, and each head has one sink"
+            )
+
+
+def _shapes(path_or_id: str | os.PathLike[str], ending: str) -> dict[str, list[int]]:
+    """Shapes of a checkpoint's weights whose names end so, without reading a weight; of a Hub id, none if offline."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        NotASafetensorsRepoError,
+        OfflineModeIsEnabled,
+        SafetensorsParsingError,
+    )
+
+    shapes: dict[str, list[int]] = {}
+    folder = cached_folder(str(path_or_id))
+    files = [] if folder is None else sorted(folder.glob("*.safetensors"))
+    if files or Path(path_or_id).is_dir():
+        for file in files:
+            try:
+                with safe_open(file, framework="pt") as weights:
+                    names = [name for name in weights.keys() if name.endswith(ending)]  # noqa: SIM118
+                    shapes |= {name: weights.get_slice(name).get_shape() for name in names}
+            except (OSError, SafetensorError) as error:
                 raise RopewalkError(
-                    f"{where} of the checkpoint in {folder} has attention sinks of shape {shape}, but its config.json "
-                    f"says num_attention_heads {heads}, and each head has one sink"
-                )
+                    f"cannot load the model in {path_or_id}: {file.name}: {_first_line(error)}"
+                ) from error
+        return shapes
+    try:
+        # Some kilobytes of each file, long before gigabytes of weights are downloaded.
+        found = HfApi().get_safetensors_metadata(str(path_or_id))
+    except (OfflineModeIsEnabled, HfHubHTTPError, OSError, NotASafetensorsRepoError, SafetensorsParsingError):
+        # Loading reports what is wrong, or finds the weights in the cache.
+        return {}
+    for of_file in found.files_metadata.values():
+        shapes |= {name: each.shape for name, each in of_file.tensors.items() if name.endswith(ending)}
+    return shapes
 
 
 def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str, Any]) -> None:
