@@ -158,6 +158,7 @@ def advise(
     fits = target_length <= trained_length
     refusals = () if fits else tuple(about.refusals)
     stays, because = about.stays, ATTEND_NO_FURTHER
+    # Asked of the turning pairs alone: one that stands still has a period of infinity and is never complete.
     if stays is None and isinstance(current, Proportional) and all(pair.complete for pair in _turning(now)):
         stays, because = (
             _all_turned(now, seen),
@@ -361,6 +362,7 @@ def _larger_base(current: RopeMethod, target_length: int) -> str:
         # Rounded to two digits because neighbouring steps differ by 19 %.
         base = float(f"{current.rope_theta * 2 ** (step / 4):.1e}")
         method = replace(current, rope_theta=base)
+        # None means that no margin up to the target is negative.
         if context_bound(method.frequencies(target_length).inv_freq, limit=target_length) is None:
             bound = bound_at(method, target_length)
             return (

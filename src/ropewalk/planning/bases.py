@@ -66,6 +66,7 @@ class BoundResult(Result):
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, with formula and source."""
+        # A bound that was not found is at least the limit of the search; `at_least` says so.
         reach = {base: SEARCH_LIMIT if bound is None else bound for base, bound in self.bounds.items()}
         return {
             "rope_theta": self.rope_theta,
@@ -115,6 +116,7 @@ class BasesResult(Result):
     def safe_base_near_ceiling(self) -> bool:
         """Whether the safe base is so close to the ceiling that infeasible bases may follow beyond the ceiling."""
         safe = self.found.safe_base
+        # A decade of feasible bases below the ceiling makes a gap beyond it unlikely.
         return safe is not None and safe > self.ceiling / 10 and self.ceiling > 10
 
     def to_json(self) -> dict[str, Any]:

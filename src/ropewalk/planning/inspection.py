@@ -71,6 +71,7 @@ class InspectResult(Result):
             "config_class": config.config_class,
             "defaults": dict(config.defaults),
             "max_position_embeddings": stated,
+            # trained_length raises an error if the config states no length at all.
             "trained_length": config.given_length or (stated and config.trained_length),
             "num_hidden_layers": config.values.get("num_hidden_layers"),
             "num_attention_heads": config.num_heads,

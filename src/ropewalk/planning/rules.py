@@ -84,6 +84,7 @@ class Setting:
     def to_json(self) -> dict[str, Any]:
         """JSON values; the method is given as its name, its base and, if it has one, its factor."""
         values = asdict(self)
+        # asdict has made a dictionary of the method, so the method itself is taken.
         method = values.pop("method") and self.method
         return {
             "rule": values.pop("rule"),

@@ -92,6 +92,7 @@ def plan_stages(
         # Each stage is derived from the checkpoint, not from the stage before: rules relate to the trained length.
         method = candidate(name, current, trained_length, context, ceiling, progress)
         bound = bound_at(method, context)
+        # The recommendation may follow different rules at different lengths.
         chosen_rule = name
         if name == RECOMMENDED:
             chosen_rule = recommended_base(current, trained_length, context).rule

@@ -10,6 +10,7 @@ from ropewalk.errors import RopewalkError
 
 
 def is_number(value: Any) -> bool:
+    # True and False are integers to Python.
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -58,6 +58,7 @@ def layer_overrides(config: Config) -> dict[int, Config]:
 
     Source: ``per_layer_config`` of transformers 5; its class for Gemma 4 makes it of ``global_head_dim``.
     """
+    # JSON has no numbers as keys.
     return {int(number): values for number, values in (config.get(OF_LAYERS) or {}).items()}
 
 

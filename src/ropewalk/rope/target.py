@@ -167,6 +167,7 @@ def candidate(
         return method_for_target(
             "theta", current, trained_length, target_length, rope_theta=_base(name.removeprefix(GIVEN))
         )
+    # A scaled checkpoint may go on with its own method even if that is not among those compared.
     if name in compared_methods() or (name == current.name and not isinstance(current.plain, Default)):
         return method_for_target(name, current, trained_length, target_length)
     check_candidate(name)

@@ -119,6 +119,7 @@ def _with_experts(values: Mapping[str, Any]) -> list[bool]:
     if (sparse := values.get("moe_layers")) is not None:
         return [layer in sparse for layer in layers]
     dense, first = values.get("mlp_only_layers") or (), values.get("first_k_dense_replace") or 0
+    # decoder_sparse_step counts layers from 1.
     step = values.get("decoder_sparse_step") or 1
     return [layer >= first and layer not in dense and (layer + 1) % step == 0 for layer in layers]
 
@@ -196,6 +197,7 @@ class ModelShape:
     value_dim: int = 0
 
     def __post_init__(self) -> None:
+        # The dataclass is frozen, so a plain assignment would raise.
         object.__setattr__(self, "value_dim", self.value_dim or self.head_dim)
         for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab"):
             value = getattr(self, name)
@@ -314,6 +316,7 @@ class ModelShape:
         dense = sum(math.prod(size) for size in self._layer_sizes(False) if len(size) > 1)
         if self.experts is None:
             return self.layers * dense
+        # A router and experts take the place of the dense MLP.
         other = self.experts.matrices(self.hidden) - numel(_mlp_sizes(self.hidden, self.intermediate))
         return self.layers * dense + self.experts.layers * other
 

@@ -236,6 +236,7 @@ def _transfers(
 ) -> tuple[float, float, float]:
     """Seconds of FSDP, of Ulysses and ring exchanges, and of offload, each without overlap."""
     mesh, layers, units = run.mesh, passes * run.model.layers, passes * (run.model.layers + 1)
+    # The forward, the backward and, under checkpointing, the recomputation.
     times = 3 if run.checkpointing else 2
     # Each layer is gathered twice and the root once, and each unit reduced once; an all-reduce has twice the steps.
     shards = _time(sent.fsdp, 2 * layers + passes + units, 1, mesh.shard_degree, cluster, grouped=True)
@@ -266,6 +267,7 @@ def _time(sent: int, messages: int, stride: int, ranks: int, cluster: Cluster, *
         # A group with a stride has fewer ranks in each node, hence fewer ports that can work for it.
         ports = max(1, cluster.ranks_per_node // stride) if grouped else 1
         bandwidth = min(cluster.nvlink, ports * cluster.network)
+        # A ring crosses from node to node once for each node but one; in other collectives every step may cross.
         crossings = -(-stride * ranks // cluster.ranks_per_node) - 1 if grouped else ranks - 1
     crossings = min(crossings, ranks - 1)
     steps = crossings * cluster.network_latency + (ranks - 1 - crossings) * cluster.nvlink_latency

@@ -138,6 +138,7 @@ class LongRope(RopeMethod):
         return replace(self, start_tokens=0)
 
     def to_entry(self) -> dict[str, Any]:
+        # A config has no such key; as_written refuses any value but 0.
         return {key: value for key, value in super().to_entry().items() if key != "start_tokens"}
 
     def top_level(self) -> dict[str, int]:

@@ -107,6 +107,7 @@ class DynamicNtk(RopeMethod):
         return cls(entry.rotary_dim, entry.rope_theta, entry.need("factor"), length)
 
     def to_entry(self) -> dict[str, Any]:
+        # top_level states it instead, as max_position_embeddings.
         return {key: value for key, value in super().to_entry().items() if key != ORIGINAL}
 
     def top_level(self) -> dict[str, int]:

@@ -148,6 +148,7 @@ def safe_base(
         remaining = _feasible(
             length, rotary_dim, low, high, _shifted(progress, done * length, decades * length)
         )
+        # A gap at the top of this decade: all decades above it are feasible.
         if not len(remaining) or remaining[-1, 1] != high:
             return rounded_up(math.exp(high)) if done else None
         if remaining[-1, 0] != low:
@@ -212,6 +213,7 @@ def rounded_up(base: float, digits: int = DIGITS) -> float:
 
 
 def _rounded(base: float, rounding: str, digits: int) -> float:
+    # Decimal is exact where scaling a float would round once more, perhaps the other way.
     exact = Decimal(base)
     return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), rounding))
 
@@ -258,6 +260,7 @@ def _holes(remaining: Floats, first: int, count: int, exponents: Floats) -> Floa
     def look(part: slice) -> tuple[Floats, Floats]:
         return _look(points[part], ~starts[part][1:], first, count, exponents)
 
+    # For the number of threads that the user has set.
     import torch
 
     workers = min(torch.get_num_threads(), len(parts))
@@ -271,6 +274,7 @@ def _holes(remaining: Floats, first: int, count: int, exponents: Floats) -> Floa
         whole.append(ruled_out)
         doubtful.append(candidates)
     open_ = np.concatenate(doubtful, axis=1)
+    # In pieces, because _negative makes arrays of candidates times pairs.
     pieces = np.array_split(open_, open_.shape[1] // _TOGETHER + 1, axis=1)
     return np.concatenate([*whole, *(_negative(piece[0], piece[1], piece[2], exponents) for piece in pieces)])
 
@@ -436,7 +440,9 @@ def _without(intervals: Floats, holes: Floats) -> Floats:
     start, end = holes[begins, 0], reach[np.r_[begins[1:] - 1, len(reach) - 1]]
     pieces = [np.empty((0, 2))]
     for low, high in intervals:
+        # Merged gaps are disjoint, so both of their ends ascend and bisection finds those in the interval.
         inside = slice(np.searchsorted(end, low, side="right"), np.searchsorted(start, high, side="left"))
+        # Ends of gaps lie between the ends of the interval, so every pair of edges encloses a part that remains.
         edges = np.r_[low, np.stack([start[inside], end[inside]], 1).ravel(), high].reshape(-1, 2)
         pieces.append(edges[edges[:, 1] - edges[:, 0] > _FINEST])
     return np.concatenate(pieces)

@@ -190,6 +190,7 @@ def screen(theta: Floats, first: int, count: int) -> NDArray[np.float32]:
     left.view(np.float32)[..., 2 * pairs :] = _cubics(theta[:, ~fast], first + half, width, left.shape[1])
     values = _product(left.view(np.float32), right[:, :width].view(np.float32))
     values = values.reshape(len(theta), -1)[:, :count]
+    # One value suffices to notice products of lower precision.
     _check(values[0, -1], theta[0], first + count - 1)
     return values
 
@@ -203,6 +204,7 @@ def _product(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[n
     # For many settings torch's product is faster, and it scales when called from several threads.
     import torch
 
+    # Under a caller's autocast the product would be in bfloat16.
     with torch.autocast("cpu", enabled=False):
         product: NDArray[np.float32] = torch.bmm(torch.from_numpy(left), torch.from_numpy(right).mT).numpy()
     return product
@@ -232,6 +234,7 @@ def _cubics(theta: Floats, start: float, width: int, rows: int) -> NDArray[np.fl
 
 def _table(theta: Floats, start: float, step: int, size: int, spare: int) -> NDArray[np.complex64]:
     """``e^(i·(start + step·k)·θ)`` for ``k < size`` or a few more, complex64 ``[settings, size, pairs + spare]``."""
+    # Two factors of about √size exponentials each: e^(a + b) = e^a·e^b.
     inner = 2 ** round(math.log2(size) / 2)
     outer = -(-size // inner)
     slow = np.exp(1j * theta[:, None] * (start + step * inner * np.arange(outer))[:, None])

@@ -242,6 +242,7 @@ def length_floor(length: int) -> float:
     length = min(length, FLOOR_LIMIT)
     if length in KNOWN_FLOORS:
         return KNOWN_FLOORS[length]
+    # The floor grows with the length, so that of a shorter length is a lower bound.
     below = max((base for known, base in KNOWN_FLOORS.items() if known < length), default=1.0)
     found = smallest_base(length, FLOOR_DIM, at_least=below)
     assert found is not None, "the floor of 1M tokens lies far below the highest ceiling"
