@@ -278,6 +278,7 @@ class ModelConfig:
                 kind,
                 windows.get(kind),
                 rotates,
+                # The key None holds the RoPE that all layers share.
                 self.methods.get(kind, self.methods.get(None)) if rotates else None,
                 self.has_sinks,
                 self.softcap,
@@ -398,6 +399,7 @@ class ModelConfig:
             raise RopewalkError(f"the config must state max_position_embeddings in tokens, got {length!r}")
         method = self.methods.get(None, self.methods.get(FULL))
         extended = None if method is None else method.extended_length()
+        # Other yarn configs state the extended length, which must not become shorter.
         return (self._dual_chunk_length or length) if extended is None else max(length, extended)
 
     @property
@@ -584,9 +586,11 @@ class ModelConfig:
         If the config states a number for each layer, the largest.
         """
         stated = next((self.values[key] for key in NUMBERS_OF_EXPERTS if self.values.get(key)), None)
+        # DBRX states it in the config of its feed-forward blocks.
         if stated is None:
             stated = (self.values.get("ffn_config") or {}).get("moe_num_experts") or 0
         found = max(stated) if isinstance(stated, list | tuple) else stated
+        # With one expert there is nothing to route.
         return found if found > 1 else 0
 
     @property
@@ -604,6 +608,7 @@ class ModelConfig:
         """Why packed rows cannot pass through the model: predicates whose subject is the model; empty if they can."""
         refused = []
         passable = (*SERVED, *PER_TOKEN, *(RECURRENT if self.mixer_name else ()))
+        # Reversed, so that the first layer of each kind is the one that a message names.
         other = {layer.kind: number for number, layer in reversed(list(enumerate(self.layers)))}
         unknown = [f"{kind} (layer {other[kind]})" for kind in sorted(set(other) - set(passable))]
         if unknown:
@@ -756,6 +761,7 @@ def check_layers(config: Mapping[str, Any]) -> None:
     }
     for key, smallest in least.items():
         value = config.get(key)
+        # isinstance would accept true, which is an int in Python.
         if value is not None and (type(value) is not int or value < smallest):
             raise RopewalkError(
                 f"{key} is {value!r} in the config, but must be a whole number of at least {smallest}"
@@ -764,6 +770,7 @@ def check_layers(config: Mapping[str, Any]) -> None:
     if switch is not None and not isinstance(switch, bool):
         raise RopewalkError(f"use_sliding_window is {switch!r} in the config, but must be true or false")
     pattern = config.get("sliding_window_pattern")
+    # Beside a list of types a pattern is unused, so it may be 0.
     idle = pattern is None or (pattern == 0 and config.get("layer_types"))
     if isinstance(pattern, bool) or not (idle or (pattern and isinstance(pattern, str | int))):
         raise RopewalkError(
@@ -791,6 +798,7 @@ def check_list_lengths(config: Mapping[str, Any]) -> None:
     count = config.get("num_hidden_layers") or len(config.get("layer_types") or (1,))
     for key in ("layer_types", "no_rope_layers", BASES_OF_LAYERS):
         listed = len(config.get(key) or ())
+        # 0 stands for a list that the config does not have.
         if listed in (0, count):
             continue
         wrong = f"layer {listed} has no entry" if listed < count else f"there is no layer {count}"
@@ -836,10 +844,13 @@ def _derived_kinds(config: Mapping[str, Any]) -> Sequence[str]:
         chunked = config.get("attention_chunk_size") is not None
         return (CHUNKED if chunked else FULL,) * layers
     pattern = config.get("sliding_window_pattern")
+    # EXAONE 4 writes the pattern in letters: L for a local layer, G for a global one.
     if isinstance(pattern, str):
         return [SLIDING if pattern[number % len(pattern)] == "L" else FULL for number in range(layers)]
+    # A number p, as Gemma 3 states it: each p-th layer, counted from 1, has full attention.
     if pattern:
         return [SLIDING if (number + 1) % pattern else FULL for number in range(layers)]
+    # In Qwen's configs the layers before max_window_layers have full attention.
     first = config.get("max_window_layers") if config.get("use_sliding_window") else None
     return [SLIDING if number >= (first or 0) else FULL for number in range(layers)]
 
@@ -872,6 +883,7 @@ def _attention_that_rotates(config: Mapping[str, Any], kinds: Sequence[str]) -> 
     windows_alone = (
         config.get("model_type") in ROTATE_IN_WINDOWS_ALONE and config.get("sliding_window") is not None
     )
+    # An entry of null means that the layers of this type have no RoPE.
     nested = config.get("rope_parameters") or {}
     return [
         not (windows_alone and kind == FULL) and not (kind in nested and nested[kind] is None)
@@ -883,6 +895,7 @@ def _which(numbers: Sequence[int], layers: int) -> str:
     """``each of 36 layers``, ``each of layers 3, 7 and 11 (of 36, counted from 0)``."""
     if len(numbers) == layers:
         return "every layer"
+    # In a run of consecutive numbers, the number minus its position stays the same.
     runs = [
         [number for _, number in run]
         for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])

@@ -109,6 +109,7 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
     config_class = class_of(raw.get("model_type"))
     decoder = raw["text_config"] if isinstance(raw.get("text_config"), Mapping) else raw
     _refuse_two_places(raw, decoder, config_class)
+    # Without a class there are no defaults, so the file must state everything that is read.
     if config_class is None:
         stated = under_known_names(decoder)
         _check_rotary_dim(stated, methods_from_config(stated))
@@ -123,6 +124,7 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
     _refuse_without_rope(model, text)
     _refuse_unknown_keys(decoder, type(text))
     values, defaults = completed(decoder, text)
+    # The file of a whole model may state the dtype outside the decoder's part.
     dtype = raw.get("dtype") or raw.get("torch_dtype")
     if dtype is not None and not (values.get("dtype") or values.get("torch_dtype")):
         values["dtype"] = dtype
@@ -180,6 +182,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
     """A JSON object without repeated keys, of which Python would silently keep the last value."""
+    # transformers writes values that JSON lacks, such as infinity, in this form.
     if len(pairs) == 1 and pairs[0][0] == "__float__":
         return float(pairs[0][1])
     values: dict[str, Any] = {}
@@ -226,8 +229,10 @@ def _check_stated(decoder: Mapping[str, Any], config_class: Any) -> None:
         raise RopewalkError(
             f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads} in the config"
         )
+    # Without a stated base the methods can be read only after the class has supplied one.
     if not states(stated, "rope_theta"):
         return
+    # Dimensions that the file leaves out are those of the class.
     for key in ("head_dim", *NAMED_SHAPE_KEYS):
         default = getattr(config_class, key, None)
         if stated.get(key) is None and isinstance(default, int):
@@ -323,6 +328,7 @@ def completed(decoder: Mapping[str, Any], text: Any) -> tuple[dict[str, Any], di
     _complete_window(values, defaults, text)
     _complete_rope(values, defaults, text)
     values |= layer_values(text)
+    # Gemma 4's class gives layers with full attention a head_dim of their own.
     if layer_overrides(values) and decoder.keys().isdisjoint((OF_LAYERS, "global_head_dim")):
         defaults[f"{FULL}.head_dim"] = head_dim(values, FULL)
     for key in ATTENTION_KEYS:
@@ -346,6 +352,7 @@ def _complete_shape(values: dict[str, Any], defaults: dict[str, Any], text: Any)
         values["num_key_value_heads"] = shape["num_key_value_heads"]
     heads = values.get("num_attention_heads")
     derived = heads and values.get("hidden_size") and values["hidden_size"] / heads
+    # A head_dim that follows from the other two values is no default to report.
     if values.get("head_dim") is None and shape.get("head_dim", derived) != derived:
         values["head_dim"] = defaults["head_dim"] = shape["head_dim"]
 
@@ -396,6 +403,7 @@ def _complete_flat(values: dict[str, Any], defaults: dict[str, Any], text: Any) 
     if not states(values, "rope_theta"):
         values["rope_theta"] = defaults["rope_theta"] = parameters.get("rope_theta")
     partial = parameters.get("partial_rotary_factor")
+    # 1 rotates all dimensions, as a file without the key does.
     if not states(values, "partial_rotary_factor") and partial not in (None, 1):
         values["partial_rotary_factor"] = defaults["partial_rotary_factor"] = partial
     original = parameters.get(ORIGINAL)

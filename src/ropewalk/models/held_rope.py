@@ -68,6 +68,7 @@ def _held(rotary: nn.Module, prefix: str) -> LoadedRope:
     buffer = rotary.get_buffer(f"{prefix}inv_freq")
     return LoadedRope(
         layer_type=prefix.removesuffix("_") or None,
+        # Without a copy, a buffer in float64 would be shared with the module.
         inv_freq=buffer.detach().to(torch.float64, copy=True),
         dtype=str(buffer.dtype).removeprefix("torch."),
         attention_factor=float(getattr(rotary, f"{prefix}attention_scaling", 1.0)),
@@ -81,6 +82,7 @@ def _rotary_as_loaded(model: str, config: Any) -> nn.Module:
     transformers does not promise either, so a test compares with a real load.
     """
     teach_transformers()
+    # A load sets the default dtype to the checkpoint's while it creates modules.
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     try:
         rotary_class = _rotary_class(config)
@@ -101,6 +103,7 @@ def _rotary_class(config: Any) -> type[nn.Module]:
         small = deepcopy(config)
         # One layer on the meta device: only the class of the rotary module is wanted, at no cost of memory.
         small.num_hidden_layers = 1
+        # The list must have an entry for each layer.
         if getattr(small, "layer_types", None):
             small.layer_types = small.layer_types[:1]
         with quiet(), torch.device("meta"):
@@ -197,6 +200,7 @@ def rope_of_saved_config(model: Any) -> dict[str | None, LoadedRope]:
         RopewalkError: if the config cannot be saved or read again.
     """
     config = deepcopy(model.config)
+    # Saving a model writes its dtype into the config; here only the config is saved.
     config.dtype = model.dtype
     try:
         with _folder() as folder:
@@ -231,5 +235,6 @@ def _config_kept(config: Any) -> Iterator[None]:
     try:
         yield
     finally:
+        # In place, because the parts of the model share this object.
         config.__dict__.clear()
         config.__dict__.update(before)

@@ -106,6 +106,7 @@ def load_model(
             dtype=dtype,
             attn_implementation=_implementation(config),
             trust_remote_code=setup.trust_remote_code,
+            # Other formats are pickles, which can run code when they are read.
             use_safetensors=True,
             # Missing and mismatched weights are both rejected below, by name.
             ignore_mismatched_sizes=True,
@@ -115,6 +116,7 @@ def load_model(
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise RopewalkError(f"cannot load the model in {path_or_id}: {_first_line(error)}") from error
     except KeyError as error:
+        # A class with its own table of attention functions looks ours up there.
         if str(error.args[0]) not in (attention_hooks.OVER_SDPA, attention_hooks.OVER_EAGER):
             raise _lacks_key(path_or_id, config, error) from error
         raise EngineError(
@@ -404,6 +406,7 @@ def with_rope(
     values = replace_methods(stated, config.methods_with(method, others))
     length = max_position_embeddings or values.get(MAX_LENGTH) or config.max_position_embeddings
     values = for_all_readers({**values, MAX_LENGTH: length or 0})
+    # They were filled in for these two calls; below, the class's own spelling is restored.
     for key in ("head_dim", MAX_LENGTH):
         del values[key]
     if "head_dim" in before:
@@ -441,6 +444,7 @@ def left_out(config: ModelConfig) -> str | None:
     if key is None or type(config.source) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
     loaded = MODEL_FOR_CAUSAL_LM_MAPPING[type(config.source)]
+    # Such a class takes the config of the whole model, so it has the encoders too.
     if loaded.config_class is type(config.source):
         return None
     return (
@@ -506,6 +510,7 @@ def save_model(
     """
     model.save_pretrained(folder, state_dict=state_dict)
     whole = _whole_config(model)
+    # save_pretrained wrote the decoder's own config, from which transformers does not load such a model.
     if whole is not None:
         whole.save_pretrained(folder)
     if tokenizer is not None:
@@ -545,6 +550,7 @@ def _refuse_architecture(model: Any, config: ModelConfig) -> None:
         raise EngineError(f"{type(model).__name__} {refused[0]}")
     recurrent_layers.refuse_older_transformers(config)
     homes = {type(module).__module__ for module in model.modules()}
+    # The modules of transformers look attention functions up in this table.
     if not any(hasattr(sys.modules[home], "ALL_ATTENTION_FUNCTIONS") for home in homes):
         raise EngineError(
             f"{type(model).__name__} does not accept external attention functions, so it cannot run on packed rows"
@@ -552,6 +558,7 @@ def _refuse_architecture(model: Any, config: ModelConfig) -> None:
 
 
 def _implementation(config: ModelConfig) -> str:
+    # SDPA computes neither soft caps nor sinks.
     capped_or_sinks = config.softcap is not None or config.has_sinks
     return attention_hooks.OVER_EAGER if capped_or_sinks else attention_hooks.OVER_SDPA
 

@@ -70,6 +70,7 @@ class OutputHead:
             )
         # The tolerance is for float32; a model in 16 bits rounds its hidden states that much more coarsely.
         unit = torch.finfo(hidden.dtype).eps / torch.finfo(torch.float32).eps
+        # Not >, so that NaN is refused too.
         if not difference <= PROBE_TOLERANCE * unit * (1 + expected.abs().max()):
             raise RopewalkError(
                 f"{type(model).__name__} computes its logits in a way that ropewalk does not support (they differ by "
@@ -105,6 +106,7 @@ def chunked_token_losses(hidden: Tensor, labels: Tensor, head: OutputHead) -> Te
     Returns:
         float32 ``[tokens]`` in nats, 0 for ignored labels. Peak memory is ``LOGITS_BYTES`` times a small constant.
     """
+    # 4 bytes of float32 for each logit.
     size = max(1, LOGITS_BYTES // (4 * head.linear.weight.shape[0]))
     if hidden.shape[0] <= size:
         return _token_losses(hidden, labels, head)

@@ -70,6 +70,7 @@ def cached_folder(path_or_id: str) -> Path | None:
         found = try_to_load_from_cache(path_or_id, "config.json")
     except HFValidationError:
         return None
+    # The cache also knows files that the Hub does not have, and returns a marker for them.
     return Path(found).parent if isinstance(found, str) else None
 
 

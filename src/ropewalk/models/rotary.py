@@ -27,6 +27,7 @@ def teach_transformers() -> None:
 
     for name, method in METHODS.items():
         if method.config_keys is not None and name != Default.name:
+            # A method that transformers has itself keeps its function.
             ROPE_INIT_FUNCTIONS.setdefault(name, _frequencies_of_config)
 
 
@@ -115,6 +116,7 @@ def rope_of(model: nn.Module, method: RopeMethod) -> Iterator[None]:
     """
     own = _exchangeable(model, [method])
     other = RotaryEmbedding(_in_its_place(own, method), style=own.style)
+    # A length that was fixed for the model's own module holds for this one too.
     other.total_length = own.total_length
     other.train(own.training)
     with _in_place_of_own(model, other):

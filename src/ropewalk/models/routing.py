@@ -64,6 +64,7 @@ class Router:
         if not isinstance(output, tuple):
             return output, output.topk(self.top_k, dim=-1).indices
         logits = output[self.index]
+        # The chosen experts are the integers among the values.
         for given in output:
             if isinstance(given, Tensor) and not given.is_floating_point() and given.dim() > 1:
                 return logits, given
@@ -80,9 +81,11 @@ def routers_of(model: nn.Module) -> list[Router]:
     found = []
     for name, module in model.named_modules():
         for spec in specs:
+            # With dots, so that the names of layers match only as a whole.
             place = f".{spec.layer_name.strip('.')}." if spec.layer_name else ""
             if isinstance(module, spec.target_class) and place in f".{name}.":
                 parent = model.get_submodule(name.rpartition(".")[0])
+                # Depending on the class, the number is in the router, in its block or only in the config.
                 top_k = getattr(module, "top_k", None) or getattr(parent, "top_k", None) or stated
                 found.append(Router(name, module, spec.index, top_k or 1))
                 break
@@ -123,6 +126,7 @@ class Routing:
 
 def _entropy(counts: Sequence[int]) -> float:
     total = sum(counts)
+    # An expert without tokens contributes 0, whose logarithm does not exist.
     return -sum(count / total * math.log(count / total) for count in counts if count)
 
 
@@ -196,9 +200,11 @@ class Recorder:
             float64 scalar. Its sum over all ranks and passes, divided by the tokens of all rows, is the step's loss.
         """
         counts = torch.stack(self._counts).sum(dim=0)
+        # f is a frequency over the whole row, whose tokens may be on several ranks.
         for group in () if groups is None else (groups.sequence_group, groups.ring_group):
             if group is not None:
                 dist.all_reduce(counts, group=group)
+        # Not summed over ranks: the loss is linear in the probabilities, so the parts of the ranks add up.
         sums = torch.stack([each.double() for each in self._sums]).sum(dim=0)
         layers, experts = len(self._counts), counts.shape[-1]
         # The counts of a row add up to its tokens times layers times top_k, so this is a weighted mean.

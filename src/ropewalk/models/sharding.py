@@ -54,6 +54,7 @@ def load_sharded(
     def read() -> None:
         """Read the model into a list, because on_rank_0 would send a return value to all ranks."""
         whole = load_model(path_or_id, setup)
+        # Both raise for a model that cannot be trained, before any rank makes its shards.
         OutputHead.of(whole)
         decoder_layers(whole)
         if adapter is not None:
@@ -136,11 +137,13 @@ def _fill(model: Any, source: Any | None) -> None:
     """Send every parameter and buffer of rank 0's whole model to the shards of all ranks, in a fixed order."""
     parameters = {} if source is None else dict(source.named_parameters())
     for name, shard in model.named_parameters():
+        # The shape of a DTensor is that of the whole tensor.
         full = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
         if source is not None:
             full.copy_(parameters[name])
         dist.broadcast(full, src=0)
         shard.to_local().copy_(local_part(full, shard))
+    # Buffers are not sharded.
     for name, buffer in model.named_buffers():
         if source is not None:
             buffer.copy_(_buffer_in(source, name, buffer.dtype))
@@ -183,6 +186,7 @@ def _initializer_of(source: Any, name: str) -> Any:
 
 def local_part(full: Tensor, like: DTensor) -> Tensor:
     """This rank's shard of a whole tensor that every rank has, split like ``like``."""
+    # With None torch sends nothing, since every rank has the whole tensor.
     cut = distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
     return cut.to_local()
 
@@ -211,6 +215,7 @@ def gathered_state(model: Any, world: World, dtype: torch.dtype | None = None) -
         # Gathering is collective, so all ranks take part.
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         take(name, whole, id(parameter) in kept)
+    # The class computes all other buffers, which no checkpoint holds.
     saved = model.state_dict().keys()
     for name, buffer in model.named_buffers():
         if name in saved:
