@@ -50,4 +50,5 @@ def make_callable(package: str, home: str) -> None:
             function = getattr(import_module(f"{package}.{home}"), package.rsplit(".", 1)[-1])
             return function(*arguments, **named)
 
+    # Python looks __call__ up on the type, so the class of the module is replaced.
     sys.modules[package].__class__ = Room

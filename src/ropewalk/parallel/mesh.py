@@ -101,6 +101,7 @@ class MeshShape:
         """Groups of ranks whose coordinates differ only in the given dimension."""
         groups: dict[Place, list[int]] = {}
         for rank in range(self.world_size):
+            # With this coordinate at 0, a place names the group along the dimension.
             groups.setdefault(replace(self.place(rank), **{dimension: 0}), []).append(rank)
         return tuple(tuple(ranks) for ranks in groups.values())
 

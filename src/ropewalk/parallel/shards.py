@@ -49,6 +49,7 @@ class RowShards:
     def __post_init__(self) -> None:
         longest = max(sum(end - start for start, end in chunks) for chunks in self.chunks)
         if self.ring_length == 0:
+            # The dataclass is frozen.
             object.__setattr__(self, "ring_length", -(-longest // self.sequence) * self.sequence)
         if self.ring_length < longest or self.ring_length % self.sequence:
             raise RopewalkError(

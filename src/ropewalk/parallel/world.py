@@ -232,6 +232,7 @@ def _start(world: World, device_type: str) -> None:
     # With too few CUDA devices the processes still join over gloo, so that rank 0 can report the problem.
     enough = torch.cuda.device_count() >= world.local_size
     device_type = "cuda" if device_type in ("auto", "cuda") and enough else "cpu"
+    # Before the group exists, because NCCL uses the current device.
     if device_type == "cuda":
         torch.cuda.set_device(world.local_rank)
     try:

@@ -563,6 +563,7 @@ def _train(run: _Run, metrics: MetricsLog) -> _Trained:
             latest = run_stage(
                 StageRun(number, here, method, tokens, steps, inside, run.during[number]), metrics
             )
+        # Counted for complete stages too: the next stage builds on both numbers.
         tokens += stage.steps * stage.rows_per_step * stage.context
         steps += stage.steps
     return _Trained(latest, decisions)
