@@ -82,12 +82,30 @@ def test_which_layers_rotate(keys: dict[str, Any], rotates: list[bool]) -> None:
     assert [layer.rotates for layer in ModelConfig({**FOUR, **keys}).layers] == rotates
 
 
-@pytest.mark.parametrize("key", ["no_rope_layers", "layer_types", "layer_rope_theta"])
+@pytest.mark.parametrize("key", ["no_rope_layers", "layer_types", "layer_rope_theta", "mlp_layer_types"])
 def test_a_list_of_another_length_is_refused_with_the_layer(key: str) -> None:
-    entry: object = F if key == "layer_types" else 1
+    entry: object = F if key.endswith("types") else 1
     for count, wrong in ((3, "layer 3 has no entry"), (5, "there is no layer 4")):
         with pytest.raises(RopewalkError, match=f"{key} lists {count} layers, but the model has 4: {wrong}"):
             _ = ModelConfig({**FOUR, key: [entry] * count}).layers
+
+
+@pytest.mark.parametrize("key", ["attn_layer_indices", "full_attn_idxs"])
+@pytest.mark.parametrize("number", [4, -1, True, "1"])
+def test_a_layer_that_the_model_does_not_have_is_refused(key: str, number: object) -> None:
+    with pytest.raises(
+        RopewalkError, match=f"{key} names layer {number!r}, but the model has 4 layers, 0 to 3"
+    ):
+        _ = ModelConfig({**FOUR, key: [1, number]}).layers
+
+
+@pytest.mark.parametrize("width", [0, -5, "16", True])
+def test_a_wrong_window_is_refused_with_the_first_layer_that_has_it(width: object) -> None:
+    windowed = {**FOUR, "layer_types": [F, S, S, F], "sliding_window": width}
+    with pytest.raises(
+        RopewalkError, match=f"sliding_window is {width!r} in the config for layer 1, but must be"
+    ):
+        _ = ModelConfig(windowed).layers
 
 
 def test_lists_are_held_to_each_other_where_nothing_says_how_many_layers_there_are() -> None:

@@ -81,6 +81,10 @@ BEYOND_ANY_CONTEXT = 2**30
 
 READ_OF_EACH_LAYER = ("head_dim", "num_key_value_heads")
 """Values in which layers may differ."""
+OTHER_KINDS = ("mlp_layer_types", "layers_block_type")
+"""Lists with an entry for each layer that classes do not check against the number of layers."""
+LISTS_OF_LAYERS = ("attn_layer_indices", "full_attn_idxs")
+"""Lists of the numbers of layers with attention (Bamba, LFM2); classes take any number."""
 BASES_OF_LAYERS = "layer_rope_theta"
 """A base for each layer, 0 for one without RoPE (Granite with windows); the layers do not use ``rope_theta``."""
 DUAL_CHUNK = "dual_chunk_attention_config"
@@ -759,12 +763,18 @@ def check_layers(config: Mapping[str, Any]) -> None:
         "max_window_layers": 0,
         "no_rope_layer_interval": 0 if config.get("no_rope_layers") else 1,
     }
+    stated = config.get("layer_types")
+    # A value that is no list is refused below.
+    kinds = list(stated) if isinstance(stated, list | tuple) else []
+    of_kinds = {key: kind for kind, key in WIDTHS.items()}
     for key, smallest in least.items():
         value = config.get(key)
         # isinstance would accept true, which is an int in Python.
         if value is not None and (type(value) is not int or value < smallest):
+            kind = of_kinds.get(key)
+            where = f" for layer {kinds.index(kind)}" if kind in kinds else ""
             raise RopewalkError(
-                f"{key} is {value!r} in the config, but must be a whole number of at least {smallest}"
+                f"{key} is {value!r} in the config{where}, but must be a whole number of at least {smallest}"
             )
     switch = config.get("use_sliding_window")
     if switch is not None and not isinstance(switch, bool):
@@ -794,9 +804,15 @@ def _check_list(config: Mapping[str, Any], key: str, kind: type, entry: str) -> 
 
 
 def check_list_lengths(config: Mapping[str, Any]) -> None:
-    """Raise for a list without an entry for each layer."""
+    """Raise for a list without an entry for each layer, or one that names a layer which the model does not have."""
     count = config.get("num_hidden_layers") or len(config.get("layer_types") or (1,))
-    for key in ("layer_types", "no_rope_layers", BASES_OF_LAYERS):
+    for key in LISTS_OF_LAYERS:
+        for number in config.get(key) or ():
+            if type(number) is not int or not 0 <= number < count:
+                raise RopewalkError(
+                    f"{key} names layer {number!r}, but the model has {count} layers, 0 to {count - 1}"
+                )
+    for key in ("layer_types", "no_rope_layers", BASES_OF_LAYERS, *OTHER_KINDS):
         listed = len(config.get(key) or ())
         # 0 stands for a list that the config does not have.
         if listed in (0, count):
