@@ -229,6 +229,7 @@ def _overall_notes(overall: Sequence[TaskResult | None], rows: Collection[str]) 
         for task, reason in left_out.items():
             if task not in rows:
                 reasons.setdefault(shown(str(reason)), {})[task] = None
+    # Lengths are named only if the overall scores at different lengths average different tasks.
     several = len(means) > 1
     lines = [f"overall{f' at {_and(at)}' if several else ''}: {words}" for words, at in means.items()]
     return [*lines, *(f"left out: {', '.join(tasks)} ({reason})" for reason, tasks in reasons.items())]
@@ -264,6 +265,7 @@ def _depth_tables(series: Series, suite: str, task: str, title: str) -> list[Res
     tables = []
     for name, results in series.items():
         by_length = side_by_side({name: results}, suite, task)
+        # There is one model, so each length has one result.
         columns = {length: found[0] for length, found in by_length.items()}
         depths = sorted({d["depth"] for r in columns.values() if r for d in r.details.get("depths", ())})
         marks = note_marks(columns.values())
@@ -354,6 +356,7 @@ def key_token_table(series: Series) -> ResultTable:
 
 def plain_table(series: Series, title: str) -> ResultTable:
     """Table of tasks of any kind: one row per task, models side by side, units in the cells."""
+    # Without repeats, in the order of the results.
     keys = dict.fromkeys((r.task, r.length) for results in series.values() for r in results)
     found = [{(r.task, r.length): r for r in results} for results in series.values()]
     columns = {key: [each.get(key) for each in found] for key in keys}

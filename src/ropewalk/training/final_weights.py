@@ -126,6 +126,7 @@ def check_final_weights(output: Path, recipe: Recipe, checkpoint: Path | None) -
     if checkpoint is None:
         return
     stage, step = place_of(checkpoint)
+    # All steps are done, so the export itself is next.
     if (stage, step) == (len(recipe.stages) - 1, recipe.stages[-1].steps):
         paths = final_weights(output, recipe, checkpoint).checkpoints
     else:
@@ -196,6 +197,7 @@ def _best(output: Path, recipe: Recipe, until: Position) -> tuple[float, DuringT
         if each.stage != number or not scores or not all(map(math.isfinite, scores)):
             continue
         score = fmean(scores)
+        # Perplexity is the only score of which less is better.
         lower = selected[0].unit == "perplexity"
         if best is None or (score <= best[0] if lower else score >= best[0]):
             best = score, each

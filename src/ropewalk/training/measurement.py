@@ -304,6 +304,7 @@ def _undisturbed(model: LossModel) -> Iterator[None]:
     try:
         yield
     finally:
+        # One by one, because train() would also change modules that were in evaluation mode.
         for module, training in modes.items():
             module.training = training
         set_random_states(states)

@@ -193,6 +193,7 @@ class Stage(Settings):
             value = getattr(self, name)
             if isinstance(value, Settings):
                 value = value.model_dump(mode="json", exclude_defaults=True)
+            # A section without keys decides nothing.
             if value is not None and value != {}:
                 own[name] = value
         return own
