@@ -175,6 +175,7 @@ class Recipe(Settings):
                 raise ValueError(
                     f"stages.{number}.data names {named}, but the run's data names {run}; name {run} in both"
                 )
+            # Merging a stage with the run validates what it results in.
             try:
                 # For its error alone: the run's data and the stage's may be invalid together.
                 self.stage(number)

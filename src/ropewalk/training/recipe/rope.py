@@ -142,6 +142,7 @@ class Rope(_Parameters):
     def limiting(self) -> Rope:
         """Settings of the layers that limit the context."""
         by_layer = self.by_layer_type
+        # Without settings of their own, layers with full attention keep their RoPE.
         return by_layer.get(LAYER_TYPES[0], Rope(method="default")) if by_layer else self
 
     @model_validator(mode="before")
@@ -204,6 +205,7 @@ class Rope(_Parameters):
     @model_validator(mode="after")
     def _layer_types_alone(self) -> Rope:
         by_layer = self.by_layer_type
+        # Only what the recipe states: defaults of other keys contradict nothing.
         beside = sorted(self.model_fields_set - set(LAYER_TYPES))
         if by_layer and beside:
             raise ValueError(
@@ -253,6 +255,7 @@ class Rope(_Parameters):
                 raise ValueError(f"{given[0]} applies only to method auto, got method {self.method!r}")
             return self
         others = [key for key in type(self).model_fields if key not in ("method", *own)]
+        # Keys that are not given have one of these values.
         given = [key for key in others if getattr(self, key) not in (None, "auto")]
         if given:
             raise ValueError(f"method auto does not accept {given[0]}; it takes only {' and '.join(own)}")

@@ -257,6 +257,7 @@ def refuse_other_rope(
 
 def _same_frequencies(one: RopeMethod, other: RopeMethod, length: int) -> bool:
     there, here = (each.frequencies(length).inv_freq for each in (one, other))
+    # Relative alone: the slowest frequencies are smaller than any useful absolute tolerance.
     return there.shape == here.shape and torch.allclose(there, here, rtol=1e-6, atol=0)
 
 
