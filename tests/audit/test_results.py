@@ -104,7 +104,7 @@ def test_the_finding_of_float32_alone():
         or "q·k" in cause
         or "products" in cause
     )
-    assert "with exact ones" in mitigation
+    assert "with angles in float64" in mitigation
 
 
 def test_the_finding_compares_the_control_on_the_same_rows(found):

@@ -283,7 +283,7 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 "question_encoder": {"model_type": "dpr"},
                 "generator": {"model_type": "bart"},
             },
-            "RagConfig has its decoder's config, .* cannot find",
+            "ropewalk cannot find the decoder's config, .* in RagConfig",
         ),
         (
             {
@@ -292,7 +292,7 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 "audio_encoder": {"model_type": "encodec"},
                 "decoder": {"model_type": "musicgen_decoder"},
             },
-            "has no one decoder",
+            "has no single decoder",
         ),
     ],
 )

@@ -52,7 +52,7 @@ def test_a_change_of_any_byte_is_noticed(tmp_path):
         ({**ASKED, "perplexity": [64, 128]}, "it lacks a result of perplexity at 128 tokens"),
         (
             {"perplexity": [64]},
-            "it holds a result of passkey at 32 tokens, which the recipe does not ask for",
+            "it holds a result of passkey at 32 tokens, which the recipe does not list",
         ),
     ],
 )

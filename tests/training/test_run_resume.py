@@ -130,7 +130,7 @@ def test_a_finished_run_without_its_checkpoints_is_done_and_trains_nothing(finis
         ("[]", "it lacks a result of perplexity at 64 tokens"),
         ("[NaN]", "NaN is not a JSON value"),
         ("OTHER", "it lacks a result of perplexity at 64 tokens"),
-        ("MORE", "it holds a result of perplexity at 32 tokens, which the recipe does not ask for"),
+        ("MORE", "it holds a result of perplexity at 32 tokens, which the recipe does not list"),
     ],
 )
 def test_a_damaged_evaluation_is_refused_by_name(finished, tmp_path, capsys, when, content, why):

@@ -422,8 +422,8 @@ def _steps(audit: Audit, single: Sequence[StepAblation], whole: StepAblation) ->
         )
     also = [f"{STEP_NAMES[row.step]} ({row.D:.3g})" for row in others]
     return (
-        f"The largest single cause is {STEP_NAMES[worst.step]} (D = {worst.D:.3g} of {whole.D:.3g} on {rows})"
-        + (f", followed by {_listed(also)}" if also else "")
+        f"The largest single cause is {STEP_NAMES[worst.step]} (alone D = {worst.D:.3g}; all together "
+        f"{whole.D:.3g} on {rows})" + (f", followed by {_listed(also)}" if also else "")
     )
 
 
@@ -504,7 +504,7 @@ def _mitigation(audit: Audit) -> str:
 
 
 def _far(audit: Audit) -> str:
-    """A clause on float32 at a large shift, with the model's own angles and with exact ones."""
+    """A clause on float32 at a large shift, with the model's own angles and with angles in float64."""
     pairs = [
         [_at(audit, "float32", shift, angles) for shift in (audit.near, audit.far)]
         for angles in ("model", "exact")
@@ -517,8 +517,8 @@ def _far(audit: Audit) -> str:
     if len(ratios) < 2 or audit.near == audit.far:
         return ""
     return (
-        f"; at a shift of {audit.far:,} the drift of float32 is {_times(ratios[0])} times that at {audit.near:,} with "
-        f"the model's own angles, and {_times(ratios[1])} times with exact ones"
+        f"; in float32, D at a shift of {audit.far:,} is {_times(ratios[0])} times D at {audit.near:,} with the "
+        f"model's own angles, and {_times(ratios[1])} times with angles in float64"
     )
 
 

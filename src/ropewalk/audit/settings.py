@@ -94,7 +94,9 @@ class AuditSettings(Settings):
         None,
         description=f"Sequence length in tokens. Default: {LONGEST_DEFAULT}, or the trained length if that is shorter.",
     )
-    samples: Annotated[Count, COMMON] = Field(50, ge=1, description="Maximum number of rows of text.")
+    samples: Annotated[Count, COMMON] = Field(
+        50, ge=1, description="Maximum number of samples: rows of --length tokens."
+    )
 
     shifts: Annotated[Shifts, COMMON] = Field(
         (0, 16, 100, 1_000, 10_000, 100_000, 1_000_000),

@@ -20,7 +20,7 @@ def compare(
         Folder | None,
         COMMON,
         Field(
-            description="Folder of the grid, its results, figures and report page. Run again with the same folder to "
+            description="Folder of the runs, their results, figures and report page. Run again with the same folder to "
             "resume. Needed for a recipe."
         ),
     ] = None,

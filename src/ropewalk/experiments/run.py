@@ -138,7 +138,7 @@ def run(settings: CompareSettings, context: RunContext | None = None) -> Experim
         unfinished = sum(not _is_finished(each) for each in grid.runs) - len(failures)
         if not cells:
             first = f": {failures[0].reason} (see {failures[0].log})" if failures else ""
-            raise RopewalkError(f"no run of the grid in {context.output} is finished{first}")
+            raise RopewalkError(f"no run in {context.output} is finished{first}")
     result = _compared(context.output, reference, cells, failures, unfinished)
     if context.output is not None:
         context.output.mkdir(parents=True, exist_ok=True)

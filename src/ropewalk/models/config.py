@@ -687,7 +687,7 @@ def decoder_key(config: Any) -> str | None:
         if getattr(config, name, None) is text:
             return str(name)
     raise RopewalkError(
-        f"{type(config).__name__} has its decoder's config, a {type(text).__name__}, where ropewalk cannot find it; "
+        f"ropewalk cannot find the decoder's config, a {type(text).__name__}, in {type(config).__name__}; "
         "give a file that contains only the decoder's config"
     )
 

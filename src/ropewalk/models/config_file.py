@@ -200,7 +200,7 @@ def _decoder_of(model: str, outer: Any) -> tuple[Any, str | None]:
     try:
         text = outer.get_text_config()
     except ValueError as error:
-        raise RopewalkError(f"{model} has no one decoder: {one_line(error)}") from error
+        raise RopewalkError(f"{model} has no single decoder: {one_line(error)}") from error
     return text, decoder_key(outer)
 
 

@@ -84,7 +84,7 @@ class BoundSettings(UnscaledRope):
     """Settings of ``ropewalk rope bound``: the base whose context bound to compute."""
 
     compare: Annotated[Several[float], Option(metavar="NUMBER,...")] = Field(
-        (), description="Comma-separated bases to draw beside it: 1e6,5e5."
+        (), description="Comma-separated bases to compare with --rope-theta: 1e6,5e5."
     )
 
 

@@ -205,7 +205,7 @@ def _not_as_asked(results: Sequence[TaskResult], asked: Mapping[str, Sequence[in
             suite, length = min(places, key=str)
             where = "" if length is None else f" at {length} tokens"
             return f"it {verb} a result of {suite}{where}" + (
-                "" if verb == "lacks" else ", which the recipe does not ask for"
+                "" if verb == "lacks" else ", which the recipe does not list"
             )
     return None
 

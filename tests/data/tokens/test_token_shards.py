@@ -203,7 +203,7 @@ def test_a_block_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytes
     (shard,) = write(tmp_path, [ROWS])
     monkeypatch.undo()
     with pytest.raises(
-        RopewalkError, match=r"00000\.arrow has format 99, but this release reads 2; delete it"
+        RopewalkError, match=r"00000\.arrow has format 99, but this version of ropewalk reads 2; delete it"
     ):
         open_shard(shard.path)
 

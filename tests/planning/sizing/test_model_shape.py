@@ -178,6 +178,7 @@ def test_recurrent_layers_are_not_counted_as_attention(family):
     config = ModelConfig.of(every_family.tiny_config(family))
     assert config.recurrent_layers
     with pytest.raises(
-        RopewalkError, match=rf"recurrent layers, and \d of 4 layers of this {family} are; set each"
+        RopewalkError,
+        match=rf"recurrent layers, and \d of 4 layers of this {family} model are recurrent; set each",
     ):
         ModelShape.from_config(config)

@@ -59,8 +59,8 @@ def record_documents(
             return _token_documents(record, spec, stem, origin)
         if "messages" in record and spec.messages_field is None:
             raise RopewalkError(
-                f"{origin}: no text field {spec.text_field!r}, but a field messages; set messages_field to messages "
-                "to train on chats"
+                f"{origin}: the record has no text field {spec.text_field!r}, but has a field messages; "
+                "set messages_field to messages to train on chats"
             )
         raise RopewalkError(
             f"{origin}: no text field {spec.text_field!r}; the fields are {', '.join(map(str, record))}"

@@ -240,7 +240,8 @@ def open_shard(path: Path) -> TokenShard:
         raise damaged from error
     if header.get("format") != FORMAT:
         raise RopewalkError(
-            f"{path} has format {header.get('format')}, but this release reads {FORMAT}; delete it and run again"
+            f"{path} has format {header.get('format')}, but this version of ropewalk reads {FORMAT}; delete it "
+            "and run again"
         )
     if (header["portion"], f"{header['block']:05}") != (path.parent.name, path.stem):
         raise RopewalkError(

@@ -222,7 +222,8 @@ class ModelShape:
         if any(recurrent):
             raise RopewalkError(
                 f"memory and time are not estimated for recurrent layers, and {sum(recurrent)} of {len(recurrent)} "
-                f"layers of this {config.model_type} are; set each degree of parallel yourself instead of auto"
+                f"layers of this {config.model_type} model are recurrent; set each degree of parallel yourself "
+                "instead of auto"
             )
         keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
         missing = [key for key in keys if values.get(key) is None]

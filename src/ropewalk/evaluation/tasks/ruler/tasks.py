@@ -205,8 +205,8 @@ def _tasks(settings: BenchmarkSettings) -> Mapping[str, Task]:
     return found
 
 
-def _mean(results: Sequence[TaskResult], asked: Sequence[str]) -> list[TaskResult]:
-    return overall_results(results, {name: "not asked for" for name in PUBLISHED if name not in asked})
+def _mean(results: Sequence[TaskResult], selected: Sequence[str]) -> list[TaskResult]:
+    return overall_results(results, {name: "not selected" for name in PUBLISHED if name not in selected})
 
 
 SUITE = GeneratedSuite(
