@@ -99,6 +99,14 @@ def test_a_layer_that_the_model_does_not_have_is_refused(key: str, number: objec
         _ = ModelConfig({**FOUR, key: [1, number]}).layers
 
 
+def test_layers_are_not_counted_where_nothing_states_their_number() -> None:
+    uncounted = {**FOUR, "num_hidden_layers": None}
+    _ = ModelConfig({**uncounted, "attn_layer_indices": [9, 18]}).layers
+    for value, said in ((3, "must be a list of layers"), ([-1], "names layer -1, but layers count from 0")):
+        with pytest.raises(RopewalkError, match=f"attn_layer_indices .*{said}"):
+            _ = ModelConfig({**uncounted, "attn_layer_indices": value}).layers
+
+
 @pytest.mark.parametrize("width", [0, -5, "16", True])
 def test_a_wrong_window_is_refused_with_the_first_layer_that_has_it(width: object) -> None:
     windowed = {**FOUR, "layer_types": [F, S, S, F], "sliding_window": width}

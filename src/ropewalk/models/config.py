@@ -805,13 +805,19 @@ def _check_list(config: Mapping[str, Any], key: str, kind: type, entry: str) -> 
 
 def check_list_lengths(config: Mapping[str, Any]) -> None:
     """Raise for a list without an entry for each layer, or one that names a layer which the model does not have."""
-    count = config.get("num_hidden_layers") or len(config.get("layer_types") or (1,))
+    stated = config.get("num_hidden_layers") or len(config.get("layer_types") or ())
     for key in LISTS_OF_LAYERS:
-        for number in config.get(key) or ():
-            if type(number) is not int or not 0 <= number < count:
-                raise RopewalkError(
-                    f"{key} names layer {number!r}, but the model has {count} layers, 0 to {count - 1}"
+        named = config.get(key) or ()
+        if not isinstance(named, list | tuple):
+            raise RopewalkError(f"{key} is {named!r} in the config, but must be a list of layers")
+        for number in named:
+            # Without a stated count, a class has one of its own.
+            if type(number) is not int or number < 0 or 0 < stated <= number:
+                there = (
+                    f"the model has {stated} layers, 0 to {stated - 1}" if stated else "layers count from 0"
                 )
+                raise RopewalkError(f"{key} names layer {number!r}, but {there}")
+    count = stated or 1
     for key in ("layer_types", "no_rope_layers", BASES_OF_LAYERS, *OTHER_KINDS):
         listed = len(config.get(key) or ())
         # 0 stands for a list that the config does not have.
