@@ -46,12 +46,13 @@ wheel:
 	@$(PYTHON) -m venv build/venv
 	@build/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/dist build/source
 	@echo "Installing $$(ls build/dist) into an empty environment"
-	@build/venv/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+	@build/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) \
 		--constraint constraints.txt build/dist/*.whl
-	@cd build && env -u PYTHONPATH venv/bin/ropewalk extend demo
+	@cd build && env -u PYTHONPATH venv/bin/ropewalk extend demo --set stages.0.steps=4 --set stages.0.warmup_steps=0 \
+		--set evaluation.samples=2 --set evaluation.rows=2
 	@test -s build/demo/report.html && test -s build/demo/model/config.json
 	@rm -rf build
-	@echo "The wheel installs and runs the demo without the tools of development."
+	@echo "The wheel installs and runs a short demo without the tools of development."
 
 format: $(READY)
 	@$(BIN)/ruff check --fix .
@@ -79,11 +80,12 @@ site: $(READY)
 clean:
 	rm -rf $(VENV) $(LOWEST) build demo .cache
 
+# Modules are compiled when they are first imported: most of what these packages hold never is.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ropewalk needs Python 3.11 or later; this is %d.%d (set PYTHON=...)" % sys.version_info[:2])'
 	@echo "Setting up $(VENV): torch, transformers and what they need (some minutes on the first run)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt \
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt \
 		--editable '.[dev,docs]' | awk '/^(Collecting|Installing|Successfully)/ {print substr($$0, 1, 100); fflush()}'
 	@touch $@
 

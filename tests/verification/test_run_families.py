@@ -20,10 +20,7 @@ RECURRENT = ("qwen3_next", "lfm2")
 FAMILIES = (
     "gpt_oss",
     "llama4",
-    "gemma3",
     "gemma4 with shared keys",
-    "olmo3",
-    "cohere2",
     "deepseek_v3",
     "qwen3_next",
     "lfm2",
