@@ -32,6 +32,8 @@ SUMMARIES = {
     "export": "Publish a run's model, write a checkpoint with the factors of a search, or correct a GGUF file.",
     "eval": "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
     "verify": "Verify on your model and documents that packing, ranks, checkpoints and RoPE do not change results.",
+    "probe-trainer": "Probe a trainer for leaks between documents, wrong targets, means of means, and wrong RoPE and "
+    "windows.",
 }
 """One line on each command, in the order of the help; available without importing the command's module."""
 
@@ -77,7 +79,7 @@ def program() -> App:
     )
     for place, (name, summary) in enumerate(SUMMARIES.items()):
         # By name, so that a command's modules are imported only when it runs: --help stays fast.
-        app.command(f"ropewalk.cli.{name}:app", name=name, help=summary, sort_key=place)
+        app.command(f"ropewalk.cli.{name.replace('-', '_')}:app", name=name, help=summary, sort_key=place)
     app.register_install_completion_command(help="Install completion for the current shell.")
     return app
 

@@ -1,4 +1,4 @@
-"""Settings of ``ropewalk verify``."""
+"""Settings of ``ropewalk verify`` and ``ropewalk probe-trainer``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from ropewalk.io.settings import COMMON, Count, Length, Option, Overrides, Settings
+from ropewalk.io.settings import COMMON, Count, Length, Option, Overrides, Settings, Text
 
 
 class VerifySettings(Settings):
@@ -32,4 +32,32 @@ class VerifySettings(Settings):
         2,
         ge=2,
         description="Number of processes to start on this machine. Ignored under torchrun, which starts its own.",
+    )
+
+
+class TrainerProbeSettings(Settings):
+    """The trainer to probe, and the documents it is given."""
+
+    group: ClassVar[str | None] = "Trainer and documents"
+
+    target: Annotated[Text, Option(argument=True)] = Field(
+        description="Function that makes the trainer, as module:function or file.py:function. It takes the documents "
+        "(lists of token ids) or nothing, and returns a transformers Trainer (TRL's SFTTrainer is one), a pair "
+        "(model, step), or the losses of the documents."
+    )
+    config: Text | None = Field(
+        None,
+        description="Checkpoint whose config states RoPE and windows. Default: the config of the model in memory.",
+    )
+    documents: Annotated[Count, COMMON] = Field(
+        8, ge=2, le=1024, description="Number of documents to train on, each of another length."
+    )
+    length: Annotated[Length, COMMON] = Field(
+        16, ge=8, description="Tokens of the longest document; a window must be shorter to be measured."
+    )
+    tokens: Count = Field(16, ge=2, description="Number of tokens of a document to perturb, one at a time.")
+    first_token: Count = Field(
+        10,
+        ge=0,
+        description="Smallest token id of the documents; the following ids must be no special tokens.",
     )

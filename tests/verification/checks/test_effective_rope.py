@@ -7,7 +7,7 @@ import torch
 
 from ropewalk.rope import STYLES, Default, RotaryEmbedding
 from ropewalk.verification.checks import effective_rope
-from ropewalk.verification.checks.effective_rope import _cos_sin, rope_as_loaded
+from ropewalk.verification.checks.effective_rope import cos_sin_of, rope_as_loaded
 from tests.verification.test_run_families import case_of
 from tests.verification.verification_cases import OTHER_FAULTS, in_precision
 
@@ -27,7 +27,7 @@ def test_the_precision_casts_parameters_alone(case, monkeypatch):
 @pytest.mark.parametrize("style", STYLES)
 def test_angles_are_read_in_every_style(style):
     method, positions = Default(8, 10000.0), torch.tensor([0, 1, 2, 255])
-    cos, sin = _cos_sin(RotaryEmbedding(method, style=style)(torch.empty(1), positions[None]))
+    cos, sin = cos_sin_of(RotaryEmbedding(method, style=style)(torch.empty(1), positions[None]))
     angles = positions.double()[:, None] * method.frequencies()[0]
     assert torch.equal(cos, angles.cos().float())
     assert torch.equal(sin, angles.sin().float())

@@ -92,7 +92,7 @@ def rope_after_reload(case: Case, mesh: Mesh, world: World) -> Outcome:
             ids[None].to(where), position_ids=positions[None].to(where), attention_mask=mask, use_cache=False
         )
 
-    found["loaded by transformers"] = _captured(plain, run)
+    found["loaded by transformers"] = captured(plain, run)
     return _held(case, found)
 
 
@@ -128,10 +128,10 @@ def _in_row(case: Case, model: LossModel) -> ByLayerType:
     layout = PackedLayout(ends, torch.zeros(1, dtype=torch.int32), positions, 0, "full")
     device = model.device
     labels = torch.full_like(ids, IGNORED)
-    return _captured(model.model, lambda: model(ids[None].to(device), labels[None].to(device), (layout,)))
+    return captured(model.model, lambda: model(ids[None].to(device), labels[None].to(device), (layout,)))
 
 
-def _captured(model: Any, run: Callable[[], object]) -> ByLayerType:
+def captured(model: Any, run: Callable[[], object]) -> ByLayerType:
     """Capture the rotary module's output for each layer type of the model."""
     rotary = rotary_module(model)[2]
     outputs: dict[str | None, Any] = {}
@@ -147,11 +147,11 @@ def _captured(model: Any, run: Callable[[], object]) -> ByLayerType:
     finally:
         handle.remove()
     exact = isinstance(rotary, RotaryEmbedding)
-    found = {kind: _cos_sin(output) for kind, output in outputs.items()}
+    found = {kind: cos_sin_of(output) for kind, output in outputs.items()}
     return {kind: Applied(cos.double(), sin.double(), cos.dtype, exact) for kind, (cos, sin) in found.items()}
 
 
-def _cos_sin(output: Any) -> tuple[Tensor, Tensor]:
+def cos_sin_of(output: Any) -> tuple[Tensor, Tensor]:
     """Convert the module's output, in any rotary style, to cos and sin of ``[tokens, rotary_dim / 2]``."""
     # Llama 4's rotary module returns complex numbers, cos + i sin.
     if isinstance(output, Tensor):
@@ -169,20 +169,38 @@ def _one_of_pair(given: Tensor) -> Tensor:
 
 
 def _held(case: Case, found: Mapping[str, ByLayerType]) -> Outcome:
-    """Outcome for the angle whose error is largest relative to its rounding budget."""
-    _, positions = _probe(case)
+    """Outcome for the recipe's methods at the positions of the probe."""
     methods = configured(case.model, case.setup)[1]
+    return angles_outcome(found, methods, _probe(case)[1], case.context, "recipe")
+
+
+def angles_outcome(
+    found: Mapping[str, ByLayerType],
+    methods: Mapping[str | None, RopeMethod],
+    positions: Tensor,
+    length: int,
+    source: str,
+) -> Outcome:
+    """Outcome for the angle whose error is largest relative to its rounding budget.
+
+    Args:
+        found: what a rotary module returned, by the place or the time at which it was read.
+        methods: the expected RoPE method of each layer type; the key is None if all layers share one.
+        positions: int64 ``[tokens]``, the positions that the module was given; 0 and 1 are the first two.
+        length: tokens of the context, for methods whose frequencies depend on it.
+        source: what states the methods, such as ``recipe``.
+    """
     shares = []
     for where, each in found.items():
         for kind, applied in each.items():
             method = methods[kind if kind in methods else None]
             place = where if None in methods else f"{where}, in layers of type {kind},"
-            inv_freq, factor = method.frequencies(case.context)
+            inv_freq, factor = method.frequencies(length)
             angles = positions.double()[:, None] * inv_freq
             if applied.cos.shape != angles.shape:
                 pairs = (
-                    f"{place} the model rotates {applied.cos.shape[-1]} pairs of dimensions, but the recipe's RoPE has "
-                    f"{angles.shape[-1]}"
+                    f"{place} the model rotates {applied.cos.shape[-1]} pairs of dimensions, but the {source}'s RoPE "
+                    f"has {angles.shape[-1]}"
                 )
                 return Outcome(math.inf, 0.0, False, pairs)
             error, budget = _angle_errors(applied, angles, inv_freq, factor)
@@ -196,9 +214,9 @@ def _held(case: Case, found: Mapping[str, ByLayerType]) -> Outcome:
     return Outcome.within(
         error_there,
         budget_there,
-        f"angles up to position {case.context - 1:,}, in rad; {' and '.join([*found, *kinds])}",
-        f"{place} the model's RoPE angles are not those of the recipe's {_described(method)}: "
-        f"{_likely(method.frequencies(case.context).inv_freq, applied)}",
+        f"angles up to position {length - 1:,}, in rad; {' and '.join([*found, *kinds])}",
+        f"{place} the model's RoPE angles are not those of the {source}'s {_described(method)}: "
+        f"{_likely(method.frequencies(length).inv_freq, applied)}",
     )
 
 

@@ -1,0 +1,38 @@
+"""``ropewalk probe-trainer``: check in anybody's trainer that documents, loss, RoPE and windows are right."""
+
+from __future__ import annotations
+
+from ropewalk.cli.binding import make_command
+from ropewalk.cli.output import JsonFlag, notes, print_json, show
+from ropewalk.errors import RunFailure
+from ropewalk.verification.settings import TrainerProbeSettings
+
+
+def probe_trainer(settings: TrainerProbeSettings, *, as_json: JsonFlag = False) -> None:
+    """Probe a trainer for leaks between documents, wrong targets, means of means, and wrong RoPE and windows.
+
+    Runs one step of it on documents that the probe makes, and changes one token at a time. On several processes:
+    torchrun --nproc-per-node 2 -m ropewalk probe-trainer train.py:make_trainer
+    """
+    from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.parallel import joined
+    from ropewalk.parallel.context import RunContext
+    from ropewalk.reporting.trainers import describe_trainer_probe
+    from ropewalk.verification.trainers.probe import probe_trainer as run
+
+    with joined() as world:
+        result = run(settings, RunContext(world=world, reporter=ConsoleReporter(notes)))
+        if not world.is_rank_0:
+            return
+    if as_json:
+        print_json(result.to_json())
+    else:
+        show(describe_trainer_probe(result))
+    if result.failed:
+        failed = f"{len(result.failed)} of {len(result.checks)} checks failed"
+        raise RunFailure(f"{failed}: {'; '.join(result.failed)}")
+
+
+app = make_command(
+    probe_trainer, "probe-trainer", "ropewalk probe-trainer train.py:make_trainer --length 64 --json"
+)
