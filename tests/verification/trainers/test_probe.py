@@ -1,11 +1,14 @@
 """Each fault in a transformers Trainer is named, and no other; a correct trainer is silent."""
 
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from ropewalk.verification.settings import TrainerProbeSettings
 from ropewalk.verification.trainers.probe import probe_trainer
+from tests.programs import run_together
 from tests.verification.trainers.trainer_cases import FAULTS, faulty_trainer, llama
 
 NAMED = {
@@ -16,6 +19,7 @@ NAMED = {
     "crossing targets": (["targets in their document"], "in another document"),
     "mean of means": (["token mean"], "a mean of the means of micro-batches"),
     "lost theta": (["RoPE in training"], "unscaled RoPE with rope_theta 10,000"),
+    "theta lost on save": (["RoPE after save and load"], "unscaled RoPE with rope_theta 10,000"),
     "bfloat16 inv_freq": (["RoPE in training"], "rounded to bfloat16"),
     "wrong window": (["windows"], "reaches the whole document of 16 tokens"),
 }
@@ -72,3 +76,15 @@ def test_a_loss_function_is_probed_for_leaks():
     assert probe_trainer(SETTINGS, function=lambda documents: losses(documents, True)).failed == [
         "documents apart"
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "status"), [("mean_over_ranks", 0), ("mean_of_ranks", 1)])
+def test_two_processes_find_a_mean_of_the_means_of_ranks(name, status):
+    target = f"tests.verification.trainers.trainer_cases:{name}"
+    first, second = run_together(2, "probe-trainer", target, "--tokens", "2", "--json")
+    assert first.returncode == status, first.stderr
+    failed = [check for check in json.loads(first.stdout)["checks"] if check["passed"] is False]
+    assert [check["name"] for check in failed] == ["token mean"] * status
+    assert all("a mean of the means of ranks" in check["note"] for check in failed)
+    assert second.stdout == ""

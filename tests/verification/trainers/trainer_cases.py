@@ -1,6 +1,8 @@
 """A transformers Trainer over a tiny random model, correct or with one fault."""
 
 import copy
+import json
+from pathlib import Path
 
 import torch
 from transformers import (
@@ -107,6 +109,15 @@ class MeanOfMeans(Trainer):
         self.model_accepts_loss_kwargs = False
 
 
+class LosesTheta(Trainer):
+    """The saved config has the default base."""
+
+    def save_model(self, folder, *args, **kwargs):
+        super().save_model(folder, *args, **kwargs)
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "rope_parameters": None}))
+
+
 def lost_theta():
     model = llama()
     config = copy.deepcopy(model.config)
@@ -129,6 +140,7 @@ FAULTS = {
     "crossing targets": {"collator": Crossing},
     "mean of means": {"kind": MeanOfMeans},
     "lost theta": {"model": lost_theta},
+    "theta lost on save": {"kind": LosesTheta},
     "bfloat16 inv_freq": {"model": bfloat16_inv_freq},
     "wrong window": {"model": mistral, "collator": Unwindowed},
 }
@@ -139,3 +151,19 @@ def faulty_trainer(folder, fault):
     chosen = FAULTS[fault]
     made = {key: value if key == "kind" else value() for key, value in chosen.items()}
     return make_trainer(folder, **made)
+
+
+def mean_of_ranks(documents):
+    """A Trainer that divides by the tokens of its own rank alone; the temporary folder is never written to."""
+    made = make_trainer("unused")
+    made.args.gradient_accumulation_steps = 2
+    made.args.average_tokens_across_devices = False
+    made.train_dataset = [{"input_ids": each, "labels": each} for each in documents]
+    return made
+
+
+def mean_over_ranks(documents):
+    """The same Trainer, which divides by the tokens of all ranks."""
+    made = mean_of_ranks(documents)
+    made.args.average_tokens_across_devices = True
+    return made
