@@ -8,7 +8,7 @@ from ropewalk.verification.trainers.checks import Weights, documents_whole, toke
 
 
 def weights(*values):
-    return Weights(tuple(values), 0, 1e-3)
+    return Weights(tuple(values), 1e-3)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,17 @@ def test_a_loss_function_is_probed_for_leaks():
 
 
 @pytest.mark.slow
+def test_a_checkpoint_may_state_the_config(tmp_path):
+    """A loader that lost the base in memory is found by the config on disk."""
+    config = llama().config
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 7e4}
+    config.save_pretrained(tmp_path)
+    settings = SETTINGS.model_copy(update={"config": str(tmp_path)})
+    result = probe_trainer(settings, function=lambda: faulty_trainer(tmp_path, "none"))
+    assert result.failed == ["RoPE in training", "RoPE after save and load"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), [("mean_over_ranks", 0), ("mean_of_ranks", 1)])
 def test_two_processes_find_a_mean_of_the_means_of_ranks(name, status):
     target = f"tests.verification.trainers.trainer_cases:{name}"

@@ -35,12 +35,10 @@ class Weights:
 
     Attributes:
         values: one weight per target.
-        unclear: number of targets whose weight is unknown.
         tolerance: largest relative difference of equal weights.
     """
 
     values: tuple[float, ...]
-    unclear: int
     tolerance: float
 
 
@@ -50,7 +48,7 @@ def weights_of(batch: MicroBatch) -> Weights:
     assert batch.weights is not None
     values = batch.weights[batch.targets >= 0].tolist()
     tolerance = EQUAL.get(batch.hidden_dtype, EQUAL_IN_16_BITS)
-    return Weights(tuple(values), int((batch.targets == UNCLEAR).sum()), tolerance)
+    return Weights(tuple(values), tolerance)
 
 
 def _run(model: Any, batch: MicroBatch, ids: Tensor) -> Tensor:
