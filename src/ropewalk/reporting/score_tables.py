@@ -562,11 +562,19 @@ def comparison_table(
     words = {"percent": "in percentage points", "perplexity": "in percent of the perplexity"}
     measure = " or ".join(words[unit] for unit in units)
     corrected = "sig.: significant, p below 0.05 after Holm's correction for all differences tested together"
+    intervals = {
+        "percent": "of scores a paired interval after Bonett and Price",
+        "perplexity": "of perplexities Student's interval of the paired losses",
+    }
+    methods = (
+        f"95 %: {', '.join(intervals[unit] for unit in units)}; p: permutation test that exchanges {names[0]} and "
+        f"{names[1]} within samples"
+    )
     return ResultTable(
         f"{names[1]} minus {names[0]}{f' {measure}' if measure else ''}, paired by sample, 95 % interval",
         ("task", "length", "samples", *names, "change", "95 %", "p", "adjusted", "sig."),
         tuple(_comparison_row(each, marks) for each in differences),
-        notes=(corrected, *note_lines(marks)),
+        notes=(corrected, *([methods] if units else []), *note_lines(marks)),
     )
 
 

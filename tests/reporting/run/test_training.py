@@ -1,10 +1,12 @@
 """How a run is shown: its results before and after, and a report of nothing but a finished run."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.reporting.run.before_after import run_results
-from ropewalk.reporting.run.training import run_tables, write_run_report
+from ropewalk.reporting.run.before_after import conclusion, run_differences, run_results
+from ropewalk.reporting.run.training import describe_run, run_tables, write_run_report
 from ropewalk.training.run_folder import SUMMARY
 from tests.reporting.reporting_cases import AFTER, BEFORE, passkey
 
@@ -27,6 +29,24 @@ def test_tables_hold_both_sides():
     headers = {name for table in run_tables(SUMMARY_VALUES) for name in table.header}
     assert any("before" in name for name in headers | cells)
     assert any("after" in name for name in headers | cells)
+
+
+def test_the_sentence_of_the_page_is_printed_between_tables_and_files(tmp_path):
+    nothing = dict.fromkeys(("adapter", "short_context", "exported", "files", "readers"))
+    result = SimpleNamespace(
+        to_json=lambda: SUMMARY_VALUES,
+        trained_length=256,
+        context=1024,
+        model=tmp_path,
+        output=tmp_path,
+        **nothing,
+    )
+    parts = list(describe_run(result))
+    sentence = conclusion(256, 1024, run_differences(SUMMARY_VALUES))
+    assert "from 256 to 1,024 tokens" in sentence
+    place = parts.index(sentence)
+    assert all(not isinstance(part, str) or part == "" for part in parts[:place])
+    assert parts[place + 2].startswith("model")
 
 
 def test_a_run_that_is_not_finished_has_no_report(tmp_path):

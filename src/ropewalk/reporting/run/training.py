@@ -271,9 +271,13 @@ def describe_run(result: RunResult) -> Iterator[Part]:
     Args:
         result: a result that :func:`reported` returned.
     """
-    for table in run_tables(result.to_json()):
+    values = result.to_json()
+    for table in run_tables(values):
         yield ""
         yield table.rich()
+    yield ""
+    # The sentence that the page begins with.
+    yield conclusion(result.trained_length, result.context, run_differences(values))
     yield ""
     facts = [("model", str(result.model))]
     if result.adapter is not None:
