@@ -11,9 +11,11 @@ The result file has, for each grid, the sentence, the scores with their interval
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -44,11 +46,11 @@ BASES: Mapping[int, Mapping[str, float]] = {
         "interval": 410_300,
         "lower-bound": 1_693_000,
         "published": 5e6,
+        "critical-dimension": 1_752_340,
     },
 }
 """Bases by rule and length in tokens. At 1,024 tokens the interval of 10 % begins at the infimum; at 2,048 the
-critical dimension gives 1.75e6, which is too close to the safe base to tell them apart. arXiv:2411.13476 published
-5e6, for 64K tokens."""
+critical dimension is 3.5 % above the safe base. arXiv:2411.13476 published 5e6, for 64K tokens."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,26 @@ def compared(comparison: Comparison, seeds: int, jobs: int, out: Path) -> Experi
     return run(CompareSettings(what=tuple(map(str, [*first, *others]))), RunContext())
 
 
-def table(result: ExperimentResult) -> dict[str, Any]:
-    """What a result file keeps of a comparison."""
+def by_depth(folder: Path) -> dict[str, list[float]]:
+    """Passkeys that a cell's runs found, in percent, by length and third of the text in which they stand."""
+    scores: dict[tuple[int, int], list[float]] = {}
+    for file in sorted(folder.glob("seed-*/predictions-after.jsonl")):
+        for line in file.read_text().splitlines():
+            answer = json.loads(line)
+            if answer["suite"] == "passkey":
+                third = min(2, int(3 * answer["details"]["depth"]))
+                scores.setdefault((answer["length"], third), []).append(100 * answer["score"])
+    lengths = sorted({length for length, _ in scores})
+    return {
+        str(length): [
+            round(fmean(scores[length, third]), 1) for third in range(3) if (length, third) in scores
+        ]
+        for length in lengths
+    }
+
+
+def table(result: ExperimentResult, out: Path) -> dict[str, Any]:
+    """What a result file keeps of a comparison in a folder."""
     values = result.to_json()
     return {
         "conclusion": values["conclusion"],
@@ -120,6 +140,7 @@ def table(result: ExperimentResult) -> dict[str, Any]:
                 "name": cell["name"],
                 "seeds": cell["seeds"],
                 "hours": cell["hours"],
+                "passkeys_by_third_of_the_text": by_depth(out / "cells" / cell["name"]),
                 "scores": {
                     f"{each['task']} {each['length']}": [
                         round(value, 2) for value in (each["score"], *each["ci95"])
@@ -152,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     args = parser.parse_args(arguments)
     grids = {
-        name: table(compared(comparison, args.seeds, args.jobs, args.out / name))
+        name: table(compared(comparison, args.seeds, args.jobs, args.out / name), args.out / name)
         for name, comparison in QUESTIONS[args.question].items()
     }
     write(f"embedded_{args.question}", {"recipe": RECIPE, "grids": grids})
