@@ -140,7 +140,8 @@ def table(result: ExperimentResult, out: Path) -> dict[str, Any]:
                 "name": cell["name"],
                 "seeds": cell["seeds"],
                 "hours": cell["hours"],
-                "passkeys_by_third_of_the_text": by_depth(out / "cells" / cell["name"]),
+                # A comparison of finished runs reads 10000 as a number and names the cell 10000.0.
+                "passkeys_by_third_of_the_text": by_depth(out / "cells" / cell["name"].removesuffix(".0")),
                 "scores": {
                     f"{each['task']} {each['length']}": [
                         round(value, 2) for value in (each["score"], *each["ci95"])
