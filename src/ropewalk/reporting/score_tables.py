@@ -563,8 +563,8 @@ def comparison_table(
     measure = " or ".join(words[unit] for unit in units)
     corrected = "sig.: significant, p below 0.05 after Holm's correction for all differences tested together"
     intervals = {
-        "percent": "of scores a paired interval after Bonett and Price",
-        "perplexity": "of perplexities Student's interval of the paired losses",
+        "percent": "a paired interval after Bonett and Price for scores",
+        "perplexity": "Student's interval of the paired losses for perplexities",
     }
     methods = (
         f"95 %: {', '.join(intervals[unit] for unit in units)}; p: permutation test that exchanges {names[0]} and "
