@@ -39,7 +39,9 @@ ASKED = ("scaling", "softcap", "sliding_window", "s_aux", "dropout", "is_causal"
 """Attributes in which transformers' modules describe their attention."""
 PASSED_BY = ("position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
 """Keyword arguments that do not affect attention: positions are already applied to queries and keys."""
-KNOWN_OPTIONS = (*ASKED, *PASSED_BY)
+OF_THE_LOSS = ("num_items_in_batch", "shift_labels")
+"""Keyword arguments for the loss, which models pass to their layers, too."""
+KNOWN_OPTIONS = (*ASKED, *PASSED_BY, *OF_THE_LOSS)
 
 
 SHARED_LAYERS = "num_kv_shared_layers"

@@ -1,0 +1,91 @@
+"""Batches for other people's trainers: packed rows with their layout, and labels for losses that shift them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.attention.choices import Pattern, Positions
+from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_labels
+from ropewalk.errors import RopewalkError
+
+
+@dataclass(frozen=True)
+class RowCollator:
+    """A ``data_collator`` for transformers' Trainer; the model must come from ``load_model``.
+
+    It takes the rows of a packed folder, one for each sample, or tokenised documents (``input_ids``, and ``labels``
+    that are -100 where a token is no target), which become one row of a micro-batch.
+
+    Attributes:
+        anchor: token ids that come before the documents of a row, usually BOS; rows of a packed folder have their own.
+        pattern: ``full``, ``intra_document`` or ``anchor``.
+        positions: ``continuous`` or ``reset``; see :meth:`PackedLayout.from_lengths`.
+    """
+
+    anchor: Sequence[int] = ()
+    pattern: Pattern = "anchor"
+    positions: Positions = "continuous"
+
+    def __call__(self, samples: Sequence[Row | Mapping[str, Any]]) -> dict[str, Any]:
+        """The arguments of one model call.
+
+        Returns:
+            ``input_ids``, ``labels`` and ``position_ids``, int64 ``[rows, length]``, and ``layout``, one for each row.
+
+        Raises:
+            RopewalkError: if samples differ in kind or length, are padded, or have labels of other tokens.
+        """
+        rows = [sample for sample in samples if isinstance(sample, Row)]
+        if not rows:
+            rows = [self._row([each for each in samples if not isinstance(each, Row)])]
+        elif len(rows) != len(samples):
+            raise RopewalkError("a batch holds packed rows and documents; give the trainer one kind")
+        lengths = sorted({len(row.input_ids) for row in rows})
+        if len(lengths) > 1:
+            raise RopewalkError(
+                f"the rows of a batch must have one length, got {lengths[0]} and {lengths[-1]} tokens"
+            )
+        return {
+            "input_ids": torch.stack([row.input_ids for row in rows]),
+            "labels": torch.stack([_unshifted(row.labels) for row in rows]),
+            # The layouts' own; TRL's SFTTrainer counts tokens with them.
+            "position_ids": torch.stack([row.layout.position_ids for row in rows]),
+            "layout": tuple(row.layout for row in rows),
+        }
+
+    def _row(self, documents: Sequence[Mapping[str, Any]]) -> Row:
+        if self.pattern == "anchor" and not self.anchor:
+            raise RopewalkError(
+                "the pattern anchor needs the ids of its tokens: anchor=[tokenizer.bos_token_id], or "
+                "pattern='intra_document' for a tokenizer without BOS"
+            )
+        ids, trained = [], [torch.ones(len(self.anchor), dtype=torch.bool)]
+        for document in documents:
+            tokens = torch.as_tensor(document["input_ids"], dtype=torch.int64)
+            mask = document.get("attention_mask")
+            if mask is not None and not bool(torch.as_tensor(mask).all()):
+                raise RopewalkError("a document is padded (its attention_mask has zeros); leave padding out")
+            labels = torch.as_tensor(document.get("labels", tokens), dtype=torch.int64)
+            if labels.shape != tokens.shape or bool(((labels != tokens) & (labels != IGNORED)).any()):
+                raise RopewalkError(
+                    "the labels of a document must be its input_ids, not shifted, with -100 for tokens that are no "
+                    "target"
+                )
+            ids.append(tokens)
+            trained.append(labels != IGNORED)
+        layout = PackedLayout.from_lengths(
+            [len(each) for each in ids], self.pattern, len(self.anchor), self.positions
+        )
+        row = torch.cat([torch.tensor(list(self.anchor), dtype=torch.int64), *ids])
+        return Row(row, next_token_labels(row, layout, torch.cat(trained)), layout)
+
+
+def _unshifted(labels: Tensor) -> Tensor:
+    """Labels that a loss of transformers shifts back to these; also if the next token is in a later segment."""
+    # The last token of a row has no target: it is the last of its document or padding.
+    return torch.cat([labels.new_tensor([IGNORED]), labels[:-1]])

@@ -1,0 +1,147 @@
+"""Packed rows in transformers' Trainer: every token weighs the same, documents stay apart, checkpoints are plain."""
+
+import copy
+from dataclasses import fields
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+from ropewalk import PackedLayout, RopewalkError, Row
+from ropewalk.attention.layout import next_token_labels
+from ropewalk.models.load import attach
+from ropewalk.training import RowCollator
+from ropewalk.verification.settings import TrainerProbeSettings
+from ropewalk.verification.trainers.probe import probe_trainer
+from tests.verification.trainers.trainer_cases import llama, make_trainer, mistral
+
+ANCHOR = 1
+DOCUMENTS = [list(range(3, 10)), [20, 21], list(range(30, 42)), [50, 51, 52]]
+
+
+def attached(model=None, **how):
+    model = model or llama()
+    attach(model, **how)
+    return model
+
+
+def sample(ids, **more):
+    return {"input_ids": ids, **more}
+
+
+def interleaved(first, second):
+    """A row in which the second document stands inside the first."""
+    layout = PackedLayout.from_segments([4, len(second), len(first) - 4], [0, 1, 0], positions="reset")
+    ids = torch.tensor([ANCHOR, *first[:4], *second, *first[4:]])
+    return Row(ids, next_token_labels(ids, layout), layout)
+
+
+WHOLE = [sample(each) for each in DOCUMENTS]
+ROWS = [interleaved(*DOCUMENTS[:2]), interleaved(*DOCUMENTS[2:])]
+
+
+class Keeping(Trainer):
+    """Keeps the gradients of its one step."""
+
+    def create_optimizer(self, *args, **kwargs):
+        made = super().create_optimizer(*args, **kwargs)
+        made.register_step_pre_hook(lambda *_: self.keep())
+        return made
+
+    def keep(self):
+        self.kept = {name: each.grad.clone() for name, each in self.model.named_parameters()}
+
+
+@pytest.mark.parametrize(("samples", "recompute"), [(WHOLE, False), (WHOLE, True), (ROWS, False)])
+def test_gradients_over_micro_batches_are_those_of_the_mean_over_all_tokens(samples, recompute, tmp_path):
+    """The oracle runs transformers' own model on each document alone, behind the anchor."""
+    model = llama()
+    oracle = copy.deepcopy(model)
+    total = sum(len(each) - 1 for each in DOCUMENTS)
+    for each in DOCUMENTS:
+        ids = torch.tensor([[ANCHOR, *each]])
+        losses = F.cross_entropy(oracle(ids).logits[0, 1:-1], ids[0, 2:], reduction="sum")
+        (losses / total).backward()
+    # transformers 5.23 renamed it and warns about the old name.
+    names = [each.name for each in fields(TrainingArguments)]
+    name = "activation" if "activation_checkpointing" in names else "gradient"
+    recomputing = {f"{name}_checkpointing": True} if recompute else {}
+    arguments = TrainingArguments(
+        str(tmp_path),
+        per_device_train_batch_size=len(samples) // 2,
+        gradient_accumulation_steps=2,
+        max_steps=1,
+        max_grad_norm=0.0,
+        **recomputing,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+    )
+    trainer = Keeping(
+        model=attached(model),
+        args=arguments,
+        data_collator=RowCollator(anchor=[ANCHOR], positions="reset"),
+        train_dataset=samples,
+    )
+    trainer.train()
+    for name, each in oracle.named_parameters():
+        torch.testing.assert_close(trainer.kept[name], each.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("pattern", ["anchor", "intra_document"])
+@pytest.mark.parametrize("family", [llama, mistral])
+def test_the_probe_finds_nothing(family, pattern, tmp_path):
+    collator = RowCollator(anchor=[ANCHOR], pattern=pattern)
+    result = probe_trainer(
+        TrainerProbeSettings(target="here", tokens=2),
+        function=lambda: make_trainer(tmp_path, attached(family()), collator),
+    )
+    assert all(check.passed for check in result.checks), result
+
+
+def test_the_probe_finds_rows_that_are_one_document(tmp_path):
+    result = probe_trainer(
+        TrainerProbeSettings(target="here", tokens=2),
+        function=lambda: make_trainer(tmp_path, attached(), RowCollator(anchor=[ANCHOR], pattern="full")),
+    )
+    assert result.failed == ["documents apart"]
+
+
+def test_a_checkpoint_is_plain(tmp_path):
+    trainer = make_trainer(tmp_path / "run", attached(), RowCollator(anchor=[ANCHOR]))
+    trainer.save_model(str(tmp_path / "saved"))
+    plain, stock = AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), llama()
+    assert plain.config.rope_parameters == stock.config.rope_parameters
+    assert plain.state_dict().keys() == stock.state_dict().keys()
+    ids = torch.arange(3, 40)[None]
+    assert torch.equal(plain(ids).logits, stock.eval()(ids).logits)
+
+
+def test_labels_of_interleaved_rows_and_masked_tokens_survive_the_shift_of_the_loss():
+    layout = PackedLayout.from_segments([2, 3, 2], [0, 1, 0])
+    ids = torch.arange(10, 18)
+    labels = next_token_labels(ids, layout)
+    batch = RowCollator()([Row(ids, labels, layout)] * 2)
+    assert torch.equal(batch["labels"][:, 1:], labels[:-1].expand(2, -1))
+    assert labels[-1] == batch["labels"][0, 0] == -100
+    assert batch["layout"] == (layout, layout)
+    assert batch["position_ids"].tolist() == [list(range(8))] * 2
+    masked = RowCollator(anchor=[1])([sample([3, 4, 5], labels=[-100, -100, 5]), sample([6, 7])])
+    assert masked["input_ids"].tolist() == [[1, 3, 4, 5, 6, 7]]
+    assert masked["labels"].tolist() == [[-100, -100, -100, 5, -100, 7]]
+
+
+@pytest.mark.parametrize(
+    ("collator", "samples", "words"),
+    [
+        (RowCollator(), [sample([3, 4])], "pattern anchor needs the ids of its tokens"),
+        (RowCollator([1]), [sample([3, 4], attention_mask=[1, 0])], "padded"),
+        (RowCollator([1]), [sample([3, 4], labels=[4, 5])], "not shifted"),
+        (RowCollator([1]), [sample([3]), Row(*[torch.ones(2)] * 2, None)], "packed rows and documents"),
+        (RowCollator(), [Row(*[torch.ones(n)] * 2, None) for n in (2, 3)], "got 2 and 3 tokens"),
+    ],
+)
+def test_what_a_row_cannot_hold_is_refused(collator, samples, words):
+    with pytest.raises(RopewalkError, match=words):
+        collator(samples)
