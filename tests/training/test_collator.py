@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from ropewalk import PackedLayout, RopewalkError, Row
@@ -106,6 +107,35 @@ def test_the_probe_finds_rows_that_are_one_document(tmp_path):
         function=lambda: make_trainer(tmp_path, attached(), RowCollator(anchor=[ANCHOR], pattern="full")),
     )
     assert result.failed == ["documents apart"]
+
+
+@pytest.mark.parametrize(("weighted", "failed"), [(True, []), (False, ["token mean"])])
+def test_accelerate_accumulates_a_mean_over_all_tokens(weighted, failed):
+    """As on the page; without the count of targets, the probe finds a mean of means."""
+
+    def make(documents):
+        accelerator = Accelerator(gradient_accumulation_steps=4, cpu=True)
+        made = attached()
+        samples = [sample(each) for each in documents]
+        loader = torch.utils.data.DataLoader(samples, batch_size=2, collate_fn=RowCollator([ANCHOR]))
+        model, optimizer, loader = accelerator.prepare(
+            made, torch.optim.SGD(made.parameters(), lr=0.0), loader
+        )
+
+        def step():
+            batches = list(loader)
+            targets = accelerator.reduce(sum((each["labels"] != -100).sum() for each in batches), "sum")
+            for batch in batches:
+                with accelerator.accumulate(model):
+                    count, factor = (targets, len(batches)) if weighted else (None, 1)
+                    loss = model(**batch, num_items_in_batch=count).loss
+                    accelerator.backward(loss * factor * accelerator.num_processes)
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        return made, step
+
+    assert probe_trainer(TrainerProbeSettings(target="here", tokens=2), function=make).failed == failed
 
 
 def test_a_checkpoint_is_plain(tmp_path):
