@@ -7,10 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from ropewalk import PackedLayout, RopewalkError, Row
 from ropewalk.attention.layout import next_token_labels
+from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.models.load import attach
 from ropewalk.training import RowCollator
 from ropewalk.verification.settings import TrainerProbeSettings
@@ -136,6 +138,35 @@ def test_accelerate_accumulates_a_mean_over_all_tokens(weighted, failed):
         return made, step
 
     assert probe_trainer(TrainerProbeSettings(target="here", tokens=2), function=make).failed == failed
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_probe_finds_nothing_in_an_sft_trainer(tmp_path):
+    trl = pytest.importorskip("trl", reason="TRL is not among the test dependencies")
+
+    tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
+    tokenizer.pad_token = tokenizer.eos_token
+
+    def make(documents):
+        arguments = trl.SFTConfig(
+            str(tmp_path),
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=4,
+            max_length=None,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+        )
+        return trl.SFTTrainer(
+            model=attached(),
+            args=arguments,
+            data_collator=RowCollator(anchor=[ANCHOR]),
+            processing_class=tokenizer,
+            train_dataset=Dataset.from_dict({"input_ids": documents}),
+        )
+
+    assert probe_trainer(TrainerProbeSettings(target="here", tokens=2), function=make).failed == []
 
 
 def test_a_checkpoint_is_plain(tmp_path):
