@@ -81,8 +81,11 @@ def shape(line: str) -> str:
 def test_console_blocks_run_in_one_folder_and_print_lines_of_the_same_form(page, tmp_path):
     recipes = re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     for recipe in recipes[:1]:
-        # The lines have the same form with fewer rows, and most of the time goes into training.
-        (tmp_path / "recipe.yaml").write_text(re.sub(r"rows_per_step: \d+", "rows_per_step: 2", recipe))
+        # The lines have the same form with fewer rows and samples, into which most of the time goes.
+        fewer = re.sub(r"rows_per_step: \d+", "rows_per_step: 2", recipe)
+        (tmp_path / "recipe.yaml").write_text(
+            re.sub(r"rows: \d+, samples: \d+", "rows: 2, samples: 2", fewer)
+        )
     commands = session(page)
     script = "set -e; trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
     script += "".join(f"echo @@@\n{command}\n" for command, _ in commands)
