@@ -65,6 +65,7 @@ benchmarks: $(READY)
 
 # What is made of code in docs/, and then the site; the page to open is build/site/index.html.
 docs: $(READY)
+	@$(BIN)/python scripts/readers_page.py
 	@$(BIN)/python scripts/recipe_reference.py
 	@$(BIN)/python scripts/shipped_recipes.py
 	@$(BIN)/python scripts/supported_models.py --page

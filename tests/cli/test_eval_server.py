@@ -218,7 +218,5 @@ def test_what_servers_make_of_longrope_is_said_and_of_theta_is_not(
         with CompletionServer(knowing(checkpoint)) as server:
             assert run(folder, *ASKED, "--server", server.url) == 0
         told = capsys.readouterr().err
-        assert ("longrope behind a server: not llama.cpp: its converter drops these factors" in told) == said
-        assert (
-            "longrope behind a server: vLLM stops at 128 tokens unless --max-model-len 512" in told
-        ) == said
+        assert ("behind llama.cpp: attention factor 1, not 1.1" in told) == said
+        assert ("vLLM 0.30 and later serves 128 tokens by itself, not 512: vllm serve" in told) == said

@@ -19,11 +19,9 @@ from ropewalk.data import load_tokenizer
 from ropewalk.evaluation.rows import rows_of
 from ropewalk.evaluation.store import model_digest
 from ropewalk.evaluation.tasks.perplexity import perplexity_by_position
-from ropewalk.models.config_file import read_config_file
 from ropewalk.models.load import load_model, rope_of
 from ropewalk.models.losses import OutputHead
 from ropewalk.rope import LongRope, longrope_attention_factor, methods_from_config
-from ropewalk.rope.config import notes_on
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.cli.export_command_cases import command
 
@@ -131,28 +129,20 @@ def test_a_folder_is_written_with_the_factors_and_everything_else_as_it_was(
 def test_what_other_programs_do_otherwise_is_said(
     run: Run, write: Write, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def notes(name: str, **more: Any) -> list[str]:
+    def readers(name: str, **more: Any) -> dict[str, tuple[str, str]]:
         assert run("export", checkpoint, "--rope", write(**more), "--out", tmp_path / name, "--json") == 0
-        found: list[str] = said(capsys)["notes"]
-        return found
+        return {each["key"]: (each["verdict"], each["detail"]) for each in said(capsys)["readers"]}
 
-    vllm = f"vLLM stops at {ORIGINAL} tokens unless --max-model-len {TARGET} is given"
-    llama = "not llama.cpp: its converter drops these factors silently, and the model would run default RoPE"
-    mlx = "mlx-lm ignores the attention factor"
-    both = notes("both", short_factor=SHORT)
-    assert both[:2] == [llama, f"{vllm}, and then also runs short sequences with the long factors"]
-    assert both[2].startswith(
-        f"transformers' generate() changes the factors when a sequence passes {ORIGINAL}"
-    )
-    assert both[3:] == [mlx]
-    assert notes("one", short_factor=LONG) == [llama, vllm, mlx]
-    assert notes("odd", short_factor=LONG, attention_factor=1.0) == [
-        llama,
-        vllm,
-        "the config contains short_mscale and long_mscale, so that vLLM and SGLang use the attention factor 1 "
-        f"instead of the published {PUBLISHED:.6g}; transformers warns about the two keys and ignores them",
-        mlx,
-    ]
+    both = readers("both", short_factor=SHORT)
+    assert both["vllm"][0] == both["mlx-lm"][0] == "same"
+    assert both["vllm"][1].startswith(f"inputs of up to {ORIGINAL} tokens get the factors of longer ones")
+    assert both["transformers"][1].startswith(f"the factors change when a sequence passes {ORIGINAL} tokens")
+    assert both["llama.cpp"][0] == "with an option"
+    one = readers("one", short_factor=LONG)
+    assert {key for key, read in one.items() if read != ("same", "")} == {"llama.cpp"}
+    odd = readers("odd", short_factor=LONG, attention_factor=1.0)
+    assert odd["mlx-lm"] == ("differs", f"attention factor {PUBLISHED:.6g}, not 1")
+    assert {odd[key][0] for key in ("transformers", "transformers-4", "vllm", "sglang")} == {"same"}
     entry = json.loads((tmp_path / "odd" / "config.json").read_text())["rope_parameters"]
     assert (entry["short_mscale"], entry["long_mscale"]) == (1.0, 1.0)
     assert run("export", checkpoint, "--rope", write(), "--out", tmp_path / "shown") == 0
@@ -173,8 +163,7 @@ def test_factors_of_another_checkpoint_are_noted(
         table = write(short_factor=LONG, model={"name": "elsewhere", "digest": digest})
         assert run("export", checkpoint, "--rope", table, "--out", tmp_path / name, "--json") == 0
         notes = said(capsys)["notes"]
-        about_readers = notes_on(read_config_file(str(tmp_path / name)))
-        assert notes == ([note] if name == "other" else []) + about_readers
+        assert notes == ([note] if name == "other" else [])
         assert run("eval", checkpoint, "--rope", table, *asked(text, "--out", tmp_path / f"{name}-eval")) == 0
         printed = capsys.readouterr()
         found = json.loads(printed.out)
@@ -485,3 +474,23 @@ def test_several_processes_measure_the_same(
     assert found["rope"]["start_tokens"] == 5
     # Losses of about 4 nats in float32 differ by 1e-6 each where products have other shapes.
     assert [result["score"] for result in found["results"]] == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_checkpoint_that_a_named_program_reads_wrongly_is_not_written(
+    run: Run, write: Write, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = write(short_factor=LONG, attention_factor=1.0)
+    for reader, words in (
+        ("mlx-lm", "mlx-lm 0.32 does not read this RoPE right (attention factor"),
+        ("ollama", "unknown program 'ollama'; choose from transformers, "),
+    ):
+        asked_for = ("--rope", table, "--out", tmp_path / "out", "--for", "vllm", "--for", reader)
+        assert run("export", checkpoint, *asked_for) == 2
+        assert words in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+    assert run("export", checkpoint, "--rope", table, "--out", tmp_path / "out", "--for", "vllm") == 0
+    printed = capsys.readouterr().out
+    assert "Programs that read the checkpoint" in printed
+    assert f"vllm serve {tmp_path / 'out'} --max-model-len {TARGET}" in printed
+    assert run("export", checkpoint, "--gguf", table, "--out", tmp_path / "x", "--for", "llama.cpp") == 2
+    assert "--for needs --rope FILE or --push" in capsys.readouterr().err

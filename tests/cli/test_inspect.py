@@ -100,6 +100,7 @@ def test_json_describes_llama_3_1(run: Run, tmp_path: Path, capsys: pytest.Captu
         "layers": [{"kind": "full_attention", "window": None, "rotates": True}] * 32,
         "notes": [],
         "target": None,
+        "readers": None,
     }
     inv_freq = Llama3(128, 500000.0, 8.0, 1.0, 4.0, 8192).frequencies().inv_freq.tolist()
     loaded = method["loaded"]

@@ -154,6 +154,7 @@ NEW_KEYS = (
     ".messages_field: nothing != None",
     ".adapter: nothing != None",
     ".moments: nothing != 'keep'",
+    ".readers: nothing != None",
 )
 """Keys that a recipe has gained, as a difference ends that is nothing but such a key at its default."""
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from ropewalk.cli.binding import UsageError, make_command
-from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, results
-from ropewalk.io.settings import MODEL_NAME, FilePath, Option
+from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, results, show
+from ropewalk.io.settings import COMMON, MODEL_NAME, FilePath, Option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ropewalk.models.export import ExportResult
     from ropewalk.models.gguf import GgufResult
     from ropewalk.training.publish import PushResult, Repository
@@ -25,24 +27,31 @@ def export(
     *,
     rope: Annotated[
         FilePath | None,
-        Option(metavar="FILE"),
+        Option(group=COMMON.group, metavar="FILE"),
         Field(description="Factor table, for example from ropewalk search. Needs --out."),
     ] = None,
     gguf: Annotated[
         FilePath | None,
-        Option(metavar="FILE"),
+        Option(group=COMMON.group, metavar="FILE"),
         Field(description="GGUF file of the model, made by llama.cpp's converter. Needs --out."),
     ] = None,
     out: Annotated[
         FilePath | None,
-        Option(metavar="PATH"),
+        Option(group=COMMON.group, metavar="PATH"),
         Field(description="New folder to write to; with --gguf a new file."),
     ] = None,
     push: Annotated[
         str | None,
-        Option(metavar="OWNER/NAME"),
+        Option(group=COMMON.group, metavar="OWNER/NAME"),
         Field(
             description="Upload the model to this repository on the Hugging Face Hub, which is private if new."
+        ),
+    ] = None,
+    for_: Annotated[
+        list[str] | None,
+        Option(name="--for", metavar="PROGRAM", repeated=True),
+        Field(
+            description="Refuse a checkpoint that this program reads wrongly, such as vllm; may be repeated."
         ),
     ] = None,
     public: Annotated[bool, Field(description="Let everybody see the uploaded model. Needs --push.")] = False,
@@ -53,6 +62,10 @@ def export(
     --push uploads the model with its card. --rope writes a checkpoint with unchanged weights. --gguf and --out copy a
     file for llama.cpp and add what its converter leaves out.
     """
+    from ropewalk.readers import readings
+    from ropewalk.readers.table import require_known
+    from ropewalk.reporting.readers import readers_table
+
     if rope is not None and gguf is not None:
         raise UsageError(
             "give --rope or --gguf, not both; write the checkpoint with --rope and convert it first"
@@ -70,6 +83,11 @@ def export(
         )
     if public and push is None:
         raise UsageError("--public needs --push OWNER/NAME")
+    programs = for_ or []
+    if programs and rope is None and push is None:
+        raise UsageError("--for needs --rope FILE or --push OWNER/NAME: a GGUF file is for llama.cpp alone")
+    # Before anything is loaded or asked for.
+    require_known(programs)
     if gguf is not None and out is not None:
         corrected = _corrected(model, gguf, out)
         if as_json:
@@ -82,14 +100,21 @@ def export(
     ):
         # Asked first, so that a missing right to write is found before a checkpoint is written.
         repository = None if push is None else _repository(push, public)
-        exported = None if rope is None or out is None else _exported(model, rope, out, repository)
-        pushed = None if repository is None else _pushed(model if out is None else str(out), repository)
+        exported = None if rope is None or out is None else _exported(model, rope, out, repository, programs)
+        pushed = (
+            None if repository is None else _pushed(model if out is None else str(out), repository, programs)
+        )
     if as_json:
-        values = {} if exported is None else exported.to_json()
+        values = (
+            {}
+            if exported is None
+            else exported.to_json() | {"readers": [each.to_json() for each in readings(str(exported.out))]}
+        )
         print_json(values | ({} if pushed is None else {"push": pushed.to_json()}))
         return
     if exported is not None:
         _say(_about(exported))
+        show([readers_table(readings(str(exported.out)), "Programs that read the checkpoint")])
     if pushed is not None:
         _say(_about_push(pushed))
 
@@ -124,23 +149,28 @@ def _repository(name: str, public: bool) -> Repository:
     return writable_repository(name, public)
 
 
-def _exported(model: str, rope: Path, out: Path, repository: Repository | None) -> ExportResult:
+def _exported(
+    model: str, rope: Path, out: Path, repository: Repository | None, programs: Sequence[str]
+) -> ExportResult:
     from ropewalk.reporting.run.model_card import write_export_card
     from ropewalk.search.fitted_table import export as export_with_table
 
-    found = export_with_table(model, rope, out)
+    found = export_with_table(model, rope, out, programs)
     write_export_card(found, None if repository is None else repository.name)
     return found
 
 
-def _pushed(model: str, repository: Repository) -> PushResult:
+def _pushed(model: str, repository: Repository, programs: Sequence[str]) -> PushResult:
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.io.lock import locked
+    from ropewalk.readers import readings, refuse_wrong
     from ropewalk.reporting.run.model_card import write_model_card
     from ropewalk.training.publish import folder_to_push, push
     from ropewalk.training.run_folder import RECIPE
 
     folder, run = folder_to_push(model), Path(model).expanduser()
+    if programs:
+        refuse_wrong(readings(str(folder)), programs)
     # Locked, so that no run rewrites the model while it is uploaded.
     with locked(run, "push later"):
         if (run / RECIPE).is_file():

@@ -521,7 +521,7 @@ class _Run:
         backend = ServerBackend(serving, tokenizer)
         # Before the samples are generated, so that a server that is not running costs no time.
         backend.check()
-        for note in [*backend.notes, *_notes_on_factors(self.path)]:
+        for note in [*backend.notes, *_notes_on_servers(self.path)]:
             self.context.rank_0_reporter.note(note)
         notes = {"notes": backend.notes} if backend.notes else {}
         under_test = ModelUnderTest(tokenizer, backend, None, _stated(self.path))
@@ -590,17 +590,14 @@ class _Run:
         return Stores(PredictionLog(out / PREDICTIONS), ResultCache(out / RESULT_CACHE), samples), noted
 
 
-def _notes_on_factors(path: str) -> list[str]:
-    """Return notes on servers that do not support longrope, if the model's config uses longrope."""
-    from ropewalk.rope import LongRope
-    from ropewalk.rope.config import notes_on
+def _notes_on_servers(path: str) -> list[str]:
+    """What servers make of the model where that is not what the model is, one sentence each."""
+    from ropewalk.readers import readings, wrong_servers
 
     if not (Path(path) / "config.json").is_file():
         return []
-    config = _read_config(path)
-    if not any(isinstance(method, LongRope) for method in config.methods.values()):
-        return []
-    return [f"longrope behind a server: {note}" for note in notes_on(config.values)]
+    length = _read_config(path).max_position_embeddings
+    return [] if length is None else wrong_servers(readings(path), length)
 
 
 def sources_identity(settings: Settings) -> dict[str, Any]:

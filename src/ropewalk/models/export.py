@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,16 @@ from ropewalk.io.files import new_folder, remove_left_overs
 from ropewalk.io.lock import locked
 from ropewalk.io.results import Result
 from ropewalk.models.config import BASES_OF_LAYERS
-from ropewalk.models.config_file import read_model_config
-from ropewalk.models.load import ModelSetup, left_out, load_model, read_config, save_model
+from ropewalk.models.load import (
+    ModelSetup,
+    left_out,
+    load_model,
+    read_config,
+    save_model,
+    with_rope,
+    written_config,
+)
 from ropewalk.rope import RopeMethod
-from ropewalk.rope.config import notes_on
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class ExportResult(Result):
         out: folder of the new checkpoint.
         max_position_embeddings: longest input in tokens that the config states.
         method: RoPE method in the config.
-        notes: which programs read it, and other facts to know, in one sentence each.
+        notes: facts to know, in one sentence each.
         factors: source of the factors, if they come from a table.
     """
 
@@ -52,7 +58,13 @@ class ExportResult(Result):
 
 
 def export(
-    path: str | Path, method: RopeMethod, context: int, out: Path, tokenizer: Any, name: str | None = None
+    path: str | Path,
+    method: RopeMethod,
+    context: int,
+    out: Path,
+    tokenizer: Any,
+    name: str | None = None,
+    check: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> ExportResult:
     """Write a checkpoint's weights and tokenizer with another RoPE in its config, completely or not at all.
 
@@ -63,6 +75,7 @@ def export(
         out: a new folder.
         tokenizer: tokenizer of the checkpoint; its length limit is raised to the context.
         name: name of the checkpoint as the user gave it; None for ``path``.
+        check: called with the contents of the new ``config.json`` before weights are loaded; it raises to refuse them.
 
     Raises:
         RopewalkError: if ``out`` exists, the model cannot be loaded, or its config cannot express the method.
@@ -70,6 +83,8 @@ def export(
     refuse_existing(out)
     # A tokenizer that truncates at the old length would undo the extension.
     tokenizer.model_max_length = max(tokenizer.model_max_length, context)
+    if check is not None:
+        check(written_config(with_rope(read_config(path), method.as_written(), context).source))
     # Granite with windows has a rotary module for each base, which ours cannot replace.
     exact = not read_config(path).values.get(BASES_OF_LAYERS)
     # as_written refuses a method that no config can express, before anything is loaded or written.
@@ -79,7 +94,7 @@ def export(
         with new_folder(out) as partial:
             save_model(loaded, partial, tokenizer)
     lost = left_out(read_config(path))
-    notes = (*notes_on(read_model_config(str(out)).values), *([] if lost is None else [lost]))
+    notes = () if lost is None else (lost,)
     return ExportResult(str(path) if name is None else name, out, context, method, notes)
 
 

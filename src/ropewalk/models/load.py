@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from ropewalk.attention import AttentionSpec, require_engine_name
 from ropewalk.attention.choices import Limit
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.io.files import check_model_place, not_found, refuse_adapter
+from ropewalk.io.files import check_model_place, not_found, parse_json, refuse_adapter, write_json
 from ropewalk.models.attention import hooks as attention_hooks
 from ropewalk.models.attention import recurrent as recurrent_layers
 from ropewalk.models.config import BASES_OF_LAYERS, ModelConfig, decoder_key
@@ -38,6 +40,7 @@ from ropewalk.models.rotary import rope_of_rows as rope_of_rows
 from ropewalk.models.rotary import rotary_module as rotary_module
 from ropewalk.models.rotary import rotary_modules, swap_rotary, teach_transformers
 from ropewalk.rope import RopeMethod, for_all_readers, replace_methods
+from ropewalk.rope.config import with_older_keys
 from ropewalk.rope.methods.base import MAX_LENGTH
 
 log = logging.getLogger("ropewalk")
@@ -513,6 +516,7 @@ def save_model(
     # save_pretrained wrote the decoder's own config, from which transformers does not load such a model.
     if whole is not None:
         whole.save_pretrained(folder)
+    _add_older_keys(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
@@ -520,6 +524,46 @@ def save_model(
 def save_config(model: Any, folder: Path) -> None:
     """Write the config.json from which plain transformers builds the model."""
     (_whole_config(model) or model.config).to_json_file(folder / "config.json")
+    _add_older_keys(folder)
+
+
+def _add_older_keys(folder: Path) -> None:
+    path = folder / "config.json"
+    write_json(path, with_both_spellings(parse_json(path.read_text(encoding="utf-8"))))
+
+
+def written_config(config: Any) -> dict[str, Any]:
+    """The contents of the ``config.json`` that a transformers config is written to."""
+    stated: dict[str, Any] = parse_json(config.to_json_string())
+    return with_both_spellings(stated)
+
+
+def with_both_spellings(stated: dict[str, Any]) -> dict[str, Any]:
+    """A ``config.json`` that states its RoPE in the keys of transformers 4 too, if that changes nothing here.
+
+    Args:
+        stated: contents of a ``config.json`` as transformers 5 writes it.
+    """
+    from transformers import CONFIG_MAPPING
+
+    # Its get() knows nothing of classes that are not imported yet.
+    if stated.get("model_type") not in CONFIG_MAPPING:
+        return stated
+    config_class = CONFIG_MAPPING[stated["model_type"]]
+    inner = stated.get("text_config")
+    added = {**stated, "text_config": with_older_keys(inner)} if inner else with_older_keys(stated)
+    if added == stated:
+        return stated
+    # A class may read the older keys in its own way, and they come first in transformers.
+    same = _entry_of(config_class, stated) == _entry_of(config_class, added)
+    return added if same else stated
+
+
+def _entry_of(config_class: Any, stated: Mapping[str, Any]) -> Any:
+    """The RoPE parameters that a class reads from the contents of a ``config.json``."""
+    # Infinite values, which only time steps of recurrent layers have, are tagged in the file.
+    plain = {key: value for key, value in stated.items() if "__float__" not in json.dumps(value)}
+    return getattr(config_class.from_dict(deepcopy(plain)).get_text_config(), "rope_parameters", None)
 
 
 def _whole_config(model: Any) -> Any | None:

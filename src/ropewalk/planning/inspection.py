@@ -18,6 +18,7 @@ from ropewalk.models.held_rope import LoadedRope, loaded_rope
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning.advice import Advice, Checkpoint, advise, explained
 from ropewalk.planning.settings import InspectSettings
+from ropewalk.readers import Reading, readings
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.theory import SEARCH_LIMIT, SHORTEST_LENGTH, context_bound, critical_dimension
 from ropewalk.rope.theory.bases import Progress
@@ -32,12 +33,14 @@ class InspectResult(Result):
         loaded: buffers of transformers' rotary module after loading. None if transformers does not know the model.
         warnings: suspicious values in the config, one sentence each.
         advice: for the target length. None if there is no target.
+        readers: what other programs make of the config. None if not asked for.
     """
 
     config: ModelConfig
     loaded: tuple[LoadedRope, ...] | None
     warnings: tuple[str, ...]
     advice: Advice | None
+    readers: tuple[Reading, ...] | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -82,6 +85,7 @@ class InspectResult(Result):
             "notes": self.notes,
             "methods": self.methods,
             "target": None if self.advice is None else self.advice.to_json(),
+            "readers": None if self.readers is None else [each.to_json() for each in self.readers],
         }
 
 
@@ -118,7 +122,8 @@ def inspect(config: InspectSettings, context: RunContext | None = None) -> Inspe
     advice = None
     if config.target is not None:
         advice = _advice(checkpoint, config.target, config.explain, context or RunContext())
-    return InspectResult(checkpoint, loaded, tuple(warnings), advice)
+    readers = tuple(readings(str(resolve_model(config.model)), config.model)) if config.readers else None
+    return InspectResult(checkpoint, loaded, tuple(warnings), advice, readers)
 
 
 def _advice(checkpoint: ModelConfig, target: int, explain: bool, context: RunContext) -> Advice:

@@ -28,6 +28,11 @@ class InspectSettings(Settings):
     from_length: Annotated[Length | None, Option(name="--from")] = Field(
         None, description="Trained length in tokens, if the config misstates it."
     )
+    readers: bool = Field(
+        False,
+        description="Show which programs compute the same RoPE from the config (transformers, vLLM, SGLang, llama.cpp, "
+        "mlx-lm), and how to start them.",
+    )
     explain: bool = Field(
         False,
         description="With --target, also show the checkpoint's RoPE, the base that each rule gives beside "

@@ -430,30 +430,20 @@ def for_all_readers(config: Config) -> dict[str, Any]:
     return {**config, "rope_parameters": stated}
 
 
-def notes_on(config: Config) -> list[str]:
-    """Which programs read the RoPE of a config correctly, and which compute something else; each sentence once.
+def with_older_keys(config: Config) -> dict[str, Any]:
+    """A copy of a config in the 5.x spelling that states its RoPE in the keys of transformers 4 as well.
 
-    Args:
-        config: config of the text model, or of a larger model that contains it as ``text_config``.
-
-    Returns:
-        One sentence for each fact; none for methods about which nothing is known.
-
-    Source: the behaviour of transformers 5, vLLM, SGLang, llama.cpp and mlx-lm in autumn 2026, read in their code or
-    measured; the table in docs/longrope.md says which.
+    Programs that read the file themselves, or with transformers 4, know only those, and would silently run a default
+    base without them. A config with a RoPE for each layer type, or with keys that the older spelling has no place for,
+    is returned unchanged.
     """
-    text = config.get("text_config") or config
-    context, model_type = text["max_position_embeddings"], text.get("model_type")
-    by_type = methods_from_config(text)
-    methods = [*dict.fromkeys(by_type.values())]
-    sentences = []
-    if len(methods) > 1:
-        # A base by itself is safe everywhere; two of them are only as safe as the reader's handling of layer types.
-        methods = [method for method in methods if not isinstance(method, Default)]
-        sentences.append(
-            f"the layer types {' and '.join(map(str, by_type))} have different RoPE: transformers reads "
-            f"each, and what other "
-            "programs make of them is not known"
-        )
-    notes = (note for method in methods for note in method.reader_notes(context, model_type))
-    return [*sentences, *dict.fromkeys(notes)]
+    entry = config.get("rope_parameters") or {}
+    if "rope_theta" not in entry or any(key in entry for key in (*OF_AXES, TEMPERATURE)):
+        return dict(config)
+    scaling = {key: value for key, value in entry.items() if key not in ("rope_theta", PARTIAL)}
+    older = {"rope_theta": entry["rope_theta"]}
+    if PARTIAL in entry:
+        older[PARTIAL] = entry[PARTIAL]
+    if scaling.get("rope_type", Default.name) != Default.name:
+        older["rope_scaling"] = scaling
+    return {**config, **older}

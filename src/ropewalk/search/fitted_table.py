@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.store import model_digest
 from ropewalk.models.export import ExportResult, refuse_existing
 from ropewalk.models.export import export as export_checkpoint
+from ropewalk.readers.table import checkpoint_of, readings_of, refuse_wrong
 from ropewalk.rope import LongRope
 from ropewalk.search.factor_table import Factors, checkpoint, method_of, read_factors
 
@@ -95,17 +96,18 @@ def fitted_table(file: Path, model: str) -> FittedTable:
     return FittedTable(factors, hashlib.sha256(file.read_bytes()).hexdigest(), method, context)
 
 
-def export(model: str, rope: Path | str, out: Path | str) -> ExportResult:
+def export(model: str, rope: Path | str, out: Path | str, programs: Sequence[str] = ()) -> ExportResult:
     """Write a checkpoint with a factor table in its config, as longrope, and unchanged weights.
 
     Args:
         model: folder, Hub id, or ``embedded``.
         rope: factor table, for example from ``ropewalk search``.
         out: new folder to write to.
+        programs: programs that must read the checkpoint right, by their keys in ``ropewalk.readers``.
 
     Raises:
-        RopewalkError: if ``out`` exists, the model or the table cannot be read, the factors do not fit the model, or
-            the table has start tokens, which a config cannot store.
+        RopewalkError: if ``out`` exists, the model or the table cannot be read, the factors do not fit the model,
+            the table has start tokens, which a config cannot store, or one of the programs would read it wrongly.
     """
     rope, out = Path(rope), Path(out)
     # First, because reading a model and hashing its weights take long.
@@ -117,7 +119,11 @@ def export(model: str, rope: Path | str, out: Path | str) -> ExportResult:
             f"{rope} has {table.method.start_tokens} start tokens, which config.json cannot store; search again with "
             f"--start-tokens 0, or evaluate with ropewalk eval {model} --rope {rope}"
         )
-    written = export_checkpoint(path, table.method, table.context, out, load_tokenizer(path), model)
+
+    def check(stated: Mapping[str, Any]) -> None:
+        refuse_wrong(readings_of(checkpoint_of(stated, model), str(out)), programs)
+
+    written = export_checkpoint(path, table.method, table.context, out, load_tokenizer(path), model, check)
     # Hashing the weights takes long for large models, so only where the table has a digest to compare with.
     digest = model_digest(path) if table.factors.model.digest else None
     notes = (*other_checkpoint(table.record, digest), *written.notes)

@@ -25,6 +25,7 @@ from ropewalk.io.results import Result
 from ropewalk.models.origin import origin_of
 from ropewalk.parallel import MeshShape, make_mesh
 from ropewalk.parallel.context import RunContext
+from ropewalk.readers import Reading
 from ropewalk.rope import LongRope, RopeMethod
 from ropewalk.search import Factors, goal_of, write_factors
 from ropewalk.training.checkpoint.adapter import export_adapter
@@ -124,7 +125,7 @@ class RunResult(Result):
         source: the model before the run: its name, its id and revision on the Hub, what its model card says of its
             licence, the SHA-256 of its config and weights, and its RoPE. None in the summaries of earlier versions.
         files: paths of the report and its figures; None until they are written.
-        readers: notes on programs that load the model; None until the report is written.
+        readers: what other programs make of the model; None until the report is written.
     """
 
     output: Path
@@ -149,7 +150,7 @@ class RunResult(Result):
     exported: dict[str, Any] | None = None
     source: dict[str, Any] | None = None
     files: tuple[Path, ...] | None = None
-    readers: tuple[str, ...] | None = None
+    readers: tuple[Reading, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Content of ``summary.json``; without the parts that this run does not have, or not yet."""

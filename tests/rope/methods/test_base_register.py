@@ -16,8 +16,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ropewalk.cli import app as program
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
-from ropewalk.models.config_file import read_config_file, read_model_config
+from ropewalk.models.config_file import read_model_config
 from ropewalk.models.load import ModelSetup, load_model, save_model, with_rope
+from ropewalk.readers import readings
 from ropewalk.rope import (
     METHODS,
     Default,
@@ -29,7 +30,7 @@ from ropewalk.rope import (
     register,
     unscaled_inv_freq,
 )
-from ropewalk.rope.config import for_all_readers, notes_on, replace_methods
+from ropewalk.rope.config import for_all_readers, replace_methods
 from ropewalk.rope.methods.base import FACTOR, ORIGINAL, Origin
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
 from ropewalk.training.stage_rope import stage_ropes
@@ -70,9 +71,6 @@ class Eased(RopeMethod):
         x = torch.linspace(0, 1, self.rotary_dim // 2, dtype=torch.float64)
         divided = 1 + (self.factor - 1) * x**self.sharpness
         return RopeFrequencies(unscaled_inv_freq(self.rotary_dim, self.rope_theta) / divided, 1.0)
-
-    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
-        return ["no program but this test reads it"]
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +116,8 @@ def test_the_config_of_a_model_says_it_to_a_file_and_back(tmp_path: Path) -> Non
     assert said.methods == {None: method}
     said.source.save_pretrained(tmp_path)
     assert read_model_config(str(tmp_path)).methods == {None: method}
-    assert notes_on(read_config_file(str(tmp_path))) == ["no program but this test reads it"]
+    # Other programs have never heard of it.
+    assert {each.verdict for each in readings(str(tmp_path))} == {"refuses"}
 
 
 def test_the_rotary_module_turns_with_it() -> None:

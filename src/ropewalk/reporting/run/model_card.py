@@ -24,12 +24,12 @@ from ropewalk.models.card import CARD, is_own_card, signed_card
 from ropewalk.models.config_file import read_model_config
 from ropewalk.models.export import ExportResult
 from ropewalk.models.origin import origin_of
+from ropewalk.readers import readings, sentences
 from ropewalk.reporting.run.before_after import conclusion, run_differences, run_results
 from ropewalk.reporting.score_tables import difference_words, length_words, task_words
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import interval, number, one_decimal, signed
-from ropewalk.rope.config import notes_on
 from ropewalk.training.final_weights import describe_weights
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
@@ -67,7 +67,7 @@ def write_model_card(output: Path, repository: str | None = None) -> Path | None
         return None
     summary = parse_json((output / SUMMARY).read_text(encoding="utf-8"), strict=True)
     recipe = parse_recipe((output / RECIPE).read_text(encoding="utf-8"), str(output / RECIPE))
-    readers = notes_on(read_model_config(str(output / MODEL)).values)
+    readers = sentences(readings(str(output / MODEL), repository or PLACE), summary["context"])
     write_text(path, signed_card(run_card(summary, recipe, readers, repository)))
     return path
 
@@ -96,6 +96,7 @@ def export_card(found: ExportResult, repository: str | None = None) -> str:
     before, source = read_model_config(place), asdict(origin)
     rope = before.full_attention_rope
     context = found.max_position_embeddings
+    readers = sentences(readings(str(found.out), repository or PLACE), context)
     parts = [
         _front_matter(_metadata(source, None, False)),
         f"# {_plain(origin.name)} for {context:,} tokens",
@@ -108,7 +109,7 @@ def export_card(found: ExportResult, repository: str | None = None) -> str:
         ),
         "## Use",
         _use(repository or PLACE, context),
-        _bullets(map(_plain, found.notes)),
+        _bullets(map(_plain, (*found.notes, *readers))),
         "## Limits",
         _bullets(["No ability of this model was measured.", *_licence_unknown(source)]),
     ]

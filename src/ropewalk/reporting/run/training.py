@@ -15,19 +15,19 @@ from ropewalk.experiments.finished import cost_of
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
 from ropewalk.models.card import CARD, is_own_card
-from ropewalk.models.config_file import read_model_config
+from ropewalk.readers import readings
 from ropewalk.reporting.evaluation import evaluation_tables
 from ropewalk.reporting.figures.evaluation import passkey_figure, perplexity_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
 from ropewalk.reporting.figures.training import curve_figure, training_figure
 from ropewalk.reporting.page import Page, write_page
+from ropewalk.reporting.readers import readers_table
 from ropewalk.reporting.run.before_after import conclusion, difference_tables, run_differences, run_results
 from ropewalk.reporting.run.model_card import write_model_card
 from ropewalk.reporting.run.samples import SAMPLES, write_samples_page
 from ropewalk.reporting.score_tables import result_tables
 from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.rope import Default
-from ropewalk.rope.config import notes_on
 from ropewalk.search import goal_of, rescale_factors
 from ropewalk.training.documents import mixture_sentences
 from ropewalk.training.final_weights import describe_weights
@@ -255,7 +255,7 @@ def reported(result: RunResult) -> RunResult:
     """
     files = tuple(write_run_report(result.output))
     write_model_card(result.output)
-    return replace(result, files=files, readers=tuple(notes_on(read_model_config(str(result.model)).values)))
+    return replace(result, files=files, readers=tuple(readings(str(result.model))))
 
 
 def describe_stop(result: StoppedRun) -> Iterator[Part]:
@@ -288,7 +288,6 @@ def describe_run(result: RunResult) -> Iterator[Part]:
         facts.append(("weights", describe_weights(result.exported)))
     for path in result.files or ():
         facts.append((KINDS.get(path.name, "picture"), str(path)))
-    facts += [("readers", each) for each in result.readers or ()]
     card = result.model / CARD
     facts.append(
         ("card", str(card) if is_own_card(card) else f"{card} is not from this run and was left as it is")
@@ -297,3 +296,6 @@ def describe_run(result: RunResult) -> Iterator[Part]:
     publish = f"ropewalk export {result.output} --push OWNER/NAME"
     for name, value in (*facts, ("next", loads), ("publish", publish)):
         yield f"{name:8} {value}"
+    if result.readers:
+        yield ""
+        yield readers_table(result.readers, "Programs that read the model")

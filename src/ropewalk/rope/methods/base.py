@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 ORIGINAL = "original_max_position_embeddings"
 MAX_LENGTH = "max_position_embeddings"
 PARTIAL = "partial_rotary_factor"
-LLAMA_LIKE = ("llama", "mistral", "mixtral")
-"""Model types for which llama.cpp's converter writes RoPE factors of llama3, and only of llama3."""
 
 
 class RopeFrequencies(NamedTuple):
@@ -269,15 +267,6 @@ class RopeMethod(ABC):
             max_length: the config's ``max_position_embeddings``, in tokens.
         """
         return dict(entry)
-
-    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
-        """Which programs read the method from a config correctly, and which do not, in one sentence each.
-
-        Args:
-            context: ``max_position_embeddings`` of the config, tokens.
-            model_type: type of the model, such as ``llama``; None if unknown.
-        """
-        return []
 
     def config_warnings(
         self, entry: Mapping[str, Any], original: int | None, length: int | None

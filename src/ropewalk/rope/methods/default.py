@@ -14,8 +14,6 @@ from ropewalk.rope.methods.base import (
     unscaled_inv_freq,
 )
 
-ONE_NUMBER = ["transformers, vLLM, SGLang, llama.cpp and mlx-lm read it: rope_theta is one number"]
-
 
 @register
 @final
@@ -35,9 +33,6 @@ class Default(RopeMethod):
 
     def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
         return RopeFrequencies(unscaled_inv_freq(self.rotary_dim, self.rope_theta), 1.0)
-
-    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
-        return ONE_NUMBER
 
     def config_warnings(
         self, entry: Mapping[str, Any], original: int | None, length: int | None

@@ -44,12 +44,6 @@ class Linear(RopeMethod):
     def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
         return RopeFrequencies(unscaled_inv_freq(self.rotary_dim, self.rope_theta) / self.factor, 1.0)
 
-    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
-        return [
-            "vLLM and SGLang multiply max_position_embeddings by the factor once more: serve it with "
-            f"--max-model-len {context} (vLLM), or a context length of {context} (SGLang)"
-        ]
-
     def config_warnings(
         self, entry: Mapping[str, Any], original: int | None, length: int | None
     ) -> list[str]:

@@ -11,7 +11,6 @@ from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_factor, check_original_length, check_positive
 from ropewalk.rope.methods.base import (
     FACTOR,
-    LLAMA_LIKE,
     ORIGINAL,
     Origin,
     RopeFrequencies,
@@ -93,10 +92,3 @@ class Llama3(RopeMethod):
         return super().for_target(
             current, wanted if isinstance(current, Llama3) else replace(wanted, given=given)
         )
-
-    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
-        if model_type in LLAMA_LIKE:
-            return []
-        return [
-            f"llama.cpp's converter writes llama3's factors only for {', '.join(LLAMA_LIKE)}: not llama.cpp"
-        ]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_factors, check_original_length, check_positive, check_sequence_length
 from ropewalk.rope.methods.base import (
-    LLAMA_LIKE,
     ORIGINAL,
     ConfigEntry,
     RopeFrequencies,
@@ -187,38 +186,3 @@ class LongRope(RopeMethod):
             start,
             given.get("start_tokens", 0),
         )
-
-    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
-        original = self.original_max_position_embeddings
-        switches = self.short_factor != self.long_factor
-        factor = context / original
-        formula = longrope_attention_factor(factor, original)
-        published = has_published_attention(self.attention_factor, factor, original)
-        if model_type == "phi3":
-            notes = [
-                "llama.cpp selects the factors by the context that it allocates"
-                + ("" if published else f", with the attention factor {formula:.6g} of the formula")
-            ]
-        else:
-            notes = [
-                "not llama.cpp: its converter drops these factors silently, and the model would run default RoPE"
-                if model_type in LLAMA_LIKE
-                else "not llama.cpp: its converter is known to write longrope's factors only for phi3"
-            ]
-        notes.append(
-            f"vLLM stops at {original} tokens unless --max-model-len {context} is given"
-            + (", and then also runs short sequences with the long factors" if switches else "")
-        )
-        if switches:
-            notes.append(
-                f"transformers' generate() changes the factors when a sequence passes {original} tokens, and most "
-                "models keep the keys of the short ones; evaluation in ropewalk selects them by the total length"
-            )
-        if not published:
-            notes.append(
-                "the config contains short_mscale and long_mscale, so that vLLM and SGLang use the attention factor "
-                f"{self.attention_factor:.6g} instead of the published {formula:.6g}; transformers warns about the two "
-                "keys and ignores them"
-            )
-        notes.append("mlx-lm ignores the attention factor")
-        return notes

@@ -17,7 +17,7 @@ from ropewalk.rope.methods.base import (
     RopeMethod,
     register,
 )
-from ropewalk.rope.methods.default import ONE_NUMBER, Default
+from ropewalk.rope.methods.default import Default
 from ropewalk.rope.theory.scaling import ntk_theta
 
 
@@ -54,9 +54,6 @@ class Ntk(RopeMethod):
 
     def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
         return self.as_default().frequencies()
-
-    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
-        return ONE_NUMBER
 
 
 @register

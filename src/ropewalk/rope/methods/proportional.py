@@ -83,6 +83,3 @@ class Proportional(RopeMethod):
                 "theta, which rotates the same pairs, or set factor"
             )
         return replace(current, factor=wanted.given["factor"])
-
-    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
-        return ["llama.cpp does not support the RoPE type proportional: not llama.cpp"]

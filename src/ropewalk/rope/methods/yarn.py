@@ -176,27 +176,3 @@ class Yarn(RopeMethod):
         self, entry: Mapping[str, Any], original: int | None, length: int | None
     ) -> list[str]:
         return ratio_warning(self, entry, original, length)
-
-    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
-        notes = []
-        served = round(self.original_max_position_embeddings * self.factor)
-        if served != context:
-            notes.append(
-                f"vLLM serves {served} tokens, the original length times the factor, and ignores "
-                f"max_position_embeddings: give --max-model-len {context}"
-            )
-        formula = 0.1 * math.log(self.factor) + 1
-        ours = self.frequencies().attention_factor
-        stated = self.attention_factor is not None
-        # Half a unit of float32, in which readers compute: a smaller difference has no effect in them.
-        if not math.isclose(ours, formula, rel_tol=2**-24):
-            who = "vLLM up to 0.25.0, SGLang and mlx-lm ignore" if stated else "vLLM up to 0.25.0 ignores"
-            what = "attention_factor" if stated else "mscale and mscale_all_dim"
-            notes.append(
-                f"{who} {what}: cos and sin are scaled by {ours:.6g} here, by {formula:.6g} without it"
-            )
-        if stated:
-            notes.append(
-                "llama.cpp ignores attention_factor as its converter writes it; ropewalk export --gguf corrects that"
-            )
-        return notes

@@ -1,0 +1,76 @@
+"""llama.cpp with a GGUF file of its own converter: what that file leaves out, and what ``ropewalk export --gguf`` adds.
+
+Measured against llama.cpp itself: ``python -m benchmarks.llama_cpp``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ropewalk.errors import RopewalkError
+from ropewalk.models.gguf import gguf_rope
+from ropewalk.readers.reader import Checkpoint, Methods, Reader, RefusedConfigError, UnreadConfigError
+from ropewalk.readers.vllm import formula, published_longrope
+from ropewalk.rope import Default, Linear, Llama3, LongRope, RopeMethod, Yarn
+
+ARCHITECTURES = {
+    "llama": "llama", "mistral": "llama", "mixtral": "llama", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3",
+}  # fmt: skip
+"""llama.cpp's architecture by type of model, for those that were tried."""
+ORIGINAL_OF_LLAMA3 = 8192
+"""The length that the converter takes for the original one of llama3, whatever the config says."""
+
+
+def _read(checkpoint: Checkpoint) -> Methods:
+    return {None: _converted(checkpoint.method(), checkpoint)}
+
+
+def _converted(method: RopeMethod, checkpoint: Checkpoint) -> RopeMethod:
+    if isinstance(method, (Default, Linear)):
+        return method
+    architecture = ARCHITECTURES.get(checkpoint.model_type)
+    if architecture is None:
+        raise UnreadConfigError(f"{method.name} was not tried for {checkpoint.model_type or 'this model'}")
+    unscaled = Default(method.rotary_dim, method.rope_theta)
+    match method:
+        case Yarn():
+            # It reads neither the attention factor nor the ends of the ramp from a file.
+            return replace(
+                method, attention_factor=formula(method.factor), beta_fast=32.0, beta_slow=1.0, truncate=True
+            )
+        case Llama3():
+            if architecture != "llama":
+                return unscaled
+            return replace(method, original_max_position_embeddings=ORIGINAL_OF_LLAMA3)
+        case LongRope():
+            return published_longrope(method, checkpoint) if architecture == "phi3" else unscaled
+        case _:
+            raise RefusedConfigError(f"it has no RoPE like {method.name}")
+
+
+def _option(model: str, checkpoint: Checkpoint) -> str | None:
+    try:
+        gguf_rope(checkpoint.method(), ARCHITECTURES[checkpoint.model_type])
+    except RopewalkError:
+        return None
+    return f"ropewalk export {model} --gguf FILE --out NEW"
+
+
+def _served(checkpoint: Checkpoint) -> int:
+    return checkpoint.length
+
+
+def _launch(model: str, checkpoint: Checkpoint) -> str:
+    return f"llama-server -m FILE -c {checkpoint.length}"
+
+
+LLAMA_CPP = Reader(
+    "llama.cpp",
+    "llama.cpp",
+    "convert_hf_to_gguf.py, src/llama-context.cpp and src/llama-model.cpp of autumn 2026",
+    _read,
+    _served,
+    _launch,
+    _option,
+    fixed=True,
+)

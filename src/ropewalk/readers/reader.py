@@ -1,0 +1,104 @@
+"""A reader: how one program turns a config into RoPE frequencies, and the tokens that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropewalk.errors import RopewalkError
+from ropewalk.rope import RopeMethod, methods_from_config
+from ropewalk.rope.methods.base import MAX_LENGTH
+
+Config = Mapping[str, Any]
+Methods = Mapping[str | None, RopeMethod]
+"""RoPE methods by layer type; the key is None if all layers share one."""
+
+
+class RefusedConfigError(RopewalkError):
+    """The program stops at this config. The message says why."""
+
+
+class UnreadConfigError(RopewalkError):
+    """It is not known what the program makes of this config. The message says what was not read."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's config, as the readers need it.
+
+    Attributes:
+        stated: the decoder's part of ``config.json``, with the keys of the file and no others.
+        completed: the same, with the defaults of transformers' config class.
+    """
+
+    stated: Config
+    completed: Config
+
+    @property
+    def model_type(self) -> str:
+        """Type of the decoder, such as ``llama``."""
+        return str(self.completed.get("model_type", ""))
+
+    @property
+    def length(self) -> int:
+        """``max_position_embeddings``, tokens."""
+        return int(self.completed[MAX_LENGTH])
+
+    def methods(self) -> Methods:
+        """The methods that transformers 5 computes, which are the model's own."""
+        return methods_from_config(self.completed)
+
+    def method(self) -> RopeMethod:
+        """The one method of all layers.
+
+        Raises:
+            UnreadConfigError: if layer types have methods of their own.
+        """
+        methods = self.methods()
+        if None not in methods:
+            raise UnreadConfigError(f"its code for layers of {len(methods)} types was not read")
+        return methods[None]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One program, in the versions that read a config alike.
+
+    Attributes:
+        key: name for ``--for``.
+        program: the program and its versions, for people.
+        source: files from which the rules were read.
+        methods: the methods that the program computes from a checkpoint's config. Raises :class:`RefusedConfigError` or
+            :class:`UnreadConfigError`.
+        served: tokens that it serves if no option sets the length; None if it has no such limit.
+        launch: command that serves ``model`` with the whole context; None if the program is a library.
+        option: command with which it computes the model's frequencies where it does not without; None if there is none.
+        fixed: whether it chooses the frequencies once, for the longest input that it is started for. transformers
+            chooses them for each input.
+    """
+
+    key: str
+    program: str
+    source: str
+    methods: Callable[[Checkpoint], Methods]
+    served: Callable[[Checkpoint], int | None]
+    launch: Callable[[str, Checkpoint], str | None]
+    option: Callable[[str, Checkpoint], str | None] = lambda model, checkpoint: None
+    fixed: bool = False
+
+
+def refuse_unknown(methods: Methods, known: tuple[type[RopeMethod], ...]) -> None:
+    """Raise for a method whose type the program does not know.
+
+    Raises:
+        RefusedConfigError: names the type.
+    """
+    for method in methods.values():
+        if not isinstance(method, known):
+            raise RefusedConfigError(f"it does not know the rope type {method.name!r}")
+
+
+def transformed(checkpoint: Checkpoint, change: Callable[[RopeMethod], RopeMethod]) -> Methods:
+    """The model's methods, each as a program changes it."""
+    return {layer_type: change(method) for layer_type, method in checkpoint.methods().items()}

@@ -1,0 +1,68 @@
+"""SGLang, which loads configs with transformers 5."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ropewalk.readers.reader import Checkpoint, Methods, Reader, refuse_unknown
+from ropewalk.readers.vllm import KNOWN, deepseek_yarn, formula, published_longrope
+from ropewalk.rope import Default, DynamicNtk, Linear, LongRope, Proportional, RopeMethod, Yarn
+from ropewalk.rope.theory.scaling import ntk_theta
+
+
+def _read(checkpoint: Checkpoint) -> Methods:
+    refuse_unknown(checkpoint.methods(), KNOWN)
+    return {None: _changed(checkpoint.method(), checkpoint)}
+
+
+def _changed(method: RopeMethod, checkpoint: Checkpoint) -> RopeMethod:
+    match method:
+        case Yarn() if checkpoint.completed.get("qk_rope_head_dim"):
+            return deepseek_yarn(method)
+        case Yarn():
+            return replace(method, attention_factor=_attention_factor(method, checkpoint))
+        case LongRope():
+            return published_longrope(method, checkpoint)
+        case Proportional():
+            return replace(method, factor=1.0)
+        case DynamicNtk():
+            # Computed once, for the length times the factor.
+            scale = method.factor * method.factor - (method.factor - 1)
+            return Default(method.rotary_dim, ntk_theta(method.rotary_dim, method.rope_theta, scale))
+        case _:
+            return method
+
+
+def _attention_factor(method: Yarn, checkpoint: Checkpoint) -> float:
+    """Both mscales if both are given, also as 0; it drops ``attention_factor``."""
+    entry = checkpoint.completed.get("rope_parameters") or checkpoint.completed.get("rope_scaling") or {}
+    mscale, all_dim = entry.get("mscale"), entry.get("mscale_all_dim")
+    if mscale is None or all_dim is None:
+        return formula(method.factor)
+    log_factor = math.log(method.factor)
+    return float((0.1 * mscale * log_factor + 1) / (0.1 * all_dim * log_factor + 1))
+
+
+def _served(checkpoint: Checkpoint) -> int:
+    # It multiplies the stated length by a factor that comes without the original length.
+    factors = [
+        method.factor
+        for method in checkpoint.methods().values()
+        if isinstance(method, (Linear, DynamicNtk, Proportional))
+    ]
+    return int(checkpoint.length * factors[-1]) if factors else checkpoint.length
+
+
+def _launch(model: str, checkpoint: Checkpoint) -> str:
+    return f"python -m sglang.launch_server --model-path {model} --context-length {checkpoint.length}"
+
+
+SGLANG = Reader(
+    "sglang",
+    "SGLang 0.5",
+    "sglang/srt/layers/rotary_embedding and srt/utils/hf_transformers/common.py of 0.5.23",
+    _read,
+    _served,
+    _launch,
+)

@@ -1,0 +1,217 @@
+"""The table of readers: which programs compute a checkpoint's RoPE as transformers 5 does, and how to start them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ropewalk.errors import RopewalkError
+from ropewalk.models.config_file import config_from_json, read_config_file
+from ropewalk.readers.llama_cpp import LLAMA_CPP
+from ropewalk.readers.mlx_lm import MLX_LM
+from ropewalk.readers.reader import Checkpoint, Reader, RefusedConfigError, UnreadConfigError
+from ropewalk.readers.sglang import SGLANG
+from ropewalk.readers.transformers import TRANSFORMERS_4, TRANSFORMERS_5
+from ropewalk.readers.vllm import VLLM, VLLM_BEFORE_030
+from ropewalk.rope import RopeMethod
+
+READERS = (TRANSFORMERS_5, TRANSFORMERS_4, VLLM, VLLM_BEFORE_030, SGLANG, LLAMA_CPP, MLX_LM)
+LIBRARIES = (TRANSFORMERS_5.key, TRANSFORMERS_4.key)
+"""Programs that serve nobody."""
+Verdict = Literal["same", "with an option", "differs", "refuses", "not known"]
+FLOAT32 = 2.0**-24
+"""Half a unit of float32, in which the programs compute: a smaller relative difference has no effect in them."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one program makes of a checkpoint's RoPE.
+
+    Attributes:
+        key, program: as in :class:`Reader`.
+        verdict: ``same``: it computes the model's frequencies; ``with an option``: with the option alone.
+        detail: the difference or the reason, in one phrase; empty for ``same``.
+        served: tokens that it serves if no option sets the length; None if unknown or unlimited.
+        launch: command that serves the model right with its whole context; None if there is none.
+        option: what has to be done for ``with an option``; None otherwise.
+    """
+
+    key: str
+    program: str
+    verdict: Verdict
+    detail: str = ""
+    served: int | None = None
+    launch: str | None = None
+    option: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+
+def readings(model: str, name: str | None = None) -> list[Reading]:
+    """What every program makes of a checkpoint.
+
+    Args:
+        model: folder, ``config.json`` or Hub id.
+        name: the checkpoint in commands; None for ``model``.
+
+    Raises:
+        RopewalkError: if the config cannot be read.
+    """
+    return readings_of(checkpoint_of(read_config_file(model), model), model if name is None else name)
+
+
+def checkpoint_of(raw: Mapping[str, Any], model: str = "the model") -> Checkpoint:
+    """The contents of a ``config.json`` as the readers need them."""
+    config = config_from_json(raw, model)
+    inner = raw.get("text_config")
+    if config.max_position_embeddings is None:
+        raise RopewalkError(
+            f"the config of {model} states no max_position_embeddings, so nobody knows its length; write it into "
+            "config.json"
+        )
+    completed = {**config.values, "max_position_embeddings": config.max_position_embeddings}
+    return Checkpoint(inner if isinstance(inner, Mapping) else raw, completed)
+
+
+def readings_of(checkpoint: Checkpoint, model: str) -> list[Reading]:
+    """What every program makes of a checkpoint that was read."""
+    return [_reading(reader, checkpoint, model) for reader in READERS]
+
+
+def _reading(reader: Reader, checkpoint: Checkpoint, model: str) -> Reading:
+    try:
+        theirs = reader.methods(checkpoint)
+    except RefusedConfigError as error:
+        return Reading(reader.key, reader.program, "refuses", str(error))
+    except UnreadConfigError as error:
+        return Reading(reader.key, reader.program, "not known", str(error))
+    ours, length = checkpoint.methods(), checkpoint.length
+    # Layer types that no layer has may be missing from a program's.
+    found = [
+        text
+        for layer_type, method in ours.items()
+        if layer_type in theirs and (text := difference(method, theirs[layer_type], length, reader.fixed))
+    ]
+    served, launch = reader.served(checkpoint), reader.launch(model, checkpoint)
+    detail = "; ".join(dict.fromkeys(found))
+    switches = [method.switch_length for method in ours.values()]
+    short = next((tokens for tokens in switches if tokens is not None and tokens < length), None)
+    # A program that is started for one length has the factors that are right for the inputs that need them.
+    right = not found or not any(difference(ours[kind], method, length) for kind, method in theirs.items())
+    if right and short is not None:
+        detail = (
+            f"inputs of up to {short:,} tokens get the factors of longer ones: {detail}"
+            if reader.fixed
+            else f"the factors change when a sequence passes {short:,} tokens, and cached keys keep the earlier ones"
+        )
+    if right:
+        return Reading(reader.key, reader.program, "same", detail, served, launch)
+    option = reader.option(model, checkpoint)
+    if option is not None:
+        return Reading(reader.key, reader.program, "with an option", detail, served, launch, option)
+    return Reading(reader.key, reader.program, "differs", detail, served)
+
+
+def difference(ours: RopeMethod, theirs: RopeMethod, length: int, fixed: bool = False) -> str:
+    """How a program's RoPE differs from the model's, in one phrase; empty if it does not.
+
+    Args:
+        ours: the model's method.
+        theirs: the method that the program computes.
+        length: longest input, in tokens.
+        fixed: whether the program takes the frequencies of the longest input for every input.
+    """
+    switch = ours.switch_length
+    lengths = [length] if switch is None or switch >= length else [switch, length]
+    parts = []
+    for tokens in lengths:
+        own = ours.frequencies(tokens)
+        other = theirs.frequencies(length if fixed else tokens)
+        apart = (own.inv_freq - other.inv_freq).abs()
+        where = "" if len(lengths) == 1 else f" up to {tokens:,} tokens" if tokens == switch else " beyond"
+        if bool((apart > FLOAT32 * own.inv_freq).any()):
+            worst = float(apart.max()) * tokens
+            parts.append(f"angles off by up to {worst:.3g} rad at {tokens:,} tokens")
+        if not math.isclose(own.attention_factor, other.attention_factor, rel_tol=FLOAT32):
+            parts.append(
+                f"attention factor {other.attention_factor:.6g}, not {own.attention_factor:.6g}{where}"
+            )
+    return ", ".join(dict.fromkeys(parts))
+
+
+def require_known(programs: Sequence[str]) -> None:
+    """Raise for the first program that has no reader.
+
+    Raises:
+        RopewalkError: names it, and all that there are.
+    """
+    keys = [each.key for each in READERS]
+    for program in programs:
+        if program not in keys:
+            raise RopewalkError(f"unknown program {program!r}; choose from {', '.join(keys)}")
+
+
+def refuse_wrong(found: Sequence[Reading], programs: Sequence[str]) -> None:
+    """Raise for the first of these programs that does not compute the model's RoPE.
+
+    Args:
+        found: result of :func:`readings`.
+        programs: keys of programs, such as ``vllm``.
+
+    Raises:
+        RopewalkError: if a program is unknown, or reads the checkpoint wrongly, or it is not known how.
+    """
+    require_known(programs)
+    by_key = {each.key: each for each in found}
+    for program in programs:
+        reading = by_key[program]
+        if reading.verdict in ("differs", "refuses", "not known"):
+            right = [each.key for each in found if each.verdict == "same"]
+            raise RopewalkError(
+                f"{reading.program} does not read this RoPE right ({_why(reading)}); it is read right by "
+                f"{', '.join(right)}, and a model extended with a new rope_theta by all"
+            )
+
+
+def _why(reading: Reading) -> str:
+    return reading.detail if reading.verdict == "differs" else f"{reading.verdict}: {reading.detail}"
+
+
+def sentences(found: Sequence[Reading], length: int) -> list[str]:
+    """What programs make of a checkpoint, one sentence each: first those that compute the same frequencies.
+
+    Args:
+        found: result of :func:`readings`.
+        length: ``max_position_embeddings`` of the checkpoint, in tokens.
+    """
+    same = [each.program for each in found if each.verdict == "same"]
+    told = [f"{', '.join(same)}: the same frequencies"] if same else []
+    told += [f"{each.program}: {_told(each)}" for each in found if each.detail]
+    return told + _other_lengths(found, length)
+
+
+def wrong_servers(found: Sequence[Reading], length: int) -> list[str]:
+    """What servers do not compute as the model does, or do not serve without an option, one sentence each."""
+    wrong = [each for each in found if each.verdict in ("with an option", "differs", "refuses")]
+    told = [f"behind {each.program}: {_told(each)}" for each in wrong if each.key not in LIBRARIES]
+    return told + _other_lengths(found, length)
+
+
+def _other_lengths(found: Sequence[Reading], length: int) -> list[str]:
+    return [
+        f"{each.program} serves {each.served:,} tokens by itself, not {length:,}: {each.launch}"
+        for each in found
+        if each.served not in (None, length) and each.launch is not None
+    ]
+
+
+def _told(reading: Reading) -> str:
+    if reading.verdict == "with an option":
+        return f"{reading.detail}; right with {reading.option}"
+    if reading.verdict in ("differs", "same"):
+        return reading.detail
+    return f"{reading.verdict}, {reading.detail}"

@@ -1,0 +1,76 @@
+"""A written config states its RoPE in the keys of transformers 4 as well, for programs that know only those."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from transformers import CONFIG_MAPPING
+
+from ropewalk.models.export import export
+from ropewalk.models.load import with_both_spellings, written_config
+from ropewalk.models.support import ModelsSettings, supported
+from ropewalk.readers import readings
+from ropewalk.rope import Default, Linear, Llama3, LongRope, RopeMethod, Yarn, methods_from_config
+from tests.cli.byte_checkpoint import save_byte_checkpoint
+
+METHODS: tuple[RopeMethod, ...] = (
+    Default(8, 5e5),
+    Linear(8, 1e4, 4.0),
+    Yarn(8, 1e4, 4.0, 64),
+    Llama3(8, 1e4, 4.0, 1.0, 4.0, 64),
+    LongRope(8, 1e4, (1.0,) * 4, (2.0,) * 4, 1.154700538379252, 64),
+)
+
+
+def without(stated: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in stated.items() if key not in keys}
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_an_exported_checkpoint_is_read_by_programs_that_know_only_the_older_keys(
+    method: RopeMethod, tmp_path: Path
+) -> None:
+    folder = save_byte_checkpoint(tmp_path / "old", 64, 0.3)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    found = export(folder, method, 256, tmp_path / "new", tokenizer)
+    stated = json.loads((found.out / "config.json").read_text())
+    older, newer = without(stated, "rope_parameters"), without(stated, "rope_theta", "rope_scaling")
+    assert methods_from_config(older) == methods_from_config(newer) == {None: method}
+    verdicts = {each.key: each.verdict for each in readings(str(found.out))}
+    assert verdicts["transformers"] == verdicts["transformers-4"] == verdicts["vllm"] == "same" or (
+        method.name == "longrope"
+    )
+    config = transformers.AutoConfig.from_pretrained(found.out)
+    assert config.rope_parameters == newer["rope_parameters"]
+
+
+def test_every_family_reads_the_same_from_both_spellings() -> None:
+    """transformers takes the older keys first, and some classes read them in their own way."""
+    both = 0
+    for family in supported(ModelsSettings()).families:
+        # The class of Gemma 4's assistant refuses its own defaults.
+        if family not in CONFIG_MAPPING or family == "gemma4_assistant":
+            continue
+        stated = written_config(CONFIG_MAPPING[family]().get_text_config())
+        text = CONFIG_MAPPING[stated["model_type"]]
+        newer = without(stated, "rope_theta", "rope_scaling")
+        if newer == stated or "rope_parameters" not in stated:
+            continue
+        read, expected = (
+            text.from_dict(without(each, "time_step_limit")).rope_parameters for each in (stated, newer)
+        )
+        assert read == expected, family
+        both += 1
+    assert both > 50
+
+
+def test_keys_without_an_older_place_are_left_as_they_are() -> None:
+    entry = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
+    for stated in (
+        {"model_type": "llama", "rope_parameters": entry},
+        {"model_type": "unheard_of", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        {"model_type": "llama"},
+    ):
+        assert with_both_spellings(dict(stated)) == stated

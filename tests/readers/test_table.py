@@ -1,0 +1,88 @@
+"""The table of readers: verdicts, words, and the refusal of programs that read a config wrongly."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ropewalk.errors import RopewalkError
+from ropewalk.readers.table import READERS, difference, readings, readings_of, refuse_wrong, sentences
+from ropewalk.rope import Default, Linear, LongRope, Yarn
+from tests.readers.recorded import checkpoint, record
+
+LONG = LongRope(16, 5e4, (1.0,) * 8, (2.0,) * 8, 1.0, 1024)
+
+
+def verdicts(name: str) -> dict[str, str]:
+    return {each.key: each.verdict for each in readings_of(checkpoint(name), "my/model")}
+
+
+def test_one_number_in_both_spellings_is_read_by_all() -> None:
+    assert set(verdicts("llama theta both").values()) == {"same"}
+    assert len(READERS) == len(verdicts("llama theta both"))
+
+
+def test_the_newer_spelling_alone_is_lost_on_programs_that_read_the_file_themselves() -> None:
+    found = verdicts("llama theta newer")
+    assert {key for key, verdict in found.items() if verdict != "same"} == {"transformers-4", "mlx-lm"}
+
+
+def test_an_attention_factor_of_yarn_divides_the_programs() -> None:
+    assert verdicts("llama yarn-attention both") == {
+        "transformers": "same",
+        "transformers-4": "same",
+        "vllm": "same",
+        "vllm-0.25": "with an option",
+        "sglang": "differs",
+        "llama.cpp": "with an option",
+        "mlx-lm": "differs",
+    }
+
+
+def test_double_scaling_a_dropped_factor_and_a_lost_base_are_seen() -> None:
+    twice = difference(Linear(16, 5e4, 2.0), Linear(16, 5e4, 4.0), 4096)
+    assert twice == "angles off by up to 1.02e+03 rad at 4,096 tokens"
+    dropped = difference(Yarn(16, 5e4, 4.0, 1024, attention_factor=1.0), Yarn(16, 5e4, 4.0, 1024), 4096)
+    assert dropped == "attention factor 1.13863, not 1"
+    assert "rad at 4,096" in difference(Default(16, 5e6), Default(16, 1e4), 4096)
+    assert difference(Default(16, 5e6), Default(16, 5e6), 4096) == ""
+
+
+def test_factors_chosen_once_differ_for_short_inputs_alone() -> None:
+    found = difference(LONG, LONG, 4096, fixed=True)
+    assert found == "angles off by up to 512 rad at 1,024 tokens"
+    assert difference(LONG, LONG, 4096) == ""
+    # A context within the original length never takes the long factors.
+    assert difference(LONG, LONG, 1024, fixed=True) == ""
+
+
+def test_sentences_name_lengths_and_options() -> None:
+    told = sentences(readings_of(checkpoint("llama linear both"), "my/model"), 4096)
+    assert told[0].endswith("mlx-lm 0.32: the same frequencies")
+    assert (
+        "vLLM 0.30 and later serves 16,384 tokens by itself, not 4,096: vllm serve my/model --max-model-len 4096"
+        in told
+    )
+    odd = sentences(readings_of(checkpoint("llama yarn-attention both"), "my/model"), 4096)
+    assert any(each.startswith("SGLang 0.5: attention factor 1.13863, not 1") for each in odd)
+    assert any("right with ropewalk export my/model --gguf FILE" in each for each in odd)
+
+
+def test_a_program_that_reads_it_wrongly_is_refused_by_name() -> None:
+    found = readings_of(checkpoint("llama yarn-attention both"), "my/model")
+    refuse_wrong(found, ["transformers", "vllm", "vllm-0.25", "llama.cpp"])
+    with pytest.raises(RopewalkError, match=r"SGLang 0\.5 does not read this RoPE right \(attention factor"):
+        refuse_wrong(found, ["vllm", "sglang"])
+    with pytest.raises(RopewalkError, match="unknown program 'ollama'; choose from transformers, "):
+        refuse_wrong(found, ["ollama"])
+
+
+def test_a_file_without_a_length_is_refused(tmp_path: Path) -> None:
+    raw = {
+        key: value
+        for key, value in record()["configs"]["llama theta both"].items()
+        if key not in ("max_position_embeddings", "model_type")
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "model_type": "unheard_of"}))
+    with pytest.raises(RopewalkError, match="states no max_position_embeddings"):
+        readings(str(tmp_path))
