@@ -39,7 +39,10 @@ OF_OTHER_SUITES = re.compile(
 OF_THE_INSTALLED_TRANSFORMERS = re.compile(r"config\.json\.transformers_version$")
 """The version that wrote a config."""
 
-SENTENCES = re.compile(r"\.(action|caveats?|compared|formula|notes?|readers|reasons?|source)(\[\d+\])?$")
+OF_READERS = re.compile(r"(\.json\.readers|\.export[^.]*\.json\.notes)(\[\d+\])?$")
+"""What other programs make of a model: a verdict on each, where there were sentences."""
+
+SENTENCES = re.compile(r"\.(action|caveats?|compared|formula|notes?|reasons?|source)(\[\d+\])?$")
 """Keys of sentences for readers, whose words may improve while their numbers stay."""
 
 TOKENIZERS = "0.23.3"
@@ -51,12 +54,15 @@ GAINED = (
     ".own: nothing != ",
     ".trained_tokens: nothing != ",
     ".peak_process_memory: nothing != ",
+    ".json.readers: nothing != ",
+    "config.json.rope_theta: nothing != ",
+    "config.json.rope_scaling: nothing != ",
 )
 """Parts that a result has gained, in the middle of a difference that is nothing but such a part."""
 
 
 def _may_differ(place: str) -> bool:
-    always = (OF_TRAINED_WEIGHTS, OF_OTHER_SUITES, OF_THE_INSTALLED_TRANSFORMERS)
+    always = (OF_TRAINED_WEIGHTS, OF_OTHER_SUITES, OF_THE_INSTALLED_TRANSFORMERS, OF_READERS)
     if any(each.search(place) for each in always):
         return True
     return tokenizers.__version__ != TOKENIZERS and bool(OF_OTHER_TOKENIZERS.search(place))
