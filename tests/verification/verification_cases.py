@@ -182,7 +182,8 @@ def _theta_default_on_reload(patch):
     def save(model, folder, *args, **kwargs):
         sound(model, folder, *args, **kwargs)
         config = json.loads((folder / "config.json").read_text())
-        del config["rope_parameters"]
+        for key in ("rope_parameters", "rope_scaling", "rope_theta"):
+            config.pop(key, None)
         (folder / "config.json").write_text(json.dumps(config))
 
     patch.setattr(sharded_checkpoint, "save_model", save)

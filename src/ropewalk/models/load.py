@@ -556,7 +556,8 @@ def with_both_spellings(stated: dict[str, Any]) -> dict[str, Any]:
         return stated
     # A class may read the older keys in its own way, and they come first in transformers.
     same = _entry_of(config_class, stated) == _entry_of(config_class, added)
-    return added if same else stated
+    # In the order of transformers' own files.
+    return dict(sorted(added.items())) if same else stated
 
 
 def _entry_of(config_class: Any, stated: Mapping[str, Any]) -> Any:
