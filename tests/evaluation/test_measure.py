@@ -15,9 +15,13 @@ from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation import ModelUnderTest, Settings, Stores, TaskResult, evaluate_model
 from ropewalk.evaluation.backends import Answer, GenerationRequest
 from ropewalk.evaluation.measure import check_evaluation
+from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.store import PredictionLog, ResultCache
+from ropewalk.evaluation.tasks.generation import generated_predictions
 from ropewalk.evaluation.tasks.ruler.tasks import PUBLISHED
 from ropewalk.models.load import attach
+from tests.evaluation import core_cases
+from tests.evaluation.core_cases import CHAT, asked_sample
 from tests.evaluation.evaluation_cases import byte_tokenizer, tiny_llama, word_tokenizer
 
 DOCUMENTS = [np.random.default_rng(3).integers(0, 250, size=n) for n in (300, 90, 400)]
@@ -292,3 +296,42 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
         evaluate_model(under_test, settings(suites=("ruler",), lengths=(4096,), tasks=("niah_singel_1",)))
     with pytest.raises(RopewalkError, match="leaves no task to run"):
         evaluate_model(under_test, settings(suites=("passkey",), lengths=(4096,), exclude=("passkey",)))
+
+
+class Thinker(Served):
+    """Thinks about a wrong number first."""
+
+    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
+        self.requests = list(requests)
+        for index in range(len(requests)):
+            yield Answer(index, "<think>11111? No.</think> I do not know", 20, True)
+
+
+def test_thoughts_have_room_beside_the_answer_and_are_not_scored() -> None:
+    tokenizer = core_cases.byte_tokenizer(chat=CHAT)
+    found, backends = {}, {}
+    for thinking in (0, 64):
+        backends[thinking] = backend = Thinker()
+        asked = settings(suites=("passkey",), lengths=(2048,), samples=2, chat=True, thinking_tokens=thinking)
+        (result,) = evaluate_model(ModelUnderTest(tokenizer, backend), asked)
+        found[thinking] = result
+        for request in backend.requests:
+            assert len(request.input_ids) + request.max_new_tokens <= request.length == 2048
+    short, long = (backends[thinking].requests[0] for thinking in (0, 64))
+    assert long.max_new_tokens == short.max_new_tokens + 64
+    assert found[64].score == 0.0
+    encoder = PromptEncoder(tokenizer, chat=True, thinking=9)
+    (prediction,) = generated_predictions(Thinker(), encoder, [asked_sample(encoder)], PredictionLog())
+    assert prediction.prediction == "I do not know"
+
+
+def test_what_has_no_use_for_thoughts_or_a_system_prompt_is_named(under_test: ModelUnderTest) -> None:
+    for change, option in (
+        ({"thinking_tokens": 5}, "--thinking-tokens"),
+        ({"system_prompt": "x"}, "--system-prompt"),
+    ):
+        for suites, what in ((("perplexity",), "perplexity"), (("needle",), "teacher_forced")):
+            asked = settings(suites=suites, lengths=(512,), chat=True, **change)
+            asked = changed(asked, tasks=("teacher_forced",)) if suites == ("needle",) else asked
+            with pytest.raises(RopewalkError, match=f"{option} has no effect on {what}"):
+                evaluate_model(under_test, asked)

@@ -20,6 +20,7 @@ ENCODERS = {
     "no bos": PromptEncoder(byte_tokenizer(bos=None)),
     "chat": PromptEncoder(byte_tokenizer(template=True, chat=CHAT), chat=True),
     "chat without bos": PromptEncoder(byte_tokenizer(chat=CHAT.removeprefix("{{ bos_token }}")), chat=True),
+    "thinking": PromptEncoder(byte_tokenizer(chat=CHAT), chat=True, system="a b", thinking=3),
     "merging": PromptEncoder(byte_tokenizer(merges=("aa", "bb", "aaaa"))),
 }
 
@@ -50,6 +51,60 @@ def test_chat_without_a_template_is_refused_and_a_template_alone_is_no_chat() ->
     with pytest.raises(RopewalkError, match="has no chat template; remove --chat"):
         PromptEncoder(byte_tokenizer(), chat=True)
     assert PromptEncoder(byte_tokenizer(chat=CHAT)).encode("ab").text == "ab"
+
+
+THINKING = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}[assistant]"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
+)
+"""As Qwen3's: the template writes empty thoughts where the model should not think."""
+
+
+def test_a_thinking_model_is_told_not_to_think_unless_it_gets_tokens_for_it() -> None:
+    tokenizer = byte_tokenizer(chat=THINKING)
+    at_once = PromptEncoder(tokenizer, chat=True).encode("Which?", " It is")
+    assert at_once.text == "[user]Which?[/][assistant]<think></think> It is"
+    # Its turn begins with thoughts, so the beginning of the answer ends the question.
+    thinking = PromptEncoder(tokenizer, chat=True, thinking=100).encode("Which?", " It is")
+    assert thinking.text == "[user]Which? It is[/][assistant]"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<think>5? No, 7.</think>\n\n 7 ", "7"),
+        ("<think>a</think> b <think>c</think> d", "d"),
+        ("<think>5? No, 7", ""),
+        ("7", "7"),
+    ],
+)
+def test_only_what_follows_the_thoughts_is_the_answer(text: str, answer: str) -> None:
+    assert PromptEncoder(byte_tokenizer(chat=THINKING), chat=True, thinking=9).answer(text) == answer
+    assert PromptEncoder(byte_tokenizer(chat=THINKING), chat=True).answer(text) == text
+
+
+def test_thoughts_that_the_template_opens_have_to_end() -> None:
+    opens = byte_tokenizer(chat="{% for m in messages %}{{ m.content }}{% endfor %}[assistant]<think>\n")
+    encoder = PromptEncoder(opens, chat=True, thinking=9)
+    assert encoder.answer("5? No, 7") == ""
+    assert encoder.answer("5? No, 7</think>7") == "7"
+
+
+def test_a_system_prompt_comes_first_and_needs_a_template_that_takes_it() -> None:
+    tokenizer = byte_tokenizer(chat=THINKING)
+    prompt = PromptEncoder(tokenizer, chat=True, system="Be brief.").encode("Which?")
+    assert prompt.text == "[system]Be brief.[/][user]Which?[/][assistant]<think></think>"
+    for option, wanted in (
+        ("--system-prompt", {"system": "Be brief."}),
+        ("--thinking-tokens", {"thinking": 5}),
+    ):
+        with pytest.raises(RopewalkError, match=f"{option} needs --chat"):
+            PromptEncoder(tokenizer, **wanted)  # type: ignore[arg-type]
+    without = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    )
+    with pytest.raises(RopewalkError, match=r"System role not supported.*leave out --system-prompt"):
+        PromptEncoder(byte_tokenizer(chat=without), chat=True, system="Be brief.")
 
 
 @pytest.mark.parametrize("name", ENCODERS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ropewalk.evaluation.tasks.lm_eval.suites import (
 from ropewalk.evaluation.tasks.registry import check_names, chosen_suites, chosen_tasks
 from ropewalk.evaluation.tasks.suite import (
     TEACHER_FORCED,
+    BenchmarkSettings,
     GeneratedSuite,
     HarnessSuite,
     LikelihoodInput,
@@ -123,8 +124,9 @@ def check_evaluation(
     """
     chosen = chosen_tasks(settings, under_test.sharded)
     suites = chosen_suites(settings)
+    _check_chat(settings, suites, chosen)
     # Raises for --chat without a chat template, before anything is generated.
-    encoder = PromptEncoder(under_test.tokenizer, settings.chat)
+    encoder = encoder_of(under_test.tokenizer, settings)
     if any(isinstance(suite, GeneratedSuite) for suite in suites):
         encoder.check_alphabet()
     for suite in suites:
@@ -157,6 +159,28 @@ def check_evaluation(
     _check_harness(
         under_test, settings, {s.name: chosen[s.name] for s in suites if isinstance(s, HarnessSuite)}
     )
+
+
+def _check_chat(settings: Settings, suites: Sequence[Suite], chosen: Mapping[str, Sequence[str]]) -> None:
+    """Raise for a system prompt or tokens to think that a chosen suite has no use for."""
+    for option, value in (
+        ("--system-prompt", settings.system_prompt),
+        ("--thinking-tokens", settings.thinking_tokens),
+    ):
+        if not value:
+            continue
+        for suite in suites:
+            if not isinstance(suite, GeneratedSuite) or TEACHER_FORCED in chosen[suite.name]:
+                what = TEACHER_FORCED if isinstance(suite, GeneratedSuite) else suite.name
+                raise RopewalkError(
+                    f"{option} has no effect on {what}, which does not score generated answers of ropewalk's own "
+                    "prompts; leave one of the two out"
+                )
+
+
+def encoder_of(tokenizer: Any, settings: BenchmarkSettings) -> PromptEncoder:
+    """The encoder of an evaluation's prompts."""
+    return PromptEncoder(tokenizer, settings.chat, settings.system_prompt, settings.thinking_tokens)
 
 
 def _check_harness(under_test: ModelUnderTest, settings: Settings, chosen: dict[str, list[str]]) -> None:
@@ -208,7 +232,7 @@ class _Measurement:
         return [result for name in names for result in self._harness(suite.name, name)]
 
     def _prompts(self, suite: GeneratedSuite, names: Sequence[str]) -> list[TaskResult]:
-        encoder = PromptEncoder(self.under_test.tokenizer, self.settings.chat)
+        encoder = encoder_of(self.under_test.tokenizer, self.settings)
         results = []
         for name, task in generated_tasks(suite, names, self.settings).items():
             measure = self._forced if name == TEACHER_FORCED else self._generation
@@ -222,8 +246,12 @@ class _Measurement:
         reason = task.unavailable()
         if reason is not None:
             return TaskResult.not_run(suite.name, task.name, length, reason)
-        count, seed = self.settings.samples, self.settings.seed
-        samples = stored_samples(task, encoder, length, count, seed, self.stores.samples)
+        count, seed, thinking = self.settings.samples, self.settings.seed, encoder.thinking
+        # The thoughts take their tokens from the prompt, so that everything fits in the length.
+        fitted = stored_samples(task, encoder, length - thinking, count, seed, self.stores.samples)
+        samples = (
+            replace(each, length=length, max_new_tokens=each.max_new_tokens + thinking) for each in fitted
+        )
         predictions = generated_predictions(
             self.under_test.backend,
             encoder,

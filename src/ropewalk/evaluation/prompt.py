@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
+
 from ropewalk.errors import RopewalkError
 
 FIRST_PROBE = 16
@@ -16,6 +18,9 @@ FIRST_PROBE = 16
 
 DATE = "26 Jul 2024"
 """Fixed date for Llama 3's chat templates, which write today's date otherwise; this is the templates' default."""
+
+THOUGHTS, END_OF_THOUGHTS = "<think>", "</think>"
+"""Marks around the thoughts of Qwen3, DeepSeek-R1 and most other thinking models."""
 
 ALPHABET = string.ascii_letters + string.digits + " .,:;?!'()<>_=-"
 """Characters that the benchmarks' templates, keys and values contain."""
@@ -40,22 +45,33 @@ class PromptEncoder:
     """Encodes the text of a task as token ids, for base models and chat models.
 
     A base model reads BOS, the text, and the beginning of the answer. For a chat model, the chat template wraps
-    the text, and the beginning of the answer opens the assistant's turn.
+    the text, and the beginning of the answer opens the assistant's turn. A thinking model opens its turn itself, so the
+    beginning of the answer ends the user's turn.
 
     Args:
         tokenizer: the model's tokenizer, with a ``tokenizers`` backend.
         chat: use the tokenizer's chat template.
+        system: system prompt before the user's turn; None for none.
+        thinking: tokens that a thinking model may spend before its answer; 0 tells the template not to think.
 
     Raises:
-        RopewalkError: if ``chat`` is true and the tokenizer has no chat template.
+        RopewalkError: if ``chat`` is true and the tokenizer has no chat template, ``system`` or ``thinking`` is given
+            without ``chat``, or the template refuses a system prompt.
     """
 
-    def __init__(self, tokenizer: Any, chat: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Any, chat: bool = False, system: str | None = None, thinking: int = 0
+    ) -> None:
         if chat and not tokenizer.chat_template:
             raise RopewalkError("the tokenizer has no chat template; remove --chat, or use a chat model")
+        for name, value in (("--system-prompt", system), ("--thinking-tokens", thinking)):
+            if value and not chat:
+                raise RopewalkError(f"{name} needs --chat, because only a chat template has a place for it")
         self.tokenizer = tokenizer
-        self.chat = chat
+        self.chat, self.system, self.thinking = chat, system, thinking
         self._plain: Any = None
+        # Rendered once before the work: some templates (Gemma 2's) refuse a system prompt.
+        self._opens_thoughts = chat and self._rendered("", "").rstrip().endswith(THOUGHTS)
 
     def encode(self, text: str, answer_prefix: str = "") -> Prompt:
         """Encode the whole prompt, with one BOS if the tokenizer has one (a chat template writes its own)."""
@@ -121,11 +137,26 @@ class PromptEncoder:
     def _rendered(self, text: str, answer_prefix: str) -> str:
         if not self.chat:
             return text + answer_prefix
-        turn = [{"role": "user", "content": text}]
-        opened: str = self.tokenizer.apply_chat_template(
-            turn, add_generation_prompt=True, tokenize=False, date_string=DATE
-        )
-        return opened + answer_prefix
+        thinks = self.thinking > 0
+        turns = [] if self.system is None else [{"role": "system", "content": self.system}]
+        turns.append({"role": "user", "content": text + answer_prefix if thinks else text})
+        try:
+            opened: str = self.tokenizer.apply_chat_template(
+                turns, add_generation_prompt=True, tokenize=False, date_string=DATE, enable_thinking=thinks
+            )
+        except TemplateError as error:
+            more = "" if self.system is None else "; leave out --system-prompt, or write it into the template"
+            raise RopewalkError(f"the chat template cannot write this prompt ({error}){more}") from error
+        return opened if thinks else opened + answer_prefix
+
+    def answer(self, text: str) -> str:
+        """The answer in a generated text: what follows a thinking model's thoughts; empty if they did not end."""
+        if not self.thinking:
+            return text
+        _, ended, answer = text.rpartition(END_OF_THOUGHTS)
+        if ended:
+            return answer.strip()
+        return "" if self._opens_thoughts or THOUGHTS in text else text
 
 
 @contextmanager

@@ -110,7 +110,9 @@ class _Checked(BenchmarkSettings):
     def identity(self) -> dict[str, Any]:
         """Return the settings that affect the results, without the threshold and settings of suites that do not run."""
         read_settings = {name for suite in chosen_suites(self) for name in suite.settings}
-        return {k: v for k, v in self._flat(read_settings).items() if k != "threshold"}
+        # Without a chat template, these have no place; an evaluation of an earlier version can go on.
+        without = ("threshold", *(() if self.chat else ("system_prompt", "thinking_tokens")))
+        return {k: v for k, v in self._flat(read_settings).items() if k not in without}
 
     def _flat(self, own: Any) -> dict[str, Any]:
         values = self.model_dump(mode="python")

@@ -201,6 +201,8 @@ def sample_identity(task: Task, encoder: PromptEncoder, length: int, count: int,
         # The tokenizer's digest covers its backend, which does not say which token is BOS.
         "bos": encoder.tokenizer.bos_token_id,
         "chat_template": digest(encoder.tokenizer.chat_template) if encoder.chat else None,
+        # Samples of prompts without a template are those of earlier versions.
+        **({"system": encoder.system, "thinking": encoder.thinking} if encoder.chat else {}),
         "length": length,
         "count": count,
         "seed": seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from ropewalk.errors import RopewalkError, RunFailure
@@ -30,9 +31,9 @@ def check_lengths(
         for length in lengths:
             try:
                 # The call itself raises; its samples are lazy and never generated here.
-                task.samples(encoder, length, count, seed)
+                task.samples(encoder, length - encoder.thinking, count, seed)
             except LengthTooShort as error:
-                short.setdefault(length, {})[task.suite, name] = error.shortest
+                short.setdefault(length, {})[task.suite, name] = error.shortest + encoder.thinking
     if short:
         # The message is about one length; the names to exclude are those of all lengths.
         length, needs = next(iter(short.items()))
@@ -108,7 +109,7 @@ def _group(
                 f"the backend returned an unexpected answer for {group[0].task}: to prompt {given.index} of "
                 f"{len(unknown)}, which does not exist or was answered before"
             )
-        log.add(predicted(unknown[given.index], given))
+        log.add(predicted(unknown[given.index], replace(given, text=encoder.answer(given.text))))
         done += 1
         if progress is not None:
             progress(done, before + len(group))

@@ -86,6 +86,15 @@ class BenchmarkSettings(BaseSettings):
         description="Random seed for prompts and lm_eval's few-shot examples (lm_eval's own default is 1234).",
     )
     chat: Annotated[bool, HOW] = Field(False, description="Apply the tokenizer's chat template.")
+    system_prompt: Annotated[str | None, HOW] = Field(
+        None, description="System prompt before every prompt. Needs --chat."
+    )
+    thinking_tokens: Annotated[int, HOW] = Field(
+        0,
+        ge=0,
+        description="Number of tokens that a thinking model may spend before its answer, which alone is scored. Needs "
+        "--chat. Default: the chat template is told not to think.",
+    )
     threshold: float = Field(
         85.6, ge=0, le=100, description="Score in percent above which a length counts as effective."
     )
@@ -179,7 +188,8 @@ class GeneratedSuite(Suite):
     def lengths_at(self, task: Task, settings: BenchmarkSettings, encoder: PromptEncoder) -> list[int]:
         """Return the lengths of a task in tokens."""
         own = None if self.task_lengths is None else self.task_lengths(task, settings, encoder)
-        return self.lengths_of(settings) if own is None else own
+        # Lengths that a task computes hold its prompt and answer; a thinking model needs room before the answer.
+        return self.lengths_of(settings) if own is None else [each + encoder.thinking for each in own]
 
 
 @dataclass(frozen=True, kw_only=True)

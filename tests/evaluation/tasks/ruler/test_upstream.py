@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.tasks.haystack_sources import split_sentences
 from ropewalk.evaluation.tasks.ruler import upstream
 from ropewalk.evaluation.tasks.ruler.tasks import RULER, ruler_tasks
@@ -32,7 +33,7 @@ def tasks(tmp_path_factory):
 
 
 def samples_of(task, length, count):
-    return list(upstream_samples(task, template_tokenizer(), length, count, split_sentences))
+    return list(upstream_samples(task, PromptEncoder(template_tokenizer()), length, count, split_sentences))
 
 
 @pytest.mark.parametrize(("name", "length"), slow_after(22, CASES))
@@ -67,14 +68,14 @@ def test_own_number_of_tokens_has_the_bos_that_upstream_does_not_count(tasks):
 @pytest.mark.parametrize("name", ["niah_single_1", "vt", "cwe", "fwe"])
 def test_what_upstream_would_try_for_ever_is_refused(tasks, name):
     with pytest.raises(RopewalkError, match="500 tokens" if name == "vt" else "256 tokens"):
-        upstream_samples(tasks[name], byte_tokenizer(), 256, 1)
+        upstream_samples(tasks[name], PromptEncoder(byte_tokenizer()), 256, 1)
 
 
 def test_words_that_only_upstreams_repository_has_are_refused_by_name(monkeypatch, tasks):
     few = listed_words()[:1000]
     monkeypatch.setattr(upstream, "listed_words", lambda: few)
     with pytest.raises(RopewalkError, match="cwe at 8192 tokens needs more than the 1000 available words"):
-        upstream_samples(tasks["cwe"], template_tokenizer(), 8192, 1)
+        upstream_samples(tasks["cwe"], PromptEncoder(template_tokenizer()), 8192, 1)
 
 
 def test_essays_need_nltks_own_splitter(monkeypatch):
@@ -93,4 +94,4 @@ def test_essays_need_nltks_own_splitter(monkeypatch):
 @pytest.mark.parametrize("count", [0, -1])
 def test_no_samples_are_refused(count):
     with pytest.raises(RopewalkError, match=f"1 or more, got {count}"):
-        upstream_samples(RULER["vt"], template_tokenizer(), 2048, count)
+        upstream_samples(RULER["vt"], PromptEncoder(template_tokenizer()), 2048, count)

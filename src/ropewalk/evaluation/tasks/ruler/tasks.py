@@ -117,7 +117,7 @@ class UpstreamTask:
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
         """Generate the script's first ``count`` samples; raises at once if they cannot be generated."""
-        return upstream_samples(self.task, encoder.tokenizer, length, count, chat=encoder.chat)
+        return upstream_samples(self.task, encoder, length, count)
 
 
 def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) -> list[TaskResult]:

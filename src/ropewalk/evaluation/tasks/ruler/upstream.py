@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 
@@ -93,11 +92,10 @@ class _Unlucky(Exception):
 
 def upstream_samples(
     task: Task,
-    tokenizer: Any,
+    encoder: PromptEncoder,
     length: int,
     count: int,
     split: SplitSentences | None = None,
-    chat: bool = False,
 ) -> Iterator[Sample]:
     """Generate upstream's samples with its seed 42, in order and lazily.
 
@@ -106,11 +104,10 @@ def upstream_samples(
 
     Args:
         task: one of RULER's tasks.
-        tokenizer: the model's tokenizer.
+        encoder: counts the tokens of the samples.
         length: tokens of prompt and answer together.
         count: number of samples; a smaller number gives the beginning of the same sequence.
         split: splits a text into sentences; None for nltk's ``sent_tokenize``.
-        chat: count the samples' tokens with the chat template.
 
     Raises:
         RopewalkError: by the call itself if the first sample cannot be generated or upstream's script would never end;
@@ -118,7 +115,6 @@ def upstream_samples(
     """
     if count < 1:
         raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
-    encoder = PromptEncoder(tokenizer, chat)
     if isinstance(task, QuestionTask):
         return iter(upstream_qa_samples(task, encoder, length, count))
 
