@@ -516,9 +516,9 @@ class _Run:
         return under_test, {**facts, "parallel": str(mesh.shape)}
 
     def _served(self, serving: Serving, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
-        from ropewalk.evaluation.backends import ServerBackend
+        from ropewalk.evaluation.backends.server import server_pool
 
-        backend = ServerBackend(serving, tokenizer)
+        backend = server_pool(serving, tokenizer, report=self.context.rank_0_reporter.note)
         # Before the samples are generated, so that a server that is not running costs no time.
         backend.check()
         for note in [*backend.notes, *_notes_on_servers(self.path)]:

@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from ropewalk.evaluation.backends.server import (
     public_address,
     read_completion,
     retry_after,
+    server_pool,
 )
 from ropewalk.io.settings import explain
 from tests.completion_server import (
@@ -70,6 +73,10 @@ def requests_of(count: int) -> list[GenerationRequest]:
 
 def echo(value: dict[str, Any], number: int) -> Reply:
     return completion(f"answer to {value['prompt'][-1]}")
+
+
+def echo_slowly(value: dict[str, Any], number: int) -> Reply:
+    return completion(f"answer to {value['prompt'][-1]}", delay=0.01)
 
 
 def always(reply: Reply) -> Callable[[dict[str, Any], int], Reply]:
@@ -435,7 +442,6 @@ NONSENSE = [
     completion("half an ans", "error"),
     completion("connection lost", hang_up=20),
     Reply(body=b"not gzip", headers={"Content-Type": "application/json", "Content-Encoding": "gzip"}),
-    Reply(429, b"slow down", {"Retry-After": "0.01"}),
     Reply(408, b""),
     Reply(500, HTML, {"Content-Type": "text/html"}),
     refusal(503, "model is loading"),
@@ -459,6 +465,71 @@ def test_nonsense_is_asked_again_and_never_an_answer(nonsense: Reply) -> None:
     assert len(server.requests) == 2
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 600
+
+
+def test_a_rate_limit_takes_no_attempts_while_the_time_out_lasts() -> None:
+    slow_down = refusal(429, "slow down", {"Retry-After": "0.01"})
+    with CompletionServer(first_then_echo(*[slow_down] * 6)) as server:
+        (answer,) = backend(server, retries=0, concurrency=1).answers(requests_of(1))
+    assert (answer.text, len(server.requests)) == ("answer to 0", 7)
+    slow_down = refusal(429, "slow down", {"Retry-After": "0.2"})
+    with (
+        CompletionServer(always(slow_down)) as server,
+        pytest.raises(RunFailure, match="HTTP 429: slow down"),
+    ):
+        list(backend(server, retries=0, concurrency=1, timeout=0.5).answers(requests_of(1)))
+    # Two waits of 0.2 s fit in half a second.
+    assert len(server.requests) == 3
+
+
+def test_several_servers_share_the_prompts() -> None:
+    with (
+        CompletionServer(
+            lambda value, number: completion(f"answer to {value['prompt'][-1]}", delay=0.01)
+        ) as first,
+        CompletionServer(echo) as second,
+    ):
+        pool = server_pool(Serving(url=f"{first.url}, {second.url}", concurrency=2))
+        answers = list(pool.answers(requests_of(40)))
+    assert sorted((answer.index, answer.text) for answer in answers) == sorted(
+        (index, f"answer to {index}") for index in range(40)
+    )
+    # The quick one takes more, and the slow one some.
+    assert len(second.requests) > len(first.requests) > 0
+    assert pool.description["addresses"] == [first.url, second.url]
+
+
+def test_the_prompts_of_a_server_that_dies_go_to_the_others() -> None:
+    def reply(value: dict[str, Any], number: int) -> Reply:
+        if number == 3:
+            dying.die()
+        return echo_slowly(value, number)
+
+    told: list[str] = []
+    with CompletionServer(reply) as dying, CompletionServer(echo_slowly) as living:
+        serving = Serving(url=f"{dying.url},{living.url}", concurrency=2, retries=0)
+        answers = list(server_pool(serving, report=told.append).answers(requests_of(30)))
+    assert sorted(answer.index for answer in answers) == list(range(30))
+    assert all(answer.text == f"answer to {answer.index}" for answer in answers)
+    (note,) = told
+    assert dying.url in note
+    assert note.endswith("1 of 2 servers go on")
+
+
+def test_servers_that_all_die_end_the_run() -> None:
+    broken = always(Reply(500, b"out of memory"))
+    with CompletionServer(broken) as first, CompletionServer(broken) as second:
+        serving = Serving(url=f"{first.url},{second.url}", concurrency=2, retries=0)
+        with pytest.raises(RunFailure, match=r"stopped responding \(HTTP 500: out of memory\) after 0 of 4"):
+            list(server_pool(serving).answers(requests_of(4)))
+
+
+def test_servers_of_different_models_or_programs_are_refused() -> None:
+    with CompletionServer(echo, models=["a"]) as first, CompletionServer(echo, models=["b"]) as second:
+        with pytest.raises(RopewalkError, match=f"servers at {first.url} and {second.url} differ"):
+            server_pool(Serving(url=f"{first.url},{second.url}")).check()
+        with pytest.raises(RopewalkError, match="is given twice"):
+            server_pool(Serving(url=f"{first.url},{first.url}/"))
 
 
 def test_a_compressed_answer_is_an_answer() -> None:
@@ -816,7 +887,8 @@ def test_words_of_others_are_one_short_line() -> None:
         ("2", 2.0),
         ("0.5", 0.5),
         ("99999", 60.0),
-        ("Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0),
+        ("tomorrow", None),
         ("-1", None),
     ],
 )
@@ -824,3 +896,11 @@ def test_a_servers_wish_to_wait_is_read_as_seconds_and_bounded(
     header: str | None, seconds: float | None
 ) -> None:
     assert retry_after(header) == seconds
+
+
+def test_a_servers_wish_to_wait_until_a_date_is_read() -> None:
+    now = datetime.now(UTC)
+    for seconds, expected in ((20, 20), (-20, 0), (3600, 60)):
+        header = format_datetime(now + timedelta(seconds=seconds), usegmt=True)
+        # A date has whole seconds.
+        assert retry_after(header) == pytest.approx(expected, abs=2)

@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from queue import SimpleQueue
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -54,6 +57,9 @@ TRIAL = "The grass is green."
 
 SHOWN_MODELS = 5
 
+TOO_MANY = 429
+"""HTTP status of a server at its rate limit."""
+
 
 class RefusalError(Exception):
     """The server rejects a request permanently; retrying would not help.
@@ -91,7 +97,7 @@ class Serving(Settings):
     """Address of a model server and the format of its requests.
 
     Attributes:
-        url: address of the server, including its path.
+        url: address of the server, including its path; several servers of one model are separated by commas.
         model: name of the model on the server; None if it serves only one.
         concurrency: maximum number of concurrent requests.
         timeout: seconds without data from the server after which an attempt fails.
@@ -106,8 +112,8 @@ class Serving(Settings):
     group: ClassVar[str | None] = "Server"
 
     url: Annotated[str, Option(name="--server", metavar="URL", group=COMMON.group)] = Field(
-        description="Measure the model on this OpenAI-compatible server, such as http://localhost:8000/v1. The API key "
-        "is read from OPENAI_API_KEY."
+        description="Measure the model on this OpenAI-compatible server, such as http://localhost:8000/v1. Several "
+        "addresses, separated by commas, share the prompts. The API key is read from OPENAI_API_KEY."
     )
     model: Annotated[str | None, Option(name="--server-model")] = Field(
         None, description="Name of the model on the server. Default: its only model."
@@ -323,93 +329,37 @@ class ServerBackend:
             RunFailure: if the server rejects a prompt, or stops responding. Answers to pending requests are yielded
                 first.
         """
-        for index, request in enumerate(requests):
-            if not request.input_ids or request.max_new_tokens < 1:
-                raise RopewalkError(
-                    f"request {index} has {len(request.input_ids)} prompt tokens and max_new_tokens "
-                    f"{request.max_new_tokens}; both must be 1 or more"
-                )
+        check_requests(requests)
         if requests and not self._checked:
             self.check()
-        return self._answers(requests)
+        return _answers([self], requests)
 
-    def _answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
-        todo: SimpleQueue[int] = SimpleQueue()
-        for index in range(len(requests)):
-            todo.put(index)
-        outcomes: SimpleQueue[Answer | Exception | None] = SimpleQueue()
-        stop = threading.Event()
-        client = self._client(self.timeout)
-        # Daemon threads, so that interrupting a run does not wait for answers that nobody will read.
-        threads = [
-            threading.Thread(target=self._work, args=(client, requests, todo, outcomes, stop), daemon=True)
-            for _ in range(min(self.concurrency, len(requests)))
-        ]
-        for thread in threads:
-            thread.start()
-        working, answered, failure = len(threads), 0, None
-        try:
-            while working:
-                outcome = outcomes.get()
-                if outcome is None:
-                    working -= 1
-                elif isinstance(outcome, Answer):
-                    answered += 1
-                    yield outcome
-                else:
-                    # Threads fail together when a server stops, so the first reason is enough.
-                    failure = failure or outcome
-        finally:
-            # Also if the caller closes this generator early: each thread then ends after its current request.
-            stop.set()
-        # Join, so that the traceback of an unexpected error is printed before our own message.
-        for thread in threads:
-            thread.join()
-        client.close()
-        if answered < len(requests):
-            raise self._failed(failure, answered, len(requests)) from failure
-
-    def _work(
-        self,
-        client: Any,
-        requests: Sequence[GenerationRequest],
-        todo: SimpleQueue[int],
-        outcomes: SimpleQueue[Answer | Exception | None],
-        stop: threading.Event,
-    ) -> None:
-        """Process requests until none is left or a thread has failed."""
-        try:
-            while not stop.is_set():
-                # Raises Empty when nothing is left, which ends the thread below.
-                index = todo.get_nowait()
-                completion = self._completion(client, requests[index], stop)
-                outcomes.put(Answer(index, completion.text, completion.new_tokens, completion.finished))
-        except Empty:
-            pass
-        # Any other exception ends the thread with its traceback, and the missing answer is noticed at the end.
-        except (FaultError, RefusalError) as error:
-            stop.set()
-            outcomes.put(error)
-        finally:
-            # None tells the consumer that this thread has ended.
-            outcomes.put(None)
-
-    def _completion(self, client: Any, request: GenerationRequest, stop: threading.Event) -> Completion:
+    def completion(self, client: Any, request: GenerationRequest, stop: threading.Event) -> Completion:
         return self._complete(request, self._completion_with_retries(client, request, stop))
 
     def _completion_with_retries(
         self, client: Any, request: GenerationRequest, stop: threading.Event
     ) -> Completion:
         """Return the server's completion of a prompt, with retries after temporary faults."""
-        for attempt in range(self.retries + 1):
+        attempt, limited = 0, 0.0
+        while True:
             try:
                 return read_completion(self._request(client, request))
             except FaultError as error:
                 fault = error
-            # A server that asks for a pause knows better than our own backoff.
-            wait = min(self.backoff * 2**attempt, LONGEST_BACKOFF) if fault.wait is None else fault.wait
+            # A server that asks for a pause knows better than our own backoff. Random, so that requests that were
+            # rejected together do not come back together.
+            backoff = min(self.backoff * 2**attempt, LONGEST_BACKOFF) * random.uniform(1, 1.5)
+            wait = backoff if fault.wait is None else fault.wait
+            # A server at its rate limit works: waiting for it is no failed attempt, within the time-out.
+            if fault.status == TOO_MANY and limited + wait <= self.timeout:
+                limited += wait
+            elif attempt == self.retries:
+                break
+            else:
+                attempt += 1
             # Unlike sleep, this wait ends as soon as another thread fails.
-            if attempt == self.retries or stop.wait(wait):
+            if stop.wait(wait):
                 break
         raise fault
 
@@ -497,7 +447,7 @@ class ServerBackend:
             )
         return text
 
-    def _failed(self, failure: Exception | None, answered: int, total: int) -> RunFailure:
+    def failed(self, failure: Exception | None, answered: int, total: int) -> RunFailure:
         after = f"after {answered} of {total} answers"
         if isinstance(failure, RefusalError):
             return RunFailure(f"the server at {self.address} rejected a prompt {after} ({failure})")
@@ -513,6 +463,10 @@ class ServerBackend:
             )
         return listed[0]
 
+    def client(self) -> Any:
+        """A client of the server, to be closed by the caller."""
+        return self._client(self.timeout)
+
     def _client(self, timeout: float) -> Any:
         return self._openai.OpenAI(
             base_url=self._base_url,
@@ -522,6 +476,205 @@ class ServerBackend:
             # Our own retries also cover unreadable responses, and stop when another request has failed.
             max_retries=0,
         )
+
+
+class ServerPool:
+    """Several servers of one model, which share the prompts: each takes the next one when it has room.
+
+    If a server stops responding, the others answer its prompts.
+
+    Args:
+        backends: one backend for each server; at least one.
+        report: called with a sentence on each server that is lost.
+    """
+
+    def __init__(
+        self, backends: Sequence[ServerBackend], report: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self.backends, self.report = list(backends), report
+        self._checked = False
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes for the user about the answers, each once; complete after :meth:`check`."""
+        return [*dict.fromkeys(note for each in self.backends for note in each.notes)]
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """That of the servers, which is the same but for the address; complete after :meth:`check`."""
+        addresses = [each.address for each in self.backends]
+        more = {"addresses": addresses} if len(addresses) > 1 else {}
+        return self.backends[0].description | more
+
+    def check(self) -> str:
+        """Check every server, and that all serve the same model and accept the same requests.
+
+        Returns:
+            The name of the model.
+
+        Raises:
+            RopewalkError: as :meth:`ServerBackend.check`; or if two servers differ.
+        """
+        first, *others = self.backends
+        name = first.check()
+        for other in others:
+            other.check()
+            ours, theirs = (
+                {key: value for key, value in each.description.items() if key != "address"}
+                for each in (first, other)
+            )
+            if ours != theirs:
+                raise RopewalkError(
+                    f"the servers at {first.address} and {other.address} differ ({ours} and {theirs}), so their "
+                    "answers cannot be counted together; give servers of one model and one program"
+                )
+        self._checked = True
+        return name
+
+    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
+        """Yield one answer per request as soon as it arrives; see :meth:`ServerBackend.answers`.
+
+        Raises:
+            RopewalkError: as :meth:`ServerBackend.answers`.
+            RunFailure: if a server rejects a prompt, or all have stopped responding.
+        """
+        check_requests(requests)
+        if requests and not self._checked:
+            self.check()
+        return _answers(self.backends, requests, self.report)
+
+
+def server_pool(
+    serving: Serving, tokenizer: Any = None, report: Callable[[str], None] = lambda text: None
+) -> ServerPool:
+    """The servers at the addresses of the settings.
+
+    Raises:
+        RopewalkError: as :class:`ServerBackend`; or if an address is given twice.
+    """
+    urls = [each.strip() for each in serving.url.split(",")]
+    backends = [ServerBackend(serving.model_copy(update={"url": url}), tokenizer) for url in urls]
+    addresses = [each.address for each in backends]
+    twice = next((each for each in addresses if addresses.count(each) > 1), None)
+    if twice is not None:
+        raise RopewalkError(f"the server address {twice} is given twice; give each server once")
+    return ServerPool(backends, report)
+
+
+def check_requests(requests: Sequence[GenerationRequest]) -> None:
+    """Raise for a request without a prompt or without room for an answer."""
+    for index, request in enumerate(requests):
+        if not request.input_ids or request.max_new_tokens < 1:
+            raise RopewalkError(
+                f"request {index} has {len(request.input_ids)} prompt tokens and max_new_tokens "
+                f"{request.max_new_tokens}; both must be 1 or more"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class _Worker:
+    """What the threads of one server share.
+
+    Attributes:
+        backend: the server.
+        client: its client.
+        stop: set when the server is lost, or when nothing is left to do.
+    """
+
+    backend: ServerBackend
+    client: Any
+    stop: threading.Event
+
+    def work(
+        self,
+        requests: Sequence[GenerationRequest],
+        todo: SimpleQueue[int | None],
+        outcomes: SimpleQueue[Answer | tuple[_Worker, Exception] | None],
+    ) -> None:
+        """Process requests until there is a None among them, or the server is lost."""
+        try:
+            while not self.stop.is_set() and (index := todo.get()) is not None:
+                try:
+                    found = self.backend.completion(self.client, requests[index], self.stop)
+                except Exception as error:
+                    # Another server may answer it.
+                    todo.put(index)
+                    self.stop.set()
+                    outcomes.put((self, error))
+                    if not isinstance(error, (FaultError, RefusalError)):
+                        raise
+                    return
+                outcomes.put(Answer(index, found.text, found.new_tokens, found.finished))
+        finally:
+            # None tells the consumer that this thread has ended.
+            outcomes.put(None)
+
+
+def _answers(
+    backends: Sequence[ServerBackend],
+    requests: Sequence[GenerationRequest],
+    report: Callable[[str], None] = lambda text: None,
+) -> Iterator[Answer]:
+    todo: SimpleQueue[int | None] = SimpleQueue()
+    for index in range(len(requests)):
+        todo.put(index)
+    outcomes: SimpleQueue[Answer | tuple[_Worker, Exception] | None] = SimpleQueue()
+    workers = [_Worker(each, each.client(), threading.Event()) for each in backends]
+    # Daemon threads, so that interrupting a run does not wait for answers that nobody will read.
+    threads = [
+        threading.Thread(target=worker.work, args=(requests, todo, outcomes), daemon=True)
+        for worker in workers
+        for _ in range(min(worker.backend.concurrency, len(requests)))
+    ]
+
+    def finish() -> None:
+        for worker in workers:
+            worker.stop.set()
+        # A thread that waits for a request gets none.
+        for _ in threads:
+            todo.put(None)
+
+    for thread in threads:
+        thread.start()
+    working, answered = len(threads), 0
+    failure: tuple[ServerBackend, Exception | None] = (backends[0], None)
+    lost: set[_Worker] = set()
+    try:
+        while working:
+            outcome = outcomes.get()
+            if outcome is None:
+                working -= 1
+            elif isinstance(outcome, Answer):
+                answered += 1
+                yield outcome
+                if answered == len(requests):
+                    finish()
+            else:
+                worker, error = outcome
+                if worker in lost:
+                    # Threads of one server fail together, so the first reason is enough.
+                    continue
+                lost.add(worker)
+                if failure[1] is None:
+                    failure = (worker.backend, error)
+                if not isinstance(error, FaultError) or len(lost) == len(workers):
+                    finish()
+                else:
+                    report(
+                        f"the server at {worker.backend.address} stopped responding ({error.reason}); "
+                        f"{len(workers) - len(lost)} of {len(workers)} servers go on"
+                    )
+    finally:
+        # Also if the caller closes this generator early: each thread then ends after its current request.
+        finish()
+    # Join, so that the traceback of an unexpected error is printed before our own message.
+    for thread in threads:
+        thread.join()
+    for worker in workers:
+        worker.client.close()
+    if answered < len(requests):
+        backend, reason = failure
+        raise backend.failed(reason, answered, len(requests)) from reason
 
 
 def check_extra(extra: Mapping[str, Any]) -> None:
@@ -732,11 +885,18 @@ def one_line(message: str | bytes) -> str:
 
 
 def retry_after(header: str | None) -> float | None:
-    """Return the seconds in a Retry-After header, at most a minute; None if it is not a number."""
-    # The header's other form, a date, is ignored.
-    if header is None or not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", header.strip()):
+    """Return the seconds in a Retry-After header, a number or a date, at most a minute; None if it is neither."""
+    if header is None:
         return None
-    return min(float(header), LONGEST_WAIT)
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", header.strip()):
+        return min(float(header), LONGEST_WAIT)
+    try:
+        at = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    # A date without a zone is one of HTTP's older forms, which mean UTC.
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return min(max((at - datetime.now(UTC)).total_seconds(), 0.0), LONGEST_WAIT)
 
 
 def public_address(base_url: str) -> str:
