@@ -53,6 +53,25 @@ def completion(
     return Reply(body=json.dumps(value).encode(), **reply)
 
 
+def message(
+    content: Any, finish_reason: Any = "stop", tokens: Any = 3, read: Any = 1 << 20, **more: Any
+) -> Reply:
+    """A chat's answer as vLLM writes it; ``more`` are further keys of the message."""
+    value = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": content, **more},
+                "finish_reason": finish_reason,
+            }
+        ],
+        "usage": {"prompt_tokens": read, "completion_tokens": tokens},
+    }
+    return Reply(body=json.dumps(value).encode())
+
+
 def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> Reply:
     """An error as OpenAI and vLLM write it."""
     body = json.dumps({"error": {"message": message, "type": "error", "code": status}}).encode()
@@ -103,7 +122,7 @@ class CompletionServer:
 
             def do_POST(self) -> None:
                 value = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if self.path != "/v1/completions":
+                if self.path not in ("/v1/completions", "/v1/chat/completions"):
                     self._send(refusal(404, "Not Found"))
                 elif self._allowed() and not self._refused(value):
                     with outer._lock:
@@ -128,7 +147,8 @@ class CompletionServer:
                 if said is None and value["model"] not in (*models, *unlisted):
                     said = refusal(404, f"The model `{value['model']}` does not exist.")
                 if said is None and trial:
-                    said = completion("x", "length", 1, reads(value["prompt"]))
+                    made = message if "messages" in value else completion
+                    said = made("x", "length", 1, reads(value.get("prompt", "")))
                 if said is not None:
                     self._send(said)
                 return said is not None

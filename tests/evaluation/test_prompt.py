@@ -69,6 +69,12 @@ def test_a_thinking_model_is_told_not_to_think_unless_it_gets_tokens_for_it() ->
     assert thinking.text == "[user]Which? It is[/][assistant]"
 
 
+def test_a_server_that_applies_the_template_gets_turns() -> None:
+    encoder = PromptEncoder(byte_tokenizer(chat=THINKING), chat=True, system="Be brief.", as_turns=True)
+    assert encoder.turns("Which?", " It is") == (("system", "Be brief."), ("user", "Which? It is"))
+    assert encoder.encode("Which?", " It is").text.endswith("[user]Which? It is[/][assistant]<think></think>")
+
+
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
@@ -80,7 +86,8 @@ def test_a_thinking_model_is_told_not_to_think_unless_it_gets_tokens_for_it() ->
 )
 def test_only_what_follows_the_thoughts_is_the_answer(text: str, answer: str) -> None:
     assert PromptEncoder(byte_tokenizer(chat=THINKING), chat=True, thinking=9).answer(text) == answer
-    assert PromptEncoder(byte_tokenizer(chat=THINKING), chat=True).answer(text) == text
+    assert PromptEncoder(byte_tokenizer(chat=THINKING), chat=True).answer(text) == answer
+    assert PromptEncoder(byte_tokenizer(chat=THINKING)).answer(text) == text
 
 
 def test_thoughts_that_the_template_opens_have_to_end() -> None:

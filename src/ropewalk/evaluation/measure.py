@@ -126,7 +126,7 @@ def check_evaluation(
     suites = chosen_suites(settings)
     _check_chat(settings, suites, chosen)
     # Raises for --chat without a chat template, before anything is generated.
-    encoder = encoder_of(under_test.tokenizer, settings)
+    encoder = encoder_of(under_test, settings)
     if any(isinstance(suite, GeneratedSuite) for suite in suites):
         encoder.check_alphabet()
     for suite in suites:
@@ -178,9 +178,13 @@ def _check_chat(settings: Settings, suites: Sequence[Suite], chosen: Mapping[str
                 )
 
 
-def encoder_of(tokenizer: Any, settings: BenchmarkSettings) -> PromptEncoder:
+def encoder_of(under_test: ModelUnderTest, settings: BenchmarkSettings) -> PromptEncoder:
     """The encoder of an evaluation's prompts."""
-    return PromptEncoder(tokenizer, settings.chat, settings.system_prompt, settings.thinking_tokens)
+    # Only servers can want turns.
+    as_turns = getattr(under_test.backend, "as_turns", False)
+    return PromptEncoder(
+        under_test.tokenizer, settings.chat, settings.system_prompt, settings.thinking_tokens, as_turns
+    )
 
 
 def _check_harness(under_test: ModelUnderTest, settings: Settings, chosen: dict[str, list[str]]) -> None:
@@ -232,7 +236,7 @@ class _Measurement:
         return [result for name in names for result in self._harness(suite.name, name)]
 
     def _prompts(self, suite: GeneratedSuite, names: Sequence[str]) -> list[TaskResult]:
-        encoder = encoder_of(self.under_test.tokenizer, self.settings)
+        encoder = encoder_of(self.under_test, self.settings)
         results = []
         for name, task in generated_tasks(suite, names, self.settings).items():
             measure = self._forced if name == TEACHER_FORCED else self._generation

@@ -53,6 +53,8 @@ class PromptEncoder:
         chat: use the tokenizer's chat template.
         system: system prompt before the user's turn; None for none.
         thinking: tokens that a thinking model may spend before its answer; 0 tells the template not to think.
+        as_turns: whether a server gets the turns and applies the template itself, which leaves no place for the
+            beginning of an answer.
 
     Raises:
         RopewalkError: if ``chat`` is true and the tokenizer has no chat template, ``system`` or ``thinking`` is given
@@ -60,7 +62,12 @@ class PromptEncoder:
     """
 
     def __init__(
-        self, tokenizer: Any, chat: bool = False, system: str | None = None, thinking: int = 0
+        self,
+        tokenizer: Any,
+        chat: bool = False,
+        system: str | None = None,
+        thinking: int = 0,
+        as_turns: bool = False,
     ) -> None:
         if chat and not tokenizer.chat_template:
             raise RopewalkError("the tokenizer has no chat template; remove --chat, or use a chat model")
@@ -68,7 +75,7 @@ class PromptEncoder:
             if value and not chat:
                 raise RopewalkError(f"{name} needs --chat, because only a chat template has a place for it")
         self.tokenizer = tokenizer
-        self.chat, self.system, self.thinking = chat, system, thinking
+        self.chat, self.system, self.thinking, self.as_turns = chat, system, thinking, as_turns
         self._plain: Any = None
         # Rendered once before the work: some templates (Gemma 2's) refuse a system prompt.
         self._opens_thoughts = chat and self._rendered("", "").rstrip().endswith(THOUGHTS)
@@ -137,21 +144,34 @@ class PromptEncoder:
     def _rendered(self, text: str, answer_prefix: str) -> str:
         if not self.chat:
             return text + answer_prefix
-        thinks = self.thinking > 0
-        turns = [] if self.system is None else [{"role": "system", "content": self.system}]
-        turns.append({"role": "user", "content": text + answer_prefix if thinks else text})
+        turns = [{"role": role, "content": content} for role, content in self.turns(text, answer_prefix)]
         try:
             opened: str = self.tokenizer.apply_chat_template(
-                turns, add_generation_prompt=True, tokenize=False, date_string=DATE, enable_thinking=thinks
+                turns,
+                add_generation_prompt=True,
+                tokenize=False,
+                date_string=DATE,
+                enable_thinking=self.thinking > 0,
             )
         except TemplateError as error:
             more = "" if self.system is None else "; leave out --system-prompt, or write it into the template"
             raise RopewalkError(f"the chat template cannot write this prompt ({error}){more}") from error
-        return opened if thinks else opened + answer_prefix
+        return opened if self._prefix_in_turn else opened + answer_prefix
+
+    @property
+    def _prefix_in_turn(self) -> bool:
+        """Whether the beginning of the answer ends the user's turn, because the assistant's cannot be begun."""
+        return self.thinking > 0 or self.as_turns
+
+    def turns(self, text: str, answer_prefix: str = "") -> tuple[tuple[str, str], ...]:
+        """A prompt of a chat as roles and texts."""
+        asked = ("user", text + answer_prefix if self._prefix_in_turn else text)
+        return (asked,) if self.system is None else (("system", self.system), asked)
 
     def answer(self, text: str) -> str:
         """The answer in a generated text: what follows a thinking model's thoughts; empty if they did not end."""
-        if not self.thinking:
+        # A base model may write anything, and a chat model may think although its template says not to.
+        if not self.chat:
             return text
         _, ended, answer = text.rpartition(END_OF_THOUGHTS)
         if ended:

@@ -518,6 +518,10 @@ class _Run:
     def _served(self, serving: Serving, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
         from ropewalk.evaluation.backends.server import server_pool
 
+        if serving.endpoint == "chat" and not self.config.what.chat:
+            raise RopewalkError(
+                "--endpoint chat needs --chat: the tokens of a prompt are counted with the tokenizer's chat template"
+            )
         backend = server_pool(serving, tokenizer, report=self.context.rank_0_reporter.note)
         # Before the samples are generated, so that a server that is not running costs no time.
         backend.check()

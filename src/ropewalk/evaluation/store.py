@@ -203,6 +203,7 @@ def sample_identity(task: Task, encoder: PromptEncoder, length: int, count: int,
         "chat_template": digest(encoder.tokenizer.chat_template) if encoder.chat else None,
         # Samples of prompts without a template are those of earlier versions.
         **({"system": encoder.system, "thinking": encoder.thinking} if encoder.chat else {}),
+        **({"as_turns": True} if encoder.as_turns else {}),
         "length": length,
         "count": count,
         "seed": seed,

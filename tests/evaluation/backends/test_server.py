@@ -30,6 +30,7 @@ from ropewalk.evaluation.backends.server import (
     named_fields,
     one_line,
     public_address,
+    read_chat,
     read_completion,
     retry_after,
     server_pool,
@@ -41,6 +42,7 @@ from tests.completion_server import (
     completion,
     few_certificates,
     free_port,
+    message,
     refusal,
     until,
 )
@@ -904,3 +906,73 @@ def test_a_servers_wish_to_wait_until_a_date_is_read() -> None:
         header = format_datetime(now + timedelta(seconds=seconds), usegmt=True)
         # A date has whole seconds.
         assert retry_after(header) == pytest.approx(expected, abs=2)
+
+
+def turns_of(count: int) -> list[GenerationRequest]:
+    return [
+        GenerationRequest((1, 7, index), 4, 100, (("system", "Be brief."), ("user", f"number {index}")), 2)
+        for index in range(count)
+    ]
+
+
+def test_a_chat_endpoint_gets_turns_and_applies_its_own_template() -> None:
+    with CompletionServer(lambda value, number: message(value["messages"][-1]["content"])) as server:
+        chat = backend(server, endpoint="chat")
+        answers = list(chat.answers(turns_of(3)))
+    assert sorted((answer.index, answer.text) for answer in answers) == [
+        (index, f"number {index}") for index in range(3)
+    ]
+    asked = min(server.requests, key=lambda each: each["messages"][-1]["content"])
+    assert asked == {
+        "model": "tiny",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "number 0"}],
+        "max_tokens": 4,
+        "temperature": 0.0,
+        "repetition_penalty": 1.0,
+    }
+    assert chat.description["prompts"] == "turns"
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (message("7"), "7"),
+        (message("7", reasoning_content="5? No."), "<think>5? No.</think>7"),
+        (message("7", reasoning="5? No."), "<think>5? No.</think>7"),
+        (message(None, "length", reasoning_content="5? N"), "<think>5? N"),
+        (message("<think>5</think>7"), "<think>5</think>7"),
+        (message("", reasoning_content=None), ""),
+    ],
+)
+def test_thoughts_that_a_server_splits_off_stand_between_their_marks(said: Reply, text: str) -> None:
+    assert read_chat(said.body).text == text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        message(None),
+        message(["x"]),
+        message("x", reasoning_content=5),
+        message("x", "abort"),
+        completion("x"),
+        Reply(body=b'{"choices": []}'),
+        Reply(body=b'{"choices": [{"message": "x"}]}'),
+        Reply(body=HTML),
+    ],
+)
+def test_what_is_no_message_is_never_an_answer(said: Reply) -> None:
+    with pytest.raises(FaultError):
+        read_chat(said.body)
+
+
+def test_a_chat_that_was_cut_short_by_the_server_is_noticed() -> None:
+    # Two of the request's three tokens are the texts' own; the server's template may be shorter than ours.
+    for read, good in ((2, True), (1, False)):
+        with CompletionServer(lambda value, number, read=read: message("x", read=read)) as server:  # type: ignore[misc]
+            stream = backend(server, endpoint="chat").answers(turns_of(1))
+            if good:
+                assert [answer.text for answer in stream] == ["x"]
+            else:
+                with pytest.raises(RunFailure, match="it read only 1 of the 2 tokens"):
+                    list(stream)

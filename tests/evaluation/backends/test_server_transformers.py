@@ -37,6 +37,7 @@ constants.HF_HUB_CACHE = _cache_manager.HF_HUB_CACHE = sys.argv.pop(1)
 from transformers.cli.transformers import main
 main()
 """
+TEMPLATE = "{% for m in messages %}def {{ m.role }}({{ m.content }}):\n{% endfor %}    return"
 SECONDS = 180
 """Until the server must answer: it imports torch and loads a model, beside whatever else the machine does."""
 
@@ -48,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(demo_model_path(), made)
     path = made / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "repetition_penalty": 5.0}))
+    (made / "chat_template.jinja").write_text(TEMPLATE)
     return made
 
 
@@ -104,6 +106,22 @@ def test_answers_are_those_of_the_model_in_memory(url: str, folder: Path) -> Non
         Serving(url=url, model=str(folder), extra={"frequency_penalty": 4.0}), tokenizer
     )
     assert {each.text for each in penalised.answers(asked)} != {each.text for each in found.values()}
+
+
+@pytest.mark.slow
+def test_a_chat_endpoint_answers_as_the_model_in_memory_does_to_the_same_template(
+    url: str, folder: Path
+) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    served = ServerBackend(Serving(url=url, model=str(folder), endpoint="chat"), tokenizer)
+    encoder = PromptEncoder(tokenizer, chat=True, system="a", as_turns=True)
+    asked = [
+        GenerationRequest(encoder.encode(text).input_ids, 16, 200, encoder.turns(text), encoder.count(text))
+        for text in ("x, y", "key=12")
+    ]
+    found = {each.index: each.text for each in served.answers(asked)}
+    memory = InMemoryBackend(load_model(str(folder)), tokenizer)
+    assert found == {each.index: each.text for each in memory.answers(asked)}
 
 
 @pytest.mark.slow

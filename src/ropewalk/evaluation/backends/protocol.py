@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Send = Literal["auto", "ids", "text"]
 """Form in which a server gets prompts: ``ids``, ``text``, or ``auto`` for ids if the server accepts them."""
 
+Endpoint = Literal["completions", "chat"]
+"""Endpoint of a server: ``chat`` gets turns, and applies the chat template itself."""
+
 Progress = Callable[[int, int], None]
 """Called with the number of completed rows or samples, and the total."""
 
@@ -30,11 +33,15 @@ class GenerationRequest:
         max_new_tokens: maximum number of tokens of the answer.
         length: maximum number of tokens of prompt and answer together. A length-dependent RoPE is fixed at this
             length, so that an answer does not depend on the rest of its batch.
+        turns: the same prompt as roles and texts, for a server that applies the chat template itself; else empty.
+        content_tokens: tokens of ``input_ids`` without those of the template around the texts.
     """
 
     input_ids: tuple[int, ...]
     max_new_tokens: int
     length: int
+    turns: tuple[tuple[str, str], ...] = ()
+    content_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Backend for a server with an OpenAI-compatible completions endpoint.
+"""Backend for servers with an OpenAI-compatible endpoint, of completions or of chats.
 
 vLLM, SGLang, llama.cpp's server and ``transformers serve`` all have this endpoint but accept different requests: some
 reject fields that OpenAI does not define, some reject token ids. A trial request for one token detects this before the
@@ -24,7 +24,8 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, Send
+from ropewalk.evaluation.backends.protocol import Answer, Endpoint, GenerationRequest, Send
+from ropewalk.evaluation.prompt import END_OF_THOUGHTS, THOUGHTS
 from ropewalk.io.settings import COMMON, Option, Settings, pairs
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -46,7 +47,7 @@ OPENAI_GREEDY: Mapping[str, Any] = {"frequency_penalty": 0.0}
 """Replaces ``GREEDY`` if the server rejects it: ``transformers serve`` derives the repetition penalty from this
 field, by adding 1."""
 
-RESERVED = ("model", "prompt", "max_tokens", "temperature")
+RESERVED = ("model", "prompt", "messages", "max_tokens", "temperature")
 """Fields of every request that determine the answer."""
 
 UNREADABLE = ("stream", "n", "best_of", "echo", "suffix")
@@ -107,6 +108,8 @@ class Serving(Settings):
             tokenizer encodes as the same ids: without BOS if the tokenizer adds it, otherwise with BOS written out.
             ``auto`` sends ids, or text if the server rejects ids.
         extra: additional fields of every request, JSON values.
+        endpoint: ``completions`` sends whole prompts. ``chat``, for servers that have no other, sends turns, to which
+            the server applies its own template.
     """
 
     group: ClassVar[str | None] = "Server"
@@ -127,6 +130,11 @@ class Serving(Settings):
         "auto",
         description="Format of prompts: ids (token ids), text (for servers that reject ids), or auto (ids if the "
         "server accepts them, else text).",
+    )
+    endpoint: Endpoint = Field(
+        "completions",
+        description="Endpoint: completions, or chat for servers without completions, which apply the chat template "
+        "themselves. chat needs --chat.",
     )
     extra: Annotated[
         dict[str, Any],
@@ -168,6 +176,7 @@ class ServerBackend:
         self.extra = serving.extra
         self.notes: list[str] = []
         """Notes for the user about the answers; complete after :meth:`check`."""
+        self.as_turns = serving.endpoint == "chat"
         self._auto = serving.send == "auto"
         self._text_sent = serving.send == "text"
         self._own = {name: value for name, value in GREEDY.items() if name not in self.extra}
@@ -185,7 +194,7 @@ class ServerBackend:
             "kind": "server",
             "address": self.address,
             **({} if self.model is None else {"model": self.model}),
-            "prompts": "text" if self._text_sent else "ids",
+            "prompts": "turns" if self.as_turns else "text" if self._text_sent else "ids",
             **({"extra": self.extra} if self.extra else {}),
             **({"left_out": self._left_out} if self._left_out else {}),
         }
@@ -233,9 +242,10 @@ class ServerBackend:
         written_otherwise = False
         while True:
             ids = self._trial()
+            turns = (("user", TRIAL),) if self.as_turns else ()
             try:
                 read = self._completion_with_retries(
-                    client, GenerationRequest(ids, 1, len(ids) + 1), threading.Event()
+                    client, GenerationRequest(ids, 1, len(ids) + 1, turns), threading.Event()
                 ).prompt_tokens
             except FaultError as fault:
                 raise RopewalkError(
@@ -270,7 +280,7 @@ class ServerBackend:
             self._note_penalty()
             return
         # Servers that take only text refuse a list of ids with a schema error that names the prompt.
-        ids_refused = refusal.status in (400, 422) and "prompt" in str(refusal)
+        ids_refused = refusal.status in (400, 422) and "prompt" in str(refusal) and not self.as_turns
         if ids_refused and self._auto and not self._text_sent and self.tokenizer is not None:
             self._text_sent = True
             self.notes.append(
@@ -344,7 +354,8 @@ class ServerBackend:
         attempt, limited = 0, 0.0
         while True:
             try:
-                return read_completion(self._request(client, request))
+                body = self._request(client, request)
+                return read_chat(body) if self.as_turns else read_completion(body)
             except FaultError as error:
                 fault = error
             # A server that asks for a pause knows better than our own backoff. Random, so that requests that were
@@ -369,7 +380,9 @@ class ServerBackend:
         Raises:
             RefusalError: if the token counts that the server reports show either.
         """
-        sent, read = len(request.input_ids), completion.prompt_tokens
+        # A server that applies its own template may write fewer tokens around the same texts.
+        sent = request.content_tokens if self.as_turns else len(request.input_ids)
+        read = completion.prompt_tokens
         # Some servers report 0 for unknown. A different tokenizer would have failed the trial in :meth:`_agree`.
         if read and read < sent:
             raise RefusalError(
@@ -388,6 +401,16 @@ class ServerBackend:
         return completion
 
     def _request(self, client: Any, request: GenerationRequest) -> bytes:
+        if self.as_turns:
+            messages = [{"role": role, "content": text} for role, text in request.turns]
+            return self._content(
+                client.chat.completions.with_raw_response.create,
+                model=self.model,
+                messages=messages,
+                max_tokens=request.max_new_tokens,
+                temperature=0.0,
+                extra_body={**self._own, **self.extra},
+            )
         prompt = self._text(request.input_ids) if self._text_sent else list(request.input_ids)
         return self._content(
             client.completions.with_raw_response.create,
@@ -493,6 +516,11 @@ class ServerPool:
     ) -> None:
         self.backends, self.report = list(backends), report
         self._checked = False
+
+    @property
+    def as_turns(self) -> bool:
+        """Whether the servers get turns and apply the chat template themselves."""
+        return self.backends[0].as_turns
 
     @property
     def notes(self) -> list[str]:
@@ -787,6 +815,32 @@ def read_completion(body: bytes) -> Completion:
         _FINISHED.get(reason) if isinstance(reason, str) else None,
         _whole(usage, "prompt_tokens"),
     )
+
+
+def read_chat(body: bytes) -> Completion:
+    """Read the first choice in a response of ``/chat/completions``.
+
+    Thoughts that the server has split off are put back between their marks, so that all answers are read alike.
+
+    Raises:
+        FaultError: as for :func:`read_completion`.
+    """
+    value = _json(body)
+    match value:
+        case {"choices": [{"message": dict(message)}, *_]}:
+            pass
+        case _:
+            raise FaultError(f"a response without a message: {one_line(body)}")
+    content = message.get("content")
+    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    if not isinstance(content, str | None) or not isinstance(thoughts, str | None):
+        raise FaultError(f"a response without a text: {one_line(body)}")
+    if content is None and thoughts is None:
+        raise FaultError(f"a response without a text: {one_line(body)}")
+    text = content or ""
+    if thoughts:
+        text = f"{THOUGHTS}{thoughts}{END_OF_THOUGHTS if text else ''}{text}"
+    return read_completion(json.dumps({**value, "choices": [{**value["choices"][0], "text": text}]}).encode())
 
 
 def _whole(usage: object, key: str) -> int | None:

@@ -132,4 +132,8 @@ def _request(encoder: PromptEncoder, sample: Sample) -> GenerationRequest:
         )
     # NVIDIA's scripts count neither BOS nor chat template, so their prompts may exceed the length by that many tokens.
     room = max(sample.length, len(prompt.input_ids) + sample.max_new_tokens)
-    return GenerationRequest(prompt.input_ids, sample.max_new_tokens, room)
+    if not encoder.as_turns:
+        return GenerationRequest(prompt.input_ids, sample.max_new_tokens, room)
+    turns = encoder.turns(sample.text, sample.answer_prefix)
+    content = len(prompt.input_ids) - encoder.count("")
+    return GenerationRequest(prompt.input_ids, sample.max_new_tokens, room, turns, content)
