@@ -1,11 +1,15 @@
 """Attention of one layer with a sliding window against the same engine without one, forward and backward on a CPU.
 
-    python -m benchmarks.attention_windows [--lengths 4096 16384] [--windows 128 512 1024 4096] [--repeats 5]
+    python -m benchmarks.attention_windows [--lengths 4096 16384] [--windows 128 512 1024 4096] [--repeats 5] [--layer]
 
 A window asks for fewer pairs of query and key; what it saves at most is their ratio. For each length and layout the
 layer without a window and those with one are timed in turn in one process, several times over, so that a noisy
 machine is noisy for all; times are CPU time, the least of each. ``over_bound`` is the share of time over the share of
 pairs: 1 where a window saves all that its pairs promise.
+
+``--layer`` times the attention layer as a model runs it, with its four projections and the rotation, and divides by
+the share of floating-point operations: ``(P + A_w) / (P + A)`` for ``P`` operations of the projections and
+``A = 4 · heads · head_dim`` for each pair. The backward pass takes twice those of the forward pass in both parts.
 
 Windows that no document of a layout exceeds are left out: the engine takes them for none.
 """
@@ -43,16 +47,52 @@ def pairs(layout: PackedLayout, window: int | None) -> int:
     return int(spans.pairs_before(np.array([layout.total_length]))[0])
 
 
+class Layer(torch.nn.Module):
+    """The attention of a decoder layer: projections, rotation, attention, and the projection back."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int) -> None:
+        super().__init__()
+        hidden = heads * head_dim
+        self.head_dim = head_dim
+        self.q, self.o = (torch.nn.Linear(hidden, hidden, bias=False) for _ in range(2))
+        self.k, self.v = (torch.nn.Linear(hidden, kv_heads * head_dim, bias=False) for _ in range(2))
+
+    def forward(self, row: Tensor, layout: PackedLayout, options: AttentionOptions) -> Tensor:
+        """Args: row ``[1, tokens, hidden]``; the result has the same shape."""
+        angles = torch.arange(row.shape[1])[:, None] * 1e4 ** -torch.linspace(0, 1, self.head_dim // 2)
+        cos, sin = (part.repeat(1, 2) for part in (angles.cos(), angles.sin()))
+        q, k, v = (
+            made(row).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for made in (self.q, self.k, self.v)
+        )
+        q, k = (each * cos + half_turned(each) * sin for each in (q, k))
+        return self.o(attend(q, k, v, layout, engine="segments", options=options).transpose(1, 2).flatten(2))
+
+
+def half_turned(x: Tensor) -> Tensor:
+    """Each pair ``(a, b)`` of the two halves as ``(-b, a)``."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
 def timed(
-    layout: PackedLayout, windows: list[int | None], tensors: list[Tensor], repeats: int
+    layout: PackedLayout,
+    windows: list[int | None],
+    tensors: list[Tensor],
+    repeats: int,
+    layer: Layer | None = None,
 ) -> dict[int | None, float]:
-    """The least seconds of a forward and a backward for each window."""
-    *qkv, cotangent = tensors
+    """The least seconds of a forward and a backward for each window, of attention alone or of its whole layer."""
+    *inputs, cotangent = tensors
+    wanted = inputs if layer is None else [*inputs, *layer.parameters()]
 
     def once(window: int | None) -> float:
         options = AttentionOptions(window=window)
         began = time.process_time()
-        torch.autograd.grad(attend(*qkv, layout, engine="segments", options=options), qkv, cotangent)
+        if layer is None:
+            made = attend(*inputs, layout, engine="segments", options=options)
+        else:
+            made = layer(*inputs, layout, options)
+        torch.autograd.grad(made, wanted, cotangent)
         return time.process_time() - began
 
     least = {window: once(window) for window in windows}
@@ -71,6 +111,7 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=4)
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--layer", action="store_true", help="time the whole attention layer")
     parser.add_argument("--out")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -78,13 +119,23 @@ def main() -> None:
     for length in options.lengths:
         heads = (options.heads, options.kv_heads, options.kv_heads, options.heads)
         tensors = [torch.randn(1, each, length, options.head_dim, requires_grad=True) for each in heads]
+        layer, projections = None, 0
+        if options.layer:
+            layer = Layer(options.heads, options.kv_heads, options.head_dim)
+            tensors = [
+                torch.randn(1, length, options.heads * options.head_dim, requires_grad=True) for _ in "xy"
+            ]
+            projections = 2 * length * sum(each.numel() for each in layer.parameters())
         tensors[-1].requires_grad_(False)
         for name, layout in layouts_of(length, options.mean_document).items():
             longest = int(layout.document_lengths.max()) + layout.anchor_length
             windows = [None, *(window for window in options.windows if window < longest)]
-            times = timed(layout, windows, tensors, options.repeats)
+            times = timed(layout, windows, tensors, options.repeats, layer)
             for window in windows[1:]:
-                bound = pairs(layout, window) / pairs(layout, None)
+                of_pairs = 4 * options.heads * options.head_dim
+                bound = (projections + of_pairs * pairs(layout, window)) / (
+                    projections + of_pairs * pairs(layout, None)
+                )
                 share = times[window] / times[None]
                 cases.append(
                     {
@@ -94,18 +145,19 @@ def main() -> None:
                         "without_window_s": times[None],
                         "window_s": times[window],
                         "share_of_time": share,
-                        "share_of_pairs": bound,
+                        "share_of_operations" if options.layer else "share_of_pairs": bound,
                         "over_bound": share / bound,
                     }
                 )
                 print(
                     f"{length:6} {name:18} window {window:5} {times[window]:7.3f} of {times[None]:7.3f} s   "
-                    f"{share:.3f} of the time, {bound:.3f} of the pairs: {share / bound:.2f}",
+                    f"{share:.3f} of the time, {bound:.3f} of the work: {share / bound:.2f}",
                     flush=True,
                 )
     settings = {key: value for key, value in vars(options).items() if key != "out"}
     worst = max((case["over_bound"] for case in cases), default=None)
-    write("attention_windows", {"settings": settings, "worst_over_bound": worst, "cases": cases}, options.out)
+    name = "layer_windows" if options.layer else "attention_windows"
+    write(name, {"settings": settings, "worst_over_bound": worst, "cases": cases}, options.out)
 
 
 if __name__ == "__main__":

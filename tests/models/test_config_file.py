@@ -154,6 +154,54 @@ def test_olmo_3_scales_full_layers_alone(tmp_path: Path) -> None:
     assert set(config.defaults) == {"sliding_window"}
 
 
+MIMO = {
+    "model_type": "mimo_v2_flash", "hidden_size": 4096, "num_hidden_layers": 6, "num_attention_heads": 64,
+    "num_key_value_heads": 4, "head_dim": 192, "max_position_embeddings": 262144, "sliding_window": 128,
+}  # fmt: skip
+
+
+def test_mimo_v2_flash_names_the_base_of_its_windowed_layers_in_its_own_way(tmp_path: Path) -> None:
+    """Values of XiaomiMiMo/MiMo-V2-Flash on the Hugging Face Hub."""
+    stated = {**MIMO, "rope_theta": 5_000_000, "swa_rope_theta": 10_000, "partial_rotary_factor": 0.334}
+    expected = {"full_attention": Default(64, 5e6), "sliding_attention": Default(64, 1e4)}
+    assert read_model_config(written(tmp_path, stated)).methods == expected
+    # Without them, the class supplies the same.
+    assert read_model_config(written(tmp_path, MIMO)).methods == expected
+    with pytest.raises(RopewalkError, match="rope_theta"):
+        read_model_config(written(tmp_path, {**stated, "swa_rope_theta": 20_000}))
+
+
+def test_layer_types_that_differ_in_their_partial_rotation_come_from_the_class(tmp_path: Path) -> None:
+    laguna = {
+        "model_type": "laguna",
+        "head_dim": 128,
+        "num_hidden_layers": 4,
+        "max_position_embeddings": 4096,
+    }
+    assert read_model_config(written(tmp_path, laguna)).methods == {
+        "full_attention": Default(64, 5e5),
+        "sliding_attention": Default(128, 1e4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"model_type": "ernie4_5", "head_dim": 7}, "head_dim.*7"),
+        ({"model_type": "minimax_m2", "rotary_dim": 99}, "got 99 from rotary_dim 99"),
+        (
+            {**LLAMA, "rope_theta": 1e4, "partial_rotary_factor": 0.2},
+            r"got 3 from head_dim 16 times partial_rotary_factor 0\.2",
+        ),
+    ],
+)
+def test_an_odd_number_of_rotated_dimensions_names_the_key_it_follows_from(
+    keys: dict, named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RopewalkError, match=named):
+        read_model_config(written(tmp_path, keys))
+
+
 def test_a_window_that_is_null_stays_none(tmp_path: Path) -> None:
     said = {**LLAMA, "model_type": "mistral", "rope_theta": 1e4}
     assert read_model_config(written(tmp_path, said)).defaults == {"sliding_window": 4096}

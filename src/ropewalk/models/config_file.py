@@ -39,7 +39,7 @@ from ropewalk.models.config import (
 )
 from ropewalk.rope import ROPE_KEYS, RopeMethod, methods_from_config
 from ropewalk.rope.config import OF_LAYERS, head_dim, layer_overrides
-from ropewalk.rope.methods.base import ORIGINAL, methods_by_type
+from ropewalk.rope.methods.base import ORIGINAL, PARTIAL, methods_by_type
 from ropewalk.versions import older_transformers
 
 CONFIG_ERRORS = (
@@ -60,8 +60,9 @@ ALIASES = {
     "rotary_pct": "partial_rotary_factor",
     "rope_pct": "partial_rotary_factor",
     "rotary_emb_base": "rope_theta",
+    "swa_rope_theta": "rope_local_base_freq",
 }
-"""Names of these keys in configs of GPT-NeoX (Pythia), the first StableLM and the first Qwen."""
+"""Names of these keys in configs of GPT-NeoX (Pythia), the first StableLM, the first Qwen, and MiMo-V2-Flash."""
 ATTENTION_KEYS = (
     *("attn_logit_softcapping", "attention_dropout", "qk_head_dim", "v_head_dim"),
     *("qk_rope_head_dim", "qk_nope_head_dim", "attn_temperature_tuning"),
@@ -375,7 +376,7 @@ def _complete_rope(values: dict[str, Any], defaults: dict[str, Any], text: Any) 
         _complete_flat(values, defaults, text)
     elif _nested(values.get("rope_parameters")):
         _complete_entries(values, defaults, by_layer)
-    elif set(by_layer) == {FULL, SLIDING} and (values.get("rope_scaling") or _all_plain(by_layer)):
+    elif set(by_layer) == {FULL, SLIDING} and (values.get("rope_scaling") or _two_bases(by_layer)):
         _complete_two_thetas(values, defaults, by_layer)
     else:
         # The older spelling cannot express these entries, so only the class can interpret its keys.
@@ -389,8 +390,10 @@ def _complete_rope(values: dict[str, Any], defaults: dict[str, Any], text: Any) 
                     defaults[f"{kind}.{key}"] = entry[key]
 
 
-def _all_plain(by_layer: Mapping[str, Mapping[str, Any]]) -> bool:
-    return all(entry.get("rope_type", "default") == "default" for entry in by_layer.values())
+def _two_bases(by_layer: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the entries differ in their bases alone."""
+    plain = all(entry.get("rope_type", "default") == "default" for entry in by_layer.values())
+    return plain and len({entry.get(PARTIAL, 1) for entry in by_layer.values()}) == 1
 
 
 def _complete_flat(values: dict[str, Any], defaults: dict[str, Any], text: Any) -> None:
@@ -438,6 +441,9 @@ def _complete_two_thetas(
         # Olmo 3 has one theta for both, which the file may state.
         if "rope_theta" in defaults or local != theta:
             defaults["rope_local_base_freq"] = local
+    partial = by_layer[FULL].get(PARTIAL)
+    if not states(values, PARTIAL) and partial not in (None, 1):
+        values[PARTIAL] = defaults[PARTIAL] = partial
 
 
 def under_known_names(decoder: Mapping[str, Any]) -> dict[str, Any]:

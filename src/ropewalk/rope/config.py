@@ -248,7 +248,7 @@ def _method(config: Config, entry: Config, layer_type: str | None = None) -> Rop
     if PARTIAL in (method.config_keys or ()):
         values[PARTIAL] = partial
     else:
-        dim = int(dim * partial)
+        dim = _rotated(config, dim, partial)
     # A factor of 1 beside type default changes nothing; any other factor there is an error.
     if method is Default and values.get("factor") == 1:
         del values["factor"]
@@ -259,6 +259,19 @@ def _method(config: Config, entry: Config, layer_type: str | None = None) -> Rop
             f"rope type {method.name!r} has unknown keys {', '.join(unknown)}; it takes {known}"
         )
     return method.from_entry(ConfigEntry(method.name, dim, theta, values, config))
+
+
+def _rotated(config: Config, dim: int, partial: float) -> int:
+    """The rotated dimensions of a head; an error names the keys that they follow from."""
+    rotated = int(dim * partial)
+    if rotated >= 2 and rotated % 2 == 0:
+        return rotated
+    stated = config.get("rotary_dim")
+    source = f"head_dim {dim}" + ("" if partial == 1 else f" times partial_rotary_factor {partial:g}")
+    raise RopewalkError(
+        f"the rotated dimensions of a head must be an even whole number, at least 2, got {rotated} from "
+        + (source if stated is None else f"rotary_dim {stated}")
+    )
 
 
 def _method_of_type(entry: Config) -> type[RopeMethod]:
