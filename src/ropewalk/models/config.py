@@ -753,6 +753,10 @@ def layer_values(text: Any) -> dict[str, Any]:
     return {**layers, "no_rope_layers": list(rotating)} if rotating else layers
 
 
+COUNTS = ("max_position_embeddings", "hidden_size", "num_attention_heads", "head_dim")
+"""Keys whose whole numbers must be at least 1."""
+
+
 def check_layers(config: Mapping[str, Any]) -> None:
     """Raise for an invalid value of a key about layers; the message names the key and, for a list, the layer."""
     # Qwen2-MoE's class writes 0 for a window that its switch turns off; a list of layers makes an interval unused.
@@ -776,6 +780,11 @@ def check_layers(config: Mapping[str, Any]) -> None:
             raise RopewalkError(
                 f"{key} is {value!r} in the config{where}, but must be a whole number of at least {smallest}"
             )
+    for key in COUNTS:
+        value = config.get(key)
+        # Other types than whole numbers are for the class to refuse or to read: a few have a list of layers here.
+        if type(value) is int and value < 1:
+            raise RopewalkError(f"{key} is {value} in the config, but must be at least 1")
     switch = config.get("use_sliding_window")
     if switch is not None and not isinstance(switch, bool):
         raise RopewalkError(f"use_sliding_window is {switch!r} in the config, but must be true or false")

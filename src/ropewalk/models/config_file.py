@@ -124,6 +124,7 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
         decoder = raw.get(name) or {}
     _refuse_without_rope(model, text)
     _refuse_unknown_keys(decoder, type(text))
+    _refuse_other_layers(model, decoder, text)
     values, defaults = completed(decoder, text)
     # The file of a whole model may state the dtype outside the decoder's part.
     dtype = raw.get("dtype") or raw.get("torch_dtype")
@@ -291,6 +292,19 @@ def _refuse_disagreement(model: str, stated: Mapping[str | None, RopeMethod], te
             f"the config of {model} says {_difference(stated, computed)} to transformers' {type(text).__name__}; "
             "correct the file, or a load computes something else than it says"
         )
+
+
+def _refuse_other_layers(model: str, decoder: Mapping[str, Any], text: Any) -> None:
+    """Raise for a layer whose type the class replaces, as Gemma 4's does with the last one."""
+    stated, held = decoder.get("layer_types"), getattr(text, "layer_types", None)
+    if not isinstance(stated, list) or not isinstance(held, list) or len(stated) != len(held):
+        return
+    for number, (kind, other) in enumerate(zip(stated, held, strict=True)):
+        if kind != other and kind not in OLD_LAYER_TYPES:
+            raise RopewalkError(
+                f"layer {number} of {model} is {kind!r} in layer_types, but {other!r} to transformers' "
+                f"{type(text).__name__}; correct the file, or a load computes something else than it says"
+            )
 
 
 def _refuse_base_of_attention(decoder: Mapping[str, Any], methods: Mapping[str | None, RopeMethod]) -> None:
