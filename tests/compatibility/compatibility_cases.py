@@ -55,6 +55,9 @@ GAINED = (
     ".trained_tokens: nothing != ",
     ".peak_process_memory: nothing != ",
     ".json.readers: nothing != ",
+    ".system_prompt: nothing != None",
+    ".thinking_tokens: nothing != 0",
+    ".endpoint: nothing != 'completions'",
     "config.json.rope_theta: nothing != ",
     "config.json.rope_scaling: nothing != ",
 )
