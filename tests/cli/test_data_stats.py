@@ -153,7 +153,7 @@ def test_documents_in_words(corpus: Path, tokenizer: Path) -> None:
     printed, remarks = call("stats", corpus, "--tokenizer", tokenizer)
     assert remarks == ""
     # The model beside the tokenizer is trained for 64 tokens.
-    for words in ("76.9 %", "mixture ratio", "256 to 511", "█", "sequences of 64 tokens packed with these"):
+    for words in ("76.9 %", "% of documents", "256 to 511", "█", "sequences of 64 tokens packed with these"):
         assert words in printed
     assert "3 texts occur more than once, at most 4 times" in printed
 

@@ -32,8 +32,8 @@ SUMMARIES = {
     "export": "Publish a run's model, write a checkpoint with the factors of a search, or correct a GGUF file.",
     "eval": "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
     "verify": "Verify on your model and documents that packing, ranks, checkpoints and RoPE do not change results.",
-    "probe-trainer": "Probe a trainer for leaks between documents, wrong targets, means of means, and wrong RoPE and "
-    "windows.",
+    "probe-trainer": "Probe a trainer for leaks between documents, wrong targets, wrong loss averages, and wrong RoPE "
+    "and windows.",
 }
 """One line on each command, in the order of the help; available without importing the command's module."""
 

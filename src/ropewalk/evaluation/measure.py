@@ -173,8 +173,8 @@ def _check_chat(settings: Settings, suites: Sequence[Suite], chosen: Mapping[str
             if not isinstance(suite, GeneratedSuite) or TEACHER_FORCED in chosen[suite.name]:
                 what = TEACHER_FORCED if isinstance(suite, GeneratedSuite) else suite.name
                 raise RopewalkError(
-                    f"{option} has no effect on {what}, which does not score generated answers of ropewalk's own "
-                    "prompts; leave one of the two out"
+                    f"{option} has no effect on {what}, which does not generate answers to ropewalk's own prompts; "
+                    f"leave out {option} or {what}"
                 )
 
 

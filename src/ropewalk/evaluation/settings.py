@@ -143,7 +143,10 @@ class Loading(BaseSettings):
         8, ge=1, description="Prompts per batch; halved when the device runs out of memory."
     )
     prefill_chunk: Length = Field(8192, description="Prompt tokens per forward pass.")
-    engine: str = Field("auto", description="Attention engine for perplexity by position.")
+    engine: str = Field(
+        "auto",
+        description="Attention engine for perplexity by position: auto, reference, segments, flex or varlen.",
+    )
     dtype: Dtype = "auto"
     device: Device = "auto"
     exact_rope: bool = Field(
@@ -219,7 +222,7 @@ class ProbeSettings(BaseSettings):
         ("current", "critical-dimension", "ntk", "linear", "yarn"),
         description="RoPE settings to probe, separated by commas; theta=5e6 sets the RoPE base directly.",
     )
-    rows: int = Field(4, ge=1, description="Most sequences of text to read.")
+    rows: int = Field(4, ge=1, description="Maximum number of sequences of text to measure on.")
     from_length: Annotated[Length | None, Option(name="--from")] = Field(
         None,
         description="Context length that the checkpoint was trained for, in tokens. Default: the value in its config.",

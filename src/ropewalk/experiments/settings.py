@@ -24,7 +24,7 @@ class CompareSettings(Settings):
     ] = Field(
         (),
         description="Key of the recipe and its values; * stands for every stage: stages.*.pattern=full,anchor. The "
-        "first value is the reference. Repeatable: every combination is a cell.",
+        "first value is the reference. May be repeated: every combination of values is a cell.",
     )
     seeds: Annotated[Count, COMMON] = Field(
         3,
@@ -33,7 +33,7 @@ class CompareSettings(Settings):
     )
     overrides: Annotated[Overrides, COMMON] = Field(
         (),
-        description="Override a key of the recipe in every cell, for example stages.0.steps=20. Repeatable.",
+        description="Override a key of the recipe in every cell, such as stages.0.steps=20. May be repeated.",
     )
     share: Annotated[str | None, Option(name="--cell", metavar="I/N")] = Field(
         None,
@@ -41,7 +41,7 @@ class CompareSettings(Settings):
         "results.",
     )
     jobs: Count | None = Field(
-        None, ge=1, description="Runs side by side. Default: one for each GPU, or one on a CPU."
+        None, ge=1, description="Number of runs at a time. Default: one for each GPU, or one on a CPU."
     )
     launch: str | None = Field(
         None,

@@ -57,8 +57,8 @@ def rotary_module(model: Any) -> tuple[nn.Module, str, nn.Module]:
         found = [each for each in found if id(each[-1]) in inside]
     if len(found) != 1:
         raise RopewalkError(
-            f"{type(model).__name__} has {len(found)} rotary modules where ropewalk expects one; load it with "
-            "exact_rope=False"
+            f"{type(model).__name__} has {len(found)} rotary modules where ropewalk expects one; use "
+            "transformers' own RoPE: exact_rope=False, or --no-exact-rope"
         )
     return found[0]
 
@@ -102,7 +102,7 @@ def swap_rotary(model: nn.Module, methods: Mapping[str | None, RopeMethod]) -> N
             return
     raise RopewalkError(
         f"the rotary module {type(stock).__name__} does not compute what the model's config states (cos/sin differ "
-        f"by {worst:.1e}); load it with exact_rope=False"
+        f"by {worst:.1e}); use transformers' own RoPE: exact_rope=False, or --no-exact-rope"
     )
 
 

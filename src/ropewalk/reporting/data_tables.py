@@ -32,9 +32,9 @@ def source_table(report: Report) -> ResultTable:
     header = (
         "source",
         "documents",
-        "mixture ratio",
+        "% of documents",
         "tokens",
-        "token ratio",
+        "% of tokens",
         "mean",
         "median",
         "90 %",

@@ -50,14 +50,16 @@ class TrainerProbeSettings(Settings):
         description="Checkpoint whose config states RoPE and windows. Default: the config of the model in memory.",
     )
     documents: Annotated[Count, COMMON] = Field(
-        8, ge=2, le=1024, description="Number of documents to train on, each of another length."
+        8, ge=2, le=1024, description="Number of documents to train on, all of different lengths."
     )
     length: Annotated[Length, COMMON] = Field(
-        16, ge=8, description="Tokens of the longest document; a window must be shorter to be measured."
+        16,
+        ge=8,
+        description="Length of the longest document in tokens; only shorter sliding windows are checked.",
     )
     tokens: Count = Field(16, ge=2, description="Number of tokens of a document to perturb, one at a time.")
     first_token: Count = Field(
         10,
         ge=0,
-        description="Smallest token id of the documents; the following ids must be no special tokens.",
+        description="Smallest token id of the documents; the ids that follow it must not be special tokens.",
     )

@@ -230,7 +230,9 @@ def _child(target: Any, part: str, override: str) -> Any:
     if isinstance(target, list):
         return target[_index(target, part, override)]
     if not isinstance(target, dict):
-        raise RopewalkError(f"--set {override!r}: there is no key {part}, because its parent is a value")
+        raise RopewalkError(
+            f"--set {override!r}: there is no key {part} here, because {target!r} is a value and has no keys"
+        )
     # A section that the file leaves out may still get keys.
     return target.setdefault(part, {})
 
