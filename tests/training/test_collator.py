@@ -1,6 +1,8 @@
 """Packed rows in transformers' Trainer: every token weighs the same, documents stay apart, checkpoints are plain."""
 
 import copy
+import json
+import pickle
 from dataclasses import fields
 
 import pytest
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from transformers.trainer_pt_utils import LabelSmoother
 
 from ropewalk import PackedLayout, RopewalkError, Row
 from ropewalk.attention.layout import next_token_labels
@@ -17,6 +20,7 @@ from ropewalk.models.load import attach
 from ropewalk.training import RowCollator
 from ropewalk.verification.settings import TrainerProbeSettings
 from ropewalk.verification.trainers.probe import probe_trainer
+from tests.models.every_family import tiny_config
 from tests.verification.trainers.trainer_cases import llama, make_trainer, mistral
 
 ANCHOR = 1
@@ -111,6 +115,58 @@ def test_the_probe_finds_rows_that_are_one_document(tmp_path):
     assert result.failed == ["documents apart"]
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_model_that_reads_no_layout_fails_instead_of_leaking(attention):
+    model = llama()
+    model.set_attn_implementation(attention)
+    with pytest.raises(RuntimeError, match="must match"):
+        model(**RowCollator(anchor=[ANCHOR])(WHOLE))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dataloader_num_workers": 1},
+        {"train_sampling_strategy": "group_by_length"},
+        {"accelerator_config": {"dispatch_batches": True}},
+        {"accelerator_config": {"split_batches": True}},
+        {"neftune_noise_alpha": 5.0},
+        {"auto_find_batch_size": True},
+        {"bf16": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_of_trainer_change_nothing_in_a_step(options, tmp_path):
+    def make(documents):
+        arguments = TrainingArguments(
+            str(tmp_path),
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=4,
+            use_cpu=True,
+            report_to=[],
+            **options,
+        )
+        samples = [sample(each) for each in documents]
+        return Trainer(
+            model=attached(), args=arguments, data_collator=RowCollator([ANCHOR]), train_dataset=samples
+        )
+
+    assert probe_trainer(TrainerProbeSettings(target="here", tokens=2), function=make).failed == []
+
+
+def test_the_probe_does_not_judge_smoothed_labels(tmp_path):
+    def make():
+        made = make_trainer(tmp_path, attached(), RowCollator(anchor=[ANCHOR]))
+        made.label_smoother = LabelSmoother(0.1)
+        return made
+
+    checks = probe_trainer(TrainerProbeSettings(target="here", tokens=2), function=make).checks
+    by_name = {check.name: check for check in checks}
+    assert by_name["documents apart"].passed
+    assert by_name["token mean"].passed is None
+    assert "label smoothing" in by_name["token mean"].note
+
+
 @pytest.mark.parametrize(("weighted", "failed"), [(True, []), (False, ["token mean"])])
 def test_accelerate_accumulates_a_mean_over_all_tokens(weighted, failed):
     """As on the page; without the count of targets, the probe finds a mean of means."""
@@ -169,14 +225,60 @@ def test_the_probe_finds_nothing_in_an_sft_trainer(tmp_path):
     assert probe_trainer(TrainerProbeSettings(target="here", tokens=2), function=make).failed == []
 
 
-def test_a_checkpoint_is_plain(tmp_path):
-    trainer = make_trainer(tmp_path / "run", attached(), RowCollator(anchor=[ANCHOR]))
+YARN = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize("family", ["llama", "mllama"])
+def test_a_checkpoint_is_plain(family, tmp_path):
+    """Of Llama 3.2 with images, AutoModelForCausalLM loads the language model, and not from that model's own config."""
+    torch.manual_seed(0)
+    config = tiny_config(family)
+    config.get_text_config().rope_parameters = dict(YARN)
+    stock = AutoModelForCausalLM.from_config(config)
+    trained = copy.deepcopy(stock)
+    attach(trained)
+    trainer = make_trainer(tmp_path / "run", trained, RowCollator(anchor=[ANCHOR]))
+    # A copy saves itself and not the model that it was copied from.
+    trainer.model = pickle.loads(pickle.dumps(copy.deepcopy(trainer.model)))
+    del trained
     trainer.save_model(str(tmp_path / "saved"))
-    plain, stock = AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), llama()
-    assert plain.config.rope_parameters == stock.config.rope_parameters
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert type(plain) is type(stock)
+    assert plain.config.get_text_config().rope_parameters.items() >= YARN.items()
     assert plain.state_dict().keys() == stock.state_dict().keys()
     ids = torch.arange(3, 40)[None]
     assert torch.equal(plain(ids).logits, stock.eval()(ids).logits)
+
+
+def test_a_checkpoint_has_the_spelling_of_older_readers(tmp_path):
+    made = attached(llama())
+    make_trainer(tmp_path / "run", made, RowCollator(anchor=[ANCHOR])).save_model(str(tmp_path / "saved"))
+    stated = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert stated["rope_theta"] == stated["rope_parameters"]["rope_theta"] == 5e5
+    with pytest.raises(RopewalkError, match="call push_to_hub"):
+        made.save_pretrained(tmp_path / "pushed", push_to_hub=True)
+
+
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path):
+    def train(folder, **more):
+        arguments = TrainingArguments(
+            str(folder),
+            per_device_train_batch_size=1,
+            max_steps=3,
+            save_steps=2,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+        )
+        collator = RowCollator(anchor=[ANCHOR])
+        trainer = Trainer(model=attached(), args=arguments, data_collator=collator, train_dataset=WHOLE)
+        trainer.train(**more)
+        return trainer.model.state_dict()
+
+    whole = train(tmp_path / "whole")
+    resumed = train(tmp_path / "again", resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert all(torch.equal(resumed[name], each) for name, each in whole.items())
+    assert not all(torch.equal(each, whole[name]) for name, each in llama().state_dict().items())
 
 
 def test_labels_of_interleaved_rows_and_masked_tokens_survive_the_shift_of_the_loss():
@@ -193,12 +295,19 @@ def test_labels_of_interleaved_rows_and_masked_tokens_survive_the_shift_of_the_l
     assert masked["labels"].tolist() == [[-100, -100, -100, 5, -100, 7]]
 
 
+@pytest.mark.parametrize("name", ["completion_mask", "assistant_masks"])
+def test_tokens_that_trl_masks_are_no_targets(name):
+    batch = RowCollator(anchor=[1])([sample([3, 4, 5, 6], **{name: [0, 0, 1, 1]}, labels=[3, 4, 5, -100])])
+    assert batch["labels"].tolist() == [[-100, -100, -100, 5, -100]]
+
+
 @pytest.mark.parametrize(
     ("collator", "samples", "words"),
     [
         (RowCollator(), [sample([3, 4])], "pattern anchor needs the ids of its tokens"),
         (RowCollator([1]), [sample([3, 4], attention_mask=[1, 0])], "padded"),
         (RowCollator([1]), [sample([3, 4], labels=[4, 5])], "not shifted"),
+        (RowCollator([1]), [sample([3, 4, 5], seq_lengths=[2, 1])], "set packing=False"),
         (RowCollator([1]), [sample([3]), Row(*[torch.ones(2)] * 2, None)], "packed rows and documents"),
         (RowCollator(), [Row(*[torch.ones(n)] * 2, None) for n in (2, 3)], "got 2 and 3 tokens"),
     ],

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import weakref
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -373,6 +374,8 @@ def attach(
     if hooks is None:
         model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, config.localities)
         model._ropewalk_hooks.install(model)
+        # Trainers save in their own way: this is what they call.
+        model.save_pretrained = _SavePretrained(model)
         recurrent_layers.install(model, config)
     else:
         hooks.engine = engine
@@ -511,14 +514,39 @@ def save_model(
 
     The caller renames the folder to its final name; see ``ropewalk.training.checkpoint.single``.
     """
-    model.save_pretrained(folder, state_dict=state_dict)
-    whole = _whole_config(model)
-    # save_pretrained wrote the decoder's own config, from which transformers does not load such a model.
-    if whole is not None:
-        whole.save_pretrained(folder)
-    _add_older_keys(folder)
+    _save_pretrained(model, folder, state_dict=state_dict)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def _save_pretrained(model: Any, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+    """``save_pretrained`` of a model, and a ``config.json`` from which every program gets the same model."""
+    if kwargs.get("push_to_hub"):
+        raise RopewalkError(
+            "save_pretrained(push_to_hub=True) uploads before config.json is complete; call push_to_hub() instead"
+        )
+    type(model).save_pretrained(model, save_directory, *args, **kwargs)
+    # Other ranks write weights alone.
+    if kwargs.get("is_main_process", args[0] if args else True):
+        whole = _whole_config(model)
+        # transformers wrote the decoder's own config, from which it does not load such a model.
+        if whole is not None:
+            whole.save_pretrained(save_directory)
+        _add_older_keys(Path(save_directory))
+
+
+class _SavePretrained:
+    """``save_pretrained`` of one model that has our parts; a copy of the model gets its own."""
+
+    def __init__(self, model: Any) -> None:
+        # A weak reference: a cycle would keep the model in memory until the garbage collector runs.
+        self.owner = weakref.ref(model)
+
+    def __call__(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        _save_pretrained(self.owner(), save_directory, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _SavePretrained, (self.owner(),)
 
 
 def save_config(model: Any, folder: Path) -> None:

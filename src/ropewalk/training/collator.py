@@ -13,13 +13,17 @@ from ropewalk.attention.choices import Pattern, Positions
 from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_labels
 from ropewalk.errors import RopewalkError
 
+LOSS_MASKS = ("completion_mask", "assistant_masks")
+"""Columns in which TRL marks the tokens that are targets."""
+
 
 @dataclass(frozen=True)
 class RowCollator:
     """A ``data_collator`` for transformers' Trainer; the model must come from ``load_model``.
 
     It takes the rows of a packed folder, one for each sample, or tokenised documents (``input_ids``, and ``labels``
-    that are -100 where a token is no target), which become one row of a micro-batch.
+    that are -100 where a token is no target), which become one row of a micro-batch. Of TRL's ``completion_mask`` and
+    ``assistant_masks``, tokens with 0 are no targets either.
 
     Attributes:
         anchor: token ids that come before the documents of a row, usually BOS; rows of a packed folder have their own.
@@ -35,7 +39,8 @@ class RowCollator:
         """The arguments of one model call.
 
         Returns:
-            ``input_ids``, ``labels`` and ``position_ids``, int64 ``[rows, length]``, and ``layout``, one for each row.
+            ``input_ids``, ``labels`` and ``position_ids``, int64 ``[rows, length]``, ``layout``, one for each row, and
+            ``attention_mask``, which is empty and fits no attention but ours.
 
         Raises:
             RopewalkError: if samples differ in kind or length, are padded, or have labels of other tokens.
@@ -56,6 +61,8 @@ class RowCollator:
             # The layouts' own; TRL's SFTTrainer counts tokens with them.
             "position_ids": torch.stack([row.layout.position_ids for row in rows]),
             "layout": tuple(row.layout for row in rows),
+            # A model that reads layouts replaces it; one that would ignore them cannot attend with it.
+            "attention_mask": torch.empty(len(rows), 1, 0, 0),
         }
 
     def _row(self, documents: Sequence[Mapping[str, Any]]) -> Row:
@@ -67,6 +74,11 @@ class RowCollator:
         ids, trained = [], [torch.ones(len(self.anchor), dtype=torch.bool)]
         for document in documents:
             tokens = torch.as_tensor(document["input_ids"], dtype=torch.int64)
+            if "seq_lengths" in document:
+                raise RopewalkError(
+                    "a sample holds several documents (seq_lengths), which is what packing=True makes; set "
+                    "packing=False, because RowCollator packs"
+                )
             mask = document.get("attention_mask")
             if mask is not None and not bool(torch.as_tensor(mask).all()):
                 raise RopewalkError("a document is padded (its attention_mask has zeros); leave padding out")
@@ -76,8 +88,12 @@ class RowCollator:
                     "the labels of a document must be its input_ids, not shifted, with -100 for tokens that are no "
                     "target"
                 )
+            target = labels != IGNORED
+            for name in LOSS_MASKS:
+                if name in document:
+                    target = target & torch.as_tensor(document[name]).bool()
             ids.append(tokens)
-            trained.append(labels != IGNORED)
+            trained.append(target)
         layout = PackedLayout.from_lengths(
             [len(each) for each in ids], self.pattern, len(self.anchor), self.positions
         )

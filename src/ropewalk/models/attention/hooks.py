@@ -306,7 +306,9 @@ class LayoutHooks:
                 raise RopewalkError(
                     f"the layout describes {layout.total_length} tokens, but the row has {length}"
                 )
-        if kwargs.get("attention_mask") is not None:
+        mask = kwargs.get("attention_mask")
+        # An empty one comes with RowCollator's batches, so that other models fail.
+        if mask is not None and mask.numel():
             raise RopewalkError("a layout already defines visibility; leave attention_mask out")
         if kwargs.get("past_key_values") is not None:
             raise RopewalkError("a packed row has no key/value cache; leave past_key_values out")

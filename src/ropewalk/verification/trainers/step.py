@@ -26,8 +26,8 @@ NO_TARGET = -1
 """Target of a token that is not trained on."""
 UNCLEAR = -2
 """Target of a token whose gradient is not that of cross entropy on one target."""
-UNEXPLAINED = {torch.float32: 0.01, torch.float64: 0.01}
-"""Largest share of a gradient that rounding leaves unexplained by its target."""
+UNEXPLAINED = {torch.float32: 1e-4, torch.float64: 1e-4}
+"""Largest share of a gradient that rounding leaves unexplained by its target; smoothed labels leave more."""
 UNEXPLAINED_IN_16_BITS = 0.2
 
 
@@ -39,7 +39,7 @@ class MicroBatch:
         ids: int64 ``[rows, tokens]``, on the CPU like all tensors here.
         owners, places: document of each token, and its number in it; ``OUTSIDE`` for other tokens.
         args, kwargs: arguments of the decoder.
-        hidden_dtype: dtype of the last hidden state.
+        hidden_dtype: dtype of the last hidden state, or that of autocast.
         targets: target of each token; None before the backward pass.
         weights: factor of each token's loss in the gradient; 0 without a target.
         rotary: for each layer type, the positions of the first row and what the rotary module returned for them.
@@ -86,10 +86,14 @@ def recorded(model: Any, documents: Documents) -> Iterator[list[MicroBatch]]:
         if not torch.is_grad_enabled() or not hidden.requires_grad or not batches:
             return
         batch = batches[-1]
-        batch.hidden_dtype = hidden.dtype
+        kind = hidden.device.type
+        # The output head, and so the gradient, has the precision of autocast.
+        autocast = torch.is_autocast_enabled(kind)
+        batch.hidden_dtype = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
 
         def learn(gradient: Tensor) -> None:
-            batch.targets, batch.weights = targets_of(hidden.detach(), gradient, batch.ids, head)
+            computed = hidden.detach().to(batch.hidden_dtype)
+            batch.targets, batch.weights = targets_of(computed, gradient, batch.ids, head)
 
         hidden.register_hook(learn)
 
