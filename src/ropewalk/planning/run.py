@@ -131,12 +131,19 @@ def plan(config: PlanSettings, context: RunContext | None = None) -> PlanResult:
             stages = plan_stages(method, checkpoint.trained_length, target, config.rule, progress=progress)
     processes = config.processes
     sizes = (
-        () if processes is None else tuple(_size(checkpoint, stage.context, processes) for stage in stages)
+        ()
+        if processes is None
+        else tuple(size_of_stage(checkpoint, stage.context, processes) for stage in stages)
     )
     return PlanResult(checkpoint, target, notes, tuple(stages), advice, sizes)
 
 
-def _size(config: ModelConfig, context: int, processes: int, cluster: Cluster = H100) -> StageSize:
+def size_of_stage(config: ModelConfig, context: int, processes: int, cluster: Cluster = H100) -> StageSize:
+    """Memory and time of a stage that trains all weights on so many GPUs.
+
+    Raises:
+        RopewalkError: if the model's memory is not estimated.
+    """
     shape = ModelShape.from_config(config)
     # The mesh of this run is ignored by choose_mesh, which gets one sequence per process and step.
     run = ShardedRun(shape, MeshShape(), context)

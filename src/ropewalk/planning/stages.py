@@ -37,6 +37,15 @@ class PlannedStage:
     context_bound: int
     reason: str
 
+    @property
+    def recipe_parameter(self) -> str:
+        """The value beside the method in a recipe, with a comma before it; empty if the method has none."""
+        if self.recipe_method == "theta":
+            return f", rope_theta: {self.method.rope_theta:.10g}"
+        if self.recipe_method == KEPT:
+            return ""
+        return f", factor: {self.method.factor!r}"  # type: ignore[attr-defined]
+
     def to_json(self) -> dict[str, Any]:
         """JSON values; ``method`` is the value of ``rope.method`` in the recipe."""
         return {
@@ -142,12 +151,7 @@ def recipe_stages(stages: Sequence[PlannedStage], lift: Sequence[str] = ()) -> s
     lines = [*([f"lift: [{', '.join(lift)}]"] if lift else []), "stages:"]
     for stage in stages:
         lines.append(f"  - context: {format_length(stage.context)}")
-        parameter = ""
-        if stage.recipe_method == "theta":
-            parameter = f", rope_theta: {stage.method.rope_theta:.10g}"
-        elif stage.recipe_method != KEPT:
-            parameter = f", factor: {stage.method.factor!r}"  # type: ignore[attr-defined]
-        lines.append(f"    rope: {{method: {stage.recipe_method}{parameter}}}")
+        lines.append(f"    rope: {{method: {stage.recipe_method}{stage.recipe_parameter}}}")
         lines.append("    steps: 500  # as many as your tokens allow")
     return "\n".join(lines) + "\n"
 

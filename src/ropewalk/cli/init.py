@@ -1,0 +1,38 @@
+"""``ropewalk init``: write a commented recipe after a look at the model, the documents and this machine."""
+
+from __future__ import annotations
+
+from ropewalk.cli.binding import make_command
+from ropewalk.cli.output import JsonFlag, notes, print_json, results
+from ropewalk.training.proposal import InitSettings
+
+
+def init(settings: InitSettings, *, as_json: JsonFlag = False) -> None:
+    """Write a commented recipe after a look at the model, the documents and this machine.
+
+    Reads the model's config and tokenizer and the first documents; trains nothing and downloads no weights. Every line
+    of the recipe says why it has its value.
+    """
+    from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.parallel.context import RunContext
+    from ropewalk.training.proposal import propose
+
+    found = propose(settings, RunContext(reporter=ConsoleReporter(notes)))
+    if as_json:
+        print_json(found.to_json())
+        return
+    seen = f"{found.documents.read:,}{'' if found.documents.complete else ' and more'}"
+    gpus = f"{found.machine.gpus} GPUs" if found.machine.gpus else "no GPU"
+    for name, value in (
+        ("recipe", str(found.out)),
+        ("data", f"{seen} documents, about {found.documents.tokens:,} tokens"),
+        ("machine", f"{found.machine.cores} cores, {gpus}"),
+        *([("adapter", found.adapter)] if found.adapter else []),
+        ("next", f"ropewalk recipe check {found.out}, then ropewalk extend {found.out}"),
+    ):
+        results().say(f"{name:8} {value}")
+
+
+app = make_command(
+    init, "init", "ropewalk init meta-llama/Llama-3.1-8B --documents books/ --target 512k --out books.yaml"
+)

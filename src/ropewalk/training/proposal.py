@@ -1,0 +1,286 @@
+"""Propose a recipe after a look at the model, the documents and this machine: every line with the reason for it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ropewalk.data import load_tokenizer, read_documents
+from ropewalk.data.read.embedded import resolve_model
+from ropewalk.data.settings import SourceSpec
+from ropewalk.errors import RopewalkError
+from ropewalk.io.files import write_text
+from ropewalk.io.lengths import format_length
+from ropewalk.io.progress import counted
+from ropewalk.io.results import Result
+from ropewalk.io.settings import COMMON, MODEL_NAME, FilePath, Length, Option, Settings
+from ropewalk.parallel.context import RunContext
+from ropewalk.planning import PlanSettings, plan
+from ropewalk.planning.run import PlanResult, size_of_stage
+from ropewalk.planning.sizing.model_shape import ModelShape
+from ropewalk.planning.sizing.time import H100
+from ropewalk.training.check import check
+from ropewalk.training.recipe.file import parse_recipe
+
+TOKENISED = 200
+"""Documents whose tokens are counted."""
+READ = 20_000
+"""Documents whose characters are counted, and taken for tokens at the rate of the first ones."""
+STEP_TOKENS = 2**19
+"""Tokens of a step, as in the training of AnchorAttention and of most models: half a million."""
+MOST_STEPS = 1000
+FEWEST_STEPS = 20
+"""Steps below which a step is made smaller rather than their number."""
+KEPT = 0.9
+"""Share of the tokens that is planned for: some are held out for evaluation, and rows leave remainders."""
+
+
+class InitSettings(Settings):
+    """Settings of ``ropewalk init``."""
+
+    model: Annotated[str, Option(argument=True)] = Field(description=f"{MODEL_NAME}.")
+    documents: Annotated[tuple[str, ...], Option(metavar="PATH", repeated=True, group=COMMON.group)] = Field(
+        min_length=1,
+        description="Documents to train on: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
+        "embedded. May be repeated.",
+    )
+    target: Annotated[Length, COMMON] = Field(
+        description="Target context length in tokens: 131072, 128k, 1M."
+    )
+    out: Annotated[FilePath, COMMON] = Field(Path("recipe.yaml"), description="New file to write.")
+    text_field: str = Field("text", description="Field of a record that contains the text.")
+    rule: str | None = Field(
+        None, description="Rule that sets RoPE, as for `ropewalk rope plan`. Default: its recommendation."
+    )
+
+
+@dataclass(frozen=True)
+class DocumentFacts:
+    """What was seen of the documents.
+
+    Attributes:
+        read: documents read.
+        complete: whether these are all.
+        tokens: their tokens, estimated from the first ones.
+        longest: tokens of the longest of those that were tokenised.
+    """
+
+    read: int
+    complete: bool
+    tokens: int
+    longest: int
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """The machine that the recipe was written on.
+
+    Attributes:
+        cores: CPU cores.
+        gpus: CUDA devices; 0 on a machine without.
+        gpu_bytes: memory of one of them, bytes.
+    """
+
+    cores: int
+    gpus: int
+    gpu_bytes: int
+
+
+@dataclass(frozen=True)
+class Proposal(Result):
+    """A recipe that was written.
+
+    Attributes:
+        out: the file.
+        documents: what was seen of the documents.
+        machine: this machine.
+        adapter: why the recipe trains an adapter; None if it trains the whole model.
+        text: the recipe.
+    """
+
+    out: Path
+    documents: DocumentFacts
+    machine: MachineFacts
+    adapter: str | None
+    text: str
+
+
+def propose(settings: InitSettings, context: RunContext | None = None) -> Proposal:
+    """Look at model, documents and machine, and write a recipe that passes its own check.
+
+    Raises:
+        RopewalkError: if the file exists, the model cannot be extended to the target, or the documents cannot be read
+            or do not fill a row. Nothing is written then.
+    """
+    out = settings.out
+    if out.exists() or out.is_symlink():
+        raise RopewalkError(f"{out} already exists; give a new file with --out")
+    context = context or RunContext()
+    planned = plan(PlanSettings(model=settings.model, target=settings.target, rule=settings.rule), context)
+    specs = [SourceSpec(path=path, text_field=settings.text_field) for path in settings.documents]
+    documents = look_at(specs, load_tokenizer(str(resolve_model(settings.model))), context)
+    machine = this_machine()
+    adapter = reason_for_adapter(planned, machine)
+    text = recipe_of(settings, planned, documents, machine, adapter)
+    # A recipe that would be refused must not be written.
+    check(parse_recipe(text, str(out)))
+    write_text(out, text)
+    return Proposal(out, documents, machine, adapter, text)
+
+
+def look_at(specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext) -> DocumentFacts:
+    """Read the first documents, and count the tokens of the first of these.
+
+    Raises:
+        RopewalkError: as for :func:`ropewalk.data.read_documents`.
+    """
+    first: list[str] = []
+    characters, read, complete = 0, 0, True
+    with counted(context.rank_0_reporter, "documents", None, "documents") as progress:
+        for document in read_documents(specs):
+            if read == READ:
+                complete = False
+                break
+            if len(first) < TOKENISED:
+                first.append(document.text)
+            characters += len(document.text)
+            read += 1
+            progress(read, read)
+    lengths = [
+        len(each) for each in tokenizer.backend_tokenizer.encode_batch_fast(first, add_special_tokens=False)
+    ]
+    rate = sum(lengths) / max(1, sum(map(len, first)))
+    return DocumentFacts(read, complete, int(characters * rate), max(lengths))
+
+
+def this_machine() -> MachineFacts:
+    """Cores and GPUs of this machine."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    memory = torch.cuda.get_device_properties(0).total_memory if gpus else 0
+    return MachineFacts(os.cpu_count() or 1, gpus, int(memory))
+
+
+def reason_for_adapter(planned: PlanResult, machine: MachineFacts) -> str | None:
+    """Why the GPUs here hold only an adapter's training; None if they hold the model's, or cannot be asked."""
+    if not machine.gpus:
+        return None
+    try:
+        ModelShape.from_config(planned.config)
+    except RopewalkError:
+        # Some models' memory is not estimated; the run itself says what does not fit.
+        return None
+    here = replace(H100, bytes_per_rank=machine.gpu_bytes)
+    try:
+        size_of_stage(planned.config, planned.target_length, machine.gpus, here)
+    except RopewalkError as error:
+        return f"all weights do not fit in training on {machine.gpus} GPU here ({error})"
+    return None
+
+
+def recipe_of(
+    settings: InitSettings,
+    planned: PlanResult,
+    documents: DocumentFacts,
+    machine: MachineFacts,
+    adapter: str | None,
+) -> str:
+    """The recipe as YAML with comments; a pure function.
+
+    Raises:
+        RopewalkError: if the documents do not fill a row of the last stage.
+    """
+    trained, target = planned.config.trained_length, planned.target_length
+    usable = int(KEPT * documents.tokens) // len(planned.stages)
+    if usable < target:
+        raise RopewalkError(
+            f"the documents have about {documents.tokens:,} tokens, too few for a row of {target:,} tokens in each "
+            "stage; give more with --documents"
+        )
+    seen = f"{documents.read:,} documents" + ("" if documents.complete else " and more")
+    name = f"{Path(settings.model).name.replace(':', '-')}-{format_length(target)}"
+    lines = [
+        f"# {settings.model}, from {trained:,} to {target:,} tokens. Written by ropewalk init; change what you like.",
+        f"# Next: ropewalk recipe check {settings.out}, then ropewalk extend {settings.out}",
+        f"model: {json.dumps(settings.model)}",
+        f"output: {json.dumps(f'runs/{name}')}  # a new folder; a run that was stopped goes on with --resume",
+        "data:",
+        f"  # {seen} with about {documents.tokens:,} tokens; the longest of the first {TOKENISED} has "
+        f"{documents.longest:,}.",
+        *_long_enough(documents, target),
+        "  sources:",
+        *(
+            f"    - {{path: {json.dumps(path)}, text_field: {json.dumps(settings.text_field)}}}"
+            for path in settings.documents
+        ),
+        f"  validation_documents: {min(256, documents.read // 10)}  # held out of training, for perplexity",
+        f"  workers: {machine.cores}  # processes that tokenise: the cores of this machine",
+    ]
+    if planned.advice.lift:
+        lines += [
+            "# The model cannot read the target with these; lifting them is part of the plan.",
+            f"lift: [{', '.join(planned.advice.lift)}]",
+        ]
+    lines.append("stages:")
+    for stage in planned.stages:
+        rows, steps = _budget(usable, stage.context)
+        share = rows * steps * stage.context / max(1, usable)
+        parameter = stage.recipe_parameter
+        lines += [
+            f"  # {stage.reason}.",
+            f"  - context: {format_length(stage.context)}",
+            f"    rope: {{method: {stage.recipe_method}{parameter}}}",
+            "    pattern: anchor  # documents see themselves and one first token, not each other (arXiv:2411.13476)",
+            f"    steps: {steps}  # with {rows} rows a step, {share:.0%} of this stage's share of the tokens",
+            f"    rows_per_step: {rows}  # {rows * stage.context:,} tokens a step",
+            f"    learning_rate: {2e-4 if adapter else 2e-5}  # {_RATE[adapter is not None]}",
+            f"    warmup_steps: {min(20, steps // 5)}",
+            "    schedule: constant",
+            f"    gradient_checkpointing: {str(stage.context >= 4096).lower()}  # less memory for a third more time",
+        ]
+    if adapter:
+        lines += [
+            f"# An adapter: {adapter}.",
+            "adapter: {method: lora, rank: 16, alpha: 32.0, targets: [attention], also_train: [embeddings, norms]}",
+        ]
+    lines += [
+        "precision: auto  # bfloat16 with RoPE angles in float64 on a GPU, float32 on a CPU",
+        "parallel: auto  # chosen for the processes that the run is started with",
+        f"checkpoints: {{every: {max(1, _budget(usable, target)[1] // 5)}, keep: 2}}",
+        "# Measured before and after, at the trained length too: an extension should not cost what the model could do.",
+        "evaluation:",
+        "  suites: [perplexity, passkey]",
+        f"  lengths: [{trained}, {target}]",
+        "  samples: 20",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_RATE = {
+    False: "as for AnchorAttention and LongLoRA: small, because the model is trained already",
+    True: "ten times that of full training, as usual for adapters",
+}
+
+
+def _long_enough(documents: DocumentFacts, target: int) -> list[str]:
+    """A warning if no document is as long as what the model is to learn to read."""
+    if documents.longest >= target // 4:
+        return []
+    return [
+        f"  # None of those seen is a quarter of {target:,} tokens long: the model will meet few long dependencies.",
+    ]
+
+
+def _budget(tokens: int, context: int) -> tuple[int, int]:
+    """Rows of a step and number of steps for so many tokens."""
+    rows = max(1, min(STEP_TOKENS // context, tokens // (FEWEST_STEPS * context)))
+    # A power of two can be shared among any usual number of GPUs.
+    rows = 1 << (rows.bit_length() - 1)
+    return rows, max(1, min(MOST_STEPS, tokens // (rows * context)))

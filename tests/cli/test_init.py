@@ -1,0 +1,34 @@
+"""``ropewalk init`` writes a recipe that ``recipe check`` accepts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ropewalk.cli.app import main
+
+
+def test_a_recipe_is_written_checked_and_never_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mine.yaml"
+    command = ["init", "embedded", "--documents", "embedded:validation", "--target", "1k", "--out", str(out)]
+    assert main(command) == 0
+    assert f"ropewalk extend {out}" in capsys.readouterr().out
+    assert yaml.safe_load(out.read_text())["stages"][0]["context"] == "1k"
+    assert main(["recipe", "check", str(out)]) == 0
+    assert "The recipe is valid and fits the model" in capsys.readouterr().out
+    before = out.read_bytes()
+    assert main(command) == 2
+    assert "already exists; give a new file with --out" in capsys.readouterr().err
+    assert out.read_bytes() == before
+
+
+def test_json_says_what_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.yaml"
+    asked = ["--documents", "embedded:validation", "--target", "1k", "--out", str(out), "--json"]
+    assert main(["init", "embedded", *asked]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"] == out.read_text()
+    assert found["documents"]["tokens"] > 1024
