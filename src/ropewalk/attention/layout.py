@@ -81,11 +81,13 @@ class PackedLayout:
         if bool((self.cu_seqlens.diff() <= 0).any()):
             raise RopewalkError("cu_seqlens must be strictly increasing: a segment has no tokens")
         if bool((self.segment_documents < 0).any()):
-            raise RopewalkError("segment_documents must be 0 or more")
+            raise RopewalkError(
+                f"segment_documents must be 0 or more, got {int(self.segment_documents.min())}"
+            )
         if int(self.cu_seqlens[-1]) != self.position_ids.numel():
             raise RopewalkError(
                 f"cu_seqlens ends at {int(self.cu_seqlens[-1])} but position_ids has "
-                f"{self.position_ids.numel()} entries"
+                f"{self.position_ids.numel()} entries; both must be the length of the row"
             )
 
     @classmethod

@@ -32,7 +32,8 @@ SUMMARIES = {
     "recipe": "List and show the shipped recipes, and check a recipe before a run.",
     "export": "Publish a run's model, write a checkpoint with the factors of a search, or correct a GGUF file.",
     "eval": "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
-    "verify": "Verify on your model and documents that packing, ranks, checkpoints and RoPE do not change results.",
+    "verify": "Verify that packing, parallelism and checkpoints do not change your model's results, and that "
+    "RoPE is correct.",
     "probe-trainer": "Probe a trainer for leaks between documents, wrong targets, wrong loss averages, and wrong RoPE "
     "and windows.",
 }

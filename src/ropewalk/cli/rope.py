@@ -44,7 +44,7 @@ def bound_command(settings: BoundSettings, *, plot: PlotFile = None, as_json: Js
 
 
 def base_command(settings: BasesSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Compute the bases that reach a length: their infimum, all feasible intervals, and a safe base above all gaps."""
+    """Compute the RoPE bases that support a length: their infimum, all intervals, and a safe base above all gaps."""
     from ropewalk.planning.bases import bases_for, bases_for_halves
     from ropewalk.reporting import draw
     from ropewalk.reporting.rope import bases_figure, describe_bases

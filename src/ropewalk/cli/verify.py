@@ -24,7 +24,7 @@ class VerifyOutput(Settings):
 
 
 def verify(settings: VerifySettings, output: VerifyOutput) -> None:
-    """Verify on your model and documents that packing, ranks, checkpoints and RoPE do not change results.
+    """Verify that packing, parallelism and checkpoints do not change your model's results, and that RoPE is correct.
 
     On the machines of a run: torchrun --nproc-per-node 4 -m ropewalk verify recipe.yaml
     """

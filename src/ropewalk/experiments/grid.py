@@ -50,11 +50,13 @@ class Varied:
         # Read as one YAML list, so that YAML itself decides which commas separate values.
         found = override_value(f"[{values}]", f"--vary {key}")
         if not isinstance(found, list) or len(found) < 2:
-            raise RopewalkError(f"--vary {text!r} has fewer than two values, so there is nothing to compare")
+            raise RopewalkError(
+                f"--vary {text!r} has fewer than two values, so there is nothing to compare; separate values by commas"
+            )
         # Compared as JSON, because 1, 1.0 and True are equal in Python but different values in a recipe.
         written = [json.dumps(value) for value in found]
         if twice := next((value for value in written if written.count(value) > 1), None):
-            raise RopewalkError(f"--vary {text!r} has the value {twice} twice")
+            raise RopewalkError(f"--vary {text!r} has the value {twice} twice; give each value once")
         return cls(key.strip(), tuple(found))
 
     def assignments(self, value: Any, recipe: Mapping[str, Any]) -> list[str]:

@@ -333,7 +333,9 @@ def choose_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise RopewalkError(f"device {name} is not supported; choose auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise RopewalkError(f"device {name} was asked for, but torch {torch.__version__} sees no CUDA device")
+        raise RopewalkError(
+            f"device {name} was asked for, but torch {torch.__version__} sees no CUDA device; choose auto or cpu"
+        )
     return device
 
 

@@ -291,7 +291,8 @@ def _partial(config: Config, inside: float | None) -> float:
     outside = config.get("partial_rotary_factor")
     if inside is not None and outside is not None and inside != outside:
         raise RopewalkError(
-            f"partial_rotary_factor is {outside} in the config but {inside} in its RoPE parameters"
+            f"partial_rotary_factor is {outside} in the config but {inside} in its RoPE parameters; remove the "
+            "wrong one"
         )
     partial = next((value for value in (inside, outside) if value is not None), 1.0)
     if not is_number(partial) or not 0 < partial <= 1:
@@ -395,7 +396,9 @@ def _pop_stated_length(config: Config, values: dict[str, Any]) -> None:
     """Remove the length that Ministral 3 repeats inside the entry, where nothing reads it."""
     inside, outside = values.pop(MAX_LENGTH, None), config.get(MAX_LENGTH)
     if inside is not None and outside is not None and inside != outside:
-        raise RopewalkError(f"{MAX_LENGTH} is {outside} in the config but {inside} in its RoPE parameters")
+        raise RopewalkError(
+            f"{MAX_LENGTH} is {outside} in the config but {inside} in its RoPE parameters; remove the wrong one"
+        )
 
 
 def _parameters(method: RopeMethod, head_dim: int) -> dict[str, Any]:

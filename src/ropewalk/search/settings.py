@@ -115,7 +115,7 @@ class LongFactorSearch(ShortFactorSearch):
     short_penalty: Annotated[float, OBJECTIVE] = Field(
         0.0,
         ge=0,
-        description="Weight in the objective of the loss that candidates add at the trained length; 0 for no penalty.",
+        description="Weight of the penalty for a higher loss at the trained length; 0 for no penalty.",
     )
 
     @property
@@ -130,8 +130,8 @@ class SearchSettings(LongFactorSearch):
 
     objective: Annotated[Literal["perplexity", "needle"], OBJECTIVE] = Field(
         "perplexity",
-        description="Loss to minimise: perplexity, of all tokens; needle, of answers whose evidence lies far back in "
-        "the text.",
+        description="Loss to minimise: perplexity (of all tokens) or needle (of the answers to questions about numbers "
+        "that are hidden in the text).",
     )
     held_out: Annotated[Count, OBJECTIVE] = Field(
         5, ge=0, description="Maximum number of rows from other documents to evaluate the result on."

@@ -226,7 +226,8 @@ def extend_until(
         last = _trained(run).last
         if last is None:
             raise RopewalkError(
-                f"the run in {run.output} is complete, and its checkpoints were deleted; leave it"
+                f"the run in {run.output} is complete and its checkpoints were deleted, so it cannot stop at a stage; "
+                f"use the model in {run.output / 'model'}, or start a new run in another output folder"
             )
         stages = len(run.resolved.recipe.stages)
         return StoppedRun(run.output, until_stage, stages, last, time.perf_counter() - clock)

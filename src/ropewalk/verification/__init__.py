@@ -1,4 +1,4 @@
-"""verify: check on the user's model and documents that packing, ranks, checkpoints and RoPE do not change results."""
+"""verify: check that packing, parallelism and checkpoints do not change a model's results, and that RoPE is correct."""
 
 from typing import TYPE_CHECKING
 

@@ -45,7 +45,7 @@ class _Verified:
 
 
 def verify(config: VerifySettings, context: RunContext | None = None) -> VerifyResult:
-    """Check on a recipe's model and documents that packing, ranks, checkpoints and RoPE do not change results.
+    """Check that packing, parallelism and checkpoints do not change a recipe's results, and that RoPE is correct.
 
     Args:
         config: the recipe, and how much of it to verify.

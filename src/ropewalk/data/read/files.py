@@ -139,7 +139,9 @@ def existing_path(name: str) -> Path:
     if not exists:
         raise RopewalkError(f"there is no file or folder {name!r}")
     if not path.is_dir() and not path.is_file():
-        raise RopewalkError(f"{name} is neither a file nor a folder")
+        raise RopewalkError(
+            f"{name} is neither a file nor a folder; a pipe or a device must be saved to a file first"
+        )
     return path
 
 

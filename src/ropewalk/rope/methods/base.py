@@ -95,7 +95,9 @@ class ConfigEntry:
         """The original length, inside the parameters or beside them; otherwise ``max_position_embeddings``."""
         outside, inside = self.config.get(ORIGINAL), self.values.get(ORIGINAL)
         if inside is not None and outside is not None and inside != outside:
-            raise RopewalkError(f"{ORIGINAL} is {outside} in the config but {inside} in its RoPE parameters")
+            raise RopewalkError(
+                f"{ORIGINAL} is {outside} in the config but {inside} in its RoPE parameters; remove the wrong one"
+            )
         original = whole_number({ORIGINAL: outside if inside is None else inside}, ORIGINAL)
         return self.max_length() if original is None else original
 
