@@ -76,7 +76,7 @@ def tables(command: App) -> list[str]:
         row = f"| {written(argument)} | {default(argument)} | {meaning(argument.parameter)} |"
         groups.setdefault(group.name, (place, []))[1].append(row)
     return [
-        "\n".join([f"| {name} | default | |", "| --- | --- | --- |", *rows])
+        "\n".join([f"| {name} | default | meaning |", "| --- | --- | --- |", *rows])
         for name, (_, rows) in sorted(groups.items(), key=lambda item: item[1][0])
     ]
 

@@ -44,7 +44,7 @@ def test_the_conclusion_comes_first_and_failures_are_named():
 def test_a_table_of_scores_one_of_differences_and_one_of_cost():
     titles = [table.title for table in experiment_tables(RESULT)]
     assert titles[0].startswith("Passkey")
-    assert "minus full" in titles[1]
+    assert "Change from full" in titles[1]
     assert titles[2].startswith("Cells")
     assert "1,234" in str(experiment_tables(RESULT)[2].rows)
     assert not any("memory" in heading for heading in experiment_tables(RESULT)[2].header)

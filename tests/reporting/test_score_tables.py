@@ -307,7 +307,7 @@ def test_comparison_of_real_results() -> None:
         return replace(scored("passkey", "passkey", 4096, right, 50, samples_sha256="7"), samples=samples)
 
     table = comparison_table(compare([result(10)], [result(40)]), ("base", "longer"))
-    assert table.title == "longer minus base in percentage points, paired by sample, 95 % interval"
+    assert table.title == "Change from base to longer in percentage points, paired by sample, 95 % interval"
     (found,) = table.rows
     assert found[:6] == ("passkey", "4k", "50", "20.0", "80.0", "+60.0")
     assert found[-1] == "yes"

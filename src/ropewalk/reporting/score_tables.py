@@ -571,7 +571,7 @@ def comparison_table(
         f"{names[1]} within samples"
     )
     return ResultTable(
-        f"{names[1]} minus {names[0]}{f' {measure}' if measure else ''}, paired by sample, 95 % interval",
+        f"Change from {names[0]} to {names[1]}{f' {measure}' if measure else ''}, paired by sample, 95 % interval",
         ("task", "length", "samples", *names, "change", "95 %", "p", "adjusted", "sig."),
         tuple(_comparison_row(each, marks) for each in differences),
         notes=(corrected, *([methods] if units else []), *note_lines(marks)),
