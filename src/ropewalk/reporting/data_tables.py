@@ -190,6 +190,7 @@ def mixture_table(mixture: Report) -> ResultTable:
     ]
     if long_from is not None:
         notes.append("The last three columns are shares of the source's tokens, the others of all tokens.")
+    # These sentences quote names of sources, which are untrusted text.
     notes += [shown(sentence) for sentence in mixture["shortages"]]
     return ResultTable(
         "Mixture: shares of tokens, without BOS, tags and EOS", tuple(header), tuple(rows), notes=tuple(notes)
@@ -222,6 +223,7 @@ def repeats_sentence(report: Report) -> str:
     repeats = report["repeats"]
     if not repeats or not repeats["documents"]:
         return ""
+    # A corpus holds copies of a text; in packed sequences, one document was read several times.
     count, thing = repeats["documents"], "document" if report["packed"] else "text"
     share = repeats["tokens"] / report["tokens"] if report["tokens"] else math.nan
     there = "were read" if report["packed"] else "occur"

@@ -41,6 +41,7 @@ def describe_inspection(result: InspectResult, config: InspectSettings) -> Itera
         for line in (*defaults, *description["notes"]):
             yield f"note: {line}"
         return
+    # Defaults take one sentence here, and a line each without a target, because advice has to fit on a screen.
     yield from describe_advice(advice, [*_defaults_in_short(description), *description["notes"]])
     if config.explain:
         yield ""
@@ -208,6 +209,7 @@ def _origin(name: str, formula: str, source: str, caveat: str) -> Iterator[Part]
 
 
 def _setting_text(method: RopeMethod) -> str:
+    # Methods that change only the base have no factor.
     factor = getattr(method, "factor", None)
     if factor is not None:
         return f"{method.name}, factor {factor:g}, base {method.rope_theta:,.10g}"
@@ -224,6 +226,7 @@ def _default_notes(defaults: Mapping[str, Any], config_class: str | None) -> lis
 
 def _summary(value: object) -> str:
     """Format a config value in a few characters."""
+    # A LongRoPE list has one number per pair, too many for a cell.
     if isinstance(value, tuple):
         return f"{len(value)} factors, {min(value):g} to {max(value):g}"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -286,6 +289,7 @@ def _method_rows(method: Mapping[str, Any], head_dim: int) -> list[tuple[str, st
 
 def _critical_text(method: Mapping[str, Any]) -> str:
     dimensions, length = method["critical_dimension"], method["critical_dimension_length"]
+    # The count follows from base and trained length alone, whatever a method then does to the frequencies.
     scaled = "" if method["name"] == "default" else ", before scaling"
     return "not stated" if dimensions is None else f"{dimensions} at {length:,} tokens{scaled}"
 

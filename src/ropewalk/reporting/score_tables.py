@@ -294,6 +294,7 @@ def document_tables(series: Series) -> list[ResultTable]:
     """Tables of document perplexity, in sliding windows or truncated, with both ways of averaging; one per model."""
     tables = []
     for name, results in series.items():
+        # Perplexity by position has tables of its own.
         whole = [r for r in results if r.task != "perplexity"]
         if not whole:
             continue
@@ -421,6 +422,7 @@ def _and(parts: Sequence[str]) -> str:
 
 
 def _ends(ends: Sequence[float | None]) -> tuple[float, float]:
+    # JSON has no NaN, so a result on disk states a missing end as null.
     low, high = (math.nan if end is None else float(end) for end in ends)
     return low, high
 
@@ -558,6 +560,7 @@ def comparison_table(
         names: names of A and B.
     """
     marks = marks_of(map(_note, differences))
+    # The notes explain only the units that occur.
     units = dict.fromkeys(each.unit for each in differences)
     words = {"percent": "in percentage points", "perplexity": "in percent of the perplexity"}
     measure = " or ".join(words[unit] for unit in units)
@@ -580,6 +583,7 @@ def comparison_table(
 
 def _comparison_row(each: ScoreDifference, marks: Mapping[str, str]) -> tuple[str, ...]:
     style: Callable[[float], str] = one_decimal if each.unit == "percent" else number
+    # A pair that was not tested is neither significant nor insignificant.
     real = MISSING if each.reason or math.isnan(each.p_adjusted) else "yes" if each.real else "no"
     return (
         task_words(each.suite, each.task),
@@ -612,6 +616,7 @@ def checkpoint_tables(series: Series) -> list[ResultTable]:
         averaged = [result for result in results if result.details.get("checkpoints")]
         if not averaged:
             continue
+        # Checkpoints are named after folders, whose names may hold any character.
         names = dict.fromkeys(shown(each["name"]) for r in averaged for each in r.details["checkpoints"])
         tables.append(
             ResultTable(
@@ -640,6 +645,7 @@ def _checkpoint_row(result: TaskResult) -> tuple[str, ...]:
 
 def task_words(suite: str, task: str) -> str:
     """Name of a task, preceded by its suite unless the suite is obvious."""
+    # RULER's tasks are known by their own names, but "overall" says nothing without its suite.
     return task if task == suite or (suite == "ruler" and task != "overall") else f"{suite} {task}"
 
 

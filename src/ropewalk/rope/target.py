@@ -207,5 +207,6 @@ def _base(text: str) -> float:
 
 def bound_at(method: RopeMethod, length: int) -> int:
     """The context bound of a method's frequencies for sequences of ``length`` tokens; at most ``SEARCH_LIMIT``."""
+    # None means no violation within the search, so the bound is at least its limit.
     bound = context_bound(method.frequencies(length).inv_freq)
     return SEARCH_LIMIT if bound is None else bound

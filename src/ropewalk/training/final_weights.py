@@ -199,6 +199,7 @@ def _best(output: Path, recipe: Recipe, until: Position) -> tuple[float, DuringT
         score = fmean(scores)
         # Perplexity is the only score of which less is better.
         lower = selected[0].unit == "perplexity"
+        # Equal scores go to the later checkpoint, which has trained longer.
         if best is None or (score <= best[0] if lower else score >= best[0]):
             best = score, each
     return best

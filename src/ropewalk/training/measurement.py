@@ -156,6 +156,7 @@ def evaluated_during(output: Path, until: Position | None = None) -> list[During
     for path in during_files(output):
         stage, step = place_of(path.with_suffix(""))
         if until is not None and (stage, step) > (until.stage, until.step):
+            # Files come in the order of training, so all that follow are later as well.
             break
         results = results_in(output, during(Position(stage, step, 0)), None)
         found.append(DuringTraining(stage, step, tuple(results or ())))
@@ -250,6 +251,7 @@ def measure(
         context: processes, each of which must call this function; output folder and reporter.
     """
     requested, output = measurement.asked, folder_of(context)
+    # Decided on rank 0 for all, because either every rank measures or none does.
     known = context.world.on_rank_0(lambda: results_in(output, when, requested))
     if known is not None:
         return known

@@ -119,6 +119,7 @@ def folder_to_push(model: str) -> Path:
         raise RopewalkError(
             f"--push uploads the model of a finished run, or an exported model, and there is no folder {model}"
         )
+    # A run keeps its recipe beside the model, so the folder is a run's and not a model's.
     if (path / RECIPE).is_file():
         if not (path / SUMMARY).is_file():
             raise RopewalkError(
@@ -161,6 +162,7 @@ def push(folder: Path, repository: Repository, reporter: Reporter) -> PushResult
         if not repository.exists:
             # exist_ok, because somebody may have created it since it was checked.
             api.create_repo(name, private=repository.private, exist_ok=True)
+        # Our card can be written again at any time; what somebody wrote on the Hub cannot.
         if repository.exists and is_own_card(folder / CARD) and _has_other_card(repository):
             files = [path for path in files if path.name != CARD]
             notes.append(f"the {CARD} in {name} was written there and was kept")

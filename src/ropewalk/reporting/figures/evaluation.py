@@ -153,12 +153,14 @@ def passkey_figure(series: Series, title: str = "") -> Figure:
     lengths = sorted({length for by_length in scores.values() for length in by_length})
     if not lengths:
         raise RopewalkError("there is no passkey score to draw")
+    # The bars of one length fill 0.8 of its place; the rest separates it from the next length.
     width = 0.8 / len(scores)
     marks: list[Mark] = []
     for number, (name, found) in enumerate(scores.items()):
         middle = {n: lengths.index(n) + (number - (len(scores) - 1) / 2) * width for n in lengths}
         at = np.array([middle[length] for length in found])
         score, low, high = _columns(found.values())
+        # Less than half, so that there is a gap between neighbouring bars.
         sides = at - 0.46 * width, at + 0.46 * width
         marks += [
             Boxes(*sides, 0 * score, score, series_fill(number, len(scores)), named(series, number)),
@@ -259,6 +261,7 @@ def tasks_figure(
         heading = fill(task, style.PANEL_CHARACTERS)
         panels.append(Panel((*marks, *rules), x, y, heading, bold=task == OVERALL, small=True))
     columns = min(PANEL_COLUMNS, len(tasks))
+    # The overall score counts the samples of all tasks.
     samples = _samples_words([r for r in plotted if r.task != OVERALL] or plotted)
     words = " ".join(["Score of each task by length in tokens.", samples, *notes])
     height = 0.25 + PANEL_INCHES * -(-len(tasks) // columns)
@@ -297,7 +300,9 @@ def needle_figure(results: Sequence[TaskResult], title: str = "", caption: str |
     is_numbered = len(depths) <= NUMBERED_ROWS and len(columns) <= NUMBERED_COLUMNS
     size = (8.5 if len(columns) <= 8 else 7.0) if is_numbered else 0.0
     rows = tuple(map(tuple, values))
+    # From 0 to 100 whatever the scores, so that a colour means the same in every figure.
     marks: list[Mark] = [HeatMap(rows, "even", 0, 100, PERCENT, lambda value: f"{value:.0f}", numbers=size)]
+    # Fewer rows are too low for upright words.
     flat = len(depths) < 4
     marks += [
         Note(

@@ -92,6 +92,7 @@ def write_export_card(found: ExportResult, repository: str | None = None) -> Pat
 def export_card(found: ExportResult, repository: str | None = None) -> str:
     """Text of the card of a checkpoint that was written with another RoPE and unchanged weights."""
     place = resolve_model(found.model)
+    # A bundled model is a folder inside the package, whose name would tell a reader nothing.
     origin = origin_of(place, found.model if found.model in (EMBEDDED, RETRIEVAL) else None)
     before, source = read_model_config(place), asdict(origin)
     rope = before.full_attention_rope
@@ -241,6 +242,7 @@ def _data(summary: Mapping[str, Any], recipe: Recipe) -> str:
     names = [
         path if path.startswith((HUGGING_FACE, "embedded")) else Path(path).name for path in _paths(recipe)
     ]
+    # A recipe of packed rows names no sources.
     return ", ".join(names) or "rows that were packed before"
 
 

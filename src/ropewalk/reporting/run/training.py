@@ -189,6 +189,7 @@ def write_run_report(output: Path) -> list[Path]:
         figure = passkey_figure(passkey, "Passkey retrieval" + (", teacher-forced" if forced else ""))
         pictures.append(draw(figure, output / "passkey.png"))
     if steps := MetricsLog(output / METRICS).read():
+        # By tokens, because the steps of two stages may train on different numbers of them.
         figure = training_figure(steps, "Training loss", x_key="tokens")
         pictures.append(draw(figure, output / "training.png"))
     for suite, scores in scores_during(summary).items():
@@ -225,6 +226,7 @@ def write_run_report(output: Path) -> list[Path]:
     }
     details = {
         **mixtures,
+        # The run's own copy, which also records what --resume changed.
         "Recipe": (output / RECIPE).read_text(encoding="utf-8"),
         "Versions": json.dumps(summary["versions"], indent=2),
     }
@@ -288,6 +290,7 @@ def describe_run(result: RunResult) -> Iterator[Part]:
         facts.append(("weights", describe_weights(result.exported)))
     for path in result.files or ():
         facts.append((KINDS.get(path.name, "picture"), str(path)))
+    # A card that somebody has edited is kept, so it may describe another run.
     card = result.model / CARD
     facts.append(
         ("card", str(card) if is_own_card(card) else f"{card} is not from this run and was left as it is")

@@ -78,6 +78,7 @@ def _pair(number: int, old: float, trained_length: int, new: float, target_lengt
     trained_turns, target_turns = old * trained_length / turn, new * target_length / turn
     # A pair that completed a turn has shown every angle, so no longer context can bring a new one.
     complete = trained_turns >= 1
+    # Some methods give the slowest pairs a frequency of 0: these never turn.
     return PairExposure(
         pair=number,
         period=turn / new if new else math.inf,

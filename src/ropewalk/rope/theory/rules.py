@@ -98,6 +98,7 @@ def theta_by_rule(
     if rule == RECOMMENDED:
         return recommended_theta(rope_theta, trained_length, target_length, rotary_dim).rope_theta
     if rule == LENGTH_FLOOR:
+        # The floor is a lower bound, so a base that is above it already stays.
         return max(rope_theta, length_floor(target_length))
     if rule == CRITICAL_DIMENSION:
         return scaled_theta(rope_theta, trained_length, target_length)

@@ -198,6 +198,7 @@ class Recipe(Settings):
     def _contexts_grow(self) -> Recipe:
         contexts = [stage.context for stage in self.stages]
         for number, (before, after) in enumerate(pairwise(contexts), start=1):
+            # Equal contexts are fine: a stage may change only its documents or its learning rate.
             if after < before:
                 raise ValueError(
                     f"stages.{number}.context {after} is shorter than the stage before it ({before})"
@@ -254,6 +255,7 @@ class Recipe(Settings):
                 f"export best needs export.by, since evaluation during training measures {', '.join(suites)}; name "
                 "one of these"
             )
+        # A score's name begins with its suite: passkey/1024.
         if by is not None and by.split("/")[0] not in suites:
             raise ValueError(
                 f"export.by is {by}, but evaluation during training measures only {', '.join(suites)}; set it to one "

@@ -232,6 +232,7 @@ class Stage(Settings):
                 f"decay_steps {self.decay_steps} has no effect on the schedule {self.schedule}; set schedule: "
                 "warmup-stable-decay, or leave it out"
             )
+        # Without a decay, it would be the schedule constant under another name.
         if stable and self.steps and not self.decay_steps:
             raise ValueError("schedule warmup-stable-decay needs decay_steps of 1 or more")
         if self.warmup_steps + self.decay_steps > self.steps:

@@ -149,6 +149,7 @@ class StageRope(ABC):
     def decide(self, before: Before, at: AtStage) -> Decision:
         """The stage's decision, already settled or measured now; every rank must call this method."""
         output = at.output
+        # Measuring takes all ranks, so they must agree on whether it is needed.
         settled = at.context.world.on_rank_0(lambda: self.settled(before, at.resolved, output, False))
         return settled if settled is not None else self.measured(before, at)
 
@@ -241,6 +242,7 @@ def refuse_other_rope(
     config = ModelConfig(parse_json(path.read_text(encoding="utf-8")))
     saved = config.full_attention_rope
     for kind, other in others.items():
+        # A config without an entry for these layers cannot differ from the recipe.
         if not _same_frequencies(config.methods.get(kind, other), other, rope.stage.context):
             raise RopewalkError(
                 f"{checkpoint.name} was trained with another RoPE for layers of type {kind} than "

@@ -107,6 +107,7 @@ class TableRope(_Settled):
         """Raise if the table has changed since the run started: a resumed run must train with the same factors."""
         name = factors_file(stage_name(self.number))
         kept = at.output / name
+        # Without a copy, or with one that is about to be moved away, there is nothing to contradict.
         if name in outdated or not kept.is_file() or read_factors(kept) == self.table:
             return
         raise RopewalkError(
@@ -149,6 +150,7 @@ def with_tables(recipe: Recipe, tables: Sequence[str | Path]) -> Recipe:
         for number, stage in enumerate(recipe.stages)
     ]
     try:
+        # Validated as a whole, because model_copy would not check the new sections.
         return Recipe.model_validate({**dict(recipe), "stages": stages})
     except ValidationError as error:
         raise RopewalkError(f"with the factor tables: {explain(error, Recipe)}") from error
@@ -162,6 +164,7 @@ def _with_table(rope: Rope, path: str | Path) -> dict[str, Any]:
 
 def _stage_of(recipe: Recipe, path: str | Path, length: int, tables: int) -> int:
     contexts = [stage.context for stage in recipe.stages]
+    # With one table and one stage there is no doubt which belongs to which.
     if len(contexts) == tables == 1 and length >= contexts[0]:
         return 0
     fitting = [number for number, context in enumerate(contexts) if context == length]
