@@ -1,6 +1,7 @@
 """Attention of one layer with a sliding window against the same engine without one, forward and backward on a CPU.
 
-    python -m benchmarks.attention_windows [--lengths 4096 16384] [--windows 128 512 1024 4096] [--repeats 5] [--layer]
+    python -m benchmarks.attention_windows [--lengths 4096 16384] [--windows 128 512 1024 4096] [--repeats 5]
+                                           [--layer | --decoder]
 
 A window asks for fewer pairs of query and key; what it saves at most is their ratio. For each length and layout the
 layer without a window and those with one are timed in turn in one process, several times over, so that a noisy
@@ -10,6 +11,8 @@ pairs: 1 where a window saves all that its pairs promise.
 ``--layer`` times the attention layer as a model runs it, with its four projections and the rotation, and divides by
 the share of floating-point operations: ``(P + A_w) / (P + A)`` for ``P`` operations of the projections and
 ``A = 4 · heads · head_dim`` for each pair. The backward pass takes twice those of the forward pass in both parts.
+``--decoder`` times the whole decoder layer: both norms, the attention layer, a gated MLP of four times the width, and
+both residual sums; ``P`` then counts the matrices of the MLP too.
 
 Windows that no document of a layout exceeds are left out: the engine takes them for none.
 """
@@ -68,6 +71,22 @@ class Layer(torch.nn.Module):
         return self.o(attend(q, k, v, layout, engine="segments", options=options).transpose(1, 2).flatten(2))
 
 
+class DecoderLayer(Layer):
+    """The attention layer between its norm and a gated MLP with another, as in Llama."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int) -> None:
+        super().__init__(heads, kv_heads, head_dim)
+        hidden = heads * head_dim
+        self.before, self.between = (torch.nn.RMSNorm(hidden) for _ in range(2))
+        self.gate, self.up = (torch.nn.Linear(hidden, 4 * hidden, bias=False) for _ in range(2))
+        self.down = torch.nn.Linear(4 * hidden, hidden, bias=False)
+
+    def forward(self, row: Tensor, layout: PackedLayout, options: AttentionOptions) -> Tensor:
+        row = row + super().forward(self.before(row), layout, options)
+        between = self.between(row)
+        return row + self.down(torch.nn.functional.silu(self.gate(between)) * self.up(between))
+
+
 def half_turned(x: Tensor) -> Tensor:
     """Each pair ``(a, b)`` of the two halves as ``(-b, a)``."""
     first, second = x.chunk(2, dim=-1)
@@ -112,6 +131,7 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--layer", action="store_true", help="time the whole attention layer")
+    parser.add_argument("--decoder", action="store_true", help="time the whole decoder layer")
     parser.add_argument("--out")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -120,12 +140,13 @@ def main() -> None:
         heads = (options.heads, options.kv_heads, options.kv_heads, options.heads)
         tensors = [torch.randn(1, each, length, options.head_dim, requires_grad=True) for each in heads]
         layer, projections = None, 0
-        if options.layer:
-            layer = Layer(options.heads, options.kv_heads, options.head_dim)
+        if options.layer or options.decoder:
+            kind = DecoderLayer if options.decoder else Layer
+            layer = kind(options.heads, options.kv_heads, options.head_dim)
             tensors = [
                 torch.randn(1, length, options.heads * options.head_dim, requires_grad=True) for _ in "xy"
             ]
-            projections = 2 * length * sum(each.numel() for each in layer.parameters())
+            projections = 2 * length * sum(each.numel() for each in layer.parameters() if each.ndim > 1)
         tensors[-1].requires_grad_(False)
         for name, layout in layouts_of(length, options.mean_document).items():
             longest = int(layout.document_lengths.max()) + layout.anchor_length
@@ -145,7 +166,7 @@ def main() -> None:
                         "without_window_s": times[None],
                         "window_s": times[window],
                         "share_of_time": share,
-                        "share_of_operations" if options.layer else "share_of_pairs": bound,
+                        "share_of_pairs" if layer is None else "share_of_operations": bound,
                         "over_bound": share / bound,
                     }
                 )
@@ -156,7 +177,7 @@ def main() -> None:
                 )
     settings = {key: value for key, value in vars(options).items() if key != "out"}
     worst = max((case["over_bound"] for case in cases), default=None)
-    name = "layer_windows" if options.layer else "attention_windows"
+    name = "decoder_windows" if options.decoder else "layer_windows" if options.layer else "attention_windows"
     write(name, {"settings": settings, "worst_over_bound": worst, "cases": cases}, options.out)
 
 
