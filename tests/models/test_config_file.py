@@ -184,6 +184,27 @@ def test_layer_types_that_differ_in_their_partial_rotation_come_from_the_class(t
     }
 
 
+def test_a_length_beside_the_layer_types_must_repeat_that_of_one(tmp_path: Path) -> None:
+    """RoPE of poolside/Laguna-XS.2 on the Hugging Face Hub."""
+    full = {
+        "rope_theta": 5e5, "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
+        "beta_slow": 1.0, "beta_fast": 64.0, "attention_factor": 1.0, "partial_rotary_factor": 0.5,
+    }  # fmt: skip
+    entries = {"full_attention": full, "sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}}
+    laguna = {"model_type": "laguna", "num_hidden_layers": 4, "rope_parameters": entries}
+    methods = read_model_config(written(tmp_path, laguna)).methods
+    assert methods["full_attention"].original_max_position_embeddings == 4096
+    assert methods["sliding_attention"] == Default(128, 1e4)
+    beside = {**entries, "original_max_position_embeddings": 4096}
+    assert read_model_config(written(tmp_path, {**laguna, "rope_parameters": beside})).methods == methods
+    for wrong in ({"original_max_position_embeddings": 8192}, {"factor": 32.0}):
+        key, value = next(iter(wrong.items()))
+        with pytest.raises(
+            RopewalkError, match=f"{key} {value} in rope_parameters stands beside layer types"
+        ):
+            read_model_config(written(tmp_path, {**laguna, "rope_parameters": {**entries, **wrong}}))
+
+
 @pytest.mark.parametrize(
     ("keys", "named"),
     [

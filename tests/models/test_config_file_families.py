@@ -50,6 +50,27 @@ def wrong(text: dict[str, Any]) -> list[dict[str, Any]]:
     return changes
 
 
+@pytest.mark.parametrize(
+    ("family", "change", "named"),
+    [
+        ("glm4_moe_lite", {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
+        ("glm4_moe_lite", {"v_head_dim": 0}, "v_head_dim is 0"),
+        ("longcat_flash", {"qk_rope_head_dim": 63}, "got 63"),
+        ("qwen3_5_text", {"full_attention_interval": 0, "layer_types": None}, "full_attention_interval is 0"),
+        ("qwen3_5_text", {"rope_parameters": {"rope_theta": 1e7, "mrope_section": [11, 11]}}, r"got \[11, 11\]"),
+        ("t5gemma", {"decoder": {"model_type": "t5_gemma_module", "sliding_window": 0}}, "sliding_window is 0"),
+        ("olmo_hybrid", {"layer_types": [None] * 32}, "layer_types is None in the config for layer 0"),
+        ("ministral", {"layer_types": ["sliding_attention"] * 31 + [7]}, "layer_types is 7 in the config for layer 31"),
+        ("minimax", {"layer_types": ["linear_attention"] * 5}, "layer_types lists 5 layers"),
+        ("doge", {"rope_parameters": {"rope_theta": [1e4]}}, r"rope_theta .* got \[10000.0\]"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(family: str, change: dict[str, Any], named: str) -> None:
+    raw = {**json.loads(CONFIG_MAPPING[family]().to_json_string()), **change}
+    with pytest.raises(RopewalkError, match=named):
+        config_from_json(raw, family)
+
+
 @pytest.mark.slow
 def test_wrong_configs_of_every_family_are_refused() -> None:
     draw = random.Random(0)

@@ -753,7 +753,10 @@ def layer_values(text: Any) -> dict[str, Any]:
     return {**layers, "no_rope_layers": list(rotating)} if rotating else layers
 
 
-COUNTS = ("max_position_embeddings", "hidden_size", "num_attention_heads", "head_dim")
+COUNTS = (
+    *("max_position_embeddings", "hidden_size", "num_attention_heads"),
+    *("head_dim", "v_head_dim", "kv_lora_rank"),
+)
 """Keys whose whole numbers must be at least 1."""
 
 
@@ -766,6 +769,7 @@ def check_layers(config: Mapping[str, Any]) -> None:
         "attention_chunk_size": 1,
         "max_window_layers": 0,
         "no_rope_layer_interval": 0 if config.get("no_rope_layers") else 1,
+        "full_attention_interval": 0 if config.get("layer_types") else 1,
     }
     stated = config.get("layer_types")
     # A value that is no list is refused below.

@@ -122,6 +122,8 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
     text, name = _decoder_of(model, outer)
     if name is not None:
         decoder = raw.get(name) or {}
+        if name != "text_config":
+            _check_stated(decoder, type(text))
     _refuse_without_rope(model, text)
     _refuse_unknown_keys(decoder, type(text))
     _refuse_other_layers(model, decoder, text)

@@ -157,8 +157,11 @@ def methods_from_config(config: Config) -> dict[str | None, RopeMethod]:
             raise RopewalkError(f"{key} must be a mapping, got {value!r}")
     local_theta = config.get("rope_local_base_freq")
     # One entry per layer type; null marks a layer type without RoPE.
-    if parameters and all(entry is None or isinstance(entry, Mapping) for entry in parameters.values()):
-        return _nested_methods(config, parameters)
+    if parameters and (
+        any(isinstance(entry, Mapping) for entry in parameters.values())
+        or all(entry is None for entry in parameters.values())
+    ):
+        return _nested_methods(config, _entries_of_layers(parameters))
     if local_theta is None:
         return {None: _plain_method(config)}
     if parameters:
@@ -170,6 +173,20 @@ def methods_from_config(config: Config) -> dict[str | None, RopeMethod]:
         "full_attention": _method(config, _with_theta(config, scaling or {}), "full_attention"),
         "sliding_attention": _method(config, {"rope_theta": local_theta}, "sliding_attention"),
     }
+
+
+def _entries_of_layers(parameters: Config) -> dict[str, Config | None]:
+    """The entries by layer type, without the length that Laguna repeats beside them, where nothing reads it."""
+    entries = {key: entry for key, entry in parameters.items() if entry is None or isinstance(entry, Mapping)}
+    for key, value in parameters.items():
+        if key not in entries and (
+            key != ORIGINAL or all((e or {}).get(key) != value for e in entries.values())
+        ):
+            raise RopewalkError(
+                f"{key} {value!r} in rope_parameters stands beside layer types, where nothing reads it; move it into "
+                f"the entry of {' or '.join(entries)}"
+            )
+    return entries
 
 
 def _nested_methods(config: Config, parameters: Config) -> dict[str | None, RopeMethod]:
@@ -236,7 +253,13 @@ def _method(config: Config, entry: Config, layer_type: str | None = None) -> Rop
     """The method that a flat mapping of RoPE parameters, including ``rope_theta``, describes."""
     method = _method_of_type(entry)
     values = {key: value for key, value in entry.items() if value is not None}
-    for key in ("rope_type", "type", *_keys_kept(config)):
+    kept = _keys_kept(config)
+    sections = values.get("mrope_section")
+    if "mrope_section" in kept and sections is not None and not _of_three_axes(sections):
+        raise RopewalkError(
+            f"mrope_section must be three whole numbers, of time, height and width, got {sections!r}"
+        )
+    for key in ("rope_type", "type", *kept):
         values.pop(key, None)
     if config.get("model_type") in READS_TEMPERATURE:
         _pop_stated_length(config, values)
@@ -390,6 +413,15 @@ def _keys_kept(config: Config) -> tuple[str, ...]:
     if config.get("model_type") in READS_AXES:
         return OF_AXES
     return (TEMPERATURE,) if config.get("model_type") in READS_TEMPERATURE else ()
+
+
+def _of_three_axes(sections: Any) -> bool:
+    # isinstance would accept true, which is an int in Python.
+    return (
+        isinstance(sections, list | tuple)
+        and len(sections) == 3
+        and all(type(size) is int and size >= 0 for size in sections)
+    )
 
 
 def _pop_stated_length(config: Config, values: dict[str, Any]) -> None:
