@@ -193,6 +193,7 @@ def _altered(path: Path, record: Path) -> str | None:
         files = read_sealed(parse_json(record.read_text(encoding="utf-8"), strict=True), record)
         return damage(path, files[path.name])
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        # All that JSON of another shape can raise: whatever it was, this is not the record that was written.
         return f"its record {record.name} was altered"
 
 
@@ -326,6 +327,7 @@ def _measured(
         tuple(requested), requested, resolved.recipe.seed, resolved.trained_length
     )
     precision = resolved.precision_at(measurement.stage)
+    # In the precision of the training, so that the scores are those of the model as it is trained.
     with autocast(resolved.device, precision, context.mesh is not None):
         if context.mesh is None:
             under_test = ModelUnderTest.in_memory(model.model, resolved.tokenizer)
@@ -476,6 +478,7 @@ def prompt_lengths(
             try:
                 prompts.check(length)
             except RopewalkError as error:
+                # Nobody asked for this length, so it is skipped; a requested length would be refused.
                 reporter.note(f"{prompts.suite} is skipped at {length} tokens: {error}")
             else:
                 fitting.append(length)

@@ -119,6 +119,7 @@ def propose(settings: InitSettings, context: RunContext | None = None) -> Propos
             or do not fill a row. Nothing is written then.
     """
     out = settings.out
+    # A dangling link does not exist, but writing would follow it.
     if out.exists() or out.is_symlink():
         raise RopewalkError(f"{out} already exists; give a new file with --out")
     context = context or RunContext()
@@ -152,9 +153,12 @@ def look_at(specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext) ->
             characters += len(document.text)
             read += 1
             progress(read, read)
+    # Without special tokens, which packing adds per row or document as the pattern needs them.
     lengths = [
         len(each) for each in tokenizer.backend_tokenizer.encode_batch_fast(first, add_special_tokens=False)
     ]
+    # Tokenising all of them would take minutes, and texts of one corpus have nearly the same rate of tokens per
+    # character.
     rate = sum(lengths) / max(1, sum(map(len, first)))
     return DocumentFacts(read, complete, int(characters * rate), max(lengths))
 
@@ -177,6 +181,7 @@ def reason_for_adapter(planned: PlanResult, machine: MachineFacts) -> str | None
     except RopewalkError:
         # Some models' memory is not estimated; the run itself says what does not fit.
         return None
+    # Only the memory decides whether the training fits; the speed of an H100 has no effect on the answer.
     here = replace(H100, bytes_per_rank=machine.gpu_bytes)
     try:
         size_of_stage(planned.config, planned.target_length, machine.gpus, here)
@@ -198,6 +203,7 @@ def recipe_of(
         RopewalkError: if the documents do not fill a row of the last stage.
     """
     trained, target = planned.config.trained_length, planned.target_length
+    # An equal share for every stage: together they read as many tokens as the documents have.
     usable = int(KEPT * documents.tokens) // len(planned.stages)
     if usable < target:
         raise RopewalkError(

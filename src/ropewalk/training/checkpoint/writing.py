@@ -46,6 +46,7 @@ def checkpointing(
         settings: number of checkpoints to keep, and whether to write shards in the background.
         context: processes of the run; each must call this function.
     """
+    # One process holds the whole model, so its checkpoint can be a folder that transformers loads.
     if context.mesh is None:
         yield _Whole(folder, model, optimizer, tokenizer, settings.keep)
         return

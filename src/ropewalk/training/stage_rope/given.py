@@ -65,8 +65,11 @@ class GivenRope(_Settled):
                     "search: {}"
                 )
             if parameters["short_factor"] is None:
+                # Texts up to the original length then keep the angles that they had before the run.
                 parameters["short_factor"] = _short_factor(before.method)
         if takes_recommended_base(rope):
+            # From the origin and not from the stage before, so that a run of three stages ends at the same base as
+            # a run of one.
             return method_for_target(rope.method, *before.origin, context, parameters=parameters)
         rope_theta = None if rope.rope_theta == "auto" else float(rope.rope_theta)
         return method_for_target(
