@@ -160,7 +160,7 @@ def test_the_exact_rotary_module_fits_every_layout_of_angles(family):
 
 def test_a_model_of_two_rotary_modules_keeps_its_own():
     with pytest.raises(
-        RopewalkError, match="has 2 rotary modules where ropewalk expects one; load it with exact_rope=F"
+        RopewalkError, match="has 2 rotary modules where ropewalk expects one; use transformers' own RoPE"
     ):
         attach(tiny_model("granite_swa", sharp=True), engine="segments")
 
