@@ -21,6 +21,7 @@ from ropewalk.training.proposal import (
 )
 from ropewalk.training.recipe.file import parse_recipe
 from tests.checkpoint_cases import path_of
+from tests.models import every_family
 
 LAPTOP = MachineFacts(8, 0, 0)
 TARGETS = {"llama-3.1-8b": 2**20, "llama-2-7b": 2**15, "qwen3-8b": 2**17}
@@ -78,8 +79,19 @@ def test_an_adapter_is_proposed_where_the_gpus_are_too_small_for_all_weights(tmp
     assert parse_recipe(recipe, "x").adapter is not None
     assert reason_for_adapter(planned, MachineFacts(192, 64, 80 * 2**30)) is None
     assert reason_for_adapter(planned, LAPTOP) is None
-    # A model whose memory is not estimated is proposed as it is.
+    # A config that lacks a size is proposed as it is.
     assert reason_for_adapter(PLANS["llama-2-7b"], MachineFacts(16, 1, 24 * 2**30)) is None
+
+
+def test_an_adapter_is_proposed_where_the_states_of_a_hybrid_alone_are_too_large(tmp_path: Path) -> None:
+    every_family.tiny_config("falcon_h1").save_pretrained(tmp_path)
+    planned = plan(PlanSettings(model=str(tmp_path), target=2**17))
+    # Parameters, gradients and two moments in float32, whatever its mixers save.
+    states = 16 * 53_072
+    reason = reason_for_adapter(planned, MachineFacts(16, 2, states // 2 - 1))
+    assert reason is not None
+    assert "its 53,072 parameters, with gradients and moments, take" in reason
+    assert reason_for_adapter(planned, MachineFacts(16, 2, states // 2)) is None
 
 
 def test_the_embedded_model_and_documents(tmp_path: Path) -> None:

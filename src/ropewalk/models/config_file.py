@@ -510,6 +510,24 @@ def build(model: str, config_class: Any, values: Mapping[str, Any]) -> Any:
         ) from error
 
 
+def rebuilt(config: ModelConfig) -> Any | None:
+    """A config of transformers' class for the decoder, with its values; None if transformers does not know the type.
+
+    Raises:
+        RopewalkError: if the class rejects the values.
+    """
+    config_class = class_of(config.model_type) if config.config_class else None
+    if config_class is None:
+        return None
+    # Remote code is never run, and there are no weights to quantise.
+    left_out = ["auto_map", "quantization_config"]
+    # Bamba and Falcon-H1 derive the list that we read as layer_types from other keys, and take none.
+    attribute = config_class.attribute_map.get("layer_types", "layer_types")
+    if isinstance(getattr(config_class, attribute, None), property):
+        left_out.append("layer_types")
+    return build(config.model, config_class, {k: v for k, v in config.values.items() if k not in left_out})
+
+
 def _name_the_layer(values: Mapping[str, Any]) -> None:
     """Raise for a layer that explains why a class rejects a config; the class's own message names no layer."""
     from transformers.configuration_utils import ALLOWED_LAYER_TYPES

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
-from ropewalk.models.config_file import CONFIG_ERRORS, build, class_of, one_line, quiet, read_model_config
+from ropewalk.models.config_file import CONFIG_ERRORS, one_line, quiet, read_model_config, rebuilt
 from ropewalk.models.load import save_model
 from ropewalk.models.rotary import rotary_module, teach_transformers
 
@@ -54,12 +54,10 @@ def loaded_rope(config: ModelConfig) -> list[LoadedRope] | None:
     Raises:
         RopewalkError: if the model does not have exactly one rotary module, or cannot be built from the config.
     """
-    config_class = class_of(config.values.get("model_type")) if config.config_class else None
-    if config_class is None:
+    complete = rebuilt(config)
+    if complete is None:
         return None
-    # Remote code is never run, and there are no weights to quantise.
-    values = {k: v for k, v in config.values.items() if k not in ("auto_map", "quantization_config")}
-    rotary = _rotary_as_loaded(config.model, build(config.model, config_class, values))
+    rotary = _rotary_as_loaded(config.model, complete)
     names = sorted(name for name, _ in rotary.named_buffers() if re.search("(?<!original_)inv_freq$", name))
     return [_held(rotary, name.removesuffix("inv_freq")) for name in names]
 

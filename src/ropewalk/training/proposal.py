@@ -23,7 +23,7 @@ from ropewalk.io.settings import COMMON, MODEL_NAME, FilePath, Length, Option, S
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning import PlanSettings, plan
 from ropewalk.planning.run import PlanResult, size_of_stage
-from ropewalk.planning.sizing.model_shape import ModelShape
+from ropewalk.planning.sizing.model_shape import ModelShape, NotEstimated
 from ropewalk.planning.sizing.time import H100
 from ropewalk.training.check import check
 from ropewalk.training.recipe.file import parse_recipe
@@ -178,8 +178,13 @@ def reason_for_adapter(planned: PlanResult, machine: MachineFacts) -> str | None
         return None
     try:
         ModelShape.from_config(planned.config)
+    except NotEstimated as error:
+        # Activations are unknown, but no run is smaller than its parameters, gradients and moments.
+        if error.state_bytes is None or error.state_bytes <= machine.gpus * machine.gpu_bytes:
+            return None
+        return f"all weights do not fit in training on {machine.gpus} GPU here ({error})"
     except RopewalkError:
-        # Some models' memory is not estimated; the run itself says what does not fit.
+        # The config lacks a size; the run itself says what does not fit.
         return None
     # Only the memory decides whether the training fits; the speed of an H100 has no effect on the answer.
     here = replace(H100, bytes_per_rank=machine.gpu_bytes)

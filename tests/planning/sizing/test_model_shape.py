@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ropewalk import RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape
-from ropewalk.planning.sizing.model_shape import MIXTURES, ModelShape, ShardedRun, numel
+from ropewalk.planning.sizing.model_shape import MIXTURES, ModelShape, NotEstimated, ShardedRun, numel
 from ropewalk.planning.sizing.time import estimate_step
 from tests.models import every_family
 from tests.planning.sizing.sizing_cases import (
@@ -175,10 +175,15 @@ def test_an_impossible_run_is_refused(change, message):
     "family", ["qwen3_5_text", "qwen3_next", "falcon_h1", "bamba", "lfm2", "granitemoehybrid"]
 )
 def test_recurrent_layers_are_not_counted_as_attention(family):
-    config = ModelConfig.of(every_family.tiny_config(family))
+    tiny = every_family.tiny_config(family)
+    config = ModelConfig.of(tiny)
     assert config.recurrent_layers
     with pytest.raises(
-        RopewalkError,
+        NotEstimated,
         match=rf"recurrent layers, and \d of 4 layers of this {family} model are recurrent; set each",
-    ):
+    ) as refused:
         ModelShape.from_config(config)
+    # Of a model with weights, whose states a training run holds.
+    states = sum(4 * p.numel() for p in transformers.AutoModelForCausalLM.from_config(tiny).parameters())
+    assert refused.value.state_bytes == 4 * states
+    assert f"its {states // 4:,} parameters, with gradients and moments, take" in str(refused.value)

@@ -9,11 +9,14 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import RECURRENT, ModelConfig
+from ropewalk.models.parameters import count_parameters
 from ropewalk.parallel.mesh import MeshShape, sharded_dimension
 from ropewalk.rope.config import OF_LAYERS
 
 MASTER_BYTES = 4
 """Bytes per element of the parameters, gradients and optimizer moments of a sharded run, which are float32."""
+STATE_BYTES = 4 * MASTER_BYTES
+"""Bytes per trained parameter throughout training: itself, its gradient and AdamW's two moments."""
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MIXTURES = (
     "deepseek_v2",
@@ -38,6 +41,26 @@ MIXTURES = (
 
 Sizes = tuple[tuple[int, ...], ...]
 """Sizes of the parameters of one FSDP unit."""
+
+
+class NotEstimated(RopewalkError):
+    """A model with layers that :class:`ModelShape` does not describe, although their parameters can be counted.
+
+    Attributes:
+        state_bytes: bytes of all parameters, gradients and moments where every parameter is trained, over all ranks;
+            None if transformers cannot build the model from its config.
+    """
+
+    def __init__(self, reason: str, config: ModelConfig) -> None:
+        count = count_parameters(config)
+        self.state_bytes = None if count is None else count * STATE_BYTES
+        counted = (
+            ""
+            if count is None
+            else f"; its {count:,} parameters, with gradients and moments, take {count * STATE_BYTES / 1e9:,.1f} GB "
+            "over all shards if all are trained"
+        )
+        super().__init__(f"{reason}; set each degree of parallel yourself instead of auto{counted}")
 
 
 @dataclass(frozen=True)
@@ -73,10 +96,10 @@ class Experts:
         if not number:
             return None
         if config.model_type not in MIXTURES:
-            raise RopewalkError(
+            raise NotEstimated(
                 f"memory and time are estimated for dense models and mixtures of experts of the types "
-                f"{', '.join(MIXTURES)}, and this one, with {number} experts, is of type {config.model_type}; set each "
-                "degree of parallel yourself instead of auto"
+                f"{', '.join(MIXTURES)}, and this one, with {number} experts, is of type {config.model_type}",
+                config,
             )
         # Each model type has its own key for these widths; Mixtral has no key for experts alone.
         width = values.get("moe_intermediate_size") or values["intermediate_size"]
@@ -212,18 +235,19 @@ class ModelShape:
             config: the decoder's config.
 
         Raises:
-            RopewalkError: if a dimension is missing, layers differ in shape or are recurrent, or the model has experts
-                of a kind that :class:`Experts` does not describe.
+            RopewalkError: if a dimension is missing.
+            NotEstimated: if layers differ in shape or are recurrent, or the model has experts of a kind that
+                :class:`Experts` does not describe.
         """
         values = config.values
         # First, because such configs often lack a key of the others. A mixer's tensors are not those of attention:
         # counted as such, LFM2 would come out a third too large and Bamba a fifth too small.
         recurrent = [kind in RECURRENT for kind in values.get("layer_types") or ()]
         if any(recurrent):
-            raise RopewalkError(
+            raise NotEstimated(
                 f"memory and time are not estimated for recurrent layers, and {sum(recurrent)} of {len(recurrent)} "
-                f"layers of this {config.model_type} model are recurrent; set each degree of parallel yourself "
-                "instead of auto"
+                f"layers of this {config.model_type} model are recurrent",
+                config,
             )
         keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
         missing = [key for key in keys if values.get(key) is None]
@@ -234,10 +258,10 @@ class ModelShape:
             )
         apart = next((key for key in (OF_LAYERS, "hidden_size_per_layer_input") if values.get(key)), None)
         if apart is not None:
-            raise RopewalkError(
+            raise NotEstimated(
                 f"memory and time are estimated for models whose layers have one shape and no embeddings of their own, "
-                f"but the config of this {config.model_type} has {apart}; set each degree of parallel yourself instead "
-                "of auto"
+                f"but the config of this {config.model_type} has {apart}",
+                config,
             )
         layers, hidden, intermediate, heads, vocab = (values[key] for key in keys)
         experts, latent = Experts.from_config(config), Latent.from_config(config)
