@@ -123,6 +123,17 @@ def test_a_model_that_reads_no_layout_fails_instead_of_leaking(attention):
         model(**RowCollator(anchor=[ANCHOR])(WHOLE))
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_packed_rows_under_a_mask_that_hides_nothing_are_refused(number):
+    """Such as axolotl's collators make, in which a mask of ones hides that positions restart."""
+    ids, positions = torch.tensor([[3, 4, 5, 6]]), torch.tensor([[0, 1, 0, 1]])
+    mask = torch.tensor([[1, 1, number, number]])
+    with pytest.raises(RopewalkError, match="position_ids restart"):
+        attached()(ids, position_ids=positions, attention_mask=mask)
+    padded = torch.tensor([[0, 0, 1, 1]])
+    assert attached()(ids, position_ids=positions, attention_mask=padded).logits.isfinite().all()
+
+
 @pytest.mark.parametrize(
     "options",
     [

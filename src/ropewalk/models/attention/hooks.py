@@ -411,9 +411,16 @@ class _RoundedUpdate:
 
 def _refuse_restarts(kwargs: dict[str, Any]) -> None:
     """Raise for position ids that restart: they mean packed documents, whose boundaries must not be guessed."""
-    position_ids = kwargs.get("position_ids")
-    plain = kwargs.get("attention_mask") is None and kwargs.get("past_key_values") is None
-    if isinstance(position_ids, Tensor) and plain and bool((position_ids.diff(dim=-1) <= 0).any()):
+    positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
+    if not isinstance(positions, Tensor) or kwargs.get("past_key_values") is not None:
+        return
+    restarts = positions.diff(dim=-1) <= 0
+    if isinstance(mask, Tensor) and mask.shape[-1] == positions.shape[-1] and mask.ndim == 2:
+        # Positions of padding may be anything.
+        restarts = restarts & mask[:, 1:].bool() & mask[:, :-1].bool()
+    elif mask is not None:
+        return
+    if bool(restarts.any()):
         raise RopewalkError(
             "position_ids restart inside the row, so it contains packed documents: describe them with layout="
         )
