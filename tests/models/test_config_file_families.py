@@ -61,6 +61,8 @@ def wrong(text: dict[str, Any]) -> list[dict[str, Any]]:
         ("t5gemma", {"decoder": {"model_type": "t5_gemma_module", "sliding_window": 0}}, "sliding_window is 0"),
         ("olmo_hybrid", {"layer_types": [None] * 32}, "layer_types is None in the config for layer 0"),
         ("ministral", {"layer_types": ["sliding_attention"] * 31 + [7]}, "layer_types is 7 in the config for layer 31"),
+        ("laguna", {"num_attention_heads_per_layer": [48] * 39 + [7]}, "_per_layer is 7 in the config for layer 39"),
+        ("laguna", {"num_attention_heads_per_layer": [48] * 39}, "_per_layer lists 39 layers.* layer 39 has no"),
         ("minimax", {"layer_types": ["linear_attention"] * 5}, "layer_types lists 5 layers"),
         ("doge", {"rope_parameters": {"rope_theta": [1e4]}}, r"rope_theta .* got \[10000.0\]"),
     ],

@@ -85,6 +85,8 @@ OTHER_KINDS = ("mlp_layer_types", "layers_block_type")
 """Lists with an entry for each layer that classes do not check against the number of layers."""
 LISTS_OF_LAYERS = ("attn_layer_indices", "full_attn_idxs")
 """Lists of the numbers of layers with attention (Bamba, LFM2); classes take any number."""
+HEADS_OF_LAYERS = "num_attention_heads_per_layer"
+"""A number of query heads for each layer (Laguna)."""
 BASES_OF_LAYERS = "layer_rope_theta"
 """A base for each layer, 0 for one without RoPE (Granite with windows); the layers do not use ``rope_theta``."""
 DUAL_CHUNK = "dual_chunk_attention_config"
@@ -799,8 +801,20 @@ def check_layers(config: Mapping[str, Any]) -> None:
         raise RopewalkError(
             f"sliding_window_pattern is {pattern!r} in the config, but must be a whole number or letters"
         )
+    _check_heads_of_layers(config)
     _check_list(config, "layer_types", str, "the name of a type")
     _check_list(config, "no_rope_layers", int, "1 for a layer with RoPE and 0 for one without")
+
+
+def _check_heads_of_layers(config: Mapping[str, Any]) -> None:
+    listed, kv_heads = config.get(HEADS_OF_LAYERS), config.get("num_key_value_heads")
+    multiple = kv_heads if type(kv_heads) is int and kv_heads > 0 else 1
+    for number, heads in enumerate(listed if isinstance(listed, list | tuple) else ()):
+        if type(heads) is not int or heads < 1 or heads % multiple:
+            raise RopewalkError(
+                f"{HEADS_OF_LAYERS} is {heads!r} in the config for layer {number}, but must be a positive multiple of "
+                f"num_key_value_heads, {multiple}"
+            )
 
 
 def _check_list(config: Mapping[str, Any], key: str, kind: type, entry: str) -> None:
@@ -831,7 +845,7 @@ def check_list_lengths(config: Mapping[str, Any]) -> None:
                 )
                 raise RopewalkError(f"{key} names layer {number!r}, but {there}")
     count = stated or 1
-    for key in ("layer_types", "no_rope_layers", BASES_OF_LAYERS, *OTHER_KINDS):
+    for key in ("layer_types", "no_rope_layers", HEADS_OF_LAYERS, BASES_OF_LAYERS, *OTHER_KINDS):
         listed = len(config.get(key) or ())
         # 0 stands for a list that the config does not have.
         if listed in (0, count):
