@@ -90,13 +90,36 @@ def test_a_list_of_another_length_is_refused_with_the_layer(key: str) -> None:
             _ = ModelConfig({**FOUR, key: [entry] * count}).layers
 
 
-@pytest.mark.parametrize("key", ["attn_layer_indices", "full_attn_idxs"])
+@pytest.mark.parametrize("key", ["attn_layer_indices", "full_attn_idxs", "mlp_only_layers", "moe_layers"])
 @pytest.mark.parametrize("number", [4, -1, True, "1"])
 def test_a_layer_that_the_model_does_not_have_is_refused(key: str, number: object) -> None:
     with pytest.raises(
         RopewalkError, match=f"{key} names layer {number!r}, but the model has 4 layers, 0 to 3"
     ):
         _ = ModelConfig({**FOUR, key: [1, number]}).layers
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"attn_logit_softcapping": -50.0}, r"attn_logit_softcapping is -50\.0 in the config, but must be above 0"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0 in the config, but must be above 0"),
+        ({"floor_scale": float("nan")}, "floor_scale is nan in the config, but must be above 0"),
+        ({"num_local_experts": 8, "num_experts_per_tok": 9}, "is 9 in the config, but must be 1 to 8, the num_local"),
+        ({"num_experts": 8, "num_experts_per_tok": 0}, "is 0 in the config, but must be 1 to 8, the num_experts"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0 in the config, but must be at least 1"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace is -1 in the config, but must be a whole number of at"),
+        ({"mamba_d_conv": 0}, "mamba_d_conv is 0 in the config, but must be at least 1"),
+    ],
+)  # fmt: skip
+def test_numbers_that_no_layer_can_compute_with_are_refused(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(RopewalkError, match=message):
+        _ = ModelConfig({**FOUR, **wrong}).layers
+
+
+def test_a_mixture_without_experts_may_choose_none() -> None:
+    """Dense Granite 4 models have the keys of a mixture."""
+    assert ModelConfig({**FOUR, "num_local_experts": 0, "num_experts_per_tok": 0}).layers
 
 
 def test_layers_are_not_counted_where_nothing_states_their_number() -> None:

@@ -83,7 +83,7 @@ READ_OF_EACH_LAYER = ("head_dim", "num_key_value_heads")
 """Values in which layers may differ."""
 OTHER_KINDS = ("mlp_layer_types", "layers_block_type")
 """Lists with an entry for each layer that classes do not check against the number of layers."""
-LISTS_OF_LAYERS = ("attn_layer_indices", "full_attn_idxs")
+LISTS_OF_LAYERS = ("attn_layer_indices", "full_attn_idxs", "mlp_only_layers", "moe_layers")
 """Lists of the numbers of layers with attention (Bamba, LFM2); classes take any number."""
 HEADS_OF_LAYERS = "num_attention_heads_per_layer"
 """A number of query heads for each layer (Laguna)."""
@@ -757,9 +757,12 @@ def layer_values(text: Any) -> dict[str, Any]:
 
 COUNTS = (
     *("max_position_embeddings", "hidden_size", "num_attention_heads"),
-    *("head_dim", "v_head_dim", "kv_lora_rank"),
+    *("head_dim", "v_head_dim", "kv_lora_rank", "decoder_sparse_step"),
+    *("linear_conv_kernel_dim", "mamba_d_conv", "conv_L_cache"),
 )
 """Keys whose whole numbers must be at least 1."""
+ABOVE_0 = ("attn_logit_softcapping", "query_pre_attn_scalar", "floor_scale")
+"""Keys of numbers that scores or positions are divided by."""
 
 
 def check_layers(config: Mapping[str, Any]) -> None:
@@ -770,6 +773,8 @@ def check_layers(config: Mapping[str, Any]) -> None:
         "sliding_window": 0 if _switched_off(config) else 1,
         "attention_chunk_size": 1,
         "max_window_layers": 0,
+        "first_k_dense_replace": 0,
+        "qk_nope_head_dim": 0,
         "no_rope_layer_interval": 0 if config.get("no_rope_layers") else 1,
         "full_attention_interval": 0 if config.get("layer_types") else 1,
     }
@@ -791,6 +796,17 @@ def check_layers(config: Mapping[str, Any]) -> None:
         # Other types than whole numbers are for the class to refuse or to read: a few have a list of layers here.
         if type(value) is int and value < 1:
             raise RopewalkError(f"{key} is {value} in the config, but must be at least 1")
+    for key in ABOVE_0:
+        value = config.get(key)
+        if isinstance(value, int | float) and not value > 0:
+            raise RopewalkError(f"{key} is {value} in the config, but must be above 0")
+    chosen = config.get("num_experts_per_tok")
+    for key in NUMBERS_OF_EXPERTS:
+        experts = config.get(key)
+        if type(chosen) is int and type(experts) is int and experts > 0 and not 1 <= chosen <= experts:
+            raise RopewalkError(
+                f"num_experts_per_tok is {chosen} in the config, but must be 1 to {experts}, the {key}"
+            )
     switch = config.get("use_sliding_window")
     if switch is not None and not isinstance(switch, bool):
         raise RopewalkError(f"use_sliding_window is {switch!r} in the config, but must be true or false")
