@@ -107,6 +107,14 @@ def test_the_embedded_model_and_documents(tmp_path: Path) -> None:
         propose(settings)
 
 
+def test_names_with_any_characters_are_written_as_they_are(tmp_path: Path) -> None:
+    planned = PLANS["qwen3-8b"]
+    documents = DocumentFacts(9, True, 10**8, 10**5)
+    paths = ("docs\U0001f600", "a: b #c", "'\"\\")
+    text = recipe_of(asked(planned, documents=paths), planned, documents, LAPTOP, None)
+    assert tuple(source.path for source in parse_recipe(text, "x").data.sources) == paths
+
+
 def test_nothing_is_written_for_what_cannot_be_extended(tmp_path: Path) -> None:
     out = tmp_path / "a.yaml"
     (tmp_path / "short.txt").write_text("too short")

@@ -23,6 +23,7 @@ from ropewalk.audit.arithmetic import (
 )
 from ropewalk.audit.results import Sink
 from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.models.attention.hooks import any_positions
 from ropewalk.models.attention.intercept import (
     AttentionCall,
     AuditedModel,
@@ -198,7 +199,7 @@ class Runner:
                 kept.append(replace(call, query=call.query.cpu(), key=call.key.cpu(), value=nothing))
             return output
 
-        with intercepted(audited_model.model, answer, arithmetic.rest):
+        with intercepted(audited_model.model, answer, arithmetic.rest), any_positions():
             ids = input_ids[None].to(audited_model.device)
             # Some models use positions outside RoPE too. The mask of ones keeps restarted positions one sequence.
             hidden = decoder_of(audited_model.model)(

@@ -220,15 +220,15 @@ def recipe_of(
     lines = [
         f"# {settings.model}, from {trained:,} to {target:,} tokens. Written by ropewalk init; change what you like.",
         f"# Next: ropewalk recipe check {settings.out}, then ropewalk extend {settings.out}",
-        f"model: {json.dumps(settings.model)}",
-        f"output: {json.dumps(f'runs/{name}')}  # a new folder; a run that was stopped goes on with --resume",
+        f"model: {_quoted(settings.model)}",
+        f"output: {_quoted(f'runs/{name}')}  # a new folder; a run that was stopped goes on with --resume",
         "data:",
         f"  # {seen} with about {documents.tokens:,} tokens; the longest of the first {TOKENISED} has "
         f"{documents.longest:,}.",
         *_long_enough(documents, target),
         "  sources:",
         *(
-            f"    - {{path: {json.dumps(path)}, text_field: {json.dumps(settings.text_field)}}}"
+            f"    - {{path: {_quoted(path)}, text_field: {_quoted(settings.text_field)}}}"
             for path in settings.documents
         ),
         f"  validation_documents: {min(256, documents.read // 10)}  # held out of training, for perplexity",
@@ -278,6 +278,11 @@ _RATE = {
     False: "as for AnchorAttention and LongLoRA: small, because the model is trained already",
     True: "ten times that of full training, as usual for adapters",
 }
+
+
+def _quoted(text: str) -> str:
+    """A string as YAML reads it; JSON's escapes of characters beyond U+FFFF are no YAML."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _long_enough(documents: DocumentFacts, target: int) -> list[str]:

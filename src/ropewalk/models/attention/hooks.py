@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +89,17 @@ class LayoutCall:
 
 
 _current: ContextVar[LayoutCall | None] = ContextVar("ropewalk_layout_call", default=None)
+_any_positions: ContextVar[bool] = ContextVar("ropewalk_any_positions", default=False)
+
+
+@contextmanager
+def any_positions() -> Iterator[None]:
+    """Let positions of a row go back without a layout: the audit gives one sequence positions of its choice."""
+    token = _any_positions.set(True)
+    try:
+        yield
+    finally:
+        _any_positions.reset(token)
 
 
 def has_layout() -> bool:
@@ -263,7 +274,7 @@ class LayoutHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         kwargs = _with_every_query(module, kwargs)
         call = kwargs.get("layout")
-        if call is None and _current.get() is None:
+        if call is None and _current.get() is None and not _any_positions.get():
             _refuse_restarts(kwargs)
         pinned = ExitStack()
         if call is not None and not isinstance(call, LayoutCall):
