@@ -165,6 +165,7 @@ def test_layer_types_that_no_layer_has_need_no_frequencies_of_the_stock_module()
         **{**COMMON, "layer_types": ["full_attention"] * 3},
         head_dim=8,
         num_experts=4,
+        num_experts_per_tok=2,
         moe_intermediate_size=16,
     )
     assert "sliding_attention" in config.rope_parameters
