@@ -29,7 +29,9 @@ from ropewalk.training.check import check
 from ropewalk.training.recipe.file import parse_recipe
 
 TOKENISED = 200
-"""Documents whose tokens are counted."""
+"""Documents of which the tokens are counted."""
+SAMPLED = 20_000
+"""Characters of each of these that are tokenised: a corpus of books would take minutes."""
 READ = 20_000
 """Documents whose characters are counted, and taken for tokens at the rate of the first ones."""
 STEP_TOKENS = 2**19
@@ -68,7 +70,7 @@ class DocumentFacts:
         read: documents read.
         complete: whether these are all.
         tokens: their tokens, estimated from the first ones.
-        longest: tokens of the longest of those that were tokenised.
+        longest: tokens of the longest of those read, estimated likewise.
     """
 
     read: int
@@ -142,25 +144,24 @@ def look_at(specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext) ->
         RopewalkError: as for :func:`ropewalk.data.read_documents`.
     """
     first: list[str] = []
-    characters, read, complete = 0, 0, True
+    characters, longest, read, complete = 0, 0, 0, True
     with counted(context.rank_0_reporter, "documents", None, "documents") as progress:
         for document in read_documents(specs):
             if read == READ:
                 complete = False
                 break
             if len(first) < TOKENISED:
-                first.append(document.text)
+                first.append(document.text[:SAMPLED])
             characters += len(document.text)
+            longest = max(longest, len(document.text))
             read += 1
             progress(read, read)
     # Without special tokens, which packing adds per row or document as the pattern needs them.
-    lengths = [
-        len(each) for each in tokenizer.backend_tokenizer.encode_batch_fast(first, add_special_tokens=False)
-    ]
+    encoded = tokenizer.backend_tokenizer.encode_batch_fast(first, add_special_tokens=False)
     # Tokenising all of them would take minutes, and texts of one corpus have nearly the same rate of tokens per
     # character.
-    rate = sum(lengths) / max(1, sum(map(len, first)))
-    return DocumentFacts(read, complete, int(characters * rate), max(lengths))
+    rate = sum(map(len, encoded)) / max(1, sum(map(len, first)))
+    return DocumentFacts(read, complete, int(characters * rate), int(longest * rate))
 
 
 def this_machine() -> MachineFacts:
@@ -223,8 +224,7 @@ def recipe_of(
         f"model: {_quoted(settings.model)}",
         f"output: {_quoted(f'runs/{name}')}  # a new folder; a run that was stopped goes on with --resume",
         "data:",
-        f"  # {seen} with about {documents.tokens:,} tokens; the longest of the first {TOKENISED} has "
-        f"{documents.longest:,}.",
+        f"  # {seen} with about {documents.tokens:,} tokens; the longest of these has about {documents.longest:,}.",
         *_long_enough(documents, target),
         "  sources:",
         *(
