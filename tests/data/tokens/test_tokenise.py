@@ -22,6 +22,7 @@ from ropewalk.data.tokens.tokenise import (
     tokenizer_identity,
 )
 from ropewalk.errors import RopewalkError
+from tests.checkpoint_cases import path_of
 from tests.data.tiny_tokenizer import TEXTS, make_tokenizer
 from tests.programs import Program
 
@@ -201,4 +202,11 @@ def test_bad_requests_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: 
     with pytest.raises(RopewalkError, match=r"no folder nope/nope, and the Hub has no tokenizer for it"):
         load_tokenizer("nope/nope")
     with pytest.raises(RopewalkError, match="cannot load a tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["gemma-3-1b", "phi-2"])
+def test_a_tokenizer_that_a_config_alone_makes_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(path_of(name).read_bytes())
+    with pytest.raises(RopewalkError, match=r"has only special tokens; add the model's tokenizer\.json"):
         load_tokenizer(str(tmp_path))

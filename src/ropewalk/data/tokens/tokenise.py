@@ -91,7 +91,8 @@ def load_tokenizer(path_or_name: str) -> Any:
     """Load a transformers tokenizer from a folder, the Hub, or ``embedded``, without running code of its repository.
 
     Raises:
-        RopewalkError: if there is no tokenizer, or it has no fast (``tokenizers``) backend.
+        RopewalkError: if there is no tokenizer, or it has no fast (``tokenizers``) backend or no ordinary
+            tokens.
     """
     from transformers import AutoTokenizer
 
@@ -113,6 +114,11 @@ def load_tokenizer(path_or_name: str) -> Any:
         raise RopewalkError(
             f"the tokenizer of {path_or_name!r} is a {type(tokenizer).__name__} without a tokenizer.json; "
             "convert it to a fast tokenizer"
+        )
+    # transformers makes such a one of a folder without files of a tokenizer: all text would become unknown tokens.
+    if len(tokenizer.get_added_vocab()) >= len(tokenizer):
+        raise RopewalkError(
+            f"the tokenizer of {path_or_name!r} has only special tokens; add the model's tokenizer.json"
         )
     return tokenizer
 
