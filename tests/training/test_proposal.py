@@ -141,6 +141,7 @@ def test_documents_that_are_all_short_are_warned_about() -> None:
     text = recipe_of(asked(planned), planned, many, LAPTOP, None)
     assert "the model will meet few long dependencies" in text
     assert "20,000 documents and more" in text
+    assert "Only these were counted: raise steps below" in text
     assert "few long dependencies" not in recipe_of(
         asked(planned), planned, replace(many, longest=10**6), LAPTOP, None
     )

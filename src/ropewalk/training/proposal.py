@@ -225,6 +225,13 @@ def recipe_of(
         f"output: {_quoted(f'runs/{name}')}  # a new folder; a run that was stopped goes on with --resume",
         "data:",
         f"  # {seen} with about {documents.tokens:,} tokens; the longest of these has about {documents.longest:,}.",
+        *(
+            []
+            if documents.complete
+            else [
+                f"  # Only these were counted: raise steps below for more than {documents.tokens:,} tokens."
+            ]
+        ),
         *_long_enough(documents, target),
         "  sources:",
         *(
