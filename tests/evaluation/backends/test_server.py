@@ -484,6 +484,42 @@ def test_a_rate_limit_takes_no_attempts_while_the_time_out_lasts() -> None:
     assert len(server.requests) == 3
 
 
+class Waits(threading.Event):
+    """Notes how long it should have waited, and does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout or 0.0)
+        assert len(self.seconds) < 100, "requests follow each other for ever"
+        return False
+
+
+@pytest.mark.parametrize("asked_to_wait", [None, 0.0])
+def test_waits_for_a_rate_limit_grow_and_end_if_the_server_names_none(
+    monkeypatch: pytest.MonkeyPatch, asked_to_wait: float | None
+) -> None:
+    def limited(client: Any, request: GenerationRequest) -> bytes:
+        raise FaultError("slow down", asked_to_wait, 429)
+
+    waits: dict[float, list[float]] = {}
+    for backoff in (0.5, 0.0):
+        asked = backend_at("http://localhost:1/v1", backoff=backoff, retries=2, timeout=60.0)
+        monkeypatch.setattr(asked, "_request", limited)
+        stop = Waits()
+        with pytest.raises(FaultError, match="slow down"):
+            asked._completion_with_retries(None, requests_of(1)[0], stop)
+        waits[backoff] = stop.seconds
+    # Each wait is 1 to 1.5 times 0.5, 1, 2, 4, 8, 8, ... seconds; those within 60 s take none of the 2 retries.
+    for number, wait in enumerate(waits[0.5]):
+        assert min(0.5 * 2**number, 8) <= wait <= 1.5 * min(0.5 * 2**number, 8)
+    assert 5 < len(waits[0.5]) <= 2 + 60 / 8 + 5
+    # Without a wait, only the retries remain.
+    assert waits[0.0] == [0.0, 0.0]
+
+
 def test_several_servers_share_the_prompts() -> None:
     with (
         CompletionServer(

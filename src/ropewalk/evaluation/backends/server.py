@@ -351,19 +351,20 @@ class ServerBackend:
         self, client: Any, request: GenerationRequest, stop: threading.Event
     ) -> Completion:
         """Return the server's completion of a prompt, with retries after temporary faults."""
-        attempt, limited = 0, 0.0
+        attempt, limited, backoff = 0, 0.0, min(self.backoff, LONGEST_BACKOFF)
         while True:
             try:
                 body = self._request(client, request)
                 return read_chat(body) if self.as_turns else read_completion(body)
             except FaultError as error:
                 fault = error
-            # A server that asks for a pause knows better than our own backoff. Random, so that requests that were
-            # rejected together do not come back together.
-            backoff = min(self.backoff * 2**attempt, LONGEST_BACKOFF) * random.uniform(1, 1.5)
-            wait = backoff if fault.wait is None else fault.wait
-            # A server at its rate limit works: waiting for it is no failed attempt, within the time-out.
-            if fault.status == TOO_MANY and limited + wait <= self.timeout:
+            # A server that asks for a pause knows better than our own backoff; 0, or a date that has passed by its
+            # clock, asks for none. Random, so that requests that were rejected together do not come back together.
+            wait = fault.wait or backoff * random.uniform(1, 1.5)
+            backoff = min(2 * backoff, LONGEST_BACKOFF)
+            # A server at its rate limit works: waiting for it is no failed attempt, within the time-out. Without a
+            # wait, requests would follow each other for ever.
+            if fault.status == TOO_MANY and wait > 0 and limited + wait <= self.timeout:
                 limited += wait
             elif attempt == self.retries:
                 break
