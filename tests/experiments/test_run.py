@@ -212,10 +212,14 @@ def test_shares_that_start_at_once_wait_for_the_one_that_writes_the_recipes(tmp_
     assert all(each.file.is_file() for each in grid.runs)
 
 
+HEEDS = "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler);"
+"""A job in the background of a shell ignores interrupts, and so do the processes that it starts."""
+
+
 def test_a_run_that_just_ended_does_not_keep_the_others_from_being_interrupted():
     ended, going = (
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)
-        for code in ("", "import time; print(flush=True); time.sleep(600)")
+        for code in ("", f"{HEEDS} print(flush=True); time.sleep(600)")
     )
     with ended, going:
         ended.wait()

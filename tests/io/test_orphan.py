@@ -84,3 +84,14 @@ def test_a_command_that_cannot_start_is_an_error_that_names_it():
         1,
         "error: cannot start no-such-launcher: No such file or directory\n",
     )
+
+
+def test_a_command_heeds_interrupts_that_this_process_ignores():
+    """As where a shell has started this process in the background."""
+    asks = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        command = [*orphan.ends_with_this_process(), sys.executable, "-c", asks]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
+    finally:
+        signal.signal(signal.SIGINT, before)

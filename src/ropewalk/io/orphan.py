@@ -23,6 +23,8 @@ def _main(parent: int, command: list[str]) -> None:
 
     # SIGTERM: a run ends in order, and a launcher ends its workers.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    # A shell that starts a job in the background has it ignore Ctrl-C, and so would the command.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     # The parent may have ended before the signal was requested.
     if os.getppid() != parent:
         sys.exit("the process that started this one has ended")
