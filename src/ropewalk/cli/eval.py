@@ -11,7 +11,7 @@ from pydantic import Field
 from ropewalk.cli.binding import make_command, make_group_with_default
 from ropewalk.cli.output import JsonFlag, PlotFile, notes, on_interrupt, print_json, show
 from ropewalk.errors import RunFailure
-from ropewalk.evaluation.backends.server import Serving
+from ropewalk.evaluation.backends.serving import Serving
 from ropewalk.evaluation.settings import CompareSettings, EvaluationSettings, Loading, Settings
 from ropewalk.evaluation.tasks.suite import HOW, TEXTS
 from ropewalk.io.settings import COMMON, MODEL_NAME, FilePath, Folder, Option

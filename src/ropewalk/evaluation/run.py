@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import mean_over_checkpoints, summarise
-from ropewalk.evaluation.backends.server import Serving
+from ropewalk.evaluation.backends.serving import Serving
 from ropewalk.evaluation.measure import Stores, check_evaluation, measured
 from ropewalk.evaluation.model_under_test import ModelUnderTest
 from ropewalk.evaluation.record import EvaluationResult
@@ -516,7 +516,7 @@ class _Run:
         return under_test, {**facts, "parallel": str(mesh.shape)}
 
     def _served(self, serving: Serving, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
-        from ropewalk.evaluation.backends.server import server_pool
+        from ropewalk.evaluation.backends.server_pool import server_pool
 
         if serving.endpoint == "chat" and not self.config.what.chat:
             raise RopewalkError(

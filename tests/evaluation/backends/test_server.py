@@ -2,19 +2,14 @@
 
 import gzip
 import json
-import random
 import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -23,93 +18,29 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.backends import Answer, GenerationRequest, ServerBackend
-from ropewalk.evaluation.backends.server import (
+from ropewalk.evaluation.backends import Answer, GenerationRequest
+from ropewalk.evaluation.backends.responses import (
     FaultError,
-    Serving,
-    named_fields,
-    one_line,
-    public_address,
-    read_chat,
-    read_completion,
-    retry_after,
-    server_pool,
 )
-from ropewalk.io.settings import explain
 from tests.completion_server import (
     CompletionServer,
     Reply,
     completion,
-    few_certificates,
     free_port,
     message,
     refusal,
-    until,
+)
+from tests.evaluation.backends.server_cases import (
+    HTML,
+    KEY,
+    always,
+    backend,
+    backend_at,
+    echo,
+    first_then_echo,
+    requests_of,
 )
 from tests.marks import slow_after
-
-KEY = "sk-secret-123"
-HTML = b"<html><body><h1>502 Bad Gateway</h1></body></html>"
-
-
-@pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    few_certificates(monkeypatch, tmp_path)
-
-
-def backend(server: CompletionServer, **settings: Any) -> ServerBackend:
-    return backend_at(server.url, **{"backoff": 0.01, "timeout": 10.0, **settings})
-
-
-def backend_at(url: str, **settings: Any) -> ServerBackend:
-    own = {name: settings.pop(name) for name in ("tokenizer", "api_key", "backoff") if name in settings}
-    return ServerBackend(Serving(url=url, **settings), **own)
-
-
-def requests_of(count: int) -> list[GenerationRequest]:
-    """Prompts that name themselves."""
-    return [GenerationRequest((1, 7, index), 4, 100) for index in range(count)]
-
-
-def echo(value: dict[str, Any], number: int) -> Reply:
-    return completion(f"answer to {value['prompt'][-1]}")
-
-
-def echo_slowly(value: dict[str, Any], number: int) -> Reply:
-    return completion(f"answer to {value['prompt'][-1]}", delay=0.01)
-
-
-def always(reply: Reply) -> Callable[[dict[str, Any], int], Reply]:
-    return lambda value, number: reply
-
-
-def first_then_echo(*replies: Reply) -> Callable[[dict[str, Any], int], Reply]:
-    """What goes wrong first, one request after the other; then good answers."""
-    return lambda value, number: replies[number] if number < len(replies) else echo(value, number)
-
-
-def test_answers_map_to_their_requests_under_concurrency_and_random_delays() -> None:
-    rng = random.Random(0)
-    delays = [rng.uniform(0, 0.03) for _ in range(60)]
-
-    def reply(value: dict[str, Any], number: int) -> Reply:
-        return completion(f"answer to {value['prompt'][-1]}", delay=delays[number])
-
-    with CompletionServer(reply) as server:
-        answers = list(backend(server).answers(requests_of(60)))
-    assert sorted(answer.index for answer in answers) == list(range(60))
-    assert all(answer.text == f"answer to {answer.index}" for answer in answers)
-    assert [answer.index for answer in answers] != list(range(60))
-    assert 2 <= server.most_under_way <= 8
-
-
-@pytest.mark.parametrize("concurrency", [1, 3])
-def test_no_more_requests_are_under_way_than_were_asked_for(concurrency: int) -> None:
-    with CompletionServer(lambda value, number: completion("x", delay=0.01)) as server:
-        assert len(list(backend(server, concurrency=concurrency).answers(requests_of(9)))) == 9
-    assert server.most_under_way == concurrency
 
 
 def test_a_request_is_greedy_and_carries_the_prompts_own_ids() -> None:
@@ -368,24 +299,6 @@ def test_other_refusals_are_said_in_the_servers_words_and_end_the_trial() -> Non
         assert (len(server.trials), len(server.requests)) == (trials, 0)
 
 
-def test_fields_are_named_by_their_place_or_as_whole_words() -> None:
-    fields = ("model", "prompt", "max_tokens", "temperature", "top_k")
-    for said, names in (
-        ("This model's maximum length is 4, the prompt has 9", ()),
-        ("unknown field `prompt`", ("prompt",)),
-        ("top_k_max and my-top_k are unknown", ()),
-        ("max_tokens: unknown; so is top_k.", ("max_tokens", "top_k")),
-        ({"detail": [{"loc": ["query"], "input": {"top_k": 1}}]}, ()),
-        ({"message": "bad top_k", "param": "temperature"}, ("temperature",)),
-        ({"message": "bad top_k", "param": "400"}, ("top_k",)),
-        ({"message": 5, "detail": {"top_k": "unknown"}}, ("top_k",)),
-        ({"detail": [5, {"loc": 5}, {"loc": [5, ["top_k"]]}]}, ("top_k",)),
-        (None, ()),
-        ([["top_k"]], ("top_k",)),
-    ):
-        assert named_fields(said, fields) == names, said
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -520,116 +433,11 @@ def test_waits_for_a_rate_limit_grow_and_end_if_the_server_names_none(
     assert waits[0.0] == [0.0, 0.0]
 
 
-def test_several_servers_share_the_prompts() -> None:
-    with (
-        CompletionServer(
-            lambda value, number: completion(f"answer to {value['prompt'][-1]}", delay=0.01)
-        ) as first,
-        CompletionServer(echo) as second,
-    ):
-        pool = server_pool(Serving(url=f"{first.url}, {second.url}", concurrency=2))
-        answers = list(pool.answers(requests_of(40)))
-    assert sorted((answer.index, answer.text) for answer in answers) == sorted(
-        (index, f"answer to {index}") for index in range(40)
-    )
-    # The quick one takes more, and the slow one some.
-    assert len(second.requests) > len(first.requests) > 0
-    assert pool.description["addresses"] == [first.url, second.url]
-
-
-def test_the_prompts_of_a_server_that_dies_go_to_the_others() -> None:
-    def reply(value: dict[str, Any], number: int) -> Reply:
-        if number == 3:
-            dying.die()
-        return echo_slowly(value, number)
-
-    told: list[str] = []
-    with CompletionServer(reply) as dying, CompletionServer(echo_slowly) as living:
-        serving = Serving(url=f"{dying.url},{living.url}", concurrency=2, retries=0)
-        answers = list(server_pool(serving, report=told.append).answers(requests_of(30)))
-    assert sorted(answer.index for answer in answers) == list(range(30))
-    assert all(answer.text == f"answer to {answer.index}" for answer in answers)
-    (note,) = told
-    assert dying.url in note
-    assert note.endswith("1 of 2 servers go on")
-
-
-def test_servers_that_all_die_end_the_run() -> None:
-    broken = always(Reply(500, b"out of memory"))
-    with CompletionServer(broken) as first, CompletionServer(broken) as second:
-        serving = Serving(url=f"{first.url},{second.url}", concurrency=2, retries=0)
-        with pytest.raises(RunFailure, match=r"stopped responding \(HTTP 500: out of memory\) after 0 of 4"):
-            list(server_pool(serving).answers(requests_of(4)))
-
-
-def test_servers_of_different_models_or_programs_are_refused() -> None:
-    with CompletionServer(echo, models=["a"]) as first, CompletionServer(echo, models=["b"]) as second:
-        with pytest.raises(RopewalkError, match=f"servers at {first.url} and {second.url} differ"):
-            server_pool(Serving(url=f"{first.url},{second.url}")).check()
-        with pytest.raises(RopewalkError, match="is given twice"):
-            server_pool(Serving(url=f"{first.url},{first.url}/"))
-
-
 def test_a_compressed_answer_is_an_answer() -> None:
     good = completion("x")
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     with CompletionServer(always(Reply(body=gzip.compress(good.body), headers=headers))) as server:
         assert [answer.text for answer in backend(server).answers(requests_of(1))] == ["x"]
-
-
-def test_a_server_that_dies_ends_the_run_after_the_good_answers() -> None:
-    def reply(value: dict[str, Any], number: int) -> Reply:
-        if number == 5:
-            server.die()
-        return echo(value, number)
-
-    with CompletionServer(reply) as server:
-        stream = backend(server, retries=2, concurrency=2).answers(requests_of(40))
-        got = []
-        with pytest.raises(RunFailure) as caught:
-            got.extend(answer.index for answer in stream)
-    # The one that was under way when it died may have come through or not.
-    assert 5 <= len(server.requests) <= 7
-    assert len(got) == len(set(got)) == len(server.requests)
-    message = str(caught.value)
-    assert message.startswith(f"the server at {server.url} stopped responding (")
-    assert message.endswith(f") after {len(got)} of 40 answers; run the same command again to resume")
-    assert "refused" in message
-
-
-def test_answers_under_way_are_waited_for_when_another_request_fails() -> None:
-    failed = threading.Event()
-
-    def reply(value: dict[str, Any], number: int) -> Reply:
-        if value["prompt"][-1] == 0:
-            # All are under way before the first fails.
-            until(lambda: server.under_way == 3)
-            failed.set()
-            return refusal(400, "no")
-        failed.wait(5)
-        return completion("late", delay=0.05)
-
-    with CompletionServer(reply) as server:
-        got = []
-        with pytest.raises(RunFailure, match=r"rejected a prompt after 2 of 9 answers \(HTTP 400: no\)$"):
-            got.extend(backend(server, concurrency=3).answers(requests_of(9)))
-    assert sorted(answer.index for answer in got) == [1, 2]
-    assert len(server.requests) == 3
-
-
-def test_a_failure_ends_the_retries_of_the_others() -> None:
-    def reply(value: dict[str, Any], number: int) -> Reply:
-        if value["prompt"][-1] == 0:
-            return refusal(503, "busy")
-        until(lambda: server.under_way >= 1 and len(server.requests) == 2)
-        return Reply(400, b'{"error": {"message": "no"}}', delay=0.05)
-
-    with CompletionServer(reply) as server:
-        start = time.monotonic()
-        with pytest.raises(RunFailure, match="HTTP 400: no"):
-            list(backend(server, concurrency=2, backoff=5.0).answers(requests_of(2)))
-        assert time.monotonic() - start < 3.0
-    assert len(server.requests) == 2
 
 
 def test_a_server_that_hangs_is_given_up_after_the_timeout_and_the_retries() -> None:
@@ -662,23 +470,6 @@ def test_a_refusal_fails_at_once_with_the_servers_own_words(status: int) -> None
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (b'{"object": "error", "message": "too long", "type": "BadRequestError", "code": 400}', "too long"),
-        (b'{"detail": "Not allowed"}', "Not allowed"),
-        (b'{"error": "Input is too long"}', "Input is too long"),
-        (b'{"detail": [{"loc": ["body"], "msg": "extra field"}]}', "extra field"),
-        (HTML, "502 Bad Gateway"),
-        (b"", "status 400 without a message"),
-        (b"null", "without a message|null"),
-    ],
-)
-def test_servers_put_their_words_in_different_places(body: bytes, words: str) -> None:
-    with CompletionServer(always(Reply(400, body))) as server, pytest.raises(RunFailure, match=words):
-        list(backend(server).answers(requests_of(1)))
-
-
 def test_the_servers_wish_to_wait_comes_before_our_own() -> None:
     busy = refusal(429, "slow down", {"Retry-After": "0.05"})
     with CompletionServer(first_then_echo(busy)) as server:
@@ -698,26 +489,6 @@ def test_waits_double_from_the_first() -> None:
         list(backend(server, backoff=0.02).answers(requests_of(1)))
     waits = [after - before for before, after in pairwise(arrivals)]
     assert all(wait >= least for wait, least in zip(waits, (0.02, 0.04, 0.08), strict=True))
-
-
-def test_an_interrupted_run_leaves_the_rest_unasked() -> None:
-    with CompletionServer(echo) as server:
-        stream = backend(server, concurrency=2).answers(requests_of(10_000))
-        next(stream)
-        stream.close()
-        time.sleep(0.1)
-        # Two were under way, and each thread may have begun one more.
-        assert len(server.requests) < 10
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_error_that_nobody_thought_of_is_no_answer_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    with CompletionServer(echo) as server:
-        asked = backend(server, concurrency=2)
-        asked.check()
-        monkeypatch.setattr(asked, "_request", lambda client, request: 1 // 0)
-        with pytest.raises(RunFailure, match=r"\(an unexpected error, shown above\) after 0 of 3 answers"):
-            list(asked.answers(requests_of(3)))
 
 
 def test_the_key_is_sent_and_shown_nowhere(
@@ -813,68 +584,6 @@ def test_the_list_of_models_is_asked_for_once() -> None:
         assert asked.description["address"] == server_models
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "localhost:8000",
-        "ftp://host/v1",
-        "http://",
-        "http:///v1",
-        "http://host:port/v1",
-        "http://[::1/v1",
-        "http://ho st/v1",
-        "http://host..x/v1",
-        "",
-        "me:secret@host",
-    ],
-)
-def test_addresses_that_are_none_are_refused(url: str) -> None:
-    with pytest.raises(RopewalkError, match="is not a server address; write it like") as caught:
-        backend_at(url)
-    assert "secret" not in str(caught.value)
-
-
-def test_addresses_with_a_query_are_refused_without_repeating_it() -> None:
-    with pytest.raises(
-        RopewalkError, match=r"the server address http://host/v1 has a query or fragment"
-    ) as caught:
-        backend_at(f"http://host/v1?key={KEY}")
-    assert KEY not in str(caught.value)
-    assert public_address("https://[::1]:8000/v1/") == "https://[::1]:8000/v1"
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"concurrency": 0}, "concurrency must be 1 or more, got 0"),
-        ({"retries": -1}, "retries must be 0 or more, got -1"),
-        ({"timeout": 0.0}, "timeout must be more than 0, got 0.0"),
-        ({"timeout": float("nan")}, "timeout must be a finite number, got nan"),
-        ({"backoff": -1.0}, "backoff must be 0 or more seconds, got -1.0"),
-        ({"send": "chat"}, "unknown send 'chat'; choose from auto, ids, text"),
-        ({"send": "text"}, "send=text needs the model's tokenizer"),
-        (
-            {"extra": {"max_tokens": 1}},
-            "the request field max_tokens cannot be changed, because ropewalk sets it",
-        ),
-        ({"extra": {"stream": True}}, "the request field stream cannot be changed, because ropewalk sets it"),
-        ({"extra": {"top k": 1}}, "'top k' is not a valid name of a request field"),
-        ({"extra": {"top_p": float("nan")}}, "the request field top_p must be a JSON value, got nan"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises((RopewalkError, ValidationError)) as caught:
-        backend_at("http://localhost:1/v1", **settings)
-    error = caught.value
-    assert message in (explain(error, Serving) if isinstance(error, ValidationError) else str(error))
-
-
-@pytest.mark.parametrize("bad", [GenerationRequest((), 4, 100), GenerationRequest((1,), 0, 100)])
-def test_bad_requests_are_refused_before_the_server_is_asked(bad: GenerationRequest) -> None:
-    with pytest.raises(RopewalkError, match="request 1 has"):
-        backend_at("http://localhost:1/v1").answers([*requests_of(1), bad])
-
-
 def test_without_the_openai_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(RopewalkError, match=r"pip install 'ropewalk\[server\]'"):
@@ -894,54 +603,6 @@ def test_a_long_prompt_is_sent_without_a_look_at_each_token() -> None:
             client.completions.create(model="tiny", prompt=list(ids))
             plain = time.process_time() - start
     assert ours < plain / 2
-
-
-def test_halves_of_characters_are_joined_or_replaced_so_that_a_file_can_hold_them() -> None:
-    for escaped, text in (("\\ud83d\\ude00", "😀"), ("a\\ud83d", "a\ufffd"), ("\\ude00b", "\ufffdb")):
-        body = f'{{"choices": [{{"text": "{escaped}"}}]}}'.encode()
-        said = read_completion(body).text
-        assert said == text
-        said.encode()
-
-
-def test_only_the_first_choice_counts() -> None:
-    body = json.dumps({"choices": [{"text": "a", "finish_reason": ["odd"]}, {"text": "b"}], "usage": "odd"})
-    found = read_completion(body.encode())
-    assert (found.text, found.new_tokens, found.finished) == ("a", None, None)
-
-
-def test_words_of_others_are_one_short_line() -> None:
-    assert one_line("a\n\tb\x1b[2Jc\x00 d") == "a b [2Jc d"
-    assert one_line("x" * 10_000_000) == "x" * 299 + "…"
-    assert len(one_line("é".encode() * 10_000)) == 300
-    with pytest.raises(FaultError, match="the response is not JSON: it is empty"):
-        read_completion(b"")
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        (None, None),
-        ("2", 2.0),
-        ("0.5", 0.5),
-        ("99999", 60.0),
-        ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0),
-        ("tomorrow", None),
-        ("-1", None),
-    ],
-)
-def test_a_servers_wish_to_wait_is_read_as_seconds_and_bounded(
-    header: str | None, seconds: float | None
-) -> None:
-    assert retry_after(header) == seconds
-
-
-def test_a_servers_wish_to_wait_until_a_date_is_read() -> None:
-    now = datetime.now(UTC)
-    for seconds, expected in ((20, 20), (-20, 0), (3600, 60)):
-        header = format_datetime(now + timedelta(seconds=seconds), usegmt=True)
-        # A date has whole seconds.
-        assert retry_after(header) == pytest.approx(expected, abs=2)
 
 
 def turns_of(count: int) -> list[GenerationRequest]:
@@ -967,39 +628,6 @@ def test_a_chat_endpoint_gets_turns_and_applies_its_own_template() -> None:
         "repetition_penalty": 1.0,
     }
     assert chat.description["prompts"] == "turns"
-
-
-@pytest.mark.parametrize(
-    ("said", "text"),
-    [
-        (message("7"), "7"),
-        (message("7", reasoning_content="5? No."), "<think>5? No.</think>7"),
-        (message("7", reasoning="5? No."), "<think>5? No.</think>7"),
-        (message(None, "length", reasoning_content="5? N"), "<think>5? N"),
-        (message("<think>5</think>7"), "<think>5</think>7"),
-        (message("", reasoning_content=None), ""),
-    ],
-)
-def test_thoughts_that_a_server_splits_off_stand_between_their_marks(said: Reply, text: str) -> None:
-    assert read_chat(said.body).text == text
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        message(None),
-        message(["x"]),
-        message("x", reasoning_content=5),
-        message("x", "abort"),
-        completion("x"),
-        Reply(body=b'{"choices": []}'),
-        Reply(body=b'{"choices": [{"message": "x"}]}'),
-        Reply(body=HTML),
-    ],
-)
-def test_what_is_no_message_is_never_an_answer(said: Reply) -> None:
-    with pytest.raises(FaultError):
-        read_chat(said.body)
 
 
 def test_a_chat_that_was_cut_short_by_the_server_is_noticed() -> None:

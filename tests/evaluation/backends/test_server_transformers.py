@@ -15,7 +15,7 @@ import pytest
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.evaluation.backends import GenerationRequest, InMemoryBackend, ServerBackend
-from ropewalk.evaluation.backends.server import Serving
+from ropewalk.evaluation.backends.serving import Serving
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.models.load import load_model
 from tests.completion_server import free_port

@@ -1,0 +1,138 @@
+"""Address of a model server and the format of its requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.backends.protocol import Endpoint, Send
+from ropewalk.io.settings import COMMON, Option, Settings, pairs
+
+RESERVED = ("model", "prompt", "messages", "max_tokens", "temperature")
+"""Fields of every request that determine the answer."""
+
+UNREADABLE = ("stream", "n", "best_of", "echo", "suffix")
+"""Fields that change the format of a response so that it can no longer be read as one answer."""
+
+
+def _json_values(value: Any) -> Any:
+    """Parse additional request fields, given as a mapping or as ``KEY=VALUE`` texts with JSON values."""
+    if isinstance(value, Mapping):
+        check_extra(value)
+    if not isinstance(value, list | tuple):
+        return value
+    found: dict[str, Any] = {}
+    for name, text in pairs(value, example="top_k=1").items():
+        try:
+            found[name] = json.loads(text)
+        # Thousands of nested brackets exceed Python's recursion limit inside json.
+        except (ValueError, RecursionError):
+            raise ValueError(
+                f"{name}={text}: {text!r} is not a JSON value; write a string as {name}='{json.dumps(text)}'"
+            ) from None
+    check_extra(found)
+    return found
+
+
+class Serving(Settings):
+    """Address of a model server and the format of its requests.
+
+    Attributes:
+        url: address of the server, including its path; several servers of one model are separated by commas.
+        model: name of the model on the server; None if it serves only one.
+        concurrency: maximum number of concurrent requests.
+        timeout: seconds without data from the server after which an attempt fails.
+        retries: additional attempts per prompt after a lost connection, a timeout, HTTP 408, 429 or 5xx, or an
+            unreadable response.
+        send: ``ids`` sends token ids, including BOS. ``text``, for servers that reject ids, sends a text that the
+            tokenizer encodes as the same ids: without BOS if the tokenizer adds it, otherwise with BOS written out.
+            ``auto`` sends ids, or text if the server rejects ids.
+        extra: additional fields of every request, JSON values.
+        endpoint: ``completions`` sends whole prompts. ``chat``, for servers that have no other, sends turns, to which
+            the server applies its own template.
+    """
+
+    group: ClassVar[str | None] = "Server"
+
+    url: Annotated[str, Option(name="--server", metavar="URL", group=COMMON.group)] = Field(
+        description="Measure the model on this OpenAI-compatible server, such as http://localhost:8000/v1. Several "
+        "addresses, separated by commas, share the prompts. The API key is read from OPENAI_API_KEY."
+    )
+    model: Annotated[str | None, Option(name="--server-model")] = Field(
+        None, description="Name of the model on the server. Default: its only model."
+    )
+    concurrency: int = Field(8, ge=1, description="Maximum number of concurrent requests.")
+    timeout: float = Field(
+        600.0, gt=0, description="Seconds without data from the server after which a request fails."
+    )
+    retries: int = Field(4, ge=0, description="Number of retries of a failed request.")
+    send: Send = Field(
+        "auto",
+        description="Format of prompts: ids (token ids), text (for servers that reject ids), or auto (ids if the "
+        "server accepts them, else text).",
+    )
+    endpoint: Endpoint = Field(
+        "completions",
+        description="Endpoint: completions, or chat for servers without completions, which apply the chat template "
+        "themselves. chat needs --chat.",
+    )
+    extra: Annotated[
+        dict[str, Any],
+        BeforeValidator(_json_values),
+        Option(name="--server-extra", metavar="KEY=VALUE", repeated=True),
+    ] = Field(
+        {},
+        description="Add this field to every request, with its value as JSON, such as top_k=1. May be repeated.",
+    )
+
+
+def check_extra(extra: Mapping[str, Any]) -> None:
+    """Raise for additional request fields that cannot be sent.
+
+    Raises:
+        RopewalkError: for an invalid name, a field that ropewalk sets itself or that changes the response format, or a
+            value that is not JSON.
+    """
+    for name, value in extra.items():
+        if not name.isidentifier():
+            raise RopewalkError(f"{name!r} is not a valid name of a request field; write it like top_k")
+        if name in RESERVED or name in UNREADABLE:
+            raise RopewalkError(
+                f"the request field {name} cannot be changed, because ropewalk sets it; remove it"
+            )
+        try:
+            # By default, json.dumps writes NaN, which is not JSON.
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise RopewalkError(f"the request field {name} must be a JSON value, got {value!r}") from error
+
+
+def public_address(base_url: str) -> str:
+    """Return a server's address without user and password, for the record.
+
+    Raises:
+        RopewalkError: if it is not the address of an HTTP server, or has a query or fragment.
+    """
+    try:
+        parts = urlsplit(base_url)
+        # Invalid host names (no IDNA form), ports and brackets all raise ValueError here.
+        named = bool((parts.hostname or "").encode("idna")) and parts.port != 0
+        good = named and parts.scheme in ("http", "https") and base_url.isprintable() and " " not in base_url
+    except ValueError:
+        good = False
+    if not good:
+        # Do not print the part before an @: it may contain a password.
+        shown = base_url.rpartition("@")[2]
+        raise RopewalkError(f"{shown!r} is not a server address; write it like http://localhost:8000/v1")
+    # Without a final slash, so that one server has one name.
+    address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+    if parts.query or parts.fragment:
+        raise RopewalkError(
+            f"the server address {address} has a query or fragment; remove everything from ? or # on"
+        )
+    return address
