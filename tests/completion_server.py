@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -92,6 +92,7 @@ class CompletionServer:
         refuses: from a request's JSON, trials included, to the refusal of it, or None.
         reads: from a trial's prompt to the tokens that it says it has read; None says nothing.
         unlisted: names of models that it serves and does not list.
+        pages: JSON values of further paths, such as ``/props``.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class CompletionServer:
         refuses: Callable[[dict[str, Any]], Reply | None] = lambda value: None,
         reads: Callable[[Any], int | None] = lambda prompt: None,
         unlisted: Sequence[str] = (),
+        pages: Mapping[str, Any] | None = None,
     ) -> None:
         self.requests: list[dict[str, Any]] = []
         self.trials: list[dict[str, Any]] = []
@@ -115,7 +117,9 @@ class CompletionServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                if self.path != "/v1/models":
+                if self.path in (pages or {}):
+                    self._send(Reply(body=json.dumps((pages or {})[self.path]).encode()))
+                elif self.path != "/v1/models":
                     self._send(refusal(404, "Not Found"))
                 elif self._allowed():
                     self._send(models_reply or listed)

@@ -14,6 +14,7 @@ import pytest
 
 from ropewalk.cli import app as program
 from ropewalk.data import load_tokenizer
+from ropewalk.evaluation.record import rescore
 from ropewalk.rope import LongRope, for_all_readers, replace_methods
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.completion_server import CompletionServer, Reply, completion, few_certificates, refusal
@@ -220,3 +221,48 @@ def test_what_servers_make_of_longrope_is_said_and_of_theta_is_not(
         told = capsys.readouterr().err
         assert ("behind llama.cpp: attention factor 1, not 1.1" in told) == said
         assert ("vLLM 0.30 and later serves 128 tokens by itself, not 512: vllm serve" in told) == said
+
+
+def test_a_rejected_prompt_is_named_and_counted_neither_way_and_asked_again(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, good = tmp_path / "out", knowing(checkpoint)
+    asked = (checkpoint, *ASKED, "--out", out, "--concurrency", 1)
+    with CompletionServer(
+        lambda request, number: refusal(400, "too long") if number == 2 else good(request, number)
+    ) as server:
+        assert run(*asked, "--server", server.url) == 0
+        assert len(server.requests) == 8
+    remark = "1 of 4 prompts are not counted, because the server rejected them (sample 2: HTTP 400: too long)"
+    assert remark in " ".join(capsys.readouterr().out.split())
+    first, second = json.loads((out / "results.json").read_text())["results"]
+    assert (first["n"], first["score"], first["reason"]) == (3, 100, remark)
+    assert first["details"]["rejected"] == [{"index": 2, "reason": "HTTP 400: too long"}]
+    assert (second["n"], second["reason"], "rejected" in second["details"]) == (4, None, False)
+    again = rescore(out)
+    assert [each.to_json() for each in again.results] == [first, second]
+    with CompletionServer(good) as server:
+        assert run(*asked, "--server", server.url) == 0
+        assert len(server.requests) == 1
+    first, _ = json.loads((out / "results.json").read_text())["results"]
+    assert (first["n"], first["reason"], "rejected" in first["details"]) == (4, None, False)
+
+
+def test_a_length_beyond_the_servers_context_is_refused_before_any_prompt(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    entry = {"id": "tiny", "root": "other/base", "max_model_len": 499}
+    listed = Reply(body=json.dumps({"data": [entry]}).encode())
+    with CompletionServer(knowing(checkpoint), models_reply=listed) as server:
+        assert run(checkpoint, *ASKED, "--out", out, "--server", server.url) == 2
+        assert not server.requests
+        assert not out.exists()
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{server.url} has a context of 499 tokens (max_model_len in /v1/models)" in said
+        assert "but the longest length is 500; start it with a longer one (vLLM: --max-model-len 500" in said
+        assert f"says that it serves other/base, but the tokenizer is that of {checkpoint}" in said
+        # What fits is measured, and the record says what the server said.
+        assert run(checkpoint, *ASKED, "--lengths", "400", "--out", out, "--server", server.url) == 0
+    served = json.loads((out / "results.json").read_text())["served"]
+    assert served == [{"context": 499, "root": "other/base", "source": "max_model_len in /v1/models"}]

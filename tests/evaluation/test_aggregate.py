@@ -85,6 +85,13 @@ def test_digest_of_samples_is_of_what_was_asked_and_not_of_what_was_said() -> No
         )
 
 
+def test_an_overall_score_says_how_many_prompts_were_rejected() -> None:
+    sample = asked_sample(ENCODER)
+    some = task_result([answered(sample, "0")], {}, {3: "too long", 7: "too long"})
+    (overall,) = overall_results([some, percent_result([100], "vt", length=some.length)], {})
+    assert overall.reason == "without 2 prompts that the server rejected"
+
+
 def test_result_of_no_predictions_is_refused() -> None:
     with pytest.raises(RopewalkError, match="at least one prediction, got none"):
         task_result([], {})

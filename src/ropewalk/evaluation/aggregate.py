@@ -29,8 +29,16 @@ EFFECTIVE_THRESHOLD = 85.6
 """Score of Llama 2 7B on RULER at 4096 tokens, in percent; RULER's threshold for the effective length."""
 
 
-def task_result(predictions: Sequence[Prediction], details: Mapping[str, Any]) -> TaskResult:
+def task_result(
+    predictions: Sequence[Prediction], details: Mapping[str, Any], rejected: Mapping[int, str] | None = None
+) -> TaskResult:
     """Aggregate the predictions of one task and length into a result, in percent with its interval.
+
+    Args:
+        predictions: one for each answered sample.
+        details: facts about the run, JSON values.
+        rejected: samples that a server rejected, by index with its reason. They are named, and counted neither as right
+            nor as wrong.
 
     Raises:
         RopewalkError: if there are no predictions.
@@ -49,8 +57,15 @@ def task_result(predictions: Sequence[Prediction], details: Mapping[str, Any]) -
         score=100 * sum(each.score for each in predictions) / len(predictions),
         ci95=(100 * low, 100 * high),
         # Only the samples of --compat nvidia can exceed the length: NVIDIA's scripts ignore BOS and chat template.
-        reason=f"{over} prompts with their maximum answer exceed the length" if over else None,
+        reason="; ".join(
+            [
+                *([f"{over} prompts with their maximum answer exceed the length"] if over else []),
+                *([_not_answered(rejected, len(predictions))] if rejected else []),
+            ]
+        )
+        or None,
         details={
+            **({"rejected": [{"index": i, "reason": r} for i, r in rejected.items()]} if rejected else {}),
             "prompt_tokens": [min(tokens), max(tokens)],
             "least_fill": min(each.fill for each in predictions),
             "bos_count": sorted({each.bos_count for each in predictions}),
@@ -63,6 +78,14 @@ def task_result(predictions: Sequence[Prediction], details: Mapping[str, Any]) -
             **details,
         },
         samples=tuple({"index": each.index, "score": 100 * each.score} for each in predictions),
+    )
+
+
+def _not_answered(rejected: Mapping[int, str], answered: int) -> str:
+    first, asked = next(iter(rejected)), len(rejected) + answered
+    return (
+        f"{len(rejected)} of {asked} prompts are not counted, because the server rejected them (sample {first}: "
+        f"{rejected[first]})"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import task_result
-from ropewalk.evaluation.backends.protocol import Progress
+from ropewalk.evaluation.backends.protocol import HasContext, Progress
 from ropewalk.evaluation.model_under_test import ModelUnderTest
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import TaskResult
@@ -144,9 +144,10 @@ def check_evaluation(
     requested = [
         length for suite in suites if suite.needs_lengths(settings) for length in suite.lengths_of(settings)
     ]
-    _check_stated(
-        under_test, max([*requested, *(n for _, _, lengths in tasks for n in lengths)], default=0), settings
-    )
+    longest = max([*requested, *(n for _, _, lengths in tasks for n in lengths)], default=0)
+    _check_stated(under_test, longest, settings)
+    if isinstance(under_test.backend, HasContext):
+        under_test.backend.require_length(longest)
     check_lengths(tasks, encoder, settings.samples, settings.seed)
     # Everything is checked before the first measurement: a task that fails after hours would lose them.
     if documents is not None and _gives_likelihoods(under_test):
@@ -263,7 +264,8 @@ class _Measurement:
             self.stores.predictions,
             self._named(suite.name, task.name, length),
         )
-        return task_result(predictions, {**task.settings(), **self._beyond(length)})
+        rejected = self.stores.predictions.rejected_of(suite.name, task.name, length)
+        return task_result(predictions, {**task.settings(), **self._beyond(length)}, rejected)
 
     def _forced(self, suite: GeneratedSuite, task: Task, length: int, encoder: PromptEncoder) -> TaskResult:
         reason = task.unavailable()

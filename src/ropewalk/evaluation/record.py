@@ -128,7 +128,8 @@ def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> T
         )
     # Answers were logged as they arrived, in any order.
     ordered = sorted((each.scored_again() for each in predictions), key=lambda each: each.index)
-    again = task_result(ordered, {})
+    rejected = {each["index"]: each["reason"] for each in result.details.get("rejected", ())}
+    again = task_result(ordered, {}, rejected)
     if again.details[SAMPLES] != result.details.get(SAMPLES):
         raise RopewalkError(
             f"the predictions of {result.task} at {result.length} tokens belong to other samples than its result; "

@@ -49,6 +49,7 @@ from ropewalk.io.settings import Option, names_files
 if TYPE_CHECKING:
     import torch
 
+    from ropewalk.evaluation.backends.server_pool import ServerPool
     from ropewalk.models.config import ModelConfig
     from ropewalk.models.load import ModelSetup
     from ropewalk.parallel import Mesh, MeshShape, World
@@ -516,6 +517,7 @@ class _Run:
         return under_test, {**facts, "parallel": str(mesh.shape)}
 
     def _served(self, serving: Serving, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
+        from ropewalk.evaluation.backends.served import Served
         from ropewalk.evaluation.backends.server_pool import server_pool
 
         if serving.endpoint == "chat" and not self.config.what.chat:
@@ -525,11 +527,13 @@ class _Run:
         backend = server_pool(serving, tokenizer, report=self.context.rank_0_reporter.note)
         # Before the samples are generated, so that a server that is not running costs no time.
         backend.check()
-        for note in [*backend.notes, *_notes_on_servers(self.path)]:
+        for note in [*backend.notes, *_other_models(backend, self.path), *_notes_on_servers(self.path)]:
             self.context.rank_0_reporter.note(note)
         notes = {"notes": backend.notes} if backend.notes else {}
         under_test = ModelUnderTest(tokenizer, backend, None, _stated(self.path))
-        return under_test, {"backend": backend.description, **notes}
+        said = [each.served.to_json() for each in backend.backends if each.served != Served()]
+        served = {"served": said} if said else {}
+        return under_test, {"backend": backend.description, **served, **notes}
 
     def _stores(
         self, ready: _Ready, tokenizer: Any, facts: dict[str, Any], stack: ExitStack
@@ -574,7 +578,8 @@ class _Run:
         if out is None:
             return Stores(PredictionLog(), ResultCache(), samples), noted
         # Not part of the identity: a run may resume with the server at another port, or on other devices.
-        where = ("address", "device", "parallel")
+        # A run that the server's short context ended resumes after it was started with a longer one.
+        where = ("address", "addresses", "device", "parallel", "served")
         decides = {k: v for k, v in facts.items() if k not in (*where, "backend", "notes")}
         decides["backend"] = {k: v for k, v in facts["backend"].items() if k not in where}
         known = {
@@ -592,6 +597,18 @@ class _Run:
         # After the lock: two processes must not both find the folder empty.
         begin(out, known)
         return Stores(PredictionLog(out / PREDICTIONS), ResultCache(out / RESULT_CACHE), samples), noted
+
+
+def _other_models(pool: ServerPool, path: str) -> list[str]:
+    """A sentence on each server that says that it loaded a checkpoint of another name."""
+    roots = [(each.address, each.served.root) for each in pool.backends]
+    # A GGUF file never has the name of the folder that it was made from.
+    return [
+        f"the server at {address} says that it serves {root}, but the tokenizer is that of {path}; check that they are "
+        "one model"
+        for address, root in roots
+        if root is not None and not root.endswith(".gguf") and Path(root).name != Path(path).name
+    ]
 
 
 def _notes_on_servers(path: str) -> list[str]:

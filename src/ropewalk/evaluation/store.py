@@ -136,6 +136,20 @@ class PredictionLog:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.known = {} if path is None else {each.key: each for each in read_predictions(path)}
+        self.rejected: dict[SampleKey, str] = {}
+        """Samples that a server rejected in this run, with its reasons. Not written: a resumed run asks again."""
+
+    def has(self, key: SampleKey) -> bool:
+        """Whether a sample was answered or rejected."""
+        return key in self.known or key in self.rejected
+
+    def rejected_of(self, suite: str, task: str, length: int) -> dict[int, str]:
+        """The rejected samples of one task and length by their index, with the server's reason."""
+        return {
+            key[3]: reason
+            for key, reason in sorted(self.rejected.items())
+            if key[:3] == (suite, task, length)
+        }
 
     def get(self, sample: Sample) -> Prediction | None:
         """Return the stored prediction for a sample, or None.

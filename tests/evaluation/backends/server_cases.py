@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ropewalk.evaluation.backends import GenerationRequest, ServerBackend
+from ropewalk.evaluation.backends import GenerationRequest, Rejection, ServerBackend
 from ropewalk.evaluation.backends.serving import Serving
 from tests.completion_server import (
     CompletionServer,
@@ -29,6 +29,13 @@ def backend_at(url: str, **settings: Any) -> ServerBackend:
 def requests_of(count: int) -> list[GenerationRequest]:
     """Prompts that name themselves."""
     return [GenerationRequest((1, 7, index), 4, 100) for index in range(count)]
+
+
+def rejection(server: CompletionServer, **settings: Any) -> str:
+    """Why the server rejects the only prompt."""
+    (found,) = backend(server, **settings).answers(requests_of(1))
+    assert isinstance(found, Rejection)
+    return found.reason
 
 
 def echo(value: dict[str, Any], number: int) -> Reply:

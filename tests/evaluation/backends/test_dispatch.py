@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.backends import GenerationRequest
+from ropewalk.evaluation.backends import GenerationRequest, Rejection
 from tests.completion_server import (
     CompletionServer,
     Reply,
@@ -69,13 +69,13 @@ def test_answers_under_way_are_waited_for_when_another_request_fails() -> None:
             # All are under way before the first fails.
             until(lambda: server.under_way == 3)
             failed.set()
-            return refusal(400, "no")
+            return refusal(403, "no")
         failed.wait(5)
         return completion("late", delay=0.05)
 
     with CompletionServer(reply) as server:
         got = []
-        with pytest.raises(RunFailure, match=r"rejected a prompt after 2 of 9 answers \(HTTP 400: no\)$"):
+        with pytest.raises(RunFailure, match=r"rejected a prompt after 2 of 9 answers \(HTTP 403: no\)$"):
             got.extend(backend(server, concurrency=3).answers(requests_of(9)))
     assert sorted(answer.index for answer in got) == [1, 2]
     assert len(server.requests) == 3
@@ -86,11 +86,11 @@ def test_a_failure_ends_the_retries_of_the_others() -> None:
         if value["prompt"][-1] == 0:
             return refusal(503, "busy")
         until(lambda: server.under_way >= 1 and len(server.requests) == 2)
-        return Reply(400, b'{"error": {"message": "no"}}', delay=0.05)
+        return Reply(403, b'{"error": {"message": "no"}}', delay=0.05)
 
     with CompletionServer(reply) as server:
         start = time.monotonic()
-        with pytest.raises(RunFailure, match="HTTP 400: no"):
+        with pytest.raises(RunFailure, match="HTTP 403: no"):
             list(backend(server, concurrency=2, backoff=5.0).answers(requests_of(2)))
         assert time.monotonic() - start < 3.0
     assert len(server.requests) == 2
@@ -120,3 +120,18 @@ def test_an_error_that_nobody_thought_of_is_no_answer_either(monkeypatch: pytest
 def test_bad_requests_are_refused_before_the_server_is_asked(bad: GenerationRequest) -> None:
     with pytest.raises(RopewalkError, match="request 1 has"):
         backend_at("http://localhost:1/v1").answers([*requests_of(1), bad])
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_prompt_that_a_server_rejects_costs_no_other(status: int) -> None:
+    def reply(value: dict[str, Any], number: int) -> Reply:
+        return refusal(status, "too long") if value["prompt"][-1] in (2, 5) else echo(value, number)
+
+    with CompletionServer(reply) as server:
+        found = sorted(backend(server, concurrency=3).answers(requests_of(8)), key=lambda each: each.index)
+    assert [each.index for each in found] == list(range(8))
+    assert [each for each in found if isinstance(each, Rejection)] == [
+        Rejection(index, f"HTTP {status}: too long") for index in (2, 5)
+    ]
+    # A rejection is final: it takes no retries.
+    assert len(server.requests) == 8

@@ -1,12 +1,14 @@
 """Responses are read as what they are, and what is no answer is never taken for one."""
 
 import json
+import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from typing import Any
 
 import pytest
 
-from ropewalk.errors import RunFailure
 from ropewalk.evaluation.backends.responses import (
     FaultError,
     named_fields,
@@ -24,8 +26,7 @@ from tests.completion_server import (
 from tests.evaluation.backends.server_cases import (
     HTML,
     always,
-    backend,
-    requests_of,
+    rejection,
 )
 
 
@@ -60,8 +61,22 @@ def test_fields_are_named_by_their_place_or_as_whole_words() -> None:
     ],
 )
 def test_servers_put_their_words_in_different_places(body: bytes, words: str) -> None:
-    with CompletionServer(always(Reply(400, body))) as server, pytest.raises(RunFailure, match=words):
-        list(backend(server).answers(requests_of(1)))
+    with CompletionServer(always(Reply(400, body))) as server:
+        assert re.search(words, rejection(server))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"error": {"message": "out of memory", "code": 500}},
+        {"error": "out of memory", "choices": []},
+        {"object": "error", "message": "out of memory", "code": 400},
+    ],
+)
+@pytest.mark.parametrize("read", [read_completion, read_chat])
+def test_an_error_in_a_successful_response_is_called_one(said: Any, read: Callable[[bytes], Any]) -> None:
+    with pytest.raises(FaultError, match=r"^HTTP 200 with an error in place of an answer: out of memory$"):
+        read(json.dumps(said).encode())
 
 
 def test_halves_of_characters_are_joined_or_replaced_so_that_a_file_can_hold_them() -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sys
 import threading
 import time
@@ -18,10 +19,12 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.backends import Answer, GenerationRequest
+from ropewalk.evaluation.backends import Answer, GenerationRequest, Rejection
 from ropewalk.evaluation.backends.responses import (
     FaultError,
 )
+from ropewalk.evaluation.backends.server_pool import server_pool
+from ropewalk.evaluation.backends.serving import Serving
 from tests.completion_server import (
     CompletionServer,
     Reply,
@@ -38,6 +41,7 @@ from tests.evaluation.backends.server_cases import (
     backend_at,
     echo,
     first_then_echo,
+    rejection,
     requests_of,
 )
 from tests.marks import slow_after
@@ -99,10 +103,11 @@ def test_text_is_what_the_server_reads_as_the_prompts_own_tokens(adds_bos: bool)
         assert tuple(tokenizer(server.requests[0]["prompt"])["input_ids"]) == whole
         assert asked.description["prompts"] == "text"
         if adds_bos:
-            with pytest.raises(
-                RunFailure, match=rf"of {len(ids)} tokens cannot be sent as text.*\({len(ids) + 1} of"
-            ):
-                list(asked.answers([GenerationRequest(ids, 4, 100)]))
+            (found,) = asked.answers([GenerationRequest(ids, 4, 100)])
+            assert isinstance(found, Rejection)
+            assert re.search(
+                rf"of {len(ids)} tokens cannot be sent as text.*\({len(ids) + 1} of", found.reason
+            )
         else:
             list(asked.answers([GenerationRequest(ids, 4, 100)]))
             assert server.requests[1]["prompt"] == TEXT
@@ -136,11 +141,11 @@ def test_tokens_that_no_text_is_read_as_are_not_sent_as_text() -> None:
     merged = Tokenizer(BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=merged)
     with CompletionServer(echo) as server:
-        stream = backend(server, tokenizer=tokenizer, send="text").answers(
+        (found,) = backend(server, tokenizer=tokenizer, send="text").answers(
             [GenerationRequest((0, 1, 0), 4, 100)]
         )
-        with pytest.raises(RunFailure, match=r"a prompt of 3 tokens cannot be sent as text.*\(2 of them\)"):
-            list(stream)
+    assert isinstance(found, Rejection)
+    assert re.search(r"a prompt of 3 tokens cannot be sent as text.*\(2 of them\)", found.reason)
     assert not server.requests
 
 
@@ -383,10 +388,16 @@ def test_nonsense_is_asked_again_and_never_an_answer(nonsense: Reply) -> None:
 
 
 def test_a_rate_limit_takes_no_attempts_while_the_time_out_lasts() -> None:
-    slow_down = refusal(429, "slow down", {"Retry-After": "0.01"})
-    with CompletionServer(first_then_echo(*[slow_down] * 6)) as server:
-        (answer,) = backend(server, retries=0, concurrency=1).answers(requests_of(1))
-    assert (answer.text, len(server.requests)) == ("answer to 0", 7)
+    for status in (429, 503):
+        slow_down = refusal(status, "slow down", {"Retry-After": "0.01"})
+        with CompletionServer(first_then_echo(*[slow_down] * 6)) as server:
+            (answer,) = backend(server, retries=0, concurrency=1).answers(requests_of(1))
+        assert isinstance(answer, Answer)
+        assert (answer.text, len(server.requests)) == ("answer to 0", 7)
+    # A server that does not say when it will work again may never do.
+    with CompletionServer(always(refusal(503, "loading"))) as server, pytest.raises(RunFailure, match="503"):
+        list(backend(server, retries=2, concurrency=1).answers(requests_of(1)))
+    assert len(server.requests) == 3
     slow_down = refusal(429, "slow down", {"Retry-After": "0.2"})
     with (
         CompletionServer(always(slow_down)) as server,
@@ -447,7 +458,9 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout_and_the_retries() -> 
         # A busy machine may need longer than this for the list of models.
         asked.timeout = 0.1
         stream = asked.answers(requests_of(3))
-        with pytest.raises(RunFailure, match=r"\(no response within 0\.1 s\) after 0 of 3 answers"):
+        with pytest.raises(
+            RunFailure, match=r"\(no response within 0\.1 s, the last of 2 attempts\) after 0 of 3"
+        ):
             next(stream)
     assert len(server.requests) == 2
     hangs_once = first_then_echo(completion("late", delay=30.0))
@@ -458,16 +471,25 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout_and_the_retries() -> 
         assert len(list(asked.answers(requests_of(1)))) == 1
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 413, 422])
-def test_a_refusal_fails_at_once_with_the_servers_own_words(status: int) -> None:
-    said = "This model's maximum context length is 4096 tokens.\nHowever, you requested \x1b[1m5000\x1b[0m tokens."
-    with CompletionServer(always(refusal(status, said))) as server, pytest.raises(RunFailure) as caught:
+LONG = (
+    "This model's maximum context length is 4096 tokens.\nHowever, you requested \x1b[1m5000\x1b[0m tokens."
+)
+SAID = "This model's maximum context length is 4096 tokens. However, you requested [1m5000 [0m tokens."
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_a_refusal_of_every_request_fails_at_once_with_the_servers_own_words(status: int) -> None:
+    with CompletionServer(always(refusal(status, LONG))) as server, pytest.raises(RunFailure) as caught:
         list(backend(server, concurrency=1).answers(requests_of(5)))
     assert str(caught.value) == (
-        f"the server at {server.url} rejected a prompt after 0 of 5 answers (HTTP {status}: This model's maximum "
-        "context length is 4096 tokens. However, you requested [1m5000 [0m tokens.)"
+        f"the server at {server.url} rejected a prompt after 0 of 5 answers (HTTP {status}: {SAID})"
     )
     assert len(server.requests) == 1
+
+
+def test_a_rejection_of_a_prompt_has_the_servers_own_words() -> None:
+    with CompletionServer(always(refusal(400, LONG))) as server:
+        assert rejection(server) == f"HTTP 400: {SAID}"
 
 
 def test_the_servers_wish_to_wait_comes_before_our_own() -> None:
@@ -605,6 +627,40 @@ def test_a_long_prompt_is_sent_without_a_look_at_each_token() -> None:
     assert ours < plain / 2
 
 
+def test_a_server_that_keeps_reporting_errors_as_successes_is_quoted() -> None:
+    body = json.dumps({"error": {"message": "the engine is dead"}}).encode()
+    said = r"\(HTTP 200 with an error in place of an answer: the engine is dead, the last of 3 attempts\) after 0 of 1"
+    with CompletionServer(always(Reply(body=body))) as server, pytest.raises(RunFailure, match=said):
+        list(backend(server, retries=2).answers(requests_of(1)))
+
+
+SAYS_4096: dict[str, dict[str, Any]] = {
+    "vLLM": {
+        "models_reply": {"data": [{"id": "lora"}, {"id": "tiny", "root": "a/b", "max_model_len": 4096}]}
+    },
+    "llama.cpp": {"pages": {"/props": {"default_generation_settings": {"n_ctx": 4096}, "model_path": "a/b"}}},
+    "SGLang": {"pages": {"/get_server_info": {"context_length": 4096, "model_path": "a/b"}}},
+}
+
+
+@pytest.mark.parametrize("program", SAYS_4096)
+def test_a_server_is_asked_for_its_context(program: str) -> None:
+    says = {"models": ["tiny"], **SAYS_4096[program]}
+    if "models_reply" in says:
+        says["models_reply"] = Reply(body=json.dumps(says["models_reply"]).encode())
+    with CompletionServer(echo, **says) as server:
+        asked = backend(server, model="tiny")
+        asked.check()
+        assert (asked.served.context, asked.served.root) == (4096, "a/b")
+        pool = server_pool(Serving(url=server.url, model="tiny"))
+        pool.check()
+    pool.require_length(4096)
+    with pytest.raises(
+        RopewalkError, match=rf"{server.url} has a context of 4,096 tokens \(.*longest length is 4,097"
+    ):
+        pool.require_length(4097)
+
+
 def turns_of(count: int) -> list[GenerationRequest]:
     return [
         GenerationRequest((1, 7, index), 4, 100, (("system", "Be brief."), ("user", f"number {index}")), 2)
@@ -638,5 +694,6 @@ def test_a_chat_that_was_cut_short_by_the_server_is_noticed() -> None:
             if good:
                 assert [answer.text for answer in stream] == ["x"]
             else:
-                with pytest.raises(RunFailure, match="it read only 1 of the 2 tokens"):
-                    list(stream)
+                (found,) = stream
+                assert isinstance(found, Rejection)
+                assert found.reason.startswith("it read only 1 of the 2 tokens")

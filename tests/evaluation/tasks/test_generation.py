@@ -1,13 +1,15 @@
 """What is known is not asked again, and an answer is never taken for another's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.evaluation.backends import GenerationRequest, Rejection
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.store import PredictionLog, read_predictions
 from ropewalk.evaluation.tasks import generation as answering
@@ -45,6 +47,37 @@ def test_order_of_answers_and_what_was_known_do_not_matter(order: list[int], kno
     asked = [request.input_ids for group in backend.asked for request in group]
     unknown = [sample for sample in SAMPLES if sample.index not in known]
     assert asked == [ENCODER.encode(each.text, each.answer_prefix).input_ids for each in unknown]
+
+
+class Choosy(NumberBackend):
+    """Rejects the prompts of some samples."""
+
+    def __init__(self, *rejected: int) -> None:
+        super().__init__(TOKENIZER)
+        self.rejected = rejected
+
+    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Any]:
+        for answer in super().answers(requests):
+            number = int(answer.text.strip(" ."))
+            yield Rejection(answer.index, f"no {number}") if number in self.rejected else answer
+
+
+def test_a_rejected_prompt_is_no_prediction_and_is_asked_again(tmp_path: Path) -> None:
+    log = PredictionLog(tmp_path / "p.jsonl")
+    found = generated_predictions(Choosy(2, 5), ENCODER, SAMPLES, log)
+    assert [each.index for each in found] == [0, 1, 3, 4, 6]
+    first = SAMPLES[0]
+    assert log.rejected_of(first.suite, first.task, first.length) == {2: "no 2", 5: "no 5"}
+    assert log.rejected_of(first.suite, first.task, first.length + 1) == {}
+    again = Choosy()
+    found = generated_predictions(again, ENCODER, SAMPLES, PredictionLog(tmp_path / "p.jsonl"))
+    assert [each.index for each in found] == list(range(7))
+    assert [len(group) for group in again.asked] == [2]
+
+
+def test_a_run_ends_if_every_prompt_is_rejected() -> None:
+    with pytest.raises(RunFailure, match=r"rejected all 7 prompts of niah at 64 tokens \(no 0\)"):
+        generated_predictions(Choosy(*range(7)), ENCODER, SAMPLES, PredictionLog())
 
 
 def test_no_samples_ask_nothing() -> None:

@@ -5,7 +5,7 @@ Both are imported on first use, because the first needs torch and the second the
 
 from typing import TYPE_CHECKING
 
-from ropewalk.evaluation.backends.protocol import Answer, Backend, GenerationRequest, Likelihoods
+from ropewalk.evaluation.backends.protocol import Answer, Backend, GenerationRequest, Likelihoods, Rejection
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ __all__ = [
     "GenerationRequest",
     "InMemoryBackend",
     "Likelihoods",
+    "Rejection",
     "ServerBackend",
     "argmax_matches",
 ]

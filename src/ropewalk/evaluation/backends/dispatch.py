@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest
+from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, Rejection
 from ropewalk.evaluation.backends.responses import Completion, FaultError, RefusalError
 
 
@@ -57,7 +57,7 @@ class _Worker:
         self,
         requests: Sequence[GenerationRequest],
         todo: SimpleQueue[int | None],
-        outcomes: SimpleQueue[Answer | tuple[_Worker, Exception] | None],
+        outcomes: SimpleQueue[Answer | Rejection | tuple[_Worker, Exception] | None],
     ) -> None:
         """Process requests until there is a None among them, or the server is lost."""
         try:
@@ -65,6 +65,9 @@ class _Worker:
                 try:
                     found = self.backend.completion(self.client, requests[index], self.stop)
                 except Exception as error:
+                    if isinstance(error, RefusalError) and error.of_one_prompt:
+                        outcomes.put(Rejection(index, str(error)))
+                        continue
                     # Another server may answer it.
                     todo.put(index)
                     self.stop.set()
@@ -82,8 +85,8 @@ def answers_of(
     backends: Sequence[Server],
     requests: Sequence[GenerationRequest],
     report: Callable[[str], None] = lambda text: None,
-) -> Iterator[Answer]:
-    """Yield one answer per request as soon as it arrives, from whichever server has room first.
+) -> Iterator[Answer | Rejection]:
+    """Yield one answer or rejection per request as soon as it arrives, from whichever server has room first.
 
     Args:
         backends: servers of one model; at least one.
@@ -91,13 +94,13 @@ def answers_of(
         report: called with a sentence on each server that is lost.
 
     Raises:
-        RunFailure: if a server rejects a prompt, or all have stopped responding. Answers to pending requests are
-            yielded first.
+        RunFailure: if a server rejects every request, for example because of the API key, or all have stopped
+            responding. Answers to pending requests are yielded first.
     """
     todo: SimpleQueue[int | None] = SimpleQueue()
     for index in range(len(requests)):
         todo.put(index)
-    outcomes: SimpleQueue[Answer | tuple[_Worker, Exception] | None] = SimpleQueue()
+    outcomes: SimpleQueue[Answer | Rejection | tuple[_Worker, Exception] | None] = SimpleQueue()
     workers = [_Worker(each, each.client(), threading.Event()) for each in backends]
     # Daemon threads, so that interrupting a run does not wait for answers that nobody will read.
     threads = [
@@ -123,7 +126,7 @@ def answers_of(
             outcome = outcomes.get()
             if outcome is None:
                 working -= 1
-            elif isinstance(outcome, Answer):
+            elif isinstance(outcome, Answer | Rejection):
                 answered += 1
                 yield outcome
                 if answered == len(requests):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,6 +61,19 @@ class Answer:
     finished: bool | None = None
 
 
+@dataclass(frozen=True)
+class Rejection:
+    """A prompt that a server rejects, while it answers others.
+
+    Attributes:
+        index: index of the request in the given sequence, from 0.
+        reason: the server's reason, on one line.
+    """
+
+    index: int
+    reason: str
+
+
 class Backend(Protocol):
     """Answers prompts greedily."""
 
@@ -68,12 +81,20 @@ class Backend(Protocol):
     def description(self) -> Mapping[str, Any]:
         """Description of the backend for the record: kind, and dtype or address."""
 
-    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
-        """Yield one answer per request as soon as it is available, in any order.
+    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer | Rejection]:
+        """Yield one answer or rejection per request as soon as it is available, in any order.
 
         Raises:
             RunFailure: if the remaining requests cannot be answered; answers yielded before stay valid.
         """
+
+
+@runtime_checkable
+class HasContext(Protocol):
+    """A backend that may know of a limit that the model's config does not state, as a server does."""
+
+    def require_length(self, length: int) -> None:
+        """Raise RopewalkError if prompt and answer of so many tokens together do not fit."""
 
 
 class Likelihoods(Protocol):

@@ -32,6 +32,11 @@ class RefusalError(Exception):
         named: fields of the request that the server's message names.
     """
 
+    @property
+    def of_one_prompt(self) -> bool:
+        """Whether it may be about the prompt, such as its length; other prompts may be accepted then."""
+        return self.status in (None, 400, 413, 422)
+
     def __init__(self, reason: str, status: int | None = None, named: tuple[str, ...] = ()) -> None:
         super().__init__(reason)
         self.status, self.named = status, named
@@ -67,7 +72,7 @@ def read_completion(body: bytes) -> Completion:
     Raises:
         FaultError: if the response is not JSON, has no choice with a text, or was aborted by the server.
     """
-    value = _json(body)
+    value = _answer(body)
     match value:
         case {"choices": [{"text": str(text)} as choice, *_]}:
             pass
@@ -94,7 +99,7 @@ def read_chat(body: bytes) -> Completion:
     Raises:
         FaultError: as for :func:`read_completion`.
     """
-    value = _json(body)
+    value = _answer(body)
     match value:
         case {"choices": [{"message": dict(message)}, *_]}:
             pass
@@ -110,6 +115,16 @@ def read_chat(body: bytes) -> Completion:
     if thoughts:
         text = f"{THOUGHTS}{thoughts}{END_OF_THOUGHTS if text else ''}{text}"
     return read_completion(json.dumps({**value, "choices": [{**value["choices"][0], "text": text}]}).encode())
+
+
+def _answer(body: bytes) -> Any:
+    """The JSON value of a successful response, unless it is an error: some servers and proxies report them so."""
+    value = _json(body)
+    if isinstance(value, Mapping) and not value.get("choices"):
+        error = value.get("error") or (value if value.get("object") == "error" else None)
+        if error:
+            raise FaultError(f"HTTP 200 with an error in place of an answer: {server_message(error, 200)}")
+    return value
 
 
 def _whole(usage: object, key: str) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.dispatch import answers_of, check_requests
-from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest
+from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, Rejection
 from ropewalk.evaluation.backends.responses import (
     Completion,
     FaultError,
@@ -29,6 +29,7 @@ from ropewalk.evaluation.backends.responses import (
     retry_after,
     server_message,
 )
+from ropewalk.evaluation.backends.served import PLACES, Served, from_models
 from ropewalk.evaluation.backends.serving import RESERVED, Serving, public_address
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -55,8 +56,8 @@ TRIAL = "The grass is green."
 
 SHOWN_MODELS = 5
 
-TOO_MANY = 429
-"""HTTP status of a server at its rate limit."""
+TOO_MANY, UNAVAILABLE = 429, 503
+"""HTTP status of a server at its rate limit, and of one that is overloaded or starting."""
 
 
 class ServerBackend:
@@ -89,6 +90,8 @@ class ServerBackend:
         self.extra = serving.extra
         self.notes: list[str] = []
         """Notes for the user about the answers; complete after :meth:`check`."""
+        self.served = Served()
+        """What the server says of its model; known after :meth:`check`."""
         self.as_turns = serving.endpoint == "chat"
         self._auto = serving.send == "auto"
         self._text_sent = serving.send == "text"
@@ -126,11 +129,12 @@ class ServerBackend:
             RopewalkError: if the server cannot be reached, does not serve the model, or rejects fields that determine
                 the answer.
         """
-        listed: list[str] | None = None
+        body, listed = b"", None
         # A working server lists its models at once; a wrong address should not take the ten minutes of an answer.
         with self._client(min(self.timeout, CHECK_TIMEOUT)) as client:
             try:
-                listed = read_models(self._content(client.models.with_raw_response.list))
+                body = self._content(client.models.with_raw_response.list)
+                listed = read_models(body)
             except FaultError as fault:
                 # With a named model, a list that fails with an HTTP status does not matter: the server is there.
                 if self.model is None or fault.status is None:
@@ -145,10 +149,38 @@ class ServerBackend:
                         "address usually ends in /v1"
                     ) from refusal
         self.model = self.model or self._only(listed or [])
+        self.served = self._says(body)
         with self._client(self.timeout) as client:
             self._agree(client, listed)
         self._checked = True
         return self.model
+
+    def _says(self, models: bytes) -> Served:
+        """Return what the list of models says of this one, or else what other paths of the server say."""
+        assert self.model is not None
+        found = from_models(models, self.model)
+        root = self._base_url.rstrip("/").removesuffix("/v1")
+        with self._client(min(self.timeout, CONNECT_TIMEOUT)) as client:
+            for path, read in PLACES:
+                if found.context is not None:
+                    break
+                # No method of the client has this path, so the response's bytes are asked for.
+                as_bytes = self._openai.HttpxBinaryResponseContent
+                try:
+                    body = self._content(client.get, path=f"{root}{path}", cast_to=as_bytes)
+                except (FaultError, RefusalError):
+                    continue
+                said = read(body)
+                found = Served(said.context, found.root or said.root, said.source)
+        return found
+
+    def require_length(self, length: int) -> None:
+        """Raise if the server says that its context is shorter than this many tokens; call :meth:`check` first.
+
+        Raises:
+            RopewalkError: names the server and both lengths.
+        """
+        self.served.require(length, self.address)
 
     def _agree(self, client: Any, listed: list[str] | None) -> None:
         """Send the trial request with fewer and fewer optional fields until the server accepts it."""
@@ -243,14 +275,16 @@ class ServerBackend:
         bos = self.tokenizer.bos_token_id
         return tuple(ids if bos is None else [bos, *ids])
 
-    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
-        """Yield one answer per request as soon as it arrives, with at most ``concurrency`` concurrent requests.
+    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer | Rejection]:
+        """Yield one answer or rejection per request as soon as it arrives.
+
+        At most ``concurrency`` requests are sent at a time.
 
         Raises:
             RopewalkError: by the call itself, if a prompt is empty, ``max_new_tokens`` is less than 1, or
                 :meth:`check` fails.
-            RunFailure: if the server rejects a prompt, or stops responding. Answers to pending requests are yielded
-                first.
+            RunFailure: if the server stops responding, or rejects requests of any content, such as those with this
+                API key. Answers to pending requests are yielded first.
         """
         check_requests(requests)
         if requests and not self._checked:
@@ -275,9 +309,10 @@ class ServerBackend:
             # clock, asks for none. Random, so that requests that were rejected together do not come back together.
             wait = fault.wait or backoff * random.uniform(1, 1.5)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
-            # A server at its rate limit works: waiting for it is no failed attempt, within the time-out. Without a
-            # wait, requests would follow each other for ever.
-            if fault.status == TOO_MANY and wait > 0 and limited + wait <= self.timeout:
+            # A server at its rate limit works, and so does one that says when it will: waiting for it is no failed
+            # attempt, within the time-out. Without a wait, requests would follow each other for ever.
+            works = fault.status == TOO_MANY or (fault.status == UNAVAILABLE and bool(fault.wait))
+            if works and wait > 0 and limited + wait <= self.timeout:
                 limited += wait
             elif attempt == self.retries:
                 break
@@ -286,7 +321,8 @@ class ServerBackend:
             # Unlike sleep, this wait ends as soon as another thread fails.
             if stop.wait(wait):
                 break
-        raise fault
+        more = f", the last of {attempt + 1} attempts" if attempt else ""
+        raise FaultError(f"{fault.reason}{more}", fault.wait, fault.status)
 
     def _complete(self, request: GenerationRequest, completion: Completion) -> Completion:
         """Check that the server neither truncated the prompt nor ran out of context for the answer.

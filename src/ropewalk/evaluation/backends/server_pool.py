@@ -7,7 +7,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends.dispatch import answers_of, check_requests
-from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest
+from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, Rejection
 from ropewalk.evaluation.backends.server import ServerBackend
 from ropewalk.evaluation.backends.serving import Serving
 
@@ -70,12 +70,21 @@ class ServerPool:
         self._checked = True
         return name
 
-    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
-        """Yield one answer per request as soon as it arrives; see :meth:`ServerBackend.answers`.
+    def require_length(self, length: int) -> None:
+        """Raise if a server says that its context is shorter than this many tokens; call :meth:`check` first.
+
+        Raises:
+            RopewalkError: names the server and both lengths.
+        """
+        for each in self.backends:
+            each.require_length(length)
+
+    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer | Rejection]:
+        """Yield one answer or rejection per request as soon as it arrives; see :meth:`ServerBackend.answers`.
 
         Raises:
             RopewalkError: as :meth:`ServerBackend.answers`.
-            RunFailure: if a server rejects a prompt, or all have stopped responding.
+            RunFailure: as :meth:`ServerBackend.answers`, if no server is left.
         """
         check_requests(requests)
         if requests and not self._checked:

@@ -47,8 +47,9 @@ class Serving(Settings):
         model: name of the model on the server; None if it serves only one.
         concurrency: maximum number of concurrent requests.
         timeout: seconds without data from the server after which an attempt fails.
-        retries: additional attempts per prompt after a lost connection, a timeout, HTTP 408, 429 or 5xx, or an
-            unreadable response.
+        retries: additional attempts per prompt after a lost connection, a timeout, HTTP 408 or 5xx, or a response that
+            is unreadable or an error. A wait for a rate limit (HTTP 429, or 503 with Retry-After) uses none, while the
+            waits for a prompt add up to at most ``timeout``.
         send: ``ids`` sends token ids, including BOS. ``text``, for servers that reject ids, sends a text that the
             tokenizer encodes as the same ids: without BOS if the tokenizer adds it, otherwise with BOS written out.
             ``auto`` sends ids, or text if the server rejects ids.

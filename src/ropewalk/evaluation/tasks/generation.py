@@ -8,7 +8,7 @@ from itertools import islice
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import Backend, GenerationRequest
-from ropewalk.evaluation.backends.protocol import Progress
+from ropewalk.evaluation.backends.protocol import Progress, Rejection
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import LengthTooShort, Sample, Task
 from ropewalk.evaluation.store import Prediction, PredictionLog, predicted
@@ -70,12 +70,13 @@ def generated_predictions(
         progress: called after each answer with the number of answers and of samples so far.
 
     Returns:
-        One prediction per sample, in the order of the index.
+        One prediction per answered sample, in the order of the index. ``log.rejected`` has the others, which a server
+        rejected.
 
     Raises:
         RopewalkError: if a prompt does not have the number of tokens that its sample states, or the log cannot be
             written.
-        RunFailure: if the backend fails; the log contains the answers so far.
+        RunFailure: if the backend fails, or rejects every prompt; the log contains the answers so far.
     """
     found: list[Prediction] = []
     stream = iter(samples)
@@ -85,9 +86,16 @@ def generated_predictions(
     # Bounded in tokens: prompts of 1M tokens would fill the memory if a whole task were held.
     at_once = max(1, ASKED_TOKENS // first.length)
     group = [first, *islice(stream, at_once - 1)]
+    before = 0
     while group:
-        found += _group(backend, encoder, group, log, len(found), progress)
+        found += _group(backend, encoder, group, log, before, progress)
+        before += len(group)
         group = list(islice(stream, at_once))
+    if not found:
+        raise RunFailure(
+            f"the server rejected all {before} prompts of {first.task} at {first.length:,} tokens "
+            f"({log.rejected[first.key]})"
+        )
     return found
 
 
@@ -104,22 +112,25 @@ def _group(
     requests = [_request(encoder, sample) for sample in unknown]
     done = before + len(group) - len(unknown)
     for given in backend.answers(requests):
-        if not 0 <= given.index < len(unknown) or unknown[given.index].key in log.known:
+        if not 0 <= given.index < len(unknown) or log.has(unknown[given.index].key):
             raise RunFailure(
                 f"the backend returned an unexpected answer for {group[0].task}: to prompt {given.index} of "
                 f"{len(unknown)}, which does not exist or was answered before"
             )
-        log.add(predicted(unknown[given.index], replace(given, text=encoder.answer(given.text))))
         done += 1
         if progress is not None:
             progress(done, before + len(group))
+        if isinstance(given, Rejection):
+            log.rejected[unknown[given.index].key] = given.reason
+            continue
+        log.add(predicted(unknown[given.index], replace(given, text=encoder.answer(given.text))))
     # A backend that ends early without an error would make a result over fewer samples.
-    forgotten = [sample for sample in unknown if sample.key not in log.known]
+    forgotten = [sample for sample in unknown if not log.has(sample.key)]
     if forgotten:
         raise RunFailure(
             f"the backend did not answer {len(forgotten)} of {len(unknown)} prompts of {forgotten[0].task}"
         )
-    return [log.known[sample.key] for sample in group]
+    return [log.known[sample.key] for sample in group if sample.key in log.known]
 
 
 def _request(encoder: PromptEncoder, sample: Sample) -> GenerationRequest:

@@ -144,7 +144,10 @@ def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) 
             continue
         missing = {r.task: r.reason or "" for r in group if r.status != "ok"} | dict(left_out)
         low, high = mean_score_interval([[s["score"] / 100 for s in result.samples] for result in ran])
-        named = f"mean of {len(ran)} tasks without {', '.join(missing)}" if missing else None
+        named = [f"mean of {len(ran)} tasks without {', '.join(missing)}"] if missing else []
+        rejected = sum(len(result.details.get("rejected", ())) for result in ran)
+        if rejected:
+            named.append(f"without {rejected} prompts that the server rejected")
         found.append(
             TaskResult(
                 suite=ran[0].suite,
@@ -153,7 +156,7 @@ def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) 
                 n=sum(result.n for result in ran),
                 score=float(np.mean([result.score for result in ran])),
                 ci95=(100 * low, 100 * high),
-                reason=named,
+                reason="; ".join(named) or None,
                 details={"tasks": [result.task for result in ran], "left_out": missing},
             )
         )
