@@ -338,7 +338,7 @@ def ratio_warning(
     ]
 
 
-FACTOR = {"factor": "target over trained length"}
+FACTOR = {"factor": "context over the original length (before any extension)"}
 """The parameter of methods that scale by one factor, with its description in recipes."""
 
 METHODS: dict[str, type[RopeMethod]] = {}
