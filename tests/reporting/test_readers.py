@@ -1,7 +1,7 @@
 """The table of programs that read a checkpoint."""
 
 from ropewalk.readers import Reading
-from ropewalk.reporting.readers import readers_table
+from ropewalk.reporting.readers import readers_tables
 
 
 def test_each_program_has_a_line_with_the_command_that_is_right() -> None:
@@ -10,11 +10,15 @@ def test_each_program_has_a_line_with_the_command_that_is_right() -> None:
         Reading("b", "B", "with an option", "attention factor 2, not 1", 16384, "b serve", "b serve --right"),
         Reading("c", "C", "refuses", "it does not know the rope type 'x'"),
     ]
-    table = readers_table(found, "Programs that read it")
+    table, commands = readers_tables(found, "Programs that read it")
     assert table.title == "Programs that read it"
-    assert [row[:4] for row in table.rows] == [
-        ("A", "same", "4,096", "a serve"),
-        ("B", "with an option", "16,384", "b serve --right"),
-        ("C", "refuses", "–", "–"),
-    ]
-    assert [row[4] for row in table.rows] == ["–", found[1].detail, found[2].detail]
+    assert table.rows == (
+        ("A", "same", "4,096", "–"),
+        ("B", "with an option", "16,384", found[1].detail),
+        ("C", "refuses", "–", found[2].detail),
+    )
+    assert commands.rows == (("A", "a serve"), ("B", "b serve --right"))
+
+
+def test_programs_without_a_command_have_no_table_of_commands() -> None:
+    assert len(readers_tables([Reading("c", "C", "refuses", "it stops")], "Programs")) == 1

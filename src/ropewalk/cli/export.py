@@ -64,7 +64,7 @@ def export(
     """
     from ropewalk.readers import readings
     from ropewalk.readers.table import require_known
-    from ropewalk.reporting.readers import readers_table
+    from ropewalk.reporting.readers import readers_tables
 
     if rope is not None and gguf is not None:
         raise UsageError(
@@ -114,7 +114,7 @@ def export(
         return
     if exported is not None:
         _say(_about(exported))
-        show([readers_table(readings(str(exported.out)), "Programs that read the checkpoint")])
+        show(readers_tables(readings(str(exported.out)), "Programs that read the checkpoint"))
     if pushed is not None:
         _say(_about_push(pushed))
 

@@ -9,21 +9,25 @@ from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import ResultTable
 
 
-def readers_table(found: Sequence[Reading], title: str) -> ResultTable:
-    """One line for each program: whether it computes the same frequencies, and how to start it."""
-    return ResultTable(
+def readers_tables(found: Sequence[Reading], title: str) -> list[ResultTable]:
+    """One line for each program, whether it computes the same frequencies; then one for each, how to start it."""
+    programs = ResultTable(
         title,
-        ("program", "RoPE", "tokens by itself", "command", "difference"),
+        ("program", "RoPE", "tokens by itself", "difference"),
         tuple(
             (
                 each.program,
                 each.verdict,
                 MISSING if each.served is None else f"{each.served:,}",
-                each.option or each.launch or MISSING,
                 each.detail or MISSING,
             )
             for each in found
         ),
-        text_columns=5,
+        text_columns=4,
         notes=("same: it computes the frequencies and the attention factor of transformers 5",),
     )
+    # A table of its own, because a command with overrides is longer than a terminal is wide.
+    commands = [(each.program, each.option or each.launch) for each in found]
+    lines = tuple((program, command) for program, command in commands if command is not None)
+    served = ResultTable("To serve it right", ("program", "command"), lines, text_columns=2)
+    return [programs, served] if lines else [programs]
