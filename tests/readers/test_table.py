@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from ropewalk.errors import RopewalkError
+from ropewalk.readers.reader import Checkpoint
 from ropewalk.readers.table import READERS, difference, readings, readings_of, refuse_wrong, sentences
-from ropewalk.rope import Default, Linear, LongRope, Yarn
+from ropewalk.rope import Default, Linear, LongRope, Yarn, for_all_readers
 from tests.readers.recorded import checkpoint, record
 
 LONG = LongRope(16, 5e4, (1.0,) * 8, (2.0,) * 8, 1.0, 1024)
@@ -37,6 +38,17 @@ def test_an_attention_factor_of_yarn_divides_the_programs() -> None:
         "llama.cpp": "with an option",
         "mlx-lm": "differs",
     }
+
+
+def test_as_ropewalk_writes_it_more_programs_read_an_attention_factor_of_yarn() -> None:
+    read = checkpoint("llama yarn-attention both")
+    completed = for_all_readers(read.completed)
+    scaling = {key: value for key, value in completed["rope_parameters"].items() if key != "rope_theta"}
+    written = Checkpoint({**read.stated, **completed, "rope_scaling": scaling}, completed)
+    found = {each.key: each.verdict for each in readings_of(written, "my/model")}
+    others = [key for key, verdict in found.items() if verdict != "same"]
+    assert others == ["vllm-0.25", "llama.cpp"]
+    assert {found[key] for key in others} == {"with an option"}
 
 
 def test_double_scaling_a_dropped_factor_and_a_lost_base_are_seen() -> None:

@@ -27,6 +27,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import is_number, whole_number
 from ropewalk.rope.methods import Default
 from ropewalk.rope.methods.base import MAX_LENGTH, ORIGINAL, PARTIAL, ConfigEntry, RopeMethod, methods_by_type
+from ropewalk.rope.methods.yarn import MSCALES
 
 Spelling = Literal["5.x", "4.x"]
 Config = Mapping[str, Any]
@@ -475,6 +476,9 @@ def for_all_readers(config: Config) -> dict[str, Any]:
     if method is None:
         return dict(config)
     stated = method.for_all_readers(entry, config.get("max_position_embeddings", 0))
+    if config.get("qk_rope_head_dim"):
+        # There, an mscale_all_dim scales the attention's scores as well.
+        stated = {key: value for key, value in stated.items() if key in entry or key not in MSCALES}
     return {**config, "rope_parameters": stated}
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 
-from ropewalk.rope import Yarn, unscaled_inv_freq
+from ropewalk.rope import Yarn, for_all_readers, methods_from_config, unscaled_inv_freq
 from tests.rope.rope_cases import (
     FLOAT64_ORACLE,
     assert_close,
@@ -82,3 +83,44 @@ def test_yarn_ramp_of_llama_2_runs_from_pair_20_to_46() -> None:
 def test_yarn_attention_factor_is_that_of_the_paper() -> None:
     assert Yarn(128, 10000.0, 16.0, 4096).frequencies().attention_factor == 0.1 * math.log(16) + 1
     assert Yarn(128, 10000.0, 1.0, 4096).frequencies().attention_factor == 1
+
+
+@given(st.floats(1.001, 64), st.floats(0.05, 20))
+def test_yarn_states_its_attention_factor_for_programs_that_read_only_mscales(
+    factor: float, attention: float
+) -> None:
+    method = Yarn(128, 10000.0, factor, 4096, attention_factor=attention)
+    entry = Yarn.for_all_readers(method.to_entry(), 8192)
+    mscale, all_dim = entry.get("mscale"), entry.get("mscale_all_dim")
+    if mscale is None:
+        assert math.isclose(attention, 0.1 * math.log(factor) + 1, rel_tol=2**-24)
+        return
+    assert min(mscale, all_dim) > 0
+    assert math.isclose(
+        (0.1 * mscale * math.log(factor) + 1) / (0.1 * all_dim * math.log(factor) + 1),
+        attention,
+        rel_tol=2**-24,
+    )
+    # They are the same method, read again.
+    config = {
+        "head_dim": 128,
+        "max_position_embeddings": 8192,
+        "rope_parameters": {**entry, "rope_type": "yarn"},
+    }
+    assert methods_from_config(config)[None] == method
+
+
+def test_yarn_states_no_mscales_where_they_say_nothing_new_or_mean_more() -> None:
+    for method in (
+        Yarn(128, 10000.0, 4.0, 4096),
+        Yarn(128, 10000.0, 4.0, 4096, attention_factor=0.1 * math.log(4) + 1),
+        Yarn(128, 10000.0, 4.0, 4096, attention_factor=2.0, mscale=0.5, mscale_all_dim=1.0),
+        Yarn(128, 10000.0, 1.0, 4096, attention_factor=2.0),
+    ):
+        assert Yarn.for_all_readers(method.to_entry(), 8192) == method.to_entry()
+    entry = {"rope_type": "yarn", **Yarn(64, 1e4, 4.0, 4096, attention_factor=1.0).to_entry()}
+    plain = {"head_dim": 64, "max_position_embeddings": 16384, "rope_parameters": entry}
+    # DeepSeek's attention multiplies its scores by mscale_all_dim too.
+    latent = {**plain, "qk_rope_head_dim": 64}
+    assert for_all_readers(plain)["rope_parameters"] == {**entry, "mscale": 1.0, "mscale_all_dim": 1.0}
+    assert for_all_readers(latent) == latent

@@ -30,7 +30,8 @@ _PARAMETERS = {
     "mscale_all_dim": "DeepSeek's variant",
     "truncate": "whether the ends of the ramp are rounded to whole dimensions",
 }
-_ZERO_IS_DEFAULT = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+MSCALES = ("mscale", "mscale_all_dim")
+_ZERO_IS_DEFAULT = ("beta_fast", "beta_slow", *MSCALES)
 """transformers treats 0 as "not given" here."""
 
 
@@ -154,7 +155,28 @@ class Yarn(RopeMethod):
             for key, value in entry.values.items()
             if key in _PARAMETERS and (value or key not in _ZERO_IS_DEFAULT)
         }
-        return cls(entry.rotary_dim, entry.rope_theta, entry.factor(original), original, **optional)
+        method = cls(entry.rotary_dim, entry.rope_theta, entry.factor(original), original, **optional)
+        # Written by for_all_readers: they state once more what attention_factor states.
+        ratio = replace(method, attention_factor=None)
+        if ratio.mscale and ratio.mscale_all_dim and method._states_the_formula():
+            return replace(method, mscale=None, mscale_all_dim=None)
+        return method
+
+    @staticmethod
+    def for_all_readers(entry: Mapping[str, Any], max_length: int) -> dict[str, Any]:
+        """SGLang and mlx-lm read no ``attention_factor``, but a ratio of two mscales, which is written beside it.
+
+        Nothing is written for the published factor, or if mscales are stated.
+        """
+        attention, log_factor = entry.get("attention_factor"), 0.1 * math.log(entry.get("factor") or 1)
+        if attention is None or log_factor <= 0 or any(key in entry for key in MSCALES):
+            return dict(entry)
+        if math.isclose(attention, log_factor + 1, rel_tol=2**-24):
+            return dict(entry)
+        # Both positive, because transformers treats 0 as "not given"; 1 as DeepSeek writes it, if that is enough.
+        all_dim = max(1.0, 2 * (1 / attention - 1) / log_factor)
+        mscale = attention * all_dim + (attention - 1) / log_factor
+        return {**entry, **dict(zip(MSCALES, (mscale, all_dim), strict=True))}
 
     @classmethod
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
