@@ -2,8 +2,10 @@
 
 Gated DeltaNet, Mamba-2, lightning attention and short convolutions carry a state from token to token, and no mask
 applies to it. In a model call with a layout, the forward of each such layer's mixer (patched on the instance) gathers
-the runs of the rows into a batch of their own: each entry starts with a zero state, and a causal mixer never lets the
-padding at the end affect earlier tokens. The result for each run therefore equals that of the run alone.
+the runs of the rows. Installed kernels that take boundaries get them one after another
+(:mod:`ropewalk.models.attention.kernels`). Otherwise they form a batch of their own: each entry starts with a zero
+state, and a causal mixer never lets the padding at the end affect earlier tokens. The result for each run therefore
+equals that of the run alone.
 
 A run is the whole row under ``full``, otherwise a document. The anchor is a separate run: documents see it through
 attention, but no state passes from it into them.
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from ropewalk.attention.layout import PackedLayout, cached_per_layout
 from ropewalk.errors import EngineError
 from ropewalk.models.attention.hooks import LayoutCall, has_layout
+from ropewalk.models.attention.kernels import boundary_keywords
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.losses import decoder_of
 from ropewalk.versions import older_transformers
@@ -59,7 +62,8 @@ def install(model: nn.Module, config: ModelConfig) -> None:
         EngineError: if the mixer of a layer is not the attribute expected for its model type.
     """
     for mixer in mixers_of(model, config):
-        mixer.forward = _RunByRun(type(mixer).__name__, mixer.forward)
+        boundaries = boundary_keywords(mixer, config.model_type)
+        mixer.forward = _RunByRun(type(mixer).__name__, mixer.forward, boundaries)
 
 
 def mixers_of(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
@@ -90,8 +94,9 @@ class _RunByRun:
     backward pass, outside of any call of the model.
     """
 
-    def __init__(self, name: str, forward: Callable[..., Any]) -> None:
-        self.name, self.forward = name, forward
+    def __init__(self, name: str, forward: Callable[..., Any], boundaries: dict[str, str] | None) -> None:
+        """Wrap a forward; ``boundaries`` are as :func:`boundary_keywords` returns them."""
+        self.name, self.forward, self.boundaries = name, forward, boundaries
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call: LayoutCall | None = kwargs.get("layout")
@@ -109,12 +114,20 @@ class _RunByRun:
                 "parallel.sequence 1"
             )
         hidden = args[0] if args else kwargs["hidden_states"]
-        # Kernels accept no layout, and with a layout there is neither a padding mask nor a cache.
+        # With a layout there is neither a padding mask nor a cache.
         options = {key: value for key, value in kwargs.items() if key not in ("hidden_states", "layout")}
         options |= {key: None for key in ("attention_mask", *CACHES) if key in options}
         batches = run_batches(call.layouts, hidden.device)
         if batches is None:
             return self.forward(hidden, *args[1:], **options)
+        if self.boundaries is not None:
+            runs = run_sequence(call.layouts, hidden.device)
+            options |= {keyword: getattr(runs, form) for keyword, form in self.boundaries.items()}
+            # Kernels take boundaries in a batch of one row.
+            output = self.forward(
+                hidden.flatten(0, 1).index_select(0, runs.tokens)[None], *args[1:], **options
+            )
+            return output[0].index_select(0, runs.back).unflatten(0, hidden.shape[:2])
         flat, outputs, rest = hidden.flatten(0, 1), [], 0
         for batch in batches.batches:
             padded = flat.new_zeros(batch.runs * batch.longest, flat.shape[1])
@@ -159,6 +172,39 @@ class RunBatches:
     back: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class RunSequence:
+    """All runs of a batch of rows, one after another, with their boundaries.
+
+    Attributes:
+        tokens: int64 ``[batch * length]``, indices into the concatenated rows.
+        back: int64 ``[batch * length]``: for each token of the rows its index in ``tokens``.
+        seq_idx: int32 ``[1, batch * length]``, number of each token's run.
+        cu_seqlens: int64 ``[runs + 1]``, where runs start and end in ``tokens``.
+    """
+
+    tokens: Tensor
+    back: Tensor
+    seq_idx: Tensor
+    cu_seqlens: Tensor
+
+
+@cached_per_layout
+def run_sequence(layouts: tuple[PackedLayout, ...], device: torch.device) -> RunSequence:
+    """Plan how to hand the runs of a batch of rows to kernels that take boundaries.
+
+    Args:
+        layouts: one layout for each row, all of the same length.
+        device: device of the tensors.
+    """
+    tokens, lengths = _tokens_by_run(layouts)
+    numbers = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(lengths)
+    cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return RunSequence(
+        tokens.to(device), torch.argsort(tokens).to(device), numbers[None].to(device), cu_seqlens.to(device)
+    )
+
+
 @cached_per_layout
 def run_batches(layouts: tuple[PackedLayout, ...], device: torch.device) -> RunBatches | None:
     """Plan how to gather the runs of a batch of rows for a recurrent layer; None if each row is one run.
@@ -167,11 +213,9 @@ def run_batches(layouts: tuple[PackedLayout, ...], device: torch.device) -> RunB
         layouts: one layout for each row, all of the same length.
         device: device of the index tensors.
     """
-    of_rows = [_run_lengths(layout) for layout in layouts]
-    if all(len(lengths) == 1 for lengths in of_rows):
+    order, lengths = _tokens_by_run(layouts)
+    if len(lengths) == len(layouts):
         return None
-    lengths, length = torch.cat(of_rows), layouts[0].total_length
-    order = torch.cat([layout.storage_in_order + row * length for row, layout in enumerate(layouts)])
     starts = lengths.cumsum(0) - lengths
     # The smallest power of two that is at least the length of the run.
     size = 2 ** (lengths.clamp(min=SHORT) - 1).double().log2().floor().long().add(1)
@@ -187,6 +231,13 @@ def run_batches(layouts: tuple[PackedLayout, ...], device: torch.device) -> RunB
     # Every token is in exactly one run, so sorting the gathered indices inverts the gather.
     gathered = torch.cat([batch.tokens for batch in batches])
     return RunBatches(tuple(batches), torch.argsort(gathered))
+
+
+def _tokens_by_run(layouts: tuple[PackedLayout, ...]) -> tuple[Tensor, Tensor]:
+    """The runs of all rows in order: int64 indices into the concatenated rows, and int64 length of each run."""
+    length = layouts[0].total_length
+    order = torch.cat([layout.storage_in_order + row * length for row, layout in enumerate(layouts)])
+    return order, torch.cat([_run_lengths(layout) for layout in layouts])
 
 
 def _run_lengths(layout: PackedLayout) -> Tensor:

@@ -1,0 +1,162 @@
+"""Kernels of recurrent layers get the boundaries of runs; held by stand-ins, because the real ones need a GPU."""
+
+import inspect
+import sys
+
+import pytest
+import torch
+
+from ropewalk import PackedLayout
+from ropewalk.models.attention.kernels import FUNCTIONS, KEYWORDS, SINCE, boundary_keywords, kernel_parameters
+from ropewalk.models.attention.recurrent import mixers_of
+from ropewalk.models.config import MIXERS, ModelConfig
+from tests.marks import slow_after
+from tests.models.attention import standin_kernels
+from tests.models.attention.test_recurrent import LENGTHS, ROUNDING, attached, compare
+from tests.models.families import HYBRIDS, tiny_model
+from tests.versions import needs_transformers, pretend_transformers
+
+WITHOUT = {"minimax", "lfm3"}
+"""Families whose recurrence has no kernel in transformers."""
+FAMILIES = [family for family in HYBRIDS if family not in WITHOUT]
+
+
+@pytest.fixture(autouse=True)
+def _newest():
+    needs_transformers(SINCE, "a mixer that passes boundaries on")
+
+
+def mixer_of(model):
+    return mixers_of(model, ModelConfig.of(model.config))[0]
+
+
+def functions_of(model):
+    return FUNCTIONS[ModelConfig.of(model.config).model_type]
+
+
+@pytest.mark.parametrize("pattern", slow_after(1, ["anchor", "intra_document"]))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_packed_row_equals_each_document_alone(family, pattern, monkeypatch):
+    """Outputs and gradients; every kernel gets one row without padding, and where its runs start."""
+    plain = tiny_model(family, torch.float64, sharp=True)
+    calls = standin_kernels.install(monkeypatch, type(mixer_of(plain)))
+    layout = PackedLayout.from_lengths(LENGTHS, pattern, int(pattern == "anchor"), "reset")
+    errors = compare(plain, layout)
+    assert max(errors) <= ROUNDING
+    anchor = [layout.anchor_length] if layout.anchor_length else []
+    runs = torch.tensor([*anchor, *LENGTHS])
+    idx = torch.arange(len(runs), dtype=torch.int32).repeat_interleave(runs)[None]
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), runs.cumsum(0)])
+    given = [call for call in calls if call[1].keys() & {"seq_idx", "cu_seqlens"}]
+    # The kernels that evaluation calls, once in each recurrent layer; the other calls are the documents alone.
+    mixers = len(mixers_of(plain, ModelConfig.of(plain.config)))
+    called = [name for name in functions_of(plain) if "split" not in name]
+    assert [name for name, _ in given] == [standin_kernels.PACKAGES[name][1] for name in called] * mixers
+    for _, arguments in given:
+        if "seq_idx" in arguments:
+            assert torch.equal(arguments["seq_idx"], idx)
+        else:
+            assert torch.equal(arguments["cu_seqlens"], ends)
+
+
+@pytest.mark.parametrize("family", ["granitemoehybrid", "bamba", "falcon_h1", "nemotron_h"])
+def test_the_fused_kernel_of_training_gets_the_boundaries(family, monkeypatch):
+    """Only training calls it. Without kernels the same row goes through transformers' torch code, run by run."""
+    plain = tiny_model(family, torch.float64, sharp=True).train()
+    layout = PackedLayout.from_segments([9, 33, 4, 7, 12], [1, 0, 2, 1, 0], "anchor", 2)
+    ids = torch.randint(3, 90, (1, layout.total_length), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = attached(plain)(input_ids=ids, layout=layout).logits
+        calls = standin_kernels.install(monkeypatch, type(mixer_of(plain)))
+        fused = attached(plain)(input_ids=ids, layout=layout).logits
+    names = {name for name, _ in calls}
+    assert names == {"mamba_split_conv1d_scan_combined"}
+    assert all(len(arguments["seq_idx"][0].unique()) == 4 for _, arguments in calls)
+    assert float((fused - expected).abs().max()) <= ROUNDING * float(expected.abs().max())
+
+
+def test_rows_of_a_batch_become_one_row(monkeypatch):
+    plain = tiny_model("qwen3_next", torch.float64, sharp=True)
+    layouts = [
+        PackedLayout.from_lengths([10, 30, 19], "anchor"),
+        PackedLayout.from_segments([21, 5, 34], [1, 0, 1], "intra_document", 0),
+    ]
+    ids = torch.randint(3, 90, (2, 60), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = attached(plain)(input_ids=ids, layout=layouts).logits
+        calls = standin_kernels.install(monkeypatch, type(mixer_of(plain)))
+        packed = attached(plain)(input_ids=ids, layout=layouts).logits
+    assert float((packed - expected).abs().max()) <= ROUNDING * float(expected.abs().max())
+    assert calls[1][1]["cu_seqlens"].tolist() == [0, 1, 11, 41, 60, 65, 120]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_function_without_a_kernel_means_padded_batches(family, monkeypatch):
+    """transformers' torch code raises an error when it is given boundaries."""
+    plain = tiny_model(family, sharp=True)
+    functions = functions_of(plain)
+    layout = PackedLayout.from_lengths(LENGTHS, "intra_document", 0, "reset")
+    ids = torch.ones(1, layout.total_length, dtype=torch.long)
+    for missing in functions:
+        with monkeypatch.context() as some:
+            mixer = mixer_of(plain)
+            calls = standin_kernels.install(
+                some, type(mixer), [name for name in functions if name != missing]
+            )
+            assert boundary_keywords(mixer, plain.config.model_type) is None
+            attached(plain)(input_ids=ids, layout=layout)
+            assert not any(arguments.keys() & {"seq_idx", "cu_seqlens"} for _, arguments in calls)
+
+
+def test_a_kernel_that_takes_no_boundaries_means_padded_batches(monkeypatch):
+    """transformers would drop the argument, and the row would be one run."""
+
+    def causal_conv1d_fn(x, weight, bias=None, activation=None):
+        raise AssertionError
+
+    mixer = mixer_of(tiny_model("lfm2", sharp=True))
+    with monkeypatch.context() as some:
+        standin_kernels.install(some, type(mixer))
+        assert boundary_keywords(mixer, "lfm2") == {"seq_idx": "seq_idx"}
+    standin_kernels.install(monkeypatch, type(mixer), causal_conv1d_fn=causal_conv1d_fn)
+    replaced = sys.modules[type(mixer).__module__].causal_conv1d_fn
+    assert kernel_parameters(replaced) == ("x", "weight", "bias", "activation")
+    assert boundary_keywords(mixer, "lfm2") is None
+
+
+def test_an_older_transformers_means_padded_batches(monkeypatch):
+    mixer = mixer_of(tiny_model("lfm2", sharp=True))
+    standin_kernels.install(monkeypatch, type(mixer))
+    assert boundary_keywords(mixer, "lfm2") is not None
+    pretend_transformers(monkeypatch, "5.22.9")
+    assert boundary_keywords(mixer, "lfm2") is None
+
+
+@pytest.mark.parametrize("family", sorted(HYBRIDS))
+def test_the_table_has_every_function_that_transformers_can_replace(family):
+    """Compares with transformers' source, so a mixer that calls its kernels in another way is noticed."""
+    mixer = mixer_of(tiny_model(family, sharp=True))
+    module = sys.modules[type(mixer).__module__]
+    source = inspect.getsource(type(mixer).forward)
+    replaceable = {
+        name
+        for name, function in vars(module).items()
+        if inspect.isfunction(function)
+        and "is_new_implementation" in inspect.getclosurevars(function).nonlocals
+        and f"{name}(" in source
+    }
+    # Functions for one token and a cached state: no packed row has a cache.
+    steps = {name for name in replaceable if name.endswith("_update") or "recurrent" in name}
+    functions = FUNCTIONS.get(ModelConfig.of(tiny_model(family, sharp=True).config).model_type, {})
+    assert replaceable - steps == set(functions)
+    for name in functions:
+        call = source.split(f" {name}(")[-1]
+        keyword = KEYWORDS.get(name)
+        passed = f'cu_seqlens=kwargs.pop("{keyword}", None)' if keyword else "**kwargs"
+        # The fused kernel gets them with its other options.
+        assert passed in call.split("\n            )\n")[0] or "**fused_kwargs" in call, name
+
+
+def test_every_recurrent_model_type_is_decided():
+    assert set(FUNCTIONS) == set(MIXERS) - WITHOUT
+    assert kernel_parameters(None) == ()
