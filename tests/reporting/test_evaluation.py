@@ -209,6 +209,9 @@ def test_what_was_not_run_has_no_figure() -> None:
         ("short", "mmlu"),
     ):
         assert stems([TaskResult.not_run(suite, task, None, reason)]) == []
+    # As behind a server, which gives no likelihoods.
+    forced = [TaskResult.not_run("needle", "teacher_forced", n, reason) for n in LENGTHS[:2]]
+    assert stems([*needle(LENGTHS[:2]), *forced]) == ["needle-generated"]
 
 
 def test_a_benchmark_that_nobody_named_is_shown_by_what_its_results_say() -> None:
