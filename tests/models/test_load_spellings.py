@@ -1,19 +1,25 @@
 """A written config states its RoPE in the keys of transformers 4 as well, for programs that know only those."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, Phi3Config
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from ropewalk.models.export import export
-from ropewalk.models.load import with_both_spellings, written_config
+from ropewalk.models.load import read_config, with_both_spellings, with_rope, written_config
 from ropewalk.models.support import ModelsSettings, supported
 from ropewalk.readers import readings
+from ropewalk.readers.table import checkpoint_of, readings_of
 from ropewalk.rope import Default, Linear, Llama3, LongRope, RopeMethod, Yarn, methods_from_config
 from tests.cli.byte_checkpoint import save_byte_checkpoint
+from tests.places import ROOT
 
 METHODS: tuple[RopeMethod, ...] = (
     Default(8, 5e5),
@@ -74,3 +80,27 @@ def test_keys_without_an_older_place_are_left_as_they_are() -> None:
         {"model_type": "llama"},
     ):
         assert with_both_spellings(dict(stated)) == stated
+
+
+@pytest.mark.parametrize("attention_factor", [math.sqrt(1 + math.log(64) / math.log(4096)), 1.1])
+def test_phi_3_is_written_as_older_programs_read_it_or_refuse_it(
+    attention_factor: float, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text((ROOT / "tests/configs/phi-3-mini-128k-instruct.json").read_text())
+    config = read_config(tmp_path)
+    method = replace(config.methods[None], attention_factor=attention_factor)
+    stated = written_config(with_rope(config, method, 64 * 4096).source)
+    published = attention_factor > 1.2
+    assert (list(stated["rope_scaling"]) == ["type", "short_factor", "long_factor"]) == published
+    found = {each.key: each.verdict for each in readings_of(checkpoint_of(stated), "my/model")}
+    # transformers 4 and mlx-lm have no place for another attention factor.
+    wrong = {} if published else dict.fromkeys(("transformers-4", "mlx-lm"), "refuses")
+    assert {key: verdict for key, verdict in found.items() if verdict != "same"} == wrong
+    # The three keys come first in transformers 5, where they mean the same.
+    read = Phi3Config.from_dict(stated)
+    rotary = Phi3RotaryEmbedding(read)
+    for length in (4096, 4097):
+        cosine, _ = rotary(torch.zeros(1), torch.tensor([[0, length - 1]]))
+        assert float(cosine[0, 0, 0]) == pytest.approx(attention_factor, rel=1e-6)
+        wanted = torch.cos((length - 1) * method.frequencies(length).inv_freq).float() * attention_factor
+        torch.testing.assert_close(cosine[0, 1, : len(wanted)], wanted, rtol=0, atol=2e-3)

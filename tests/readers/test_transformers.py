@@ -1,11 +1,14 @@
 """transformers 4.57 as recorded. What version 5 computes is the meaning of a config; tests/rope compares with it."""
 
+import json
+
 import pytest
 
 from ropewalk.readers.reader import RefusedConfigError, UnreadConfigError
 from ropewalk.readers.table import checkpoint_of
 from ropewalk.readers.transformers import TRANSFORMERS_4, TRANSFORMERS_5
 from ropewalk.rope import Default
+from tests.places import ROOT
 from tests.readers.recorded import checkpoint, differing, only, record
 from tests.readers.test_reader import BY_LAYER
 
@@ -43,3 +46,15 @@ def test_version_4_knows_no_proportional() -> None:
     raw["rope_parameters"] = {"rope_type": "proportional", "rope_theta": 5e4, "partial_rotary_factor": 0.5}
     with pytest.raises(RefusedConfigError, match="proportional"):
         TRANSFORMERS_4.methods(checkpoint_of(raw))
+
+
+PHI3 = json.loads((ROOT / "tests/configs/phi-3-mini-128k-instruct.json").read_text(encoding="utf-8"))
+
+
+def test_version_4_takes_three_keys_for_phi3_and_no_other() -> None:
+    assert set(TRANSFORMERS_4.methods(checkpoint_of(PHI3))) == {None}
+    scaling = PHI3["rope_scaling"]
+    named = {key: value for key, value in scaling.items() if key != "type"} | {"rope_type": "longrope"}
+    for changed in ({**scaling, "factor": 32.0}, named):
+        with pytest.raises(RefusedConfigError, match="needs type, short_factor and long_factor"):
+            TRANSFORMERS_4.methods(checkpoint_of({**PHI3, "rope_scaling": changed}))

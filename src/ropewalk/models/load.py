@@ -585,16 +585,29 @@ def with_both_spellings(stated: dict[str, Any]) -> dict[str, Any]:
     if added == stated:
         return stated
     # A class may read the older keys in its own way, and they come first in transformers.
-    same = _entry_of(config_class, stated) == _entry_of(config_class, added)
+    before, after = _read_again(config_class, stated), _read_again(config_class, added)
+    same = _entry_of(before) == _entry_of(after) or _same_methods(before, after)
     # In the order of transformers' own files.
     return dict(sorted(added.items())) if same else stated
 
 
-def _entry_of(config_class: Any, stated: Mapping[str, Any]) -> Any:
-    """The RoPE parameters that a class reads from the contents of a ``config.json``."""
+def _entry_of(config: Any) -> Any:
+    return getattr(config.get_text_config(), "rope_parameters", None)
+
+
+def _same_methods(before: Any, after: Any) -> bool:
+    """Whether two configs with different parameters, such as Phi-3's three keys, mean the same RoPE."""
+    try:
+        return ModelConfig.of(before).methods == ModelConfig.of(after).methods
+    except RopewalkError:
+        return False
+
+
+def _read_again(config_class: Any, stated: Mapping[str, Any]) -> Any:
+    """The config that a class reads from the contents of a ``config.json``."""
     # Infinite values, which only time steps of recurrent layers have, are tagged in the file.
     plain = {key: value for key, value in stated.items() if "__float__" not in json.dumps(value)}
-    return getattr(config_class.from_dict(deepcopy(plain)).get_text_config(), "rope_parameters", None)
+    return config_class.from_dict(deepcopy(plain))
 
 
 def _whole_config(model: Any) -> Any | None:

@@ -54,6 +54,7 @@ BY_LAYER = ("gemma3_text",)
 NEWER_KEYS = ("rope_parameters",)
 
 
+PHI3_KEYS = {"type", "short_factor", "long_factor"}
 OLDER_METHODS = (Default, Linear, DynamicNtk, Llama3, LongRope, Yarn)
 
 
@@ -79,6 +80,14 @@ def _as_version_4(checkpoint: Checkpoint) -> Methods:
     if PARTIAL in newer and PARTIAL not in checkpoint.stated:
         raise UnreadConfigError(f"the {PARTIAL} of its class for {kind} was not read")
     scaling = dict(known.get("rope_scaling") or {})
+    if (
+        kind == "phi3"
+        and scaling
+        and (scaling.keys() != PHI3_KEYS or scaling["type"] not in ("longrope", "su", "yarn"))
+    ):
+        raise RefusedConfigError(
+            "its class for phi3 needs type, short_factor and long_factor in rope_scaling, and no other key"
+        )
     if scaling.get("rope_type", scaling.get("type")) in ("longrope", "su") and ORIGINAL not in known:
         # Only the top level counts for longrope; without it, every input is within the original length.
         scaling.pop(ORIGINAL, None)

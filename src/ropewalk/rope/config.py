@@ -25,8 +25,9 @@ from typing import Any, Literal
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import is_number, whole_number
-from ropewalk.rope.methods import Default
+from ropewalk.rope.methods import Default, LongRope
 from ropewalk.rope.methods.base import MAX_LENGTH, ORIGINAL, PARTIAL, ConfigEntry, RopeMethod, methods_by_type
+from ropewalk.rope.methods.longrope import MSCALES as LONGROPE_MSCALES
 from ropewalk.rope.methods.yarn import MSCALES
 
 Spelling = Literal["5.x", "4.x"]
@@ -498,4 +499,12 @@ def with_older_keys(config: Config) -> dict[str, Any]:
         older[PARTIAL] = entry[PARTIAL]
     if scaling.get("rope_type", Default.name) != Default.name:
         older["rope_scaling"] = scaling
+    if (
+        config.get("model_type") == "phi3"
+        and scaling.get("rope_type") == LongRope.name
+        and LONGROPE_MSCALES[0] not in scaling
+    ):
+        # transformers 4 takes these three keys alone, mlx-lm wants type. Both compute the published attention factor.
+        factors = {key: scaling[key] for key in ("short_factor", "long_factor")}
+        older["rope_scaling"] = {"type": scaling["rope_type"], **factors}
     return {**config, **older}
