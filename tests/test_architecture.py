@@ -44,6 +44,7 @@ ALLOWED = {
         "rope",
         "search",
     },
+    "dry_run": {"attention", "data", "models", "parallel", "planning", "rope", "training"},
     "experiments": {"evaluation", "parallel", "training"},
     "verification": {
         "attention",
@@ -57,6 +58,7 @@ ALLOWED = {
     "reporting": {
         "audit",
         "data",
+        "dry_run",
         "evaluation",
         "experiments",
         "models",

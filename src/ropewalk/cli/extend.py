@@ -57,12 +57,23 @@ def extend(
         int | None,
         Field(description="Stop after this stage, counted from 1. --resume goes on from its checkpoint."),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        COMMON,
+        Field(
+            description="Train nothing: run one step of each stage without data, and show whether it fits this "
+            "machine. `ropewalk plan` does the same for GPUs that you do not have."
+        ),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Extend a model's context: evaluate, change RoPE, train, evaluate again, save.
 
     With several processes: torchrun --nproc-per-node 4 -m ropewalk extend recipe.yaml
     """
+    if dry_run:
+        _show_dry_run(recipe, overrides, rope, as_json)
+        return
     # Filled once the recipe is read, since Ctrl-C may come earlier.
     output: list[Path] = []
 
@@ -102,6 +113,27 @@ def extend(
         print_json(result.to_json())
     else:
         show(describe_run(result))
+
+
+def _show_dry_run(recipe: str, overrides: Overrides, rope: tuple[Path, ...], as_json: bool) -> None:
+    from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.dry_run.run import plan_here
+    from ropewalk.parallel.context import RunContext
+    from ropewalk.parallel.world import world_from_environment
+    from ropewalk.reporting.dry_run import describe_planned_run
+    from ropewalk.training import load_recipe
+    from ropewalk.training.stage_rope.given import with_tables
+
+    world = world_from_environment()
+    if not world.is_rank_0:
+        # Rank 0 plays a rank of the mesh alone.
+        return
+    read = with_tables(load_recipe(recipe, list(overrides)), rope)
+    result = plan_here(read, world, RunContext(reporter=ConsoleReporter(notes)))
+    if as_json:
+        print_json(result.to_json())
+    else:
+        show(describe_planned_run(result))
 
 
 app = make_command(

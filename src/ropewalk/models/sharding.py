@@ -67,7 +67,7 @@ def load_sharded(
         adapter.add_to(model, dtype, compute_dtype)
     trained = LossModel(model, OutputHead.unchecked(model))
     shard_model(trained, mesh, compute_dtype)
-    _materialise(trained, world.device_on(mesh))
+    materialise(trained, world.device_on(mesh))
     _fill(model, source[0] if source else None)
     return trained.eval()
 
@@ -118,8 +118,11 @@ def decoder_layers(model: Any) -> list[nn.Module]:
     return layers
 
 
-def _materialise(module: nn.Module, device: torch.device) -> None:
-    """Allocate memory for shards on the meta device. ``to_empty`` would untie tied parameters and reset buffers."""
+def materialise(module: nn.Module, device: torch.device) -> None:
+    """Allocate memory for a module on the meta device, whole or sharded, and move its buffers.
+
+    ``to_empty`` would untie tied parameters and reset buffers.
+    """
     made: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):

@@ -55,12 +55,36 @@ class _Counter(TorchDispatchMode):
         self.traffic = traffic
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name() if hasattr(func, "name") else ""
-        if name.startswith("c10d::"):
-            kind = _KINDS.get(name.removeprefix("c10d::").partition(".")[0])
-            if kind is not None:
-                self.traffic.add(kind, _sent(kind, func, args, kwargs or {}))
+        sent = sent_by(func, args, kwargs or {})
+        if sent is not None:
+            self.traffic.add(sent.kind, sent.bytes)
         return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one collective sends.
+
+    Attributes:
+        kind: a key of :attr:`Traffic.bytes`.
+        bytes: bytes that this rank sends to others.
+        group: torch's name of the process group.
+        ranks: size of the group.
+    """
+
+    kind: str
+    bytes: int
+    group: str
+    ranks: int
+
+
+def sent_by(func: Any, args: Any, kwargs: Any) -> Sent | None:
+    """What a call of one of torch's operators sends to other ranks; None if it is no collective."""
+    name = func.name() if hasattr(func, "name") else ""
+    if not name.startswith("c10d::"):
+        return None
+    kind = _KINDS.get(name.removeprefix("c10d::").partition(".")[0])
+    return None if kind is None else _sent(kind, func, args, kwargs)
 
 
 # Names of torch's c10d operators; the underscore variants work on one flat tensor instead of a list.
@@ -75,11 +99,15 @@ _KINDS = {
 }
 
 
-def _sent(kind: str, func: Any, args: Any, kwargs: Any) -> int:
+def _sent(kind: str, func: Any, args: Any, kwargs: Any) -> Sent:
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     group = dist.ProcessGroup.unbox(given["process_group"])
-    size, rank = group.size(), group.rank()
+    sent = _bytes_sent(kind, given, group.size(), group.rank())
+    return Sent(kind, sent, group.group_name, group.size())
+
+
+def _bytes_sent(kind: str, given: dict[str, Any], size: int, rank: int) -> int:
     if kind == "all_to_all":
         sent: Tensor = given["input"]
         splits = given.get("input_split_sizes") or []

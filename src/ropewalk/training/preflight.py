@@ -53,8 +53,25 @@ Meshes = tuple[MeshShape, tuple[MeshShape, ...]]
 """The mesh of a run before and after training, and that of each stage."""
 
 
+@dataclass(frozen=True)
+class Machine:
+    """Hardware that a run is planned for, instead of this machine's.
+
+    Attributes:
+        device: device of a rank, which need not exist here.
+        memory: bytes of memory of a rank.
+    """
+
+    device: torch.device
+    memory: int
+
+
 def resolve(
-    recipe: Recipe, world: World | None = None, meshes: Meshes | None = None, training: range | None = None
+    recipe: Recipe,
+    world: World | None = None,
+    meshes: Meshes | None = None,
+    training: range | None = None,
+    machine: Machine | None = None,
 ) -> ResolvedRecipe:
     """Check a recipe against the checkpoint, the machine and the processes, and resolve every ``auto``.
 
@@ -63,6 +80,8 @@ def resolve(
         world: processes of the run; this one alone if None.
         meshes: meshes that rank 0 has chosen; chosen here if None.
         training: indices of the stages that these processes train; all if None. The others need not suit them.
+        machine: hardware to resolve the recipe for, of which only the model's config is read, not its tokenizer; None
+            for this machine.
 
     Raises:
         RopewalkError: for the first problem that would make the run fail, with an alternative that works.
@@ -78,7 +97,8 @@ def resolve(
     refuse_older_transformers(config)
     # The trained length comes from the config as stated: lifting a limit does not change what the model was trained on.
     trained = stated.trained_length
-    require_trackers(recipe.trackers)
+    if machine is None:
+        require_trackers(recipe.trackers)
     current = config.full_attention_rope
     tables = tuple(_table(stage) for stage in recipe.stages)
     bounds = bounds_of(stage_ropes(recipe, tables), (current, trained))
@@ -91,7 +111,7 @@ def resolve(
     _check_short_context(recipe)
     aux_losses = tuple(_router_aux_loss(number, stage, config) for number, stage in enumerate(recipe.stages))
     last = bounds[-1].low
-    device = _device(recipe, world)
+    device = _device(recipe, world) if machine is None else machine.device
     precision = _precision(recipe.precision, recipe, device, world)
     decided = [recipe.stage(number) for number in range(len(recipe.stages))]
     in_stages = [_precision(each.precision, recipe, device, world) for each in decided]
@@ -103,20 +123,23 @@ def resolve(
     adapter = _adapter(recipe, model, world, device, precisions)
     if meshes is None:
         trained_parameters = None if adapter is None else adapter.trained
-        places = _Places(config, world, device, trained_parameters)
+        places = _Places(config, world, device, trained_parameters, machine)
         meshes = meshes_of(recipe, places, in_stages, range(len(decided)) if training is None else training)
     mesh, in_stage = meshes
     for computed, arranged in dict.fromkeys([(precision, mesh), *zip(in_stages, in_stage, strict=True)]):
         _refuse_precision(config, computed, arranged)
         if arranged.world_size > 1:
             refuse_on_mesh(arranged, config, recipe.exact_rope, [current, *possible])
-    vocabulary = config.source.get_text_config().vocab_size
-    tokenizer = _tokenizer(recipe, model, vocabulary, mesh.world_size > 1)
-    special = special_ids(tokenizer)
-    # Packed rows already contain the decisions that packing settings make.
-    packing = () if recipe.data.rows else tuple(_packing(recipe, stage) for stage in recipe.stages)
-    for settings in packing:
-        settings.bos_policy(special)
+    tokenizer = None
+    packing: tuple[PackingSettings, ...] = ()
+    if machine is None:
+        vocabulary = config.source.get_text_config().vocab_size
+        tokenizer = _tokenizer(recipe, model, vocabulary, mesh.world_size > 1)
+        special = special_ids(tokenizer)
+        # Packed rows already contain the decisions that packing settings make.
+        packing = () if recipe.data.rows else tuple(_packing(recipe, stage) for stage in recipe.stages)
+        for settings in packing:
+            settings.bos_policy(special)
     stages = [
         ResolvedStage(settings, own, _engine(recipe, config, device, own, arranged.ring > 1), arranged)
         for settings, own, arranged in zip(decided, in_stages, in_stage, strict=True)
@@ -332,12 +355,14 @@ class _Places:
         world: processes of the run.
         device: device of this process.
         trained: number of parameters that an adapter trains; None if all are trained.
+        machine: hardware to plan for; None for this machine.
     """
 
     config: ModelConfig
     world: World
     device: torch.device
     trained: int | None
+    machine: Machine | None = None
 
 
 def meshes_of(recipe: Recipe, places: _Places, precisions: Sequence[str], training: range) -> Meshes:
@@ -385,7 +410,8 @@ def _mesh(
                 f"with torchrun --nproc-per-node {mesh.world_size} -m ropewalk"
             )
         return mesh
-    require_devices(world, places.device)
+    if places.machine is None:
+        require_devices(world, places.device)
     if asked != "auto":
         mesh = _asked(asked)
         for stage in stages.values():
@@ -425,8 +451,11 @@ def _check(mesh: MeshShape, stage: Stage, places: _Places) -> None:
 def _chosen(stage: Stage, places: _Places, precision: str) -> MeshShape:
     config, world, device = places.config, places.world, places.device
     shape = ModelShape.from_config(config)
-    # CPU processes share the machine's memory; on CUDA each has a device.
-    memory = device_bytes(device) // (world.local_size if device.type == "cpu" else 1)
+    if places.machine is not None:
+        memory = places.machine.memory
+    else:
+        # CPU processes share the machine's memory; on CUDA each has a device.
+        memory = device_bytes(device) // (world.local_size if device.type == "cpu" else 1)
     if precision == "bfloat16-autocast" and not stage.gradient_checkpointing:
         # Autograd keeps the bfloat16 copy of each weight that autocast made until the backward, 2 bytes per parameter.
         memory = max(0, memory - 2 * shape.layer_parameters)

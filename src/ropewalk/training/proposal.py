@@ -143,25 +143,36 @@ def look_at(specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext) ->
     Raises:
         RopewalkError: as for :func:`ropewalk.data.read_documents`.
     """
+    lengths, complete = first_lengths(specs, tokenizer, context)
+    return DocumentFacts(len(lengths), complete, int(sum(lengths)), int(max(lengths, default=0)))
+
+
+def first_lengths(
+    specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext
+) -> tuple[list[float], bool]:
+    """Estimated tokens of each of the first documents, and whether these are all.
+
+    Raises:
+        RopewalkError: as for :func:`ropewalk.data.read_documents`.
+    """
     first: list[str] = []
-    characters, longest, read, complete = 0, 0, 0, True
+    characters: list[int] = []
+    complete = True
     with counted(context.rank_0_reporter, "documents", None, "documents") as progress:
         for document in read_documents(specs):
-            if read == READ:
+            if len(characters) == READ:
                 complete = False
                 break
             if len(first) < TOKENISED:
                 first.append(document.text[:SAMPLED])
-            characters += len(document.text)
-            longest = max(longest, len(document.text))
-            read += 1
-            progress(read, read)
+            characters.append(len(document.text))
+            progress(len(characters), len(characters))
     # Without special tokens, which packing adds per row or document as the pattern needs them.
     encoded = tokenizer.backend_tokenizer.encode_batch_fast(first, add_special_tokens=False)
     # Tokenising all of them would take minutes, and texts of one corpus have nearly the same rate of tokens per
     # character.
     rate = sum(map(len, encoded)) / max(1, sum(map(len, first)))
-    return DocumentFacts(read, complete, int(characters * rate), int(longest * rate))
+    return [length * rate for length in characters], complete
 
 
 def this_machine() -> MachineFacts:

@@ -29,6 +29,7 @@ from ropewalk.training.measurement import Measurement, measure_during, tracked
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
 from ropewalk.training.peak_memory import peak_memory
+from ropewalk.training.recipe.recipe import StageSettings
 from ropewalk.training.resolved import AtStage, load_for_run, share_of_step
 from ropewalk.training.step import Batch, ForwardPass, StepResult, micro_batches, prepare, train_step
 
@@ -170,15 +171,7 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
     # Before the masters are made, which are copies of these weights.
     if after is not None and not resumed:
         load_weights(after, model, context.world, context.mesh)
-    masters = None
-    # A sharded model keeps float32 shards and gathers them in bfloat16, so only a whole model needs masters.
-    if bfloat16 and context.mesh is None:
-        masters = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-        cast_parameters(model, torch.bfloat16)
-    model.train()
-    if decided.stage.gradient_checkpointing:
-        checkpoint_activations(model.model)
-    optimizer = MasterAdamW(model.named_parameters(), decided.optimizer, masters)
+    optimizer = ready_to_train(model, decided, bfloat16 and context.mesh is None)
     if after is not None and not resumed and decided.stage.moments != "reset":
         rewarm = decided.stage.moments == "rewarm"
         load_moments(after, model, optimizer, context.world, context.mesh, rewarm)
@@ -188,6 +181,25 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
     if after is not None and resumed:
         position = load_checkpoint(after, model, optimizer, context.world, context.mesh)
     return model, optimizer, position
+
+
+def ready_to_train(model: LossModel, settings: StageSettings, narrowed: bool) -> MasterAdamW:
+    """Prepare a loaded model for training in place, and make its optimizer.
+
+    Args:
+        model: model with float32 parameters, except for frozen ones under an adapter.
+        settings: settings of the stage.
+        narrowed: whether parameters are cast to bfloat16, with float32 masters. A sharded model keeps float32 shards
+            and gathers them in bfloat16, so only a whole model needs masters.
+    """
+    masters = None
+    if narrowed:
+        masters = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        cast_parameters(model, torch.bfloat16)
+    model.train()
+    if settings.stage.gradient_checkpointing:
+        checkpoint_activations(model.model)
+    return MasterAdamW(model.named_parameters(), settings.optimizer, masters)
 
 
 def made_ahead(make: Callable[[int], Made], steps: Sequence[int]) -> Iterator[Made]:

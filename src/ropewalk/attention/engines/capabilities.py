@@ -20,6 +20,8 @@ PREFERRED: tuple[EngineName, ...] = ("varlen", "flex", "segments")
 
 Capability = tuple[int, int]
 """Compute capability of a GPU, as returned by ``torch.cuda.get_device_capability``."""
+SIMULATED = "simulated"
+"""Type of the device on which :mod:`ropewalk.dry_run` plays a GPU."""
 LEAST_CAPABILITY: Capability = (8, 0)
 HALVES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
@@ -59,7 +61,7 @@ class AttentionSpec:
 
     @property
     def on_gpu(self) -> bool:
-        return torch.device(self.device).type in ("cuda", "meta")
+        return torch.device(self.device).type in ("cuda", "meta", SIMULATED)
 
     @property
     def gpu(self) -> Capability:

@@ -6,10 +6,11 @@ values are assumptions, each with a source.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ropewalk.errors import RopewalkError
+from ropewalk.parallel.mesh import MeshShape
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
 from ropewalk.planning.sizing.traffic import Communication, ring_exchanges, step_communication
 
@@ -79,6 +80,26 @@ class Cluster:
 
 
 H100 = Cluster()
+
+GPUS = {
+    "h100": H100,
+    # NVIDIA H200 data sheet, 2024: an H100 with other memory.
+    "h200": replace(H100, bytes_per_rank=141 * 10**9),
+    # NVIDIA A100 80GB SXM data sheet, 2021: NVLink 600 GB/s in both directions; DGX A100: ConnectX-6 of 200 Gb/s, PCI
+    # Express 4.0.
+    "a100": replace(
+        H100,
+        bytes_per_rank=80 * 10**9,
+        peak_flops=312e12,
+        nvlink=300e9,
+        network=25e9,
+        host_link=32e9,
+    ),
+    # NVIDIA DGX B200 data sheet, 2024, for 8 GPUs: 1,440 GB, 18 PFLOP/s of dense bfloat16 products (36 with sparsity);
+    # NVLink 1.8 TB/s in both directions.
+    "b200": replace(H100, bytes_per_rank=180 * 10**9, peak_flops=2.25e15, nvlink=900e9),
+}
+"""Assumed hardware by kind of GPU, in nodes of eight; efficiencies are those of H100."""
 
 
 @dataclass(frozen=True)
@@ -217,9 +238,7 @@ def estimate_step(
     attention = work.hardware_attention / (rate * cluster.attention_efficiency)
     dense = work.hardware_dense * padded / (rate * cluster.matmul_efficiency)
     sent = step_communication(run, passes, document_length)
-    parameters, exchange, offload = _transfers(run, sent, passes, cluster)
-    # Each may overlap with all of the computation: they use different links, the network and the host's.
-    exposed = sum(_exposed(each, dense + attention, cluster) for each in (parameters, offload))
+    exchange, exposed = waiting_seconds(_transfers(run, sent, passes), mesh, dense + attention, cluster)
     return Estimate(
         tokens=rows_per_step * run.row_length,
         flops=work,
@@ -231,21 +250,44 @@ def estimate_step(
     )
 
 
-def _transfers(
-    run: ShardedRun, sent: Communication, passes: int, cluster: Cluster
-) -> tuple[float, float, float]:
-    """Seconds of FSDP, of Ulysses and ring exchanges, and of offload, each without overlap."""
-    mesh, layers, units = run.mesh, passes * run.model.layers, passes * (run.model.layers + 1)
+@dataclass(frozen=True)
+class Transfers:
+    """Transfers of one rank in a step: bytes and number of collectives of each kind.
+
+    Attributes:
+        shards: parameters and gradients over the ranks that share them.
+        replicas: gradients over replicas.
+        ulysses, ring: exchanges of attention.
+        host: bytes of activations that are offloaded and fetched again.
+    """
+
+    shards: tuple[int, int]
+    replicas: tuple[int, int]
+    ulysses: tuple[int, int]
+    ring: tuple[int, int]
+    host: int
+
+    def seconds(self, mesh: MeshShape, cluster: Cluster) -> tuple[float, float, float]:
+        """Seconds of FSDP, of Ulysses and ring exchanges, and of offload, each without overlap."""
+        shards = _time(*self.shards, 1, mesh.shard_degree, cluster, grouped=True)
+        replicas = _time(*self.replicas, mesh.shard_degree, mesh.replicate, cluster, grouped=False)
+        ulysses = _time(*self.ulysses, 1, mesh.sequence, cluster, grouped=False)
+        ring = _time(*self.ring, mesh.sequence, mesh.ring, cluster, grouped=False)
+        return shards + replicas, ulysses + ring, self.host / (cluster.host_link * cluster.link_efficiency)
+
+
+def _transfers(run: ShardedRun, sent: Communication, passes: int) -> Transfers:
+    layers, units = passes * run.model.layers, passes * (run.model.layers + 1)
     # The forward, the backward and, under checkpointing, the recomputation.
     times = 3 if run.checkpointing else 2
-    # Each layer is gathered twice and the root once, and each unit reduced once; an all-reduce has twice the steps.
-    shards = _time(sent.fsdp, 2 * layers + passes + units, 1, mesh.shard_degree, cluster, grouped=True)
-    replicas = _time(sent.replicas, 2 * units, mesh.shard_degree, mesh.replicate, cluster, grouped=False)
-    ulysses = _time(sent.ulysses, 2 * times * layers, 1, mesh.sequence, cluster, grouped=False)
-    exchanges = times * layers * ring_exchanges(run)
-    ring = _time(sent.ring, exchanges, mesh.sequence, mesh.ring, cluster, grouped=False)
-    host = 2 * layers * run.places * run.model.hidden * run.compute_bytes if run.offload else 0
-    return shards + replicas, ulysses + ring, host / (cluster.host_link * cluster.link_efficiency)
+    return Transfers(
+        # Each layer is gathered twice and the root once, and each unit reduced once; an all-reduce has twice the steps.
+        shards=(sent.fsdp, 2 * layers + passes + units),
+        replicas=(sent.replicas, 2 * units),
+        ulysses=(sent.ulysses, 2 * times * layers),
+        ring=(sent.ring, times * layers * ring_exchanges(run)),
+        host=2 * layers * run.places * run.model.hidden * run.compute_bytes if run.offload else 0,
+    )
 
 
 def _time(sent: int, messages: int, stride: int, ranks: int, cluster: Cluster, *, grouped: bool) -> float:
@@ -272,6 +314,15 @@ def _time(sent: int, messages: int, stride: int, ranks: int, cluster: Cluster, *
     crossings = min(crossings, ranks - 1)
     steps = crossings * cluster.network_latency + (ranks - 1 - crossings) * cluster.nvlink_latency
     return sent / (bandwidth * cluster.link_efficiency) + messages * steps
+
+
+def waiting_seconds(
+    transfers: Transfers, mesh: MeshShape, compute: float, cluster: Cluster
+) -> tuple[float, float]:
+    """Seconds that a step waits for exchanges of attention, and for FSDP and offload beyond what computation hides."""
+    parameters, exchange, offload = transfers.seconds(mesh, cluster)
+    # Each may overlap with all of the computation: they use different links, the network and the host's.
+    return exchange, sum(_exposed(each, compute, cluster) for each in (parameters, offload))
 
 
 def _exposed(transfer: float, compute: float, cluster: Cluster) -> float:

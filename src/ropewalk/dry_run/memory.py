@@ -1,0 +1,177 @@
+"""Memory of a rank by part and by moment, from the recorded allocations of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ropewalk.dry_run.recording import Allocation
+from ropewalk.dry_run.step import DryStep
+from ropewalk.models.losses import LOGITS_BYTES
+
+PARTS = {
+    "parameters": "float32 shard of the parameters; frozen ones under an adapter in the compute dtype",
+    "gradients": "float32 gradients of that shard",
+    "moments": "AdamW's two moments",
+    "gathered": "parameters that FSDP has gathered for the layers in use, and its buffers",
+    "reduction": "gradients on their way to the ranks that own them",
+    "activations": "tensors that the forward keeps for the backward",
+    "logits": "logits of a chunk of tokens, and their gradient",
+    "working": "tensors of the operation in progress: of one layer in the backward, or of the update",
+}
+"""Parts of the memory, in the order of tables and figures, with what they hold."""
+
+MOMENTS = {"start": "start", "forward": "forward", "backward": "backward", "update": "update"}
+"""Moments of a step, and their names for people."""
+
+MOST_LARGEST = 5
+"""Number of largest allocations at the peak that are listed."""
+
+POINTS = 400
+"""Most points of the memory's course that are kept for a figure."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An allocation at the peak: its part, bytes, shape, dtype, operator, and the line of code that made it."""
+
+    part: str
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    operator: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of a rank during a step, in bytes.
+
+    Attributes:
+        peak: most bytes on the device at any time of the step.
+        moment: the moment of the peak, a key of ``MOMENTS``.
+        parts: bytes of each part at the peak, by name of ``PARTS``.
+        moments: for each moment, the most bytes on the device and the bytes of each part then.
+        largest: the largest allocations at the peak.
+        full_logits: logits of all tokens of a pass at once, at any time of the step; empty as long as the loss is
+            computed in chunks.
+        host: most bytes of CPU memory that offloaded activations take.
+        course: the bytes of each part at up to ``POINTS`` times of the step, in order.
+        course_moments: moment of each of these times.
+    """
+
+    peak: int
+    moment: str
+    parts: Mapping[str, int]
+    moments: Mapping[str, Mapping[str, int]]
+    largest: tuple[Tensor, ...]
+    full_logits: tuple[Tensor, ...]
+    host: int
+    course: tuple[Mapping[str, int], ...]
+    course_moments: tuple[str, ...]
+
+
+def memory_of(step: DryStep) -> Memory:
+    """Replay the allocations of a recorded step."""
+    parts = _Parts(step)
+    events = step.recording.events
+    now = dict.fromkeys(PARTS, 0)
+    live: dict[Allocation, int] = {}
+    host = most_host = 0
+    peaks: dict[str, tuple[int, dict[str, int]]] = {}
+    peak, at_peak = 0, -1
+    every = max(1, sum(not event.allocation.host for event in events) // POINTS)
+    course: list[tuple[str, dict[str, int]]] = []
+    # The highest point within each interval is kept, so that the figure shows the peak.
+    best: tuple[int, str, dict[str, int]] | None = None
+    for index, event in enumerate(events):
+        if event.allocation.host:
+            host += event.change
+            most_host = max(most_host, host)
+            continue
+        now[parts.of(event.allocation)] += event.change
+        if event.phase not in MOMENTS:
+            continue
+        total = sum(now.values())
+        if total > peaks.get(event.phase, (-1, {}))[0]:
+            peaks[event.phase] = total, dict(now)
+        if total > peak:
+            peak, at_peak = total, index
+        if best is None or total > best[0]:
+            best = total, event.phase, dict(now)
+        if index % every == 0:
+            course.append(best[1:])
+            best = None
+    if best is not None:
+        course.append(best[1:])
+    for event in events[: at_peak + 1]:
+        live[event.allocation] = live.get(event.allocation, 0) + event.change
+    largest = sorted(
+        (item for item in live.items() if item[1] and not item[0].host), key=lambda item: -item[1]
+    )
+    moment = max(peaks, key=lambda name: peaks[name][0])
+    return Memory(
+        peak=peak,
+        moment=moment,
+        parts=peaks[moment][1],
+        moments={name: {"total": total, **held} for name, (total, held) in peaks.items()},
+        largest=tuple(parts.tensor(each, size) for each, size in largest[:MOST_LARGEST]),
+        full_logits=tuple(parts.full_logits()),
+        host=most_host,
+        course=tuple(held for _, held in course),
+        course_moments=tuple(name for name, _ in course),
+    )
+
+
+class _Parts:
+    """The part that each allocation belongs to."""
+
+    def __init__(self, step: DryStep) -> None:
+        self.step = step
+        # What the forward allocates and the backward frees was kept for the backward.
+        self.kept = {
+            event.allocation
+            for event in step.recording.events
+            if event.change < 0 and event.allocation.phase == "forward" and event.phase == "backward"
+        }
+
+    def of(self, allocation: Allocation) -> str:
+        owner = self.step.owners.get(allocation)
+        if owner is not None:
+            return owner
+        if allocation.sharding:
+            return "reduction" if "reduce" in allocation.sharding else "gathered"
+        if self.is_logits(allocation):
+            return "logits"
+        return "activations" if allocation in self.kept else "working"
+
+    def tensor(self, allocation: Allocation, size: int) -> Tensor:
+        dtype = str(allocation.dtype).removeprefix("torch.")
+        return Tensor(
+            self.of(allocation), size, allocation.shape, dtype, allocation.operator, allocation.place
+        )
+
+    def full_logits(self) -> Iterator[Tensor]:
+        """Each place at which logits of all tokens are made, once."""
+        found = set()
+        for event in self.step.recording.events:
+            each = event.allocation
+            tokens = math.prod(each.shape[:-1])
+            # Chunks are smaller; a pass that fits one chunk needs no other.
+            too_many = tokens >= self.step.tokens and event.change > 2 * LOGITS_BYTES
+            if too_many and self.is_logits(each) and (each.operator, each.place) not in found:
+                found.add((each.operator, each.place))
+                yield self.tensor(each, event.change)
+
+    def is_logits(self, allocation: Allocation) -> bool:
+        shape = allocation.shape
+        return (
+            len(shape) >= 2
+            and shape[-1] == self.step.vocabulary
+            and allocation.dtype.is_floating_point
+            and (
+                # The head's own weight and its gradient have the vocabulary first.
+                allocation.phase in ("forward", "backward")
+            )
+        )

@@ -1,0 +1,121 @@
+"""Operations and scratch memory of attention kernels, from the lengths of their sequences.
+
+torch's own counter takes every query to see every key. Causal attention over packed documents computes far fewer pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import varlen as _registers_its_operators  # noqa: F401
+
+VARLEN = torch.ops.torch_attn._varlen_attn
+VARLEN_BACKWARD = torch.ops.torch_attn._varlen_attn_backward
+CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+CPU_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+ATTENTION = frozenset((VARLEN, VARLEN_BACKWARD, CPU_FLASH, CPU_FLASH_BACKWARD))
+"""Kernels whose operations are counted by visible pairs."""
+
+ROWS_PER_RUN = 128
+"""Rows that FlashAttention adds to its accumulators for each sequence of a call."""
+
+Values = Callable[[Tensor], Tensor | None]
+"""The values of a tensor that was copied to the device, where they are known."""
+
+
+def visible_pairs(queries: int, keys: int, window: int | None = None) -> int:
+    """Number of query-key pairs of causal attention, aligned at the last query and the last key.
+
+    Args:
+        queries, keys: lengths in tokens.
+        window: number of keys that a query sees at most, itself included; None for no limit.
+
+    Example:
+        >>> visible_pairs(4, 4), visible_pairs(2, 4), visible_pairs(4, 4, window=2)
+        (10, 7, 7)
+    """
+
+    def up_to(key: int) -> int:
+        """Pairs of as many queries as keys."""
+        inside = key if window is None else min(key, window)
+        return inside * (inside + 1) // 2 + (key - inside) * inside
+
+    return up_to(keys) - up_to(max(keys - queries, 0))
+
+
+def attention_flops(packet: Any, args: Sequence[Any], kwargs: Any, values: Values) -> int:
+    """Floating-point operations of an attention kernel; a multiply-add counts as two.
+
+    The forward takes ``2·H·(D + D')`` per pair, of D dimensions of keys and D' of values. The backward of flash
+    attention computes the scores again, and takes ``H·(6·D + 4·D')``.
+
+    Args:
+        packet: one of ``ATTENTION``.
+        args, kwargs: arguments of the operator.
+        values: see :data:`Values`.
+    """
+    backward = packet in (VARLEN_BACKWARD, CPU_FLASH_BACKWARD)
+    q, k, v = args[1:4] if backward else args[:3]
+    if packet in (VARLEN, VARLEN_BACKWARD):
+        pairs = q.shape[1] * _pairs_of_runs(packet, args, kwargs, values)
+        width, value_width = q.shape[2], v.shape[2]
+    else:
+        causal = (
+            args[7] if backward else args[4] if len(args) > 4 else kwargs.get("is_causal", False)
+        ) is True
+        length, keys = q.shape[2], k.shape[2]
+        # This kernel aligns at the first query and the first key.
+        seen = visible_pairs(min(length, keys), min(length, keys)) + max(length - keys, 0) * keys
+        pairs = q.shape[0] * q.shape[1] * (seen if causal else length * keys)
+        width, value_width = q.shape[3], v.shape[3]
+    return int(pairs * ((6 * width + 4 * value_width) if backward else 2 * (width + value_width)))
+
+
+def _pairs_of_runs(packet: Any, args: Sequence[Any], kwargs: Any, values: Values) -> int:
+    given = _named(packet, args, kwargs)
+    queries, keys = (_lengths(given[name], values) for name in ("cu_seq_q", "cu_seq_k"))
+    left, right = given.get("window_size") or (-1, -1)
+    if queries is None or keys is None:
+        # Without the lengths, one sequence is the upper bound.
+        queries, keys = [given["query"].shape[0]], [given["key"].shape[0]]
+    if right != 0 and not given.get("is_causal"):
+        return sum(q * k for q, k in zip(queries, keys, strict=True))
+    window = None if left < 0 else left + 1
+    return sum(visible_pairs(q, k, window) for q, k in zip(queries, keys, strict=True))
+
+
+def _lengths(offsets: Tensor, values: Values) -> list[int] | None:
+    known = values(offsets)
+    return None if known is None else [end - start for start, end in pairwise(known.tolist())]
+
+
+def workspace(packet: Any, args: Sequence[Any], kwargs: Any) -> int:
+    """Bytes that a kernel allocates besides its results, and frees when it ends.
+
+    FlashAttention 2 accumulates the gradients of queries in float32, with the head dimension rounded up to a multiple
+    of 32 or 64, and keeps one float32 per head; both have 128 more rows per sequence. With grouped-query attention it
+    computes gradients of keys and values for every query head.
+
+    Source: torch's flash_api.cpp, ``mha_varlen_bwd``: ``dq_accum``, ``softmax_d``, ``dk_expanded``, ``dv_expanded``.
+    """
+    if packet is not VARLEN_BACKWARD:
+        return 0
+    given = _named(packet, args, kwargs)
+    query, key = given["query"], given["key"]
+    rows = query.shape[0] + ROWS_PER_RUN * (given["cu_seq_q"].shape[0] - 1)
+    heads, width = query.shape[1:]
+    multiple = 32 if width <= 128 else 64
+    rounded = -(-width // multiple) * multiple
+    sums = rows * heads * (rounded + 1) * 4
+    expanded = 2 * key.shape[0] * heads * width * key.element_size() if key.shape[1] != heads else 0
+    return int(sums + expanded)
+
+
+def _named(packet: Any, args: Sequence[Any], kwargs: Any) -> dict[str, Any]:
+    names = [argument.name for argument in packet.default._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}

@@ -1,0 +1,145 @@
+"""Play a rank of a step in a process of its own, and keep what counts of it.
+
+The process is a new one because torch takes a device only before its first backward, and because a simulated device and
+a fake process group have no place in the process of whoever asks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from ropewalk.dry_run.documents import Documents
+from ropewalk.dry_run.memory import Memory, memory_of
+from ropewalk.dry_run.simulated import register_device
+from ropewalk.dry_run.step import MOST_PASSES, DryStep, dry_step
+from ropewalk.planning.sizing.time import Transfers
+from ropewalk.training.resolved import ResolvedRecipe
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A place at which the host waits for the GPU: line of code, moment of the step, and number of times per step."""
+
+    place: str
+    moment: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy between host and GPU during a step: line of code, direction, number of times, and bytes."""
+
+    place: str
+    direction: str
+    number: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a step does on one rank.
+
+    Attributes:
+        rank: the rank.
+        memory: its memory.
+        flops: operations: ``dense``, ``attention``, and ``model`` without recomputation.
+        transfers: bytes and number of its transfers.
+        waits, copies: waits of the host, and copies between host and device.
+    """
+
+    rank: int
+    memory: Memory
+    flops: Counter[str]
+    transfers: Transfers
+    waits: tuple[Wait, ...]
+    copies: tuple[Copy, ...]
+
+
+class Player(Protocol):
+    """Plays one rank of a stage."""
+
+    def __call__(self, resolved: ResolvedRecipe, number: int, documents: Documents, rank: int) -> Played: ...
+
+
+@contextmanager
+def in_own_process() -> Iterator[Player]:
+    """A process that plays ranks one after the other, as long as the context is open."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        yield lambda *arguments: process.submit(play, *arguments).result()
+
+
+def play(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int) -> Played:
+    """Play a rank in this process.
+
+    Args:
+        resolved: the recipe, for a CPU or for CUDA, which is then simulated.
+        number: index of the stage, from 0.
+        documents: documents to pack rows with.
+        rank: rank of the stage's mesh.
+    """
+    device = register_device() if resolved.device.type == "cuda" else resolved.device
+    rows = documents.rows(resolved.stages[number].settings.stage)
+    step = dry_step(resolved, number, resolved.methods[number] or resolved.rope, rows, device, rank)
+    return Played(
+        rank,
+        memory_of(step),
+        flops_of(step),
+        transfers_of(step),
+        tuple(Wait(place, moment, count) for (place, moment), count in step.recording.waits.items()),
+        tuple(Copy(*key, *counted) for key, counted in step.recording.copies.items()),
+    )
+
+
+def repeated(step: DryStep) -> int:
+    """Passes of a step beyond those that were executed; each repeats the first."""
+    return step.passes - min(step.passes, MOST_PASSES)
+
+
+def flops_of(step: DryStep) -> Counter[str]:
+    """Operations of a rank in a step: dense, attention, and ``model`` without recomputation."""
+    total = step.recording.flops.copy()
+    if repeated(step):
+        first, second = step.started[:2]
+        once = second.flops - first.flops
+        for key, value in once.items():
+            total[key] += value * repeated(step)
+    found: Counter[str] = Counter()
+    for (kind, moment), value in total.items():
+        found[kind] += value
+        # The backward takes two products for each of the forward; whatever exceeds that is recomputation.
+        found["model"] += 3 * value if moment == "forward" else 0
+    return found
+
+
+def transfers_of(step: DryStep) -> Transfers:
+    total = dict(step.recording.sent)
+    if repeated(step):
+        first, second = step.started[:2]
+        for key, (bytes_, calls) in second.sent.items():
+            before = first.sent.get(key, (0, 0))
+            there = total[key]
+            total[key] = (
+                there[0] + (bytes_ - before[0]) * repeated(step),
+                there[1] + (calls - before[1]) * repeated(step),
+            )
+    by_group: dict[str, tuple[int, int]] = {}
+    for (group, _), (bytes_, calls) in total.items():
+        name = step.groups.get(group, "shard")
+        there = by_group.get(name, (0, 0))
+        by_group[name] = there[0] + bytes_, there[1] + calls
+    moved = sum(bytes_ for (_, way), (_, bytes_) in step.recording.copies.items() if way == "to the host")
+    executed = min(step.passes, MOST_PASSES)
+    return Transfers(
+        by_group.get("shard", (0, 0)),
+        by_group.get("replicate", (0, 0)),
+        by_group.get("sequence", (0, 0)),
+        by_group.get("ring", (0, 0)),
+        # What is offloaded comes back.
+        2 * moved * step.passes // executed,
+    )

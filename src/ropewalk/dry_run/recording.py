@@ -1,0 +1,349 @@
+"""Record what a training step without data does: allocations, operations, collectives, and waits of the host.
+
+The recorder sees every operator below autograd. Operators on the simulated device, or on tensors that have no data, run
+as torch's fake tensors, which know shapes, dtypes and devices alone. Everything else, such as index arithmetic on
+layouts, runs as in training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry
+
+from ropewalk.dry_run.operations import ATTENTION, attention_flops, workspace
+from ropewalk.errors import EngineError
+from ropewalk.parallel.traffic import sent_by
+
+PLACED_BYTES = 2**16
+"""Allocations from this size on are recorded with the line of code that made them; walking the stack takes time."""
+
+UNKNOWN = "an unknown place"
+"""Stands for the line of code of an operator that autograd runs by itself."""
+
+KNOWN_BYTES = 2**20
+"""Tensors up to this size that are copied to the device keep their values, such as the offsets of documents."""
+
+
+@dataclass(eq=False)
+class Allocation:
+    """Memory of one or several tensors.
+
+    Attributes:
+        bytes: size; FSDP2 shrinks its buffers to 0 and grows them again.
+        host: whether it is memory of the CPU.
+        phase: moment of the step at which it was allocated.
+        operator: operator that allocated it.
+        shape, dtype: those of the tensor.
+        place: line of code, as ``file:line function``; empty if it is small or no Python code runs at that moment.
+        sharding: the functions of FSDP2 that were running, outermost first; empty if none was.
+    """
+
+    bytes: int
+    host: bool
+    phase: str
+    operator: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    place: str = ""
+    sharding: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """A change of memory: ``change`` bytes of an allocation, in a phase of the step."""
+
+    allocation: Allocation
+    change: int
+    phase: str
+
+
+@dataclass(eq=False)
+class Recording:
+    """What a step did on one rank.
+
+    Attributes:
+        events: changes of memory, in order.
+        flops: operations by kind, ``dense`` and ``attention``, and phase.
+        sent: bytes by name of the process group and kind of collective, with the number of calls.
+        waits: places at which the host waits for the device, with their number.
+        copies: places at which data moves between host and device during the step, with number and bytes.
+        operators: number of operators.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    flops: Counter[tuple[str, str]] = field(default_factory=Counter)
+    sent: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    waits: Counter[tuple[str, str]] = field(default_factory=Counter)
+    copies: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    operators: int = 0
+
+
+class Recorder(TorchDispatchMode):
+    """Runs operators without data on the device, and records them.
+
+    Attributes:
+        recording: what was recorded.
+        phase: what happens now: ``model`` while the model is made, ``setup`` while the host prepares rows, and the
+            moments of the step ``start``, ``forward``, ``update`` and ``end``. The backward is recognised by itself.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.recording = Recording()
+        self.phase = "model"
+        self._live: dict[int, Allocation] = {}
+        # The values of small tensors that were copied to the device, such as offsets of documents.
+        self._values: dict[int, Tensor] = {}
+        self._last_read: tuple[int, str] | None = None
+
+    @contextlib.contextmanager
+    def recording_of(self) -> Iterator[Recording]:
+        """Record while the context is open."""
+        lifted = torch._C._only_lift_cpu_tensors()
+        # torch.tensor(3, device=...) is then made on the CPU and copied, because the device has no memory.
+        torch._C._set_only_lift_cpu_tensors(True)
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            """FSDP2 frees gathered parameters by shrinking their storage, which passes no dispatcher."""
+            result = resize(storage, size)
+            self._resized(storage, size)
+            return result
+
+        try:
+            with mock.patch.object(torch.UntypedStorage, "resize_", resized), self:
+                yield self.recording
+        finally:
+            torch._C._set_only_lift_cpu_tensors(lifted)
+
+    def allocation_of(self, tensor: Tensor) -> Allocation | None:
+        """The recorded allocation of a tensor, of its shard if it is distributed."""
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        return self._live.get(local.untyped_storage()._cdata)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # A distributed tensor runs as operators on its shards, which come here one by one.
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented
+        self._collective(func, args, kwargs)
+        # DTensor derives shapes with fake tensors of its own, which occupy nothing.
+        if active_fake_mode() is not None:
+            return func(*args, **kwargs)
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        fakes = [each for each in tensors if isinstance(each, FakeTensor)]
+        if any(each.fake_mode is not self.fake for each in fakes):
+            return func(*args, **kwargs)
+        if not fakes and not self._makes_fake(kwargs):
+            return func(*args, **kwargs)
+        self.recording.operators += 1
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._read(args[0])
+        result = self._run(func, args, kwargs)
+        self._count(func, args, kwargs, result)
+        self._copied(func, args, kwargs, result)
+        for each in tree_leaves(result):
+            if isinstance(each, FakeTensor):
+                self._allocated(each, func)
+        return result
+
+    def _makes_fake(self, kwargs: Mapping[str, Any]) -> bool:
+        """Whether an operator without tensors that have no data makes one: a factory on the device."""
+        device = kwargs.get("device")
+        if device is None or torch.device(device).type != self.device.type:
+            return False
+        # On the CPU, what the host makes for itself is real, and what the model makes while it runs is not.
+        return self.device.type != "cpu" or self.phase in ("model", "forward") or _in_backward()
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with self.fake:
+            args, kwargs = tree_map_only(Tensor, self._without_data, (args, kwargs))
+            try:
+                return func(*args, **kwargs)
+            except (DynamicOutputShapeException, DataDependentOutputException) as error:
+                raise EngineError(
+                    f"the dry run cannot follow {_name(func)} at {_where()}: its result depends on data, for which the "
+                    "host would wait in training as well"
+                ) from error
+            except RuntimeError as error:
+                if "same device" not in str(error):
+                    raise
+                raise EngineError(
+                    f"{_name(func)} at {_where()} mixes tensors of the CPU and of the GPU, which would fail in "
+                    "training; make the tensor on the model's device"
+                ) from error
+
+    def _without_data(self, tensor: Tensor) -> Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self.fake.from_tensor(tensor)
+
+    def _read(self, tensor: Tensor) -> Any:
+        """The host reads a value: it waits for the device, and gets a 1, as no value is known."""
+        read = tensor.untyped_storage()._cdata, _where()
+        # A list of values is read at once, and comes here value by value.
+        if tensor.device.type != "cpu" and read != self._last_read:
+            self.recording.waits[read[1], self._moment()] += 1
+        self._last_read = read
+        return 1.0 if tensor.is_floating_point() else tensor.dtype == torch.bool or 1
+
+    def _collective(self, func: Any, args: Any, kwargs: Any) -> None:
+        sent = sent_by(func, args, kwargs)
+        if sent is not None:
+            bytes_, calls = self.recording.sent.get((sent.group, sent.kind), (0, 0))
+            self.recording.sent[sent.group, sent.kind] = bytes_ + sent.bytes, calls + 1
+
+    def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        packet = getattr(func, "_overloadpacket", func)
+        flops, kind = 0, "dense"
+        if packet in ATTENTION:
+            flops, kind = attention_flops(packet, args, kwargs, self._value_of), "attention"
+            # Kernels allocate scratch memory that no operator returns; it is freed when they end.
+            scratch = workspace(packet, args, kwargs)
+            if scratch:
+                held = Allocation(
+                    scratch, False, self._moment(), f"workspace of {_name(func)}", (), torch.uint8
+                )
+                self.recording.events += [
+                    Event(held, scratch, self._moment()),
+                    Event(held, -scratch, self._moment()),
+                ]
+        elif packet in flop_registry:
+            flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
+        if flops:
+            self.recording.flops[kind, self._moment()] += flops
+
+    def _copied(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if func not in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            return
+        source, target = (args[0], result) if func is torch.ops.aten._to_copy.default else (args[1], args[0])
+        if source.device.type == target.device.type:
+            return
+        if (
+            source.device.type == "cpu"
+            and not isinstance(source, FakeTensor)
+            and source.nbytes <= KNOWN_BYTES
+        ):
+            self._values[target.untyped_storage()._cdata] = source
+        if self.phase in ("model", "setup"):
+            return
+        place = _place()
+        if target.device.type == "cpu" and not (kwargs.get("non_blocking") or args[2:3] == (True,)):
+            self.recording.waits[place or UNKNOWN, self._moment()] += 1
+        key = place, "to the host" if target.device.type == "cpu" else "to the device"
+        number, bytes_ = self.recording.copies.get(key, (0, 0))
+        self.recording.copies[key] = number + 1, bytes_ + target.nbytes
+
+    def _value_of(self, tensor: Tensor) -> Tensor | None:
+        """Values of a tensor that was copied to the device whole; None if they are not known."""
+        return self._values.get(tensor.untyped_storage()._cdata) if isinstance(tensor, FakeTensor) else tensor
+
+    def _allocated(self, tensor: FakeTensor, func: Any) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live:
+            return
+        size = storage.nbytes()
+        made = Allocation(
+            size,
+            tensor.device.type == "cpu" != self.device.type,
+            self._moment(),
+            _name(func),
+            tuple(tensor.shape),
+            tensor.dtype,
+        )
+        if size >= PLACED_BYTES:
+            made.place, made.sharding = _places()
+        self._live[key] = made
+        if size:
+            self.recording.events.append(Event(made, size, self._moment()))
+        weakref.finalize(storage, self._freed, key)
+
+    def _freed(self, key: int) -> None:
+        self._values.pop(key, None)
+        allocation = self._live.pop(key, None)
+        if allocation is not None and allocation.bytes:
+            self.recording.events.append(Event(allocation, -allocation.bytes, self._moment()))
+
+    def _resized(self, storage: torch.UntypedStorage, size: int) -> None:
+        allocation = self._live.get(storage._cdata)
+        if allocation is None or allocation.bytes == size:
+            return
+        self.recording.events.append(Event(allocation, size - allocation.bytes, self._moment()))
+        allocation.bytes = size
+
+    def _moment(self) -> str:
+        if not _in_backward():
+            return self.phase
+        # A backward is followed by the next forward, which says so itself, or by the update.
+        self.phase = "update"
+        return "backward"
+
+
+def _in_backward() -> bool:
+    """Whether autograd runs a backward pass on this thread; torch's own memory tracker asks in the same way."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _name(func: Any) -> str:
+    return str(func).removesuffix(".default")
+
+
+_TORCH = str(Path(torch.__file__).parent)
+_HERE = str(Path(__file__).parent)
+
+
+def _places() -> tuple[str, str]:
+    """The innermost line of code outside torch and this package, and the functions of FSDP2 that run above it."""
+    frame: FrameType | None = sys._getframe(1)
+    sharding = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "_fully_shard" in name:
+            sharding = f"{frame.f_code.co_name} {sharding}".strip()
+        if not name.startswith((_TORCH, _HERE, "<")) and not name.endswith(
+            ("weakref.py", "contextlib.py", "mock.py")
+        ):
+            return _shown(frame), sharding
+        frame = frame.f_back
+    return "", sharding
+
+
+def _place() -> str:
+    return _places()[0]
+
+
+def _where() -> str:
+    return _place() or UNKNOWN
+
+
+def _shown(frame: FrameType) -> str:
+    """``package/module.py:line function``, with the path from the package's own folder on."""
+    path = Path(frame.f_code.co_filename)
+    parts = path.parts
+    for root in ("site-packages", "src"):
+        if root in parts:
+            path = Path(*parts[len(parts) - 1 - parts[::-1].index(root) + 1 :])
+    return f"{path}:{frame.f_lineno} {frame.f_code.co_name}"

@@ -1,0 +1,464 @@
+"""Plan a run on named hardware: memory, operations, bytes sent and time of every stage, from a dry run of its step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ropewalk.dry_run.documents import Documents, documents_of
+from ropewalk.dry_run.memory import Memory
+from ropewalk.dry_run.played import Copy, Played, Player, Wait, in_own_process
+from ropewalk.dry_run.settings import HardwareSettings
+from ropewalk.errors import RopewalkError
+from ropewalk.io.progress import counted
+from ropewalk.io.results import Result
+from ropewalk.models.load import choose_device
+from ropewalk.parallel import MeshShape, World
+from ropewalk.parallel.context import RunContext
+from ropewalk.planning.sizing.mesh_choice import USABLE
+from ropewalk.planning.sizing.time import GPUS, Cluster, waiting_seconds
+from ropewalk.training.preflight import Machine, device_bytes, resolve
+from ropewalk.training.recipe.recipe import Parallel, Recipe
+from ropewalk.training.resolved import ResolvedRecipe
+
+ONE_NODE = 8
+MOST_CHANGES = 6
+"""Most changes that are tried in a dry run of their own if a stage does not fit."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that was tried because a stage does not fit.
+
+    Attributes:
+        change: the change, as a recipe or command states it.
+        peak: most bytes per GPU with it; None if the recipe does not allow it.
+        fits: whether the stage then fits.
+    """
+
+    change: str
+    peak: int | None
+    fits: bool
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage on the planned hardware.
+
+    Attributes:
+        number: index of the stage, counted from 1.
+        context: tokens of a row.
+        steps, rows_per_step: those of the recipe.
+        mesh: degrees of parallelism, in words.
+        device: type of device, ``cuda`` or ``cpu``.
+        engine, precision: resolved attention engine and precision.
+        documents: what was assumed of the documents, in words.
+        memory: memory of the rank that needs most.
+        rank: that rank.
+        usable: bytes of a GPU that a run may fill.
+        fits: whether the peak is within them.
+        changes: changes that were tried if it does not fit, the first one that fits last.
+        flops: operations of a step over all ranks, by ``dense`` and ``attention``, recomputation included.
+        model_flops: operations of a step without recomputation.
+        sent: bytes that the rank that sends most sends in a step: ``shards``, ``replicas``, ``ulysses``, ``ring``.
+        offloaded: bytes that a rank copies to CPU memory and back in a step.
+        waits: places at which the host waits for the GPU.
+        copies: copies between host and GPU within a step.
+        time: time of a step and of the stage; None for hardware whose speed is not known.
+    """
+
+    number: int
+    context: int
+    steps: int
+    rows_per_step: int
+    mesh: str
+    device: str
+    engine: str
+    precision: str
+    documents: str
+    memory: Memory
+    rank: int
+    usable: int
+    fits: bool
+    changes: tuple[Change, ...]
+    flops: dict[str, int]
+    model_flops: int
+    sent: dict[str, int]
+    offloaded: int
+    waits: tuple[Wait, ...]
+    copies: tuple[Copy, ...]
+    time: StageTime | None
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Estimated time of a stage.
+
+    Attributes:
+        seconds: time of a step.
+        compute_seconds, exchange_seconds, exposed_seconds: its parts: products, exchanges of attention, and transfers
+            that computation does not hide.
+        tokens_per_second: throughput of all ranks.
+        utilisation: model FLOPs utilisation, 0 to 1.
+        days_per_billion_tokens: days of training for 10^9 tokens.
+        hours: time of the whole stage.
+        cost: price of the whole stage; None without a price.
+    """
+
+    seconds: float
+    compute_seconds: float
+    exchange_seconds: float
+    exposed_seconds: float
+    tokens_per_second: float
+    utilisation: float
+    days_per_billion_tokens: float
+    hours: float
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class PlannedRun(Result):
+    """A recipe on named hardware.
+
+    Attributes:
+        model: the recipe's model.
+        ranks: number of processes, each with a device.
+        device: kind of device: a GPU's name, or ``cpu``.
+        device_bytes: memory of one rank.
+        stages: the recipe's stages with steps.
+        assumptions: what times rest on, one sentence each.
+    """
+
+    model: str
+    ranks: int
+    device: str
+    device_bytes: int
+    stages: tuple[PlannedStage, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage fits."""
+        return all(stage.fits for stage in self.stages)
+
+
+def plan(
+    recipe: Recipe, hardware: HardwareSettings | None = None, context: RunContext | None = None
+) -> PlannedRun:
+    """Run the real training step of every stage without data and without GPUs, and derive what it takes.
+
+    Args:
+        recipe: recipe to plan. Of its model only the config is read.
+        hardware: GPUs to plan for.
+        context: reporter of progress; its other values are ignored.
+
+    Raises:
+        RopewalkError: for an invalid recipe, or a mesh that does not suit the GPUs.
+        EngineError: if the model does something that a dry run cannot follow, or that would fail on a GPU.
+    """
+    hardware = hardware or HardwareSettings()
+    cluster = hardware.cluster
+    return _planned(
+        recipe,
+        _Target(
+            name=hardware.gpu,
+            ranks=hardware.gpus or _requested(recipe),
+            ranks_per_node=cluster.ranks_per_node,
+            machine=Machine(torch.device("cuda", 0), cluster.bytes_per_rank),
+            cluster=cluster,
+            price=hardware.price,
+            document_length=hardware.document_length,
+        ),
+        context or RunContext(),
+    )
+
+
+def plan_here(recipe: Recipe, world: World | None = None, context: RunContext | None = None) -> PlannedRun:
+    """Plan a recipe for this machine: its GPUs, or its CPU where it has none.
+
+    Times are given for the GPUs of :data:`~ropewalk.planning.sizing.time.GPUS` alone, and never guessed for others.
+
+    Args:
+        recipe: recipe to plan.
+        world: processes of the run; one per GPU if None, or one on the CPU.
+        context: reporter of progress.
+
+    Raises:
+        RopewalkError, EngineError: as for :func:`plan`.
+    """
+    device = choose_device(recipe.device)
+    on_gpu = device.type == "cuda"
+    ranks = (
+        world.size if world is not None and world.size > 1 else (torch.cuda.device_count() if on_gpu else 1)
+    )
+    per_node = world.local_size if world is not None and world.size > 1 else ranks
+    memory = device_bytes(device) // (1 if on_gpu else per_node)
+    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+    known = next((cluster for kind, cluster in GPUS.items() if on_gpu and kind in name.lower()), None)
+    cluster = None if known is None else replace(known, ranks_per_node=per_node, bytes_per_rank=memory)
+    target = _Target(name, ranks, per_node, Machine(device, memory), cluster)
+    return _planned(recipe, target, context or RunContext())
+
+
+def _planned(recipe: Recipe, target: _Target, context: RunContext) -> PlannedRun:
+    numbers = [number for number, stage in enumerate(recipe.stages) if stage.steps]
+    return PlannedRun(
+        model=recipe.model,
+        ranks=target.ranks,
+        device=target.name,
+        device_bytes=target.machine.memory,
+        stages=tuple(_Planner(recipe, target, number, context).planned() for number in numbers),
+        assumptions=tuple(_assumptions(target)),
+    )
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Hardware to plan for.
+
+    Attributes:
+        name: kind of device, for people.
+        ranks, ranks_per_node: number of processes, and of those on one machine.
+        machine: device and memory of a rank.
+        cluster: assumed speeds; None if they are not known.
+        price: price of a GPU hour; None for none.
+        document_length: tokens of each document; None for the recipe's own.
+    """
+
+    name: str
+    ranks: int
+    ranks_per_node: int
+    machine: Machine
+    cluster: Cluster | None
+    price: float | None = None
+    document_length: int | None = None
+
+    @property
+    def usable(self) -> int:
+        """Bytes of a rank that a run may fill."""
+        return int(USABLE * self.machine.memory)
+
+
+def _requested(recipe: Recipe) -> int:
+    """Number of ranks that a recipe's meshes request; one node if they are left to ``auto``."""
+    asked = {MeshShape(**each.model_dump()).world_size for each in _meshes(recipe)}
+    if len(asked) > 1:
+        raise RopewalkError(
+            f"the stages' parallel requests {' and '.join(map(str, sorted(asked)))} processes; give --gpus"
+        )
+    return asked.pop() if asked else ONE_NODE
+
+
+def _meshes(recipe: Recipe) -> Iterator[Parallel]:
+    for each in (recipe.parallel, *(stage.parallel for stage in recipe.stages)):
+        if isinstance(each, Parallel):
+            yield each
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """Plans one stage.
+
+    Attributes:
+        recipe: the recipe.
+        target: hardware to plan for.
+        number: index of the stage, from 0.
+        context: reporter of progress.
+    """
+
+    recipe: Recipe
+    target: _Target
+    number: int
+    context: RunContext
+
+    def planned(self) -> PlannedStage:
+        """The stage as the recipe states it, and the smallest change that fits if it does not."""
+        resolved = self.resolved()
+        documents = documents_of(self.recipe, self.number, self.target.document_length, self.context)
+        with in_own_process() as player:
+            ranks = self.played(player, resolved, documents, _extremes(resolved.stages[self.number].mesh))
+            most = max(ranks, key=lambda each: each.memory.peak)
+            fits = most.memory.peak <= self.target.usable
+            changes = () if fits else tuple(self.changes(player, resolved, documents))
+        return _Accounts(resolved, self.number, self.target, documents, tuple(ranks)).stage(most, changes)
+
+    def resolved(self, recipe: Recipe | None = None, ranks: int | None = None) -> ResolvedRecipe:
+        """The recipe on the planned hardware; where ``auto`` finds no mesh that fits, on the finest one."""
+        recipe, target = recipe or self.recipe, self.target
+        ranks = ranks or target.ranks
+        world = World(0, ranks, 0, min(ranks, target.ranks_per_node))
+        machine, stages = target.machine, range(self.number, self.number + 1)
+        try:
+            return resolve(recipe, world, training=stages, machine=machine)
+        except RopewalkError as error:
+            if "do not fit" not in str(error):
+                raise
+            # Without a limit, auto would not split rows at all.
+            return resolve(finest(recipe, self.number, ranks), world, training=stages, machine=machine)
+
+    def played(
+        self, player: Player, resolved: ResolvedRecipe, documents: Documents, ranks: Sequence[int]
+    ) -> list[Played]:
+        """The stage's step on some of its ranks."""
+        label = f"stage {self.number + 1}/{len(self.recipe.stages)} dry run"
+        found = []
+        with counted(self.context.rank_0_reporter, label, len(ranks), "ranks") as progress:
+            for done, rank in enumerate(ranks, start=1):
+                found.append(player(resolved, self.number, documents, rank))
+                progress(done, done)
+        return found
+
+    def changes(self, player: Player, resolved: ResolvedRecipe, documents: Documents) -> Iterator[Change]:
+        """Changes from the smallest to the largest, each in a dry run, up to the first that fits."""
+        for change, recipe, ranks in self.candidates(resolved.stages[self.number].mesh):
+            try:
+                tried = self.resolved(recipe, ranks)
+            except RopewalkError:
+                yield Change(change, None, False)
+                continue
+            (rank,) = self.played(player, tried, documents, _extremes(tried.stages[self.number].mesh)[-1:])
+            peak = rank.memory.peak
+            fits = peak <= self.target.usable
+            yield Change(change, peak, fits)
+            if fits:
+                return
+
+    def candidates(self, mesh: MeshShape) -> Iterator[tuple[str, Recipe, int]]:
+        """Changes to try, each including those before it that change a setting."""
+        recipe, key = self.recipe, f"stages.{self.number}"
+        tried = 0
+        stage = recipe.stages[self.number]
+        if not stage.gradient_checkpointing:
+            recipe = _with(recipe, self.number, gradient_checkpointing=True)
+            tried += 1
+            yield f"{key}.gradient_checkpointing: true", recipe, self.target.ranks
+        if not stage.offload_activations:
+            recipe = _with(recipe, self.number, gradient_checkpointing=True, offload_activations=True)
+            tried += 1
+            yield f"{key}.offload_activations: true", recipe, self.target.ranks
+        if self.target.machine.device.type == "cpu":
+            # More processes on this machine share its memory.
+            return
+        gpus = self.target.ranks
+        while tried < MOST_CHANGES:
+            gpus *= 2
+            tried += 1
+            # More GPUs for one row first: a GPU's share of parameters shrinks in any case.
+            ring = mesh.ring * gpus // self.target.ranks
+            parallel = Parallel(replicate=mesh.replicate, shard=mesh.shard, ring=ring, sequence=mesh.sequence)
+            also = "" if recipe is self.recipe else " with the settings above"
+            yield f"{gpus} GPUs{also}", _with(recipe, self.number, parallel=parallel), gpus
+
+
+def _with(recipe: Recipe, number: int, **changes: Any) -> Recipe:
+    stages = list(recipe.stages)
+    stages[number] = stages[number].model_copy(update=changes)
+    return recipe.model_copy(update={"stages": tuple(stages)})
+
+
+def finest(recipe: Recipe, number: int, gpus: int) -> Recipe:
+    """The recipe with every GPU at work on the same rows, by Ulysses as far as ``auto`` would and a ring beyond."""
+    # parallel.sequence has to divide the heads, which a power of two up to a node usually does.
+    sequence = min(gpus, ONE_NODE)
+    while gpus % sequence:
+        sequence -= 1
+    return _with(recipe, number, parallel=Parallel(ring=gpus // sequence, sequence=sequence))
+
+
+def _extremes(mesh: MeshShape) -> tuple[int, ...]:
+    """Ranks at both ends of the ring, which differ most in the keys that they receive and the pairs they compute."""
+    return (0,) if mesh.ring == 1 else (0, (mesh.ring - 1) * mesh.sequence)
+
+
+@dataclass(frozen=True, eq=False)
+class _Accounts:
+    """Totals of a stage from the recorded steps of some ranks."""
+
+    resolved: ResolvedRecipe
+    number: int
+    target: _Target
+    documents: Documents
+    ranks: tuple[Played, ...]
+
+    def stage(self, most: Played, changes: tuple[Change, ...]) -> PlannedStage:
+        """The planned stage; ``most`` is the rank that needs most memory."""
+        here = self.resolved.stages[self.number]
+        stage, mesh, usable = here.settings.stage, here.mesh, self.target.usable
+        # Ranks at the two ends of a ring differ, and those between lie between them.
+        dense, attention, model = (
+            sum(each.flops[kind] for each in self.ranks) // len(self.ranks) * mesh.world_size
+            for kind in ("dense", "attention", "model")
+        )
+        return PlannedStage(
+            number=self.number + 1,
+            context=stage.context,
+            steps=stage.steps,
+            rows_per_step=stage.rows_per_step,
+            mesh=str(mesh),
+            device=self.target.machine.device.type,
+            engine=here.engine,
+            precision=here.precision,
+            documents=self.documents.words,
+            memory=most.memory,
+            rank=most.rank,
+            usable=usable,
+            fits=most.memory.peak <= usable,
+            changes=changes,
+            flops={"dense": dense, "attention": attention},
+            model_flops=model,
+            sent={
+                name: max(getattr(each.transfers, name)[0] for each in self.ranks)
+                for name in ("shards", "replicas", "ulysses", "ring")
+            },
+            offloaded=max(each.transfers.host for each in self.ranks),
+            waits=most.waits,
+            copies=most.copies,
+            time=None if self.target.cluster is None else self.time(self.target.cluster, model),
+        )
+
+    def time(self, cluster: Cluster, model: int) -> StageTime:
+        """Time on hardware of known speed; a step lasts as long as on its slowest rank."""
+        here = self.resolved.stages[self.number]
+        stage, mesh = here.settings.stage, here.mesh
+        compute = max(
+            each.flops["dense"] / (cluster.peak_flops * cluster.matmul_efficiency)
+            + each.flops["attention"] / (cluster.peak_flops * cluster.attention_efficiency)
+            for each in self.ranks
+        )
+        waiting = [waiting_seconds(each.transfers, mesh, compute, cluster) for each in self.ranks]
+        exchange, exposed = (max(each[part] for each in waiting) for part in (0, 1))
+        seconds = compute + exchange + exposed
+        tokens = stage.rows_per_step * stage.context
+        hours = stage.steps * seconds / 3600
+        price = self.target.price
+        return StageTime(
+            seconds=seconds,
+            compute_seconds=compute,
+            exchange_seconds=exchange,
+            exposed_seconds=exposed,
+            tokens_per_second=tokens / seconds,
+            utilisation=model / (seconds * cluster.peak_flops * mesh.world_size),
+            days_per_billion_tokens=1e9 * seconds / tokens / 86400,
+            hours=hours,
+            cost=None if price is None else hours * mesh.world_size * price,
+        )
+
+
+def _assumptions(target: _Target) -> Iterator[str]:
+    cluster, memory = target.cluster, f"{target.machine.memory / 1e9:.3g} GB"
+    if cluster is None:
+        yield f"{target.name}: {memory} per process; its speed is not known, so no time is given"
+    else:
+        yield (
+            f"{target.name}: {memory}, {cluster.peak_flops / 1e12:g} TFLOP/s of dense bfloat16 products, "
+            f"{cluster.nvlink / 1e9:g} GB/s between GPUs of a node, {cluster.network / 1e9:g} GB/s between nodes"
+        )
+        yield (
+            f"computation reaches {cluster.matmul_efficiency:.0%} of the peak outside attention and "
+            f"{cluster.attention_efficiency:.0%} in attention; links reach {cluster.link_efficiency:.0%}, and "
+            f"computation hides {cluster.overlap:.0%} of the transfers that it can hide"
+        )
+    yield f"a run may fill {USABLE:.0%} of the memory; the rest is for the CUDA context, NCCL and fragmentation"

@@ -1,0 +1,57 @@
+"""Settings of ``ropewalk plan``: the GPUs to plan for, and what is assumed of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ropewalk.io.settings import COMMON, Length, Settings
+from ropewalk.planning.sizing.time import GPUS, Cluster
+
+Gpu = Literal["h100", "h200", "a100", "b200"]
+
+
+class HardwareSettings(Settings):
+    """GPUs to plan a run for, and the shares of their peaks that computation is assumed to reach."""
+
+    gpus: Annotated[int | None, COMMON] = Field(
+        None,
+        ge=1,
+        description="Number of GPUs. Default: as many as the recipe's parallel requests, or one node of 8.",
+    )
+    gpu: Annotated[Gpu, COMMON] = Field("h100", description="Kind of GPU, by its data sheet.")
+    gpus_per_node: int = Field(8, ge=1, description="GPUs of a machine, connected by NVLink.")
+    memory_gb: Annotated[float | None, COMMON] = Field(
+        None, gt=0, description="Memory of a GPU in GB (10^9 bytes). Default: that of its data sheet."
+    )
+    document_length: Annotated[Length | None, COMMON] = Field(
+        None,
+        description="Tokens of each document, all equal: 2000, 32k. Default: the lengths of the recipe's own documents "
+        "where they and the tokenizer are on this machine, otherwise one document per row.",
+    )
+    price: Annotated[float | None, COMMON] = Field(
+        None, gt=0, description="Price of a GPU hour, to show the cost of the run."
+    )
+    matmul_efficiency: float = Field(
+        0.55, gt=0, le=1, description="Share of the peak reached outside attention. A guess."
+    )
+    attention_efficiency: float = Field(
+        0.35,
+        gt=0,
+        le=1,
+        description="Share of the peak reached in attention: about FlashAttention-2 on H100.",
+    )
+
+    @property
+    def cluster(self) -> Cluster:
+        """The assumed hardware."""
+        known = GPUS[self.gpu]
+        return replace(
+            known,
+            ranks_per_node=self.gpus_per_node,
+            bytes_per_rank=known.bytes_per_rank if self.memory_gb is None else int(self.memory_gb * 1e9),
+            matmul_efficiency=self.matmul_efficiency,
+            attention_efficiency=self.attention_efficiency,
+        )

@@ -1,0 +1,197 @@
+"""One optimizer step of a stage without data: the model, the mesh and the step of training, on one simulated rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ropewalk.attention.layout import Row
+from ropewalk.dry_run.recording import Allocation, Recorder, Recording
+from ropewalk.dry_run.simulated import simulated_rank
+from ropewalk.errors import EngineError
+from ropewalk.models.attention.hooks import localities_of
+from ropewalk.models.load import ModelSetup, empty_model
+from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.models.sharding import materialise, shard_model
+from ropewalk.parallel import Mesh
+from ropewalk.rope import RopeMethod
+from ropewalk.training.optimizer import MasterAdamW
+from ropewalk.training.resolved import ResolvedRecipe, ResolvedStage
+from ropewalk.training.stage import ready_to_train
+from ropewalk.training.step import Batch, ForwardPass, micro_batches, prepare, train_step
+
+MOST_PASSES = 2
+"""Forward and backward passes that a dry run executes; all further ones of a step repeat the first."""
+
+
+@dataclass(eq=False)
+class Pass:
+    """Totals of a recording at the beginning of a forward pass: operations, and bytes sent."""
+
+    flops: Counter[tuple[str, str]]
+    sent: dict[tuple[str, str], tuple[int, int]]
+
+
+@dataclass(eq=False)
+class DryStep:
+    """What a step did on one rank.
+
+    Attributes:
+        rank: the rank that was played.
+        recording: everything that happened.
+        owners: what allocations belong to that outlive a pass: ``parameters``, ``gradients``, ``moments``.
+        groups: process groups by torch's name: ``shard``, ``replicate``, ``ring``, ``sequence``.
+        passes: forward and backward passes of a rank in a step.
+        started: totals at the beginning of each executed pass.
+        vocabulary: size of the vocabulary, and the number of tokens of a rank in one pass.
+        tokens: tokens of a rank in one pass.
+    """
+
+    rank: int
+    recording: Recording
+    owners: dict[Allocation, str]
+    groups: dict[str, str]
+    passes: int
+    vocabulary: int
+    tokens: int
+    started: list[Pass] = field(default_factory=list)
+
+
+def dry_step(
+    resolved: ResolvedRecipe,
+    number: int,
+    rope: RopeMethod,
+    rows: Sequence[Row],
+    device: torch.device,
+    rank: int = 0,
+) -> DryStep:
+    """Execute a step of a stage on one rank of the stage's mesh.
+
+    Args:
+        resolved: the recipe.
+        number: index of the stage, from 0.
+        rope: RoPE method of the stage.
+        rows: one row for each row of a pass; every pass of every rank trains on these.
+        device: the CPU, or the simulated device.
+        rank: rank to play.
+
+    Raises:
+        EngineError: if the model does something that has no result without data.
+    """
+    stage = resolved.stages[number]
+    if stage.engine == "flex":
+        raise EngineError(
+            "a dry run cannot follow engine flex, whose kernels are compiled for the GPU at hand; set engine: varlen if "
+            "the model allows it"
+        )
+    with simulated_rank(stage.mesh, rank, device.type) as mesh:
+        model = _model(resolved, number, rope)
+        recorder = Recorder(device)
+        with recorder.recording_of() as recording:
+            optimizer = _on_device(model, stage, mesh, device)
+            recorder.phase = "setup"
+            here = stage.settings.stage
+            each = stage.mesh.data_degree * here.rows_per_batch
+            passes = max(1, here.rows_per_step // each)
+            given = [row for _ in range(min(passes, MOST_PASSES)) for row in rows]
+            batches = micro_batches(given, here.rows_per_batch, mesh)
+            prepared = prepare(batches, stage.engine, device, localities_of(model.model))
+            step = DryStep(rank, recording, {}, _groups(mesh), passes, *_sizes(model, batches[0]))
+            _watch(recorder, step, model, optimizer)
+            recorder.phase = "start"
+            forward = ForwardPass(
+                stage.precision, here.offload_activations, resolved.router_aux_losses[number]
+            )
+            train_step(model, prepared, optimizer, here.learning_rate, forward, mesh)
+            recorder.phase = "end"
+        # Sharded models contain reference cycles, and the next dry run needs the process groups' names.
+        return step
+
+
+def _model(resolved: ResolvedRecipe, number: int, rope: RopeMethod) -> LossModel:
+    """The stage's model without weights, as training loads it."""
+    recipe, stage = resolved.recipe, resolved.stages[number]
+    setup = ModelSetup(
+        rope,
+        stage.settings.stage.context,
+        recipe.engine,
+        recipe.exact_rope,
+        recipe.trust_remote_code,
+        tuple(recipe.lift),
+        resolved.other_ropes[number] or {},
+    )
+    model = empty_model(resolved.model, setup, torch.float32)
+    if resolved.adapter is not None:
+        if resolved.adapter.settings.quantize is not None:
+            raise EngineError(
+                f"a dry run cannot quantize weights, and adapter.quantize is {resolved.adapter.settings.quantize}; "
+                "plan without it: frozen weights then take 2 bytes per parameter instead of about 0.6"
+            )
+        compute = torch.bfloat16 if stage.precision == "bfloat16" else None
+        resolved.adapter.add_to(model, torch.float32, compute)
+    return LossModel(model, OutputHead.unchecked(model))
+
+
+def _on_device(
+    model: LossModel, stage: ResolvedStage, mesh: Mesh | None, device: torch.device
+) -> MasterAdamW:
+    """Shard the model as training does, give its parameters memory, and make the optimizer."""
+    bfloat16 = stage.precision == "bfloat16"
+    if mesh is not None:
+        shard_model(model, mesh, torch.bfloat16 if bfloat16 else None)
+    materialise(model, device)
+    optimizer = ready_to_train(model, stage.settings, bfloat16 and mesh is None)
+    # torch makes the moments in the first step; every later one has them from its start.
+    optimizer.load_state(optimizer.state())
+    return optimizer
+
+
+def _watch(recorder: Recorder, step: DryStep, model: LossModel, optimizer: MasterAdamW) -> None:
+    """Tell the recorder which part of the step runs, and note what allocations belong to while they exist."""
+    _own(step, recorder, "parameters", {**dict(model.named_parameters()), **optimizer.masters})
+    _own(step, recorder, "parameters", dict(model.named_buffers()))
+    _own(step, recorder, "moments", _moments(optimizer))
+
+    def begin(*_: object) -> None:
+        recorder.phase = "forward"
+        step.started.append(Pass(recorder.recording.flops.copy(), dict(recorder.recording.sent)))
+
+    def before_update(*_: object) -> None:
+        gradients = {name: p.grad for name, p in optimizer.masters.items() if p.grad is not None}
+        _own(step, recorder, "gradients", gradients)
+
+    # Before FSDP2's own hook, which gathers the parameters.
+    model.register_forward_pre_hook(begin, prepend=True)
+    optimizer.adamw.register_step_pre_hook(before_update)
+
+
+def _own(step: DryStep, recorder: Recorder, part: str, tensors: Mapping[str, Tensor]) -> None:
+    for tensor in tensors.values():
+        allocation = recorder.allocation_of(tensor)
+        if allocation is not None:
+            step.owners.setdefault(allocation, part)
+
+
+def _moments(optimizer: MasterAdamW) -> dict[str, Tensor]:
+    return {name: each for name, each in optimizer.state().items() if not name.startswith("step.")}
+
+
+def _groups(mesh: Mesh | None) -> dict[str, str]:
+    if mesh is None:
+        return {}
+    groups = {
+        "ring": mesh.groups.ring_group,
+        "sequence": mesh.groups.sequence_group,
+        "replicate": mesh.device_mesh.get_group("replicate"),
+        "shard": mesh.device_mesh.get_group("shard_all"),
+    }
+    # A dimension of all ranks may share its group with another of one rank; the later name stands for both.
+    return {group.group_name: name for name, group in groups.items() if group is not None}
+
+
+def _sizes(model: LossModel, batch: Batch) -> tuple[int, int]:
+    return model.head.linear.weight.shape[0], batch.input_ids.numel()

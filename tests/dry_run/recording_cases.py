@@ -1,0 +1,148 @@
+"""Work that tests record on the simulated device, and mistakes that they plant in a model."""
+
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ropewalk.dry_run import step as dry
+from ropewalk.dry_run.memory import memory_of
+from ropewalk.dry_run.recording import Recorder
+from ropewalk.dry_run.simulated import register_device
+from ropewalk.models import losses
+from tests.dry_run.cases import played
+
+
+def recorded(work):
+    """Record ``work(device)`` as if it were part of a step."""
+    device = register_device()
+    recorder = Recorder(device)
+    with recorder.recording_of() as recording:
+        recorder.phase = "start"
+        work(device)
+    return recording
+
+
+def allocates_and_frees(device):
+    x = torch.empty(256, 256, device=device)
+    y = x * 2
+    # A view occupies nothing.
+    z = y[0].view(16, 16)
+    del x
+    torch.empty(10, device=device, dtype=torch.float64)
+    assert z.shape == (16, 16)
+
+
+def resizes(device):
+    storage = torch.empty(1000, device=device).untyped_storage()
+    storage.resize_(0)
+    storage.resize_(400)
+
+
+def allocates_much(device):
+    torch.empty(100_000, device=device)
+
+
+def computes_on_the_host(device):
+    lengths = torch.tensor([3, 4]).cumsum(0)
+    assert lengths.tolist() == [3, 7]
+    assert lengths.to(device).to("cpu").device.type == "cpu"
+
+
+def reads_a_list(device):
+    torch.ones(3, device=device).tolist()
+
+
+class Planted(nn.Module):
+    """A layer with a mistake before it."""
+
+    def __init__(self, layer, mistake):
+        super().__init__()
+        self.layer, self.mistake = layer, mistake
+
+    def forward(self, x):
+        return self.layer(self.mistake(x))
+
+
+def waits(recipe):
+    """Places at which a dry step of the recipe waits for the device."""
+    return set(played(recipe).recording.waits)
+
+
+def waits_with(recipe, mistake):
+    """The same, with a mistake planted before the MLP of the first layer."""
+    made = dry._model
+
+    def model(*arguments):
+        trained = made(*arguments)
+        layer = trained.model.model.layers[0]
+        layer.mlp = Planted(layer.mlp, mistake)
+        return trained
+
+    with mock.patch.object(dry, "_model", model):
+        return waits(recipe)
+
+
+def reads(x):
+    return x * x.detach().sum().item()
+
+
+def adds_from_the_cpu(x):
+    return x + torch.ones(x.shape[-1])
+
+
+def selects(x):
+    return x + x[x > 0].mean()
+
+
+def full_logits(recipe, plant):
+    """Logits of all tokens in a dry step, whose loss is computed at once if ``plant`` is true."""
+
+    def at_once(hidden, labels, head):
+        return F.cross_entropy(head.logits(hidden), labels, reduction="none", ignore_index=-100)
+
+    loss = at_once if plant else losses.chunked_token_losses
+    with mock.patch.object(losses, "chunked_token_losses", loss):
+        return memory_of(played(recipe)).full_logits
+
+
+def differentiates():
+    """The type of the device of a gradient, and whether torch takes the device for an accelerator."""
+    device = register_device()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        weight = torch.empty(3, 3, device=device, requires_grad=True)
+        (torch.empty(3, 3, device=device) @ weight).sum().backward()
+    return weight.grad.device.type, torch.accelerator.is_available()
+
+
+def casts(backward):
+    """Dtypes under autocast: of products, of reductions, of others, and of a gradient."""
+    device = register_device()
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.autocast("simulated", torch.bfloat16):
+        x = torch.empty(4, 4, device=device, requires_grad=backward)
+        product = x @ x
+        labels = torch.zeros(4, dtype=torch.int64, device=device)
+        loss = F.cross_entropy(product, labels)
+        if backward:
+            loss.backward()
+        reductions = (
+            product.softmax(-1),
+            product.log_softmax(-1),
+            product.sum(),
+            product.pow(2),
+            product.exp(),
+        )
+        return (
+            {product.dtype, F.linear(x, x).dtype},
+            {loss.dtype, *(each.dtype for each in reductions)},
+            {(product * 2).dtype, F.silu(product).dtype},
+            x.grad.dtype if backward else None,
+        )
+
+
+def sent_and_executed(recipe, ranks, rank, passes):
+    """A dry step that executes up to so many passes."""
+    with mock.patch.object(dry, "MOST_PASSES", passes):
+        return played(recipe, ranks, rank=rank)

@@ -1,0 +1,81 @@
+"""Memory by part and moment from a list of allocations, and from a dry step."""
+
+import pytest
+import torch
+
+from ropewalk.dry_run.memory import MOMENTS, PARTS, memory_of
+from ropewalk.dry_run.recording import Allocation, Event, Recording
+from ropewalk.dry_run.step import DryStep
+from tests.dry_run.cases import model_folder, played, recipe_of
+
+
+def allocation(size, phase, shape=(1,), host=False, sharding=""):
+    return Allocation(size, host, phase, "aten.empty", shape, torch.float32, "file.py:1 f", sharding)
+
+
+def test_replay_finds_the_peak_its_moment_and_its_parts():
+    weight, kept, passing = (allocation(10**9, "model"), allocation(5, "forward"), allocation(7, "forward"))
+    gathered, reduced = (
+        allocation(20, "forward", sharding="all_gather"),
+        allocation(40, "backward", sharding="reduce"),
+    )
+    copy = allocation(1000, "forward", host=True)
+    events = [
+        Event(weight, 10**9, "model"),
+        Event(weight, 0, "start"),
+        Event(gathered, 20, "forward"),
+        Event(kept, 5, "forward"),
+        Event(copy, 1000, "forward"),
+        Event(passing, 7, "forward"),
+        Event(passing, -7, "forward"),
+        Event(gathered, -20, "forward"),
+        Event(reduced, 40, "backward"),
+        Event(kept, -5, "backward"),
+        Event(reduced, -40, "backward"),
+        Event(copy, -1000, "backward"),
+    ]
+    found = memory_of(DryStep(0, Recording(events), {weight: "parameters"}, {}, 1, 100, 10))
+    assert (found.peak, found.moment, found.host) == (10**9 + 45, "backward", 1000)
+    assert {part: size for part, size in found.parts.items() if size} == {
+        "parameters": 10**9,
+        "activations": 5,
+        "reduction": 40,
+    }
+    assert found.moments["forward"]["total"] == 10**9 + 32
+    assert found.moments["forward"]["working"] == 7
+    assert [each.bytes for each in found.largest] == [10**9, 40, 5]
+    assert max(sum(each.values()) for each in found.course) == found.peak
+
+
+def test_states_of_a_step_are_its_parameters(aside, tmp_path):
+    recipe = recipe_of(model_folder(tmp_path / "model"), parallel={"shard": 4}, rows_per_step=4)
+    found = memory_of(aside(played, recipe, 4))
+    head, layers = 2 * 512 * 64, 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    norms = 5 * 64
+    elements = (head + layers + norms) // 4
+    update = found.moments["update"]
+    assert set(found.moments) == set(MOMENTS)
+    assert list(found.parts) == list(PARTS)
+    # float32 parameters with the frequencies of RoPE, their gradients and two moments.
+    assert elements * 4 <= update["parameters"] <= elements * 4 + 1000
+    assert update["gradients"] == elements * 4
+    assert update["moments"] == elements * 8
+    assert update["gathered"] == update["activations"] == 0
+
+
+@pytest.mark.slow
+def test_checkpointing_keeps_less_and_offload_keeps_it_on_the_host(aside, tmp_path):
+    model = model_folder(tmp_path / "model")
+    plain, checkpointed, offloaded = (
+        memory_of(aside(played, recipe_of(model, parallel={"sequence": 2}, **changes), 2))
+        for changes in (
+            {},
+            {"gradient_checkpointing": True},
+            {"gradient_checkpointing": True, "offload_activations": True},
+        )
+    )
+    kept = [each.moments["forward"]["activations"] for each in (plain, checkpointed, offloaded)]
+    assert kept[0] > 3 * kept[1] > 3 * kept[2]
+    assert plain.host == checkpointed.host == 0
+    # Of each of the two layers its input: 256 tokens of 64 bfloat16.
+    assert offloaded.host >= 2 * 256 * 64 * 2

@@ -1,0 +1,116 @@
+"""Plans of whole recipes: fit, time, changes that fit, and what is refused."""
+
+import json
+from contextlib import contextmanager
+
+import pytest
+
+from ropewalk.dry_run import plan
+from ropewalk.dry_run import run as planning
+from ropewalk.dry_run.played import play
+from ropewalk.dry_run.run import plan_here
+from ropewalk.dry_run.settings import HardwareSettings
+from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.parallel import World
+from tests.dry_run.cases import model_folder, recipe_of
+
+
+@pytest.fixture(autouse=True)
+def one_process(aside, monkeypatch):
+    """The plans of all tests share a process, which each would take seconds to start."""
+
+    @contextmanager
+    def shared():
+        yield lambda *arguments: aside(play, *arguments)
+
+    monkeypatch.setattr(planning, "in_own_process", shared)
+
+
+@pytest.mark.slow
+def test_a_plan_adds_up(tmp_path):
+    recipe = recipe_of(model_folder(tmp_path / "model"), rows_per_step=4, parallel={"shard": 2, "ring": 2})
+    result = plan(recipe, HardwareSettings(price=3, document_length=512))
+    (stage,) = result.stages
+    assert (result.ranks, result.device, result.device_bytes) == (4, "h100", 80 * 10**9)
+    assert (stage.mesh, stage.fits, stage.changes) == ("2 shard x 2 ring", True, ())
+    time = stage.time
+    assert time.seconds == time.compute_seconds + time.exchange_seconds + time.exposed_seconds
+    assert time.tokens_per_second == pytest.approx(4 * 512 / time.seconds)
+    assert time.days_per_billion_tokens == pytest.approx(1e9 / time.tokens_per_second / 86400)
+    assert time.cost == pytest.approx(time.hours * 4 * 3)
+    assert stage.sent["ring"] > 0
+    assert stage.sent["ulysses"] == 0
+    # 6 operations per token and parameter, of which the embedding has none.
+    matrices = 512 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    pairs = 4 * 512 * 513 // 2
+    attention = 2 * 8 * pairs * 2 * 2 * 8 * 3
+    assert stage.model_flops == pytest.approx(6 * matrices * 4 * 512 + attention, rel=0.02)
+    assert {wait.moment for wait in stage.waits} == {"start", "update"}
+    json.dumps(result.to_json(), allow_nan=False)
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_gets_the_smallest_change_that_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "MOST_CHANGES", 3)
+    recipe = recipe_of(model_folder(tmp_path / "model", num_hidden_layers=3), context=4096)
+    plain, checkpointed = (
+        plan(
+            recipe_of(recipe.model, context=4096, gradient_checkpointing=checkpointing),
+            HardwareSettings(gpus=1, document_length=4096),
+        )
+        .stages[0]
+        .memory.peak
+        for checkpointing in (False, True)
+    )
+    assert checkpointed < plain
+    between = (plain + checkpointed) / 2 / planning.USABLE / 1e9
+    (stage,) = plan(recipe, HardwareSettings(gpus=1, memory_gb=between, document_length=4096)).stages
+    assert not stage.fits
+    (change,) = stage.changes
+    assert change.change == "stages.0.gradient_checkpointing: true"
+    assert change.fits
+    assert change.peak == checkpointed
+
+
+@pytest.mark.slow
+def test_more_gpus_are_tried_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "MOST_CHANGES", 4)
+    recipe = recipe_of(model_folder(tmp_path / "model"))
+    (stage,) = plan(recipe, HardwareSettings(gpus=2, memory_gb=1e-6, document_length=512)).stages
+    assert [change.change for change in stage.changes] == [
+        "stages.0.gradient_checkpointing: true",
+        "stages.0.offload_activations: true",
+        "4 GPUs with the settings above",
+        "8 GPUs with the settings above",
+    ]
+    assert not any(change.fits for change in stage.changes)
+    assert stage.changes[0].peak > stage.changes[2].peak > stage.changes[3].peak
+
+
+@pytest.mark.slow
+def test_this_machine_is_planned_without_a_guess_of_its_speed(tmp_path):
+    recipe = recipe_of(model_folder(tmp_path / "model"))
+    result = plan_here(recipe)
+    if result.device == "cpu":
+        assert result.stages[0].time is None
+        assert "its speed is not known" in result.assumptions[0]
+    two = plan_here(recipe_of(recipe.model, parallel={"sequence": 2}), World(0, 2, 0, 2))
+    assert two.stages[0].mesh == "2 sequence"
+
+
+def test_a_mesh_that_does_not_suit_the_gpus_is_refused(tmp_path):
+    recipe = recipe_of(model_folder(tmp_path / "model"), parallel={"sequence": 2})
+    with pytest.raises(RopewalkError, match="needs 2 ranks, but 8 were started"):
+        plan(recipe, HardwareSettings(gpus=8))
+
+
+def test_what_a_dry_run_cannot_follow_is_refused_by_name(tmp_path):
+    model = model_folder(tmp_path / "model")
+    flex = recipe_of(model).model_copy(update={"engine": "flex"})
+    with pytest.raises(EngineError, match="cannot follow engine flex"):
+        plan(flex, HardwareSettings(gpus=1, document_length=512))
+
+
+def test_a_recipe_without_training_has_no_stages(tmp_path):
+    recipe = recipe_of(model_folder(tmp_path / "model")).model_copy(update={"stages": ()})
+    assert plan(recipe, HardwareSettings(gpus=8)).stages == ()

@@ -1,0 +1,65 @@
+"""What a planned run says: fit, time, memory, and warnings that name a line of code."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from ropewalk.dry_run.memory import Tensor
+from ropewalk.dry_run.run import Change, Wait
+from ropewalk.reporting.dry_run import describe_planned_run
+from ropewalk.reporting.tables import ResultTable
+from tests.dry_run.cases import planned_run
+
+
+def text_of(result):
+    out = io.StringIO()
+    console = Console(file=out, width=200)
+    for part in describe_planned_run(result):
+        console.print(part.rich() if isinstance(part, ResultTable) else part)
+    return out.getvalue()
+
+
+def test_a_plan_that_fits():
+    text = text_of(planned_run())
+    assert "model on 8 x h100 (80 GB each)" in text
+    assert "128k" in text
+    assert "yes" in text
+    assert "10 s" in text
+    assert "72.0 GB are usable; the peak is on rank 0, in the backward" in text
+    assert "bound by computation (computation 80%, exchanges of attention 15%" in text
+    assert "attention is 25% of the step's 4e+15 operations" in text
+    assert "sends 1.0 GB of parameters and gradients, 2.0 GB in Ulysses exchanges" in text
+    assert "waits for the GPU twice in a step, never within a forward or backward" in text
+    assert "an assumption" in text
+    assert "warning" not in text
+    # Parts that hold nothing have no line.
+    assert "moments" not in text.split("Assumptions")[0].split("largest")[0]
+
+
+def test_what_does_not_fit_names_the_change():
+    changes = (
+        Change("stages.0.offload_activations: true", None, False),
+        Change("16 GPUs", 40 * 10**9, True),
+    )
+    text = text_of(planned_run(fits=False, changes=changes))
+    assert "stages.0.offload_activations: true does not suit the recipe" in text
+    assert "with 16 GPUs it fits (40.0 GB)" in text
+
+
+def test_mistakes_are_named_with_their_line():
+    result = planned_run(waits=(Wait("mine.py:7 forward", "forward", 32),))
+    stage = result.stages[0]
+    logits = Tensor("logits", 10**10, (131072, 32000), "float32", "aten.mm", "mine.py:9 loss")
+    object.__setattr__(stage.memory, "full_logits", (logits,))
+    text = text_of(result)
+    assert "warning: the host waits for the GPU 32 times in the forward, at mine.py:7 forward" in text
+    assert "warning: the logits of all tokens are held at once, 131072 x 32000 float32 (10.0 GB)" in text
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_without_known_speed_there_is_no_time(device):
+    text = text_of(planned_run(time=None, device=device))
+    assert "tokens/s" not in text
+    assert "bound by" not in text
+    assert "waits" not in text
