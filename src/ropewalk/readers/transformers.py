@@ -80,11 +80,7 @@ def _as_version_4(checkpoint: Checkpoint) -> Methods:
     if PARTIAL in newer and PARTIAL not in checkpoint.stated:
         raise UnreadConfigError(f"the {PARTIAL} of its class for {kind} was not read")
     scaling = dict(known.get("rope_scaling") or {})
-    if (
-        kind == "phi3"
-        and scaling
-        and (scaling.keys() != PHI3_KEYS or scaling["type"] not in ("longrope", "su", "yarn"))
-    ):
+    if kind == "phi3" and scaling and scaling.keys() != PHI3_KEYS:
         raise RefusedConfigError(
             "its class for phi3 needs type, short_factor and long_factor in rope_scaling, and no other key"
         )
