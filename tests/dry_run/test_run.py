@@ -105,8 +105,9 @@ def test_a_mesh_that_does_not_suit_the_gpus_is_refused(tmp_path):
 
 
 def test_what_a_dry_run_cannot_follow_is_refused_by_name(tmp_path):
-    model = model_folder(tmp_path / "model")
-    flex = recipe_of(model).model_copy(update={"engine": "flex"})
+    flex = recipe_of(model_folder(tmp_path / "wide", num_attention_heads=4)).model_copy(
+        update={"engine": "flex"}
+    )
     with pytest.raises(EngineError, match="cannot follow engine flex"):
         plan(flex, HardwareSettings(gpus=1, document_length=512))
 

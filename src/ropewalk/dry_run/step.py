@@ -85,8 +85,8 @@ def dry_step(
     stage = resolved.stages[number]
     if stage.engine == "flex":
         raise EngineError(
-            "a dry run cannot follow engine flex, whose kernels are compiled for the GPU at hand; set engine: varlen if "
-            "the model allows it"
+            "a dry run cannot follow engine flex, whose kernels are compiled for the GPU at hand; set engine: varlen "
+            "if the model allows it"
         )
     with simulated_rank(stage.mesh, rank, device.type) as mesh:
         model = _model(resolved, number, rope)
