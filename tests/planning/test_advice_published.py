@@ -37,6 +37,7 @@ LIMITING = {
     "gemma-3-4b": range(5, 34, 6),
     "gemma-4-31b": range(5, 60, 6),
     "gpt-oss-20b": range(1, 24, 2),
+    "laguna-xs.2": range(0, 40, 4),
     "lfm2.5-1.2b": [2, 5, 8, 10, 12, 14],
     "llama-4-scout": [],
     "mistral-7b-v0.1": [],

@@ -153,6 +153,16 @@ def test_refusals_say_what_to_do(arguments: tuple[Any, ...], options: dict[str, 
         method_for_target(*arguments, **options)
 
 
+def test_a_stated_attention_factor_of_1_stays() -> None:
+    """Laguna XS.2 turns the attention temperature off; the pairs change as for any yarn."""
+    laguna = Yarn(64, 5e5, 32.0, 4096, 64.0, 1.0, attention_factor=1.0)
+    found = method_for_target("yarn", laguna, 131072, 1048576)
+    assert found == replace(laguna, factor=256.0)
+    assert found.frequencies().attention_factor == 1
+    given = method_for_target("yarn", laguna, 131072, 1048576, parameters={"attention_factor": 1.5})
+    assert given.attention_factor == 1.5
+
+
 def test_a_stated_attention_factor_that_is_the_formula_goes_on_by_the_formula() -> None:
     """OLMo 3 writes 0.1·ln 8 + 1 into its config; at factor 16 it is 0.1·ln 16 + 1."""
     olmo_3 = Yarn(128, 5e5, 8.0, 8192, attention_factor=1.2079441541679836)

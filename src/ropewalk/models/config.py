@@ -558,10 +558,12 @@ class ModelConfig:
         limiting, layers = self.context_layers(self.trained_length), self.layers
         some = 0 < len(limiting) < len(layers)
         if some:
-            notes.append(
-                f"{_which(limiting, len(layers))} sees all earlier tokens and has RoPE: these layers limit the "
-                "context, and theirs is the RoPE to change"
+            what = (
+                "it limits the context, and its RoPE is the one to change"
+                if len(limiting) == 1
+                else "these layers limit the context, and theirs is the RoPE to change"
             )
+            notes.append(f"{_which(limiting, len(layers))} sees all earlier tokens and has RoPE: {what}")
         if None not in self.methods:
             others = ", ".join(str(kind) for kind in self.methods if kind != FULL)
             notes.append(f"layers of type {others} have their own RoPE, which is kept")
@@ -960,6 +962,8 @@ def _which(numbers: Sequence[int], layers: int) -> str:
     """``each of 36 layers``, ``each of layers 3, 7 and 11 (of 36, counted from 0)``."""
     if len(numbers) == layers:
         return "every layer"
+    if len(numbers) == 1:
+        return f"layer {numbers[0]} (of {layers}, counted from 0)"
     # In a run of consecutive numbers, the number minus its position stays the same.
     runs = [
         [number for _, number in run]

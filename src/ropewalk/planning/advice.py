@@ -18,7 +18,7 @@ from ropewalk.planning.rules import (
     tokens_text,
 )
 from ropewalk.planning.stages import ATTEND_NO_FURTHER, PlannedStage, is_unscaled, kept_stages, plan_stages
-from ropewalk.rope import Default, LongRope, Proportional, RopeMethod, bound_at
+from ropewalk.rope import Default, LongRope, Proportional, RopeMethod, Yarn, bound_at
 from ropewalk.rope.methods.base import ORIGINAL
 from ropewalk.rope.target import recommended_base
 from ropewalk.rope.theory import (
@@ -332,6 +332,11 @@ def _own_method(own: Setting, current: RopeMethod, target_length: int, head_dim:
         f"The checkpoint was trained with {own.rule} scaling, so it keeps {own.rule} and gets a larger "
         f"factor{_counted(own.method, current)}."
     ]
+    if isinstance(current, Yarn) and current.attention_factor == 1:
+        why.append(
+            "Its config states attention_factor 1, which turns off yarn's attention temperature at any length, so "
+            "that stays."
+        )
     if not own.reaches_target:
         why.append(
             _no_argument(own, current, head_dim)

@@ -184,7 +184,8 @@ class Yarn(RopeMethod):
         if isinstance(current, Yarn) and current._states_the_formula():
             current = replace(current, attention_factor=None)
         fixed = current.attention_factor if isinstance(current, Yarn) else None
-        if fixed is not None and "attention_factor" not in wanted.given:
+        # 1 means no attention temperature, which holds at any length; other values belong to one length.
+        if fixed not in (None, 1) and "attention_factor" not in wanted.given:
             raise RopewalkError(
                 f"this yarn checkpoint fixes attention_factor {fixed}, which belongs to its "
                 "present length; give the attention_factor for the target length"
