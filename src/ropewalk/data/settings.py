@@ -113,8 +113,19 @@ def processes(workers: int) -> int:
     return workers or os.cpu_count() or 1
 
 
+TokenType = Literal["uint8", "uint16", "uint32", "int32", "uint64", "int64"]
+
+LATER_FIELDS = ("messages_field", "separator_id", "token_dtype")
+"""Fields of a source that digests omit where they are unset, so that tokens and rows of earlier versions are found."""
+
+
 class SourceFields(Settings):
-    """Settings of reading: the fields of a record, and the number of documents."""
+    """Settings of reading: the fields of a record, the layout of token files, and the number of documents.
+
+    Attributes:
+        separator_id: beside an index, every document must begin or end with it, and it is removed as well.
+        token_dtype: needed for ``.npy`` and ``.bin`` files without an index. Ids are little-endian.
+    """
 
     group: ClassVar[str | None] = "Documents"
     on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
@@ -128,6 +139,15 @@ class SourceFields(Settings):
     source_field: str | None = Field(
         "source",
         description='Record field that holds the source name; "" ignores the field.',
+    )
+    separator_id: Count | None = Field(
+        None,
+        ge=0,
+        description="Token id that separates the documents of a token file (.bin, .ds, .npy) without an index; it is "
+        "removed, and EOS follows from the settings of the rows.",
+    )
+    token_dtype: TokenType | None = Field(
+        None, description="Type of the ids in a token file that does not state it."
     )
     max_documents: Count | None = Field(
         None, ge=1, description="Maximum number of documents to read from each source. Default: all."

@@ -34,11 +34,13 @@ class TokenisedDocument:
         input_ids: int32 ``[num_tokens]``, without added special tokens; may be empty.
         source: as in Document.
         trained: number of tokens in the assistant's turns of a chat; None for plain text, which is trained on whole.
+        origin: file and position, for error messages; empty if unknown.
     """
 
     input_ids: NDArray[np.int32]
     source: str
     trained: int | None = None
+    origin: str = ""
 
 
 @dataclass(frozen=True)

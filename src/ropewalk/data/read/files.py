@@ -20,9 +20,10 @@ from ropewalk.errors import RopewalkError
 HUGGING_FACE = "hf:"
 EMBEDDED = "embedded"
 
-Kind = Literal["lines", "json", "parquet", "text", "maybe_text", "closed"]
-"""Contents of a file according to its name: JSON lines; a .json file in a folder, which is JSON lines or a text; a
-Parquet table; a text; a text if it decodes; a compressed file of unknown content, which is not opened."""
+Kind = Literal["lines", "json", "parquet", "text", "maybe_text", "closed", "tokens", "index"]
+"""Contents of a file: JSON lines; a .json file in a folder, which is JSON lines or a text; a Parquet table; a text; a
+text if it decodes; a compressed file of unknown content, which is not opened; token ids; an index of token ids. The
+name decides, except for the last two, which :mod:`ropewalk.data.read.token_files` tells from others."""
 
 JSON_LINES = frozenset({".jsonl", ".jsonlines", ".json-lines", ".ndjson"})
 PARQUET = frozenset({".parquet"})
@@ -40,6 +41,8 @@ SOURCE_CODE = frozenset({
 })
 # fmt: on
 TEXT = PROSE | SOURCE_CODE
+
+DATATROVE_COMPANIONS = (".ds.index", ".ds.metadata", ".ds.loss")
 
 SNIFFED_BYTES = 8192
 _BOM = "\ufeff"
@@ -114,7 +117,7 @@ def file_kind(path: Path, in_folder: bool) -> Kind:
     if suffix or compression:
         raise RopewalkError(
             f"unsupported suffix {''.join((suffix, compression))!r} of {path}; ropewalk reads .jsonl, .json, "
-            "text and source files (each also .gz or .zst), .parquet, and folders of them"
+            "text and source files (each also .gz or .zst), .parquet, token ids (.bin, .ds, .npy), and folders of them"
         )
     return "maybe_text"
 
@@ -146,7 +149,7 @@ def existing_path(name: str) -> Path:
 
 
 def source_files(spec: SourceSpec) -> tuple[Path, ...]:
-    """Files of a source in reading order; empty for a dataset on the Hub or the embedded corpus.
+    """Files of a source in reading order, with their companions; empty for a dataset on the Hub or the embedded corpus.
 
     Raises:
         RopewalkError: if the file or folder does not exist.
@@ -154,7 +157,17 @@ def source_files(spec: SourceSpec) -> tuple[Path, ...]:
     if is_named(spec.path):
         return ()
     path = existing_path(spec.path)
-    return list_folder(path).files if path.is_dir() else (path,)
+    return list_folder(path).files if path.is_dir() else (path, *companions(path))
+
+
+def companions(path: Path) -> tuple[Path, ...]:
+    """Existing files that belong to a file of token ids: index, metadata and loss mask; none for other files."""
+    names = {
+        ".ds": [path.stem + suffix for suffix in DATATROVE_COMPANIONS],
+        ".bin": [path.stem + ".idx"],
+        ".npy": [path.stem + ".csv.gz"],
+    }.get(path.suffix.lower(), [])
+    return tuple(found for name in names if (found := path.with_name(name)).is_file())
 
 
 def list_folder(folder: Path) -> FolderListing:

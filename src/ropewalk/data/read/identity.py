@@ -130,8 +130,12 @@ def _in_threads(
 
 
 def _name(spec: SourceSpec, path: Path) -> str:
+    place = Path(spec.path).expanduser()
+    if place.is_file() and path != place:
+        # The index of the file that the spec names lies beside it.
+        return str(Path(spec.path).with_name(path.name))
     # `.` if the spec names the file itself.
-    inside = path.relative_to(Path(spec.path).expanduser()).as_posix()
+    inside = path.relative_to(place).as_posix()
     return spec.path if inside == "." else f"{spec.path.rstrip('/')}/{inside}"
 
 

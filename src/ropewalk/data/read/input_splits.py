@@ -12,6 +12,7 @@ from typing import Any
 from ropewalk.data.read.documents import Document, Record, TokenisedDocument
 from ropewalk.data.read.files import (
     HUGGING_FACE,
+    companions,
     existing_path,
     file_kind,
     is_named,
@@ -25,7 +26,8 @@ from ropewalk.data.read.files import (
 from ropewalk.data.read.hub import count_shards, hugging_face_stem, parse_hugging_face, read_hugging_face
 from ropewalk.data.read.identity import embedded_corpus, file_identities, named_identity
 from ropewalk.data.read.records import first_line_is_record, read_json_lines, read_parquet, row_group_sizes
-from ropewalk.data.settings import SourceSpec
+from ropewalk.data.read.token_files import document_ranges, read_token_file, token_file_kind
+from ropewalk.data.settings import LATER_FIELDS, SourceSpec
 from ropewalk.errors import RopewalkError
 
 SPLIT_BYTES = 1 << 26
@@ -39,8 +41,8 @@ class InputSplit:
     Attributes:
         spec: the source.
         files: files to read; empty for a dataset on the Hub or the embedded corpus.
-        start, stop: range within them: bytes of an uncompressed JSON lines file, row groups of a Parquet file, or
-            shards of a dataset; a stop of None is the end.
+        start, stop: range within them: bytes of an uncompressed JSON lines file, row groups of a Parquet file,
+            documents of a file of token ids, or shards of a dataset; a stop of None is the end.
         identity: everything that the records depend on, as JSON values: the files' identities, the range, and the
             fields of the spec. It contains no paths of this machine beyond those in the spec.
         size: file size in bytes; 0 if unknown.
@@ -57,10 +59,11 @@ class InputSplit:
 def plan_input_splits(specs: Sequence[SourceSpec]) -> tuple[InputSplit, ...]:
     """Divide the sources into splits of about ``SPLIT_BYTES``.
 
-    The splits depend on names, sizes, footers of large Parquet files, and first lines of ``.json`` files in folders;
-    small files are read once for their identity. An uncompressed JSON lines file is cut into byte ranges, a Parquet
-    file into ranges of row groups, and a dataset on the Hub into its shards; consecutive texts of a folder are
-    combined. A source with ``max_documents`` is one split.
+    The splits depend on names, sizes, footers of large Parquet files, indexes of large files of token ids, and first
+    lines of ``.json`` files in folders; small files are read once for their identity. An uncompressed JSON lines file
+    is cut into byte ranges, a Parquet file into ranges of row groups, a file of token ids into ranges of documents, and
+    a dataset on the Hub into its shards; consecutive texts of a folder are combined. A source with ``max_documents`` is
+    one split.
 
     Raises:
         RopewalkError: if there are no specs, a source is missing, unreadable, empty or given twice, a file's suffix is
@@ -180,8 +183,8 @@ def _identified(spec: SourceSpec) -> list[InputSplit]:
         "stem": _stem(spec),
         # A .json file may count as text in a folder, so this decides the records as well.
         "folder": not named and existing_path(spec.path).is_dir(),
-        # Absent without chats, so that tokens of earlier versions are found again.
-        **({"messages_field": spec.messages_field} if spec.messages_field else {}),
+        # Absent where unused, so that tokens of earlier versions are found again.
+        **{name: value for name in LATER_FIELDS if (value := getattr(spec, name)) is not None},
     }
     return [
         replace(
@@ -203,7 +206,10 @@ def _file_splits(spec: SourceSpec, files: Sequence[Path], whole: bool) -> Iterat
     texts: list[Path] = []
     size = 0
     for path in files:
-        one_record = _kind(path, spec) not in ("lines", "parquet")
+        kind = _kind(path, spec)
+        if kind == "index":
+            continue
+        one_record = kind not in ("lines", "parquet", "tokens")
         # Splits keep the order of files, so a file of records closes the split of text files before it.
         if texts and (not one_record or size + _size(path) > SPLIT_BYTES):
             yield InputSplit(spec, tuple(texts), 0, None, {}, size)
@@ -219,12 +225,15 @@ def _file_splits(spec: SourceSpec, files: Sequence[Path], whole: bool) -> Iterat
 
 def _stretches(spec: SourceSpec, path: Path, whole: bool) -> Iterator[InputSplit]:
     """Split a file of many records if it is large; a compressed file stays whole, because it has no random access."""
-    size = _size(path)
+    size, kind = _size(path), _kind(path, spec)
+    files = (path, *(companions(path) if kind == "tokens" else ()))
     # A compressed file can only be read from its beginning.
     if whole or size <= SPLIT_BYTES or split_suffix(path)[1]:
-        yield InputSplit(spec, (path,), 0, None, {}, size)
+        yield InputSplit(spec, files, 0, None, {}, size)
         return
-    if _kind(path, spec) == "lines":
+    if kind == "tokens":
+        bounds, sizes = map(list, zip(*document_ranges(path, spec, SPLIT_BYTES), strict=True))
+    elif kind == "lines":
         sizes = [min(SPLIT_BYTES, size - start) for start in range(0, size, SPLIT_BYTES)]
         bounds = list(range(0, size, SPLIT_BYTES))
     else:
@@ -236,7 +245,7 @@ def _stretches(spec: SourceSpec, path: Path, whole: bool) -> Iterator[InputSplit
                 sizes.append(0)
             sizes[-1] += bytes_
     for start, stop, bytes_ in zip(bounds, [*bounds[1:], None], sizes, strict=True):
-        yield InputSplit(spec, (path,), start, stop, {}, bytes_)
+        yield InputSplit(spec, files, start, stop, {}, bytes_)
 
 
 def _records(split: InputSplit, skip: int) -> Iterator[Record]:
@@ -257,6 +266,10 @@ def _records(split: InputSplit, skip: int) -> Iterator[Record]:
             yield from read_json_lines(path, spec, stem, split.start, split.stop, skip)
         elif kind == "parquet":
             yield from read_parquet(path, spec, stem, split.start, split.stop, skip)
+        elif kind == "tokens":
+            yield from read_token_file(path, spec, stem, split.start, split.stop, skip)
+        elif kind == "index":
+            continue
         elif skip:
             skip -= 1
         else:
@@ -283,8 +296,9 @@ def _until(records: Iterator[Record], limit: int) -> Iterator[Record]:
 
 
 def _kind(path: Path, spec: SourceSpec) -> str:
-    """Kind of a file as in :func:`file_kind`, where the first line decides for a ``.json`` file in a folder."""
-    kind = file_kind(path, _in_folder(path, spec))
+    """Kind of a file as in :func:`file_kind`; more than the name decides for token ids and ``.json`` in a folder."""
+    in_folder = _in_folder(path, spec)
+    kind = token_file_kind(path, spec, in_folder) or file_kind(path, in_folder)
     if kind == "json":
         return "lines" if first_line_is_record(path, spec) else "maybe_text"
     return kind
@@ -333,4 +347,8 @@ def _places(spec: SourceSpec) -> Iterator[tuple[tuple[object, ...], Path | None]
 
 def _holds_no_document(path: Path, spec: SourceSpec) -> bool:
     kind = _kind(path, spec)
-    return not _size(path) or kind == "closed" or (kind == "maybe_text" and read_text_if_text(path) is None)
+    return (
+        not _size(path)
+        or kind in ("closed", "index")
+        or (kind == "maybe_text" and read_text_if_text(path) is None)
+    )

@@ -459,7 +459,7 @@ def token_documents(
     """
     input_ids = token_ids(values, origin)
     if not spans:
-        return (TokenisedDocument(input_ids, name or stem),)
+        return (TokenisedDocument(input_ids, name or stem, origin=origin),)
     documents = []
     done = 0
     for index, span in enumerate(spans):
@@ -471,7 +471,8 @@ def token_documents(
             )
         if start > done:
             raise _outside(origin, done, start)
-        documents.append(TokenisedDocument(input_ids[start:end], name or _name(span, origin, index) or stem))
+        source = name or _name(span, origin, index) or stem
+        documents.append(TokenisedDocument(input_ids[start:end], source, origin=origin))
         done = end
     if done < len(input_ids):
         raise _outside(origin, done, len(input_ids))

@@ -34,7 +34,7 @@ from ropewalk.data.rows.stored import (
     row_files,
     rows_file,
 )
-from ropewalk.data.settings import PackConfig, RowPolicies, SourceSpec
+from ropewalk.data.settings import LATER_FIELDS, PackConfig, RowPolicies, SourceSpec
 from ropewalk.data.tokens.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
 from ropewalk.data.tokens.chat import required_template, token_ids
 from ropewalk.data.tokens.corpus import Corpus, tokenise_splits
@@ -218,8 +218,8 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
 
 
 def _spec(source: SourceSpec) -> dict[str, Any]:
-    """A source as JSON values; without chats equal to those of earlier versions, so that their rows are found."""
-    return source.model_dump(exclude={"messages_field"} if source.messages_field is None else set())
+    """A source as JSON values; without unset later fields, so that rows of earlier versions are found."""
+    return source.model_dump(exclude={name for name in LATER_FIELDS if getattr(source, name) is None})
 
 
 def refuse_cut_chats(policies: RowPolicies) -> None:

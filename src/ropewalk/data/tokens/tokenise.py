@@ -219,8 +219,9 @@ def check_ids(document: TokenisedDocument, vocabulary: int) -> None:
     ids = document.input_ids
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
         wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
+        place = f"{document.origin}: " if document.origin else ""
         raise RopewalkError(
-            f"a tokenised document of source {document.source!r} contains token id {wrong}, but the tokenizer's "
+            f"{place}a tokenised document of source {document.source!r} contains token id {wrong}, but the tokenizer's "
             f"vocabulary has ids from 0 to {vocabulary - 1} ({vocabulary} tokens); give the tokenizer that produced it"
         )
 
