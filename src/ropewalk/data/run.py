@@ -169,12 +169,23 @@ def _result(made: PackedRows | Part, reused: bool) -> PackResult:
 @contextmanager
 def _progress(context: RunContext) -> Iterator[tuple[Progress, Writing]]:
     """Progress callbacks: documents, tokens and speed while sources are read, then rows written."""
-    started = time.monotonic()
+    first: tuple[float, int, int] | None = None
     with context.rank_0_reporter.bar("packing", None) as advance:
 
         def read(documents: int, tokens: int) -> None:
-            speed = tokens / max(time.monotonic() - started, 1e-9)
-            advance(documents, f"{documents:,} documents, {tokens:,} tokens, {speed:,.0f} tokens/s")
+            nonlocal first
+            now = time.monotonic()
+            text = f"{documents:,} documents, {tokens:,} tokens"
+            if first is None:
+                # The speed counts from here: neither starting up nor finding earlier tokens is part of it.
+                first = now, documents, tokens
+            elif now > first[0]:
+                speeds = [
+                    (count - before) / (now - first[0])
+                    for count, before in zip((documents, tokens), first[1:], strict=True)
+                ]
+                text += f", {speeds[0]:,.0f} documents/s, {speeds[1]:,.0f} tokens/s"
+            advance(documents, text)
 
         yield read, lambda rows, total: advance(rows, f"{rows:,} of {total:,} rows written")
 

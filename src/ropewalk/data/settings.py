@@ -546,18 +546,28 @@ class WorkSettings(Settings):
     """How to divide the work, and where to keep intermediate files; none of this changes a row.
 
     Attributes:
-        shard: (index from 0, number of machines). Each machine starts with its own share of the documents. Machines
-            that share a folder of tokens share the tokenisation; otherwise each tokenises everything.
+        engine, address: see :mod:`ropewalk.data.cluster`.
+        shard: (index from 0, number of machines). Machines that share the folder of rows share the tokenisation: each
+            starts with its own share of the documents.
         token_store: if None, tokenised documents stay in the rows' folder until the rows are complete.
     """
 
     group: ClassVar[str | None] = "Work"
 
+    engine: Annotated[Literal["embedded", "ray"], Option()] = Field(
+        "embedded",
+        description="What runs the work: embedded (processes on this machine) or ray (tasks on a Ray cluster, whose "
+        "nodes share --out).",
+    )
+    address: Annotated[str | None, Option(metavar="HOST:PORT")] = Field(
+        None,
+        description="Ray cluster to use: auto for the one that this machine belongs to, or HOST:PORT of its head. "
+        "Default: RAY_ADDRESS, or else a Ray of its own on this machine.",
+    )
     shard: Annotated[tuple[int, int], Option(metavar="I/N", text=lambda shard: f"{shard[0]}/{shard[1]}")] = (
         Field(
             (0, 1),
-            description="The part that this machine packs: 0/4 to 3/4 for four machines. Machines that share --out or "
-            "--token-store divide the tokenising among them.",
+            description="Without Ray, the part that this machine packs: 0/4 to 3/4 for four machines that share --out.",
         )
     )
     token_store: Annotated[Path | None, Option(metavar="DIR")] = Field(
@@ -583,6 +593,14 @@ class WorkSettings(Settings):
         if not 0 <= number < machines:
             raise ValueError(SHARDS)
         return shard
+
+    @model_validator(mode="after")
+    def _one_division_of_the_work(self) -> WorkSettings:
+        if self.engine == "ray" and self.shard != (0, 1):
+            raise ValueError("engine ray divides the work among its nodes; omit shard")
+        if self.engine != "ray" and self.address is not None:
+            raise ValueError(f"address {self.address} is that of a Ray cluster; set engine to ray")
+        return self
 
 
 class PackSettings(Settings):
@@ -612,7 +630,9 @@ class PackConfig(PackSettings):
 
     def alone(self) -> PackConfig:
         """This configuration for a single machine that keeps its tokens in the rows' folder."""
-        work = self.work.model_copy(update={"shard": (0, 1), "token_store": None})
+        work = self.work.model_copy(
+            update={"shard": (0, 1), "token_store": None, "engine": "embedded", "address": None}
+        )
         return self.model_copy(update={"work": work})
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ropewalk.data.cluster import RayCluster, connected
 from ropewalk.data.mixture.mixture import mix
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.identity import file_digests, inputs_identity
@@ -245,16 +246,27 @@ def refuse_cut_chats(policies: RowPolicies) -> None:
 def _pack(
     job: _Job, folder: Path, tokens: Path, progress: Progress | None, written: Writing | None
 ) -> PackedRows | Part:
+    if is_packed(folder) and begin(folder, job.depends):
+        return open_rows(folder)
+    # Connected before the folder is begun, so that a cluster that cannot take part leaves nothing behind.
+    with connected(job.config.work, [folder, tokens]) as cluster:
+        return _pack_on(cluster, job, folder, tokens, progress, written)
+
+
+def _pack_on(
+    cluster: RayCluster | None,
+    job: _Job,
+    folder: Path,
+    tokens: Path,
+    progress: Progress | None,
+    written: Writing | None,
+) -> PackedRows | Part:
     config, tokenizer = job.config, job.tokenizer
     if begin(folder, job.depends):
         return open_rows(folder)
     try:
         corpus = tokenise_splits(
-            job.splits,
-            tokenizer,
-            tokens,
-            work=config.work,
-            progress=progress,
+            job.splits, tokenizer, tokens, work=config.work, cluster=cluster, progress=progress
         )
         # The folder's name and manifest state the inputs as they were at the start.
         if inputs_identity(config.sources) != job.depends["inputs"]:

@@ -6,9 +6,11 @@ import hashlib
 import shutil
 from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,13 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from ropewalk.data.cluster import RayCluster, wait_until
 from ropewalk.data.read.documents import Document, Record, TokenisedDocument, token_hash
 from ropewalk.data.read.input_splits import NO_DOCUMENTS, InputSplit, changed, is_blank, read_input_split
 from ropewalk.data.read.readers import ReadingCounts, no_documents
 from ropewalk.data.settings import SourceSpec, WorkSettings, processes
 from ropewalk.data.tokens.arrow import checked_index
-from ropewalk.data.tokens.chat import required_template
+from ropewalk.data.tokens.chat import ChatTemplate, chat_template, required_template
 from ropewalk.data.tokens.token_shards import (
     FORMAT,
     ShardWriter,
@@ -34,9 +37,13 @@ from ropewalk.data.tokens.token_shards import (
 from ropewalk.data.tokens.tokenise import (
     BATCH_CHARACTERS,
     BATCH_DOCUMENTS,
+    EncodedTexts,
     Progress,
+    Text,
+    backend_tokenizer,
     check_ids,
     encode_batches,
+    encode_here,
     in_batches,
     load_tokenizer,
     tokenizer_identity,
@@ -160,6 +167,7 @@ def tokenise_splits(
     folder: Path,
     *,
     work: WorkSettings = ALONE,
+    cluster: RayCluster | None = None,
     progress: Progress | None = None,
     read: Reader = read_input_split,
 ) -> Corpus:
@@ -177,6 +185,7 @@ def tokenise_splits(
         folder: parent of the splits' folders; created if missing.
         work: ``shard`` is (this machine, number of machines): split k belongs to machine k % number, both from 0.
             ``workers`` is the number of processes, as in :func:`ropewalk.data.tokens.tokenise.encode_batches`.
+        cluster: runs each split as a task of its own; None for processes of this machine.
         progress: called with the numbers of documents and tokens so far, including those found on disk.
         read: yields a split's records.
 
@@ -208,14 +217,20 @@ def tokenise_splits(
     made = _Work(dict(zip(folders, splits, strict=True)), progress)
     own = folders[index::machines]
     # Other machines work from the front of their splits, so taking over from the back collides last.
-    order = dict.fromkeys([*own, *reversed(folders)])
-    steps = _with_documents(_steps(order, made, read), len(tokenizer))
-    batches = in_batches(steps, BATCH_DOCUMENTS, BATCH_CHARACTERS)
-    with closing(encode_batches(batches, tokenizer, processes(work.workers))) as encoded:
-        for entries, batch in encoded:
-            texts = zip(batch.documents(), batch.hashes.tolist(), strict=True)
-            for path, record in entries:
-                made.add(path, record, texts)
+    order = list(dict.fromkeys([*own, *reversed(folders)]))
+    if cluster is None:
+        vocabulary, count = len(tokenizer), processes(work.workers)
+        _write(made, order, read, vocabulary, lambda batches: encode_batches(batches, tokenizer, count))
+    else:
+        state = backend_tokenizer(tokenizer).to_str()
+        job = _Job(state, chat_template(tokenizer), len(tokenizer), read)
+        missing = [(path.absolute(), made.splits[path]) for path in order if not _is_done(made.shards[path])]
+        # Largest first, so that no node works alone on a large split at the end.
+        missing.sort(key=lambda item: -item[1].size)
+        places = {path.absolute(): path for path in order}
+        for (path, _), _ in cluster.run(_write_split, job, missing):
+            place = places[path]
+            wait_until(lambda place=place: made.look(place), place)  # type: ignore[misc]
             made.report()
     shards = deque(shard for path in folders for shard in made.shards[path])
     # Corpus drops each index once it has copied it, which frees nothing while another reference is left.
@@ -223,12 +238,62 @@ def tokenise_splits(
     return Corpus(shards, len(splits))
 
 
-class _Work:
-    """State of each split: its shards on disk, and the writer of a split that is being tokenised."""
+@dataclass(frozen=True)
+class _Job:
+    """What a task needs to tokenise a split, without transformers.
 
-    def __init__(self, splits: dict[Path, InputSplit], progress: Progress | None) -> None:
+    Attributes:
+        state: the tokenizer's backend as JSON.
+        template: its chat template, if it has one.
+        vocabulary: number of its tokens.
+        read: yields a split's records.
+    """
+
+    state: str
+    template: ChatTemplate | None
+    vocabulary: int
+    read: Reader
+
+
+def _write_split(job: _Job, item: tuple[Path, InputSplit]) -> None:
+    """Tokenise one split in this process; a task of Ray."""
+    folder, split = item
+    made = _Work({folder: split}, None, whole=False)
+    encode = partial(encode_here, state=job.state, template=job.template)
+    _write(made, [folder], job.read, job.vocabulary, encode)
+
+
+def _write(
+    made: _Work,
+    folders: Iterable[Path],
+    read: Reader,
+    vocabulary: int,
+    encode: Callable[[Iterator[tuple[list[Text], list[_Step]]]], Generator[tuple[list[_Step], EncodedTexts]]],
+) -> None:
+    """Tokenise the splits of these folders that are not on disk yet."""
+    steps = _with_documents(_steps(folders, made, read), vocabulary)
+    batches = in_batches(steps, BATCH_DOCUMENTS, BATCH_CHARACTERS)
+    with closing(encode(batches)) as encoded:
+        for entries, batch in encoded:
+            texts = zip(batch.documents(), batch.hashes.tolist(), strict=True)
+            for path, record in entries:
+                made.add(path, record, texts)
+            made.report()
+
+
+class _Work:
+    """State of each split: its shards on disk, and the writer of a split that is being tokenised.
+
+    Args:
+        splits: the splits by the folders of their shards.
+        progress: called with the numbers of documents and tokens so far.
+        whole: whether these are all splits of their sources, so that a source without documents can be refused.
+    """
+
+    def __init__(self, splits: dict[Path, InputSplit], progress: Progress | None, whole: bool = True) -> None:
         self.splits = splits
         self._progress = progress
+        self._whole = whole
         self._writers: dict[Path, ShardWriter] = {}
         self._waiting = Counter(split.spec for split in splits.values())
         self._documents = self._tokens = 0
@@ -245,18 +310,24 @@ class _Work:
 
     def begin(self, folder: Path) -> int | None:
         """Start or resume a split; return the number of its records on disk, or None if it is complete."""
-        known = self.shards[folder]
-        if _is_done(known):
-            return None
-        # Another machine may have written shards since this run started.
-        shards = self.shards[folder] = committed_shards(folder, known)
-        self._count(shards[len(known) :])
-        if _is_done(shards):
-            self._finished(folder)
+        if self.look(folder):
             return None
         remove_leftovers(folder)
+        shards = self.shards[folder]
         self._writers[folder] = ShardWriter(folder, shards)
         return sum(shard.records for shard in shards)
+
+    def look(self, folder: Path) -> bool:
+        """Open the shards that others have written since this run started; whether the split is complete."""
+        known = self.shards[folder]
+        if _is_done(known):
+            return True
+        shards = self.shards[folder] = committed_shards(folder, known)
+        self._count(shards[len(known) :])
+        if not _is_done(shards):
+            return False
+        self._finished(folder)
+        return True
 
     def add(
         self, folder: Path, record: Record | None, texts: Iterator[tuple[NDArray[np.int32], int]]
@@ -301,7 +372,7 @@ class _Work:
         spec = self.splits[folder].spec
         self._waiting[spec] -= 1
         # Judged once all splits of a source are there, because single splits may be empty.
-        if not self._waiting[spec]:
+        if self._whole and not self._waiting[spec]:
             folders = [path for path, split in self.splits.items() if split.spec == spec]
             _refuse_no_documents(spec, [shard for path in folders for shard in self.shards[path]])
 

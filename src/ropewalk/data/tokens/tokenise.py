@@ -251,7 +251,7 @@ def encode_batches(
     # Starting a process takes longer than tokenising a single batch.
     alone = workers == 1 or len(first) < 2
     template = chat_template(tokenizer)
-    return _in_process(stream, state, template) if alone else _in_workers(stream, state, template, workers)
+    return encode_here(stream, state, template) if alone else _in_workers(stream, state, template, workers)
 
 
 def backend_tokenizer(tokenizer: Any) -> Tokenizer:
@@ -317,9 +317,16 @@ def _text_hash(text: Text) -> int:
     return text_hash(text if isinstance(text, str) else text.content)
 
 
-def _in_process(
-    batches: Iterator[tuple[list[Text], Carried]], state: str, template: ChatTemplate | None
+def encode_here(
+    batches: Iterable[tuple[list[Text], Carried]], state: str, template: ChatTemplate | None
 ) -> Generator[tuple[Carried, EncodedTexts], None, None]:
+    """Tokenise batches as :func:`encode_batches` does, in this process and without transformers.
+
+    Args:
+        batches: pairs of texts and a value.
+        state: the tokenizer's backend as JSON, from :func:`backend_tokenizer`.
+        template: the tokenizer's chat template; None without chats.
+    """
     tokenizer = Tokenizer.from_str(state)
     for texts, carried in batches:
         yield carried, _encode(tokenizer, texts, template)

@@ -1,0 +1,298 @@
+"""Ray as an engine of data preparation: tasks on the cores of this machine or of a cluster's nodes.
+
+Ray places the tasks, repeats those of workers and nodes that die, and spills what does not fit into memory. Tasks hand
+their data over as files in folders that all nodes share, so Ray itself carries only small values.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import re
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tokenizers
+
+from ropewalk.data.settings import WorkSettings, processes
+from ropewalk.errors import RopewalkError
+from ropewalk.io.files import check_writable, writing
+from ropewalk.versions import VERSION
+
+RETRIES = 8
+"""How often Ray repeats a task whose worker or node died."""
+
+OBJECT_STORE_BYTES = 256 << 20
+"""Shared memory of a Ray that ropewalk starts itself."""
+
+_CONNECT_SECONDS, _NODE_SECONDS, _VISIBLE_SECONDS, _STOP_SECONDS = 5.0, 60.0, 90.0, 30.0
+_HOST_AND_PORT = re.compile(r"(?P<host>[^:/\s]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
+
+Shared = TypeVar("Shared")
+Item = TypeVar("Item")
+Done = TypeVar("Done")
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """What a task returns in place of raising a RopewalkError."""
+
+    message: str
+
+
+class RayCluster:
+    """Runs tasks on a connected Ray; made by :func:`connected`."""
+
+    def __init__(self, ray: Any, workers: int) -> None:
+        self._ray = ray
+        self._workers = workers
+        self._remote = ray.remote(num_cpus=1, max_retries=RETRIES)(_task)
+
+    def run(
+        self, function: Callable[[Shared, Item], Done], shared: Shared, items: Iterable[Item]
+    ) -> Iterator[tuple[Item, Done]]:
+        """Call ``function(shared, item)`` for every item, each as a task; yield items and results as they are finished.
+
+        Args:
+            function: a function of a module of ropewalk. Its tasks may be repeated, and must give the same files.
+            shared: a value for all tasks, which each node receives once.
+            items: read only as far ahead as the tasks in flight: two for each core, or ``workers``.
+
+        Raises:
+            RopewalkError: as in ``function``, with the name of the node; or if Ray gives a task up.
+        """
+        from ray.exceptions import RayError, RayTaskError
+
+        common = self._ray.put(shared)
+        waiting = iter(items)
+        flying: dict[Any, Item] = {}
+        try:
+            while True:
+                # Nodes may join and leave while the tasks run.
+                while len(flying) < self._most_in_flight():
+                    try:
+                        item = next(waiting)
+                    except StopIteration:
+                        break
+                    flying[self._remote.remote(function, common, item, os.getcwd())] = item
+                if not flying:
+                    return
+                for reference in self._ray.wait(list(flying), num_returns=1)[0]:
+                    item = flying.pop(reference)
+                    done = self._ray.get(reference)
+                    if isinstance(done, _Failed):
+                        raise RopewalkError(done.message)
+                    yield item, done
+        except RayTaskError:
+            # An error of our own code on a node; its traceback is what a report needs.
+            raise
+        except RayError as error:
+            raise RopewalkError(
+                f"Ray gave up on a task whose worker died {RETRIES + 1} times, perhaps for lack of memory: "
+                f"{_first_line(error)}"
+            ) from error
+        finally:
+            # Tasks that are ended here remove their temporary files.
+            for reference in flying:
+                self._ray.cancel(reference)
+            if flying:
+                self._ray.wait(list(flying), num_returns=len(flying), timeout=_STOP_SECONDS)
+
+    def _most_in_flight(self) -> int:
+        cores = int(self._ray.cluster_resources().get("CPU", 1))
+        return self._workers or max(2, 2 * cores)
+
+    def check_nodes(self, folders: Sequence[Path]) -> None:
+        """Make sure that every node has this version of ropewalk and sees the folders that this process writes to.
+
+        Raises:
+            RopewalkError: naming the node and what it lacks.
+        """
+        from ray.exceptions import GetTimeoutError, RayError
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        probe = self._ray.remote(num_cpus=0, max_retries=0)(_probe)
+        places = sorted({_existing(folder) for folder in folders})
+        markers = [place / f".ropewalk.{uuid.uuid4().hex}" for place in places]
+        try:
+            for marker in markers:
+                with writing(marker.parent):
+                    marker.touch()
+            # Nodes without cores, as many head nodes are, run no tasks.
+            nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+            asked = []
+            for node in nodes:
+                there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                reference = probe.options(scheduling_strategy=there).remote(_versions(), markers)
+                asked.append((node["NodeManagerAddress"], reference))
+            for name, reference in asked:
+                try:
+                    problem = self._ray.get(reference, timeout=_NODE_SECONDS)
+                except GetTimeoutError as error:
+                    raise RopewalkError(
+                        f"node {name} of the Ray cluster has not answered in {_NODE_SECONDS:.0f} seconds; remove it "
+                        "or try again"
+                    ) from error
+                except RayError as error:
+                    raise RopewalkError(
+                        f"node {name} of the Ray cluster cannot run ropewalk; install version {VERSION} there: "
+                        f"{_first_line(error)}"
+                    ) from error
+                if problem is not None:
+                    raise RopewalkError(f"node {name} of the Ray cluster {problem}")
+        finally:
+            for marker in markers:
+                with suppress(OSError):
+                    marker.unlink()
+
+
+@contextmanager
+def connected(work: WorkSettings, folders: Sequence[Path]) -> Iterator[RayCluster | None]:
+    """Connect to the Ray that the settings name, or start one on this machine; None for the embedded engine.
+
+    A Ray that the calling program has already connected to is used, and stays connected. One that is started here ends
+    with the block.
+
+    Args:
+        work: engine, address and number of workers.
+        folders: those that tasks will write to, which all nodes must share.
+
+    Raises:
+        RopewalkError: if the package is missing, the address is wrong or unreachable, or a node cannot take part.
+    """
+    if work.engine != "ray":
+        yield None
+        return
+    # Ray sends usage statistics to its makers unless it is told not to.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise RopewalkError(
+            "engine ray needs the package ray, which is not installed; run pip install 'ropewalk[ray]'"
+        ) from error
+    own = not ray.is_initialized()
+    try:
+        if own:
+            _start(ray, work)
+        cluster = RayCluster(ray, work.workers)
+        cluster.check_nodes([folder.absolute() for folder in folders])
+        yield cluster
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def _start(ray: Any, work: WorkSettings) -> None:
+    address = work.address or os.environ.get("RAY_ADDRESS")
+    # Only what the user can act on: Ray reports its own start and end at length.
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    try:
+        if address is None:
+            cores = processes(work.workers)
+            ray.init(
+                "local",
+                num_cpus=cores,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                **quiet,
+            )
+        else:
+            _check_address(address)
+            ray.init(address, **quiet)
+    except (ConnectionError, RuntimeError, OSError) as error:
+        where = "start Ray on this machine" if address is None else f"connect to Ray at {address!r}"
+        raise RopewalkError(f"cannot {where}: {_first_line(error)}") from error
+
+
+def _check_address(address: str) -> None:
+    """Refuse an address at once at which Ray itself would wait for minutes."""
+    if address == "auto":
+        return
+    found = _HOST_AND_PORT.fullmatch(address)
+    if found is None:
+        raise RopewalkError(
+            f"the Ray address {address!r} is neither auto nor HOST:PORT; run this command on a node of the cluster "
+            "with --address auto"
+        )
+    try:
+        socket.create_connection((found["host"].strip("[]"), int(found["port"])), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise RopewalkError(
+            f"there is no Ray at {address!r}: {getattr(error, 'strerror', None) or error}; start one with ray start"
+        ) from error
+
+
+def wait_until(seen: Callable[[], bool], folder: Path) -> None:
+    """Wait until this process sees what a task has written to a folder.
+
+    Raises:
+        RopewalkError: if it does not see it within a minute and a half, longer than network file systems cache names.
+    """
+    end, pause = time.monotonic() + _VISIBLE_SECONDS, 0.05
+    while not seen():
+        if time.monotonic() > end:
+            raise RopewalkError(
+                f"a node of the Ray cluster has written to {folder}, but the files are not there: the node does not "
+                "share this folder; give --out and --token-store on storage that all nodes mount at the same path"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 5.0)
+
+
+def _task(function: Callable[[Any, Any], Any], shared: Any, item: Any, folder: str) -> Any:
+    # A task has one core; the tokenizer's threads would compete with the other tasks.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Sources may be named relative to the folder in which the command was started.
+    with suppress(OSError):
+        os.chdir(folder)
+    try:
+        return function(shared, item)
+    except RopewalkError as error:
+        return _Failed(f"{error} (on node {platform.node()})")
+
+
+def _versions() -> dict[str, str]:
+    """What all nodes must have in common: other versions may give other tokens."""
+    return {
+        "ropewalk": VERSION,
+        "tokenizers": tokenizers.__version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+def _probe(versions: dict[str, str], markers: Sequence[Path]) -> str | None:
+    """What keeps this node from taking part, as the end of a sentence; None if nothing does."""
+    for name, here in _versions().items():
+        if here != versions[name]:
+            return (
+                f"has {name} {here}, and this process {versions[name]}; install the same version on all nodes"
+            )
+    for marker in markers:
+        try:
+            wait_until(marker.exists, marker.parent)
+            check_writable(marker)
+        except RopewalkError as error:
+            if marker.exists():
+                return f"cannot write to the folder {marker.parent}: {error}"
+            return (
+                f"does not share the folder {marker.parent}; give --out and --token-store on storage that all nodes "
+                "mount at the same path"
+            )
+    return None
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(place for place in (folder, *folder.parents) if place.is_dir())
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
