@@ -398,7 +398,7 @@ def within(mesh: dict[str, Any]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--length", type=int, default=1021, help="tokens of a row")
-    parser.add_argument("--steps", type=int, default=2, help="optimiser steps that are compared, 2 or more")
+    parser.add_argument("--steps", type=int, default=2, help="optimizer steps that are compared, 2 or more")
     parser.add_argument("--repeats", type=int, default=3, help="steps that are timed")
     parser.add_argument("--out")
     options = parser.parse_args()

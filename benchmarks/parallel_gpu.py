@@ -277,7 +277,7 @@ def memory(device: str) -> list[dict[str, Any]]:
 def memory_step(
     config: Any, rows: list[Row], checkpointing: bool, offload: bool, device: str
 ) -> dict[str, float]:
-    """Two steps of a new model: the first one makes the optimiser's state."""
+    """Two steps of a new model: the first one makes the optimizer's state."""
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     attach(model)

@@ -25,8 +25,8 @@ Written by `scripts/cli_reference.py` from the commands' own declarations; `rope
 
 - Lengths are numbers of tokens, and `k` and `M` stand for 1,024 and 1,048,576: `8k` is 8,192. RoPE frequencies are in
   rad/token, probabilities and shares are parts of 1, and times are in seconds, unless an option says otherwise.
-- An option that is given again replaces what it said before, unless it says that it may be given again. `--no-NAME`
-  turns off what is on by default.
+- If an option is given twice, the last value counts, unless its help says that it may be repeated. `--no-NAME` turns
+  off what is on by default.
 - `--json` prints the result as JSON on stdout and nothing else ([what it holds](files.md#json)); remarks, progress and
   errors go to stderr. `--debug`, anywhere on the line, shows the traceback of an error.
 - The exit status is 0 if the work is done, 1 if it failed, 2 if the command or its input is refused, and 130 after
@@ -49,7 +49,6 @@ def written(argument: Any) -> str:
     shown = argument.parameter
     if is_positional(argument):
         return f"`{shown.metavar}`"
-    # What an option was called before is still read, and not taught.
     own = (argument.name, "--no-" + argument.name.removeprefix("--"))
     names = ", ".join(f"`{name}`" for name in own if name in argument.names)
     return names[:-1] + f" {shown.metavar}`".replace("|", r"\|") if shown.metavar else names
@@ -71,6 +70,9 @@ def tables(command: App) -> list[str]:
     """A table for each heading of the command's help, in the help's order: arguments come first."""
     groups: dict[str, tuple[float, list[str]]] = {}
     for argument in command.assemble_argument_collection():
+        # What an option was called before is still read, and not taught.
+        if not argument.parameter.show:
+            continue
         group = argument.parameter.group[0]
         place = -1 if is_positional(argument) else group.sort_key
         row = f"| {written(argument)} | {default(argument)} | {meaning(argument.parameter)} |"

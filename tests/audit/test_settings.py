@@ -10,7 +10,8 @@ from ropewalk.audit import AuditSettings
     [
         ({"shifts": ()}, "at least one shift"),
         ({"shifts": (0, 0)}, "only once"),
-        ({"shifts": (16,)}, "other than delta2"),
+        ({"shifts": (16,)}, r"--shifts 16 leaves nothing .* such as --shifts 0,16"),
+        ({"shifts": (0,), "delta2": 0}, "--shifts 0 leaves nothing .* such as --shifts 16,0"),
         ({"delta2": -1}, "got -1"),
         ({"dtypes": ("float64",)}, "'float64'"),
         ({"dtypes": ()}, "got none"),

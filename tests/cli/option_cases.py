@@ -39,6 +39,7 @@ def listing() -> str:
                 ", ".join(argument.names) if argument.name.startswith("-") else "",
                 "|".join(shown.choices or ()) or shown.metavar or "",
                 "required" if argument.required else default,
+                "" if shown.show else "(former name)",
             ]
             lines.append("  " + " ".join(word for word in words if word))
     return "\n".join(lines) + "\n"

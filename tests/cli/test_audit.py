@@ -127,7 +127,7 @@ def test_tables_and_sentences_for_people(
     [
         (["--dtypes", "float8"], "cannot audit dtype 'float8'; choose from bfloat16, float16, float32"),
         (["--dtypes", ""], "at least one"),
-        (["--shifts", "16"], "a shift other than delta2, 16"),
+        (["--shifts", "16"], "--shifts 16 leaves nothing to compare"),
         (["--shifts", "0,0"], "give each shift only once, got 0, 0"),
         (["--shifts", "-5"], "--shifts: '-5' is not a length"),
         (["--delta2", "0,1"], "--delta2: '0,1' is not a length"),

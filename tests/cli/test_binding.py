@@ -1,10 +1,13 @@
 """Options made of settings: their help, their refusals and what a shell completes."""
 
 import subprocess
+from typing import Annotated
 
 import pytest
 
 from ropewalk.cli.app import main, program
+from ropewalk.cli.binding import make_command
+from ropewalk.io.settings import Option
 from tests.cli.option_cases import commands
 
 COMMANDS = dict(commands())
@@ -37,6 +40,7 @@ def test_help_describes_arguments_and_options_with_defaults_as_people_type_them(
         (["eval", "x", "--samples", "many"], "--samples"),
         (["rope", "plan", "embedded", "--from", "x", "--to", "8k"], "--from: 'x' is not a length"),
         (["extend", "demo", "--set", "output"], "--set needs key=value"),
+        (["audit", "embedded", "--twi"], "unknown option --twi;"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_status_2(arguments, message, capsys):
@@ -46,6 +50,33 @@ def test_wrong_usage_is_one_sentence_and_status_2(arguments, message, capsys):
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("error: ")
     assert message in captured.err
+
+
+def test_a_former_name_sets_the_same_value_and_no_help_shows_it(capsys):
+    got = []
+
+    def command(
+        *,
+        control: Annotated[bool, Option(formerly=("--twin",))] = True,
+        number: Annotated[int, Option(formerly=("--old-number", "--older-number"))] = 1,
+    ):
+        """Count."""
+        got.append((control, number))
+
+    app = make_command(command, "x", "")
+    for line in (
+        [],
+        ["--no-twin", "--old-number", "2"],
+        ["--older-number=3"],
+        ["--no-control", "--number", "4"],
+    ):
+        app(line, result_action="return_value", exit_on_error=False)
+    assert got == [(True, 1), (False, 2), (True, 3), (False, 4)]
+    app(["--help"], result_action="return_value", exit_on_error=False)
+    printed = capsys.readouterr().out
+    assert "--number" in printed
+    assert "old" not in printed
+    assert "twin" not in printed
 
 
 @pytest.mark.parametrize("group", [[], ["rope"], ["data"]])
@@ -101,5 +132,6 @@ def test_a_shell_completes_commands_and_choices(completed):
 def test_a_shell_completes_the_options_of_every_command(completed):
     proposed = completed(*(f"{name} --" for name in COMMANDS))
     for name, command in COMMANDS.items():
-        options = {each for argument in command.assemble_argument_collection() for each in argument.names}
+        arguments = command.assemble_argument_collection()
+        options = {each for argument in arguments if argument.show for each in argument.names}
         assert proposed[f"{name} --"] >= {each for each in options if each.startswith("--")}

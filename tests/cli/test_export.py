@@ -21,6 +21,7 @@ from ropewalk.evaluation.store import model_digest
 from ropewalk.evaluation.tasks.perplexity import perplexity_by_position
 from ropewalk.models.load import load_model, rope_of
 from ropewalk.models.losses import OutputHead
+from ropewalk.readers import READERS
 from ropewalk.rope import LongRope, longrope_attention_factor, methods_from_config
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.cli.export_command_cases import command
@@ -494,3 +495,13 @@ def test_a_checkpoint_that_a_named_program_reads_wrongly_is_not_written(
     assert f"vllm serve {tmp_path / 'out'} --max-model-len {TARGET}" in printed
     assert run("export", checkpoint, "--gguf", table, "--out", tmp_path / "x", "--for", "llama.cpp") == 2
     assert "--for needs --rope FILE or --push" in capsys.readouterr().err
+
+
+def test_help_names_every_program_that_for_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert program.main(["export", "--help"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "--for PROGRAM" in line)
+    named = line.partition("wrongly: ")[2].partition(". May")[0]
+    assert named.replace(" or ", ", ").split(", ") == [each.key for each in READERS]

@@ -59,11 +59,13 @@ CHANGED_SENTENCES: dict[str, str] = {
     ),
     "a mixture that falls short": (
         "error: source 'web' has no document of 400 tokens or more, and the mixture requests 1,707 tokens of "
-        "that length; choose long_factor instead of long_share (it does not require long documents in every "
-        "source), or shortage cap"
+        "that length; set long_factor instead of long_share (it does not require long documents in every "
+        "source), or set shortage to cap (use what there is and report the missing tokens)"
     ),
     "a table of another name": ("error: --out factors.csv: the name of a factor table must end in .json"),
-    "no log to resume": ("error: nothing to resume: the log factors.jsonl does not exist; omit --resume"),
+    "no log to resume": (
+        "error: nothing to resume: the log factors.jsonl does not exist; omit --resume to start a search"
+    ),
     "numbers of no model": "error: ../inputs/factors.csv contains only numbers; give --model",
     "a model without factors": (
         "error: embedded has no rescale factors: its RoPE is default, not longrope; give a longrope config"
@@ -95,13 +97,17 @@ CHANGED_SENTENCES: dict[str, str] = {
         "error: recipe ../inputs/recipe.yaml: stages.0.rope.method: Input should be 'default', 'theta', 'linear', "
         "'ntk', 'yarn', 'llama3', 'longrope', 'proportional' or 'auto', got 'yarm'"
     ),
-    "nothing to resume": "error: nothing to resume in run: there is no such run; leave out --resume",
+    "nothing to resume": (
+        "error: nothing to resume: the folder 'run' contains no run; leave out --resume to start one, or set output "
+        "to the folder of the interrupted run"
+    ),
     "a short context without longrope": (
         "error: recipe ../inputs/recipe.yaml: short_context searches the short factors of longrope, but the last "
         "stage's rope is 'theta'; omit it, or end with a longrope stage"
     ),
     "no shift but the one compared with": (
-        "error: give a shift other than delta2, 16 tokens, to compare with it (see ropewalk audit --help)"
+        "error: --shifts 16 leaves nothing to compare, because every shift is compared with --delta2 16; add "
+        "another shift, such as --shifts 0,16 (see ropewalk audit --help)"
     ),
     "a probe below the trained length": (
         "error: --to 32 is shorter than the model's trained length of 256 tokens; give --to 256 or more"

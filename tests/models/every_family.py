@@ -540,7 +540,7 @@ def sharded_difference(kind: str, name: str) -> float | str:
 
 
 def distributed_training(name: str, packed: Support, ranks: Ranks) -> Support:
-    """Two optimiser steps of two processes are those of one, in float64.
+    """Two optimizer steps of two processes are those of one, in float64.
 
     Rows are cut by the ring and by Ulysses; where the state of recurrent layers forbids it, each process has its own
     rows. Parameters are sharded in all three.

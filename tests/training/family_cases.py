@@ -57,7 +57,7 @@ def rows_with_padding():
 def two_steps(
     folder, rows, mesh=None, world=None, balancing=0.0, wide=True, checkpointing=False, setup=AS_IT_IS
 ):
-    """Loss, gradient norm and routing of two optimiser steps, and the weights after them.
+    """Loss, gradient norm and routing of two optimizer steps, and the weights after them.
 
     In float64 all the way, or in float32.
     """

@@ -1,4 +1,4 @@
-"""The optimiser against torch's own AdamW, its float32 masters, and the learning rate."""
+"""The optimizer against torch's own AdamW, its float32 masters, and the learning rate."""
 
 import copy
 
@@ -176,7 +176,7 @@ def test_a_recipe_without_the_later_keys_is_written_as_before():
 
 
 def moved(betas, steps, seed=0):
-    """An optimiser after some steps with random gradients, its one matrix, and the gradients."""
+    """An optimizer after some steps with random gradients, its one matrix, and the gradients."""
     torch.manual_seed(seed)
     matrix = torch.nn.Parameter(torch.randn(3, 4, dtype=torch.float32))
     optimizer = MasterAdamW([("w", matrix)], Optimizer(beta1=betas[0], beta2=betas[1], weight_decay=0.0))
@@ -188,7 +188,7 @@ def moved(betas, steps, seed=0):
 
 
 def carried(before, betas, rewarm):
-    """An optimiser with other decay rates that has taken over the moments of one before it."""
+    """An optimizer with other decay rates that has taken over the moments of one before it."""
     matrix = torch.nn.Parameter(torch.zeros(3, 4))
     optimizer = MasterAdamW([("w", matrix)], Optimizer(beta1=betas[0], beta2=betas[1], weight_decay=0.0))
     optimizer.load_state({name: tensor.clone() for name, tensor in before.state().items()})

@@ -85,7 +85,7 @@ def test_resume_where_no_run_lies_is_refused_and_leaves_nothing(done, tmp_path, 
     assert not (tmp_path / "nowhere").exists()
     (tmp_path / "nowhere").mkdir()
     (tmp_path / "nowhere" / "thesis.tex").write_text("")
-    assert "it contains no recipe.yaml" in refused(capsys, tmp_path, nowhere)
+    assert "contains no recipe.yaml" in refused(capsys, tmp_path, nowhere)
 
 
 def test_results_stay_in_their_place_where_a_run_does_not_go_on(done, tmp_path, monkeypatch, capsys):

@@ -31,7 +31,7 @@ SIZES = {
 
 
 def model_on(device, kind=transformers.LlamaForCausalLM, dtype=torch.bfloat16, methods=None, exact_rope=True):
-    """A model that was checked on the CPU, as users' models are, and its optimiser."""
+    """A model that was checked on the CPU, as users' models are, and its optimizer."""
     torch.manual_seed(0)
     model = kind(kind.config_class(**SIZES))
     attach(model, methods=methods, exact_rope=exact_rope)

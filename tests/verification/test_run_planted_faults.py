@@ -58,7 +58,7 @@ EXPECTED = {
         },
         "tokens attend to other documents of the row",
     ),
-    "optimiser state lost": (
+    "optimizer state lost": (
         {"sharded checkpoint = memory", "resumed run = unbroken run"},
         "a resumed run would differ from an uninterrupted one",
     ),

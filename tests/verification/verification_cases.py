@@ -265,7 +265,7 @@ FAULTS = {
     "theta default on reload": _theta_default_on_reload,
     "bfloat16 inv_freq": _bfloat16_inv_freq,
     "mask dropped": _mask_dropped,
-    "optimiser state lost": _optimizer_state_lost,
+    "optimizer state lost": _optimizer_state_lost,
 }
 
 

@@ -103,7 +103,9 @@ class AuditSettings(Settings):
         description="Start positions of each sequence to compare, in tokens, separated by commas; 1k is 1,024. Make "
         "the largest the context that you want to use.",
     )
-    delta2: Shift = Field(16, description="Start position that all shifts are compared with, in tokens.")
+    delta2: Shift = Field(
+        16, description="Start position (Δ₂) with which those of --shifts are compared, in tokens."
+    )
     dtypes: Annotated[Dtypes, COMMON] = Field(
         AUDITED_DTYPES,
         description="Dtypes to audit, separated by commas. The ablation, the mitigations and the first-token "
@@ -125,7 +127,11 @@ class AuditSettings(Settings):
     def _compared(self) -> AuditSettings:
         check_shifts(self.shifts, self.delta2)
         if not any(shift != self.delta2 for shift in self.shifts):
-            raise ValueError(f"give a shift other than delta2, {self.delta2} tokens, to compare with it")
+            other = 0 if self.delta2 else 16
+            raise ValueError(
+                f"--shifts {self.delta2} leaves nothing to compare, because every shift is compared with --delta2 "
+                f"{self.delta2}; add another shift, such as --shifts {other},{self.delta2}"
+            )
         if not self.dtypes or len(set(self.dtypes)) < len(self.dtypes):
             raise ValueError(
                 f"give each dtype once, and at least one; got {', '.join(self.dtypes) or 'none'}"

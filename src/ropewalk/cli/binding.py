@@ -22,8 +22,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,6 +69,7 @@ class Setting:
         positional: whether it is a positional argument.
         several: whether the positional argument takes all remaining words.
         required: whether the command needs a value for it.
+        former: whether the name is an earlier one, which is accepted but not shown.
     """
 
     path: tuple[str, ...]
@@ -78,10 +79,13 @@ class Setting:
     positional: bool = False
     several: bool = False
     required: bool = False
+    former: bool = False
 
     @property
     def key(self) -> str:
         """Name of its parameter in the function that cyclopts calls; help and messages show it for an argument."""
+        if self.former:
+            return self.name.removeprefix("--").replace("-", "_")
         return self.path[-1] if self.positional else "_".join(self.path)
 
     @property
@@ -191,7 +195,9 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
     headings = sorted(named, key=lambda name: (name == OPTIONS, name != COMMON.group))
     # Required settings come first in the help, the others in order of declaration.
     settings = tuple(sorted(ordered, key=lambda setting: (not setting.positional, not setting.required)))
-    by_name = {setting.key: setting for setting in settings}
+    # Former names are options of their own that no help shows, and set the same value.
+    former = tuple(each for setting in settings for each in _former(setting))
+    by_name = {setting.key: setting for setting in (*settings, *former)}
 
     positional = [setting.key for setting in settings if setting.positional and not setting.several]
     several = next((setting.key for setting in settings if setting.several), None)
@@ -214,7 +220,7 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
         function(**arguments)
 
     groups = {name: Group(name, sort_key=place) for place, name in enumerate(headings)}
-    parameters = [_parameter(setting, groups.get(setting.group)) for setting in settings]
+    parameters = [_parameter(setting, groups.get(setting.group)) for setting in (*settings, *former)]
     # cyclopts reads options from the signature.
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__doc__ = function.__doc__
@@ -287,6 +293,11 @@ def _setting(field: FieldInfo, path: tuple[str, ...], group: str, required: bool
     return Setting(path, name, field, group, required=required)
 
 
+def _former(setting: Setting) -> Iterator[Setting]:
+    for name in setting.option.formerly:
+        yield replace(setting, name=name, required=False, former=True)
+
+
 def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
     """One parameter of the function that cyclopts calls; it is None if no value was given."""
     name, field = setting.key, setting.field
@@ -294,8 +305,11 @@ def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
     grouped: dict[str, Any] = {} if group is None else {"group": group}
     shown = Parameter(
         **grouped,
-        name=None if setting.positional else (setting.name, *setting.option.formerly),
-        help=(field.description or "") + _bounds(field),
+        name=None if setting.positional else setting.name,
+        show=not setting.former,
+        help=(field.description or "")
+        + (" May be repeated." if setting.option.repeated else "")
+        + _bounds(field),
         negative=_negative(setting),
         metavar=_metavar(setting),
         choices=_choices(field.annotation),
@@ -327,8 +341,7 @@ def _choices(annotation: Any) -> list[str] | None:
 def _negative(setting: Setting) -> tuple[str, ...]:
     """Names such as ``--no-racing``, for flags whose default is on or undecided."""
     if setting.is_flag and setting.field.default is not False:
-        names = (setting.name, *setting.option.formerly)
-        return tuple(f"--no-{name.removeprefix('--')}" for name in names)
+        return (f"--no-{setting.name.removeprefix('--')}",)
     return ()
 
 
@@ -418,6 +431,11 @@ def _check_groups(own: type[BaseModel], values: Mapping[str, Any], settings: Seq
             raise UsageError(f"{first.name}{shown} needs {missing[0].name} {_metavar(missing[0])}")
 
 
+def _shown(arguments: Iterable[Any]) -> list[str]:
+    """Names that help and suggestions show: all except former ones."""
+    return [name for argument in arguments if argument.show for name in argument.names]
+
+
 def usage_sentence(error: cyclopts.CycloptsError) -> str:
     """One sentence on a command line that fits no command: what is wrong, and the closest match."""
     unused = (error.unused_tokens or [""])[0]
@@ -425,8 +443,9 @@ def usage_sentence(error: cyclopts.CycloptsError) -> str:
     unknown = next((each for each in error.unused_tokens or () if each.startswith("--")), None)
     match error:
         case UnknownOptionError():
-            known = [name for argument in error.argument_collection for name in argument.names]
-            return _unknown_option(error.token.keyword or error.token.value, known)
+            return _unknown_option(
+                error.token.keyword or error.token.value, _shown(error.argument_collection)
+            )
         case CoercionError() if error.argument is not None and error.argument.parameter.choices:
             value = error.token.value if error.token is not None else ""
             return f"unknown {error.argument.name} {value!r}; {near_or_all(value, error.argument.get_choices() or ())}"
@@ -440,8 +459,7 @@ def usage_sentence(error: cyclopts.CycloptsError) -> str:
         case MissingArgumentError() if (
             unknown is not None and error.keyword is None and error.app is not None
         ):
-            arguments = error.app.assemble_argument_collection()
-            return _unknown_option(unknown, [name for argument in arguments for name in argument.names])
+            return _unknown_option(unknown, _shown(error.app.assemble_argument_collection()))
         case MissingArgumentError() if error.argument is not None:
             keyword = error.keyword or next(
                 (each.keyword for each in error.argument.tokens if each.keyword), None

@@ -58,7 +58,7 @@ def evaluate(
         TEXTS,
         Field(
             description="Documents for perplexity: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
-            "embedded."
+            "bundled text: embedded or embedded:validation."
         ),
     ] = "embedded:validation",
     average: Annotated[

@@ -51,7 +51,8 @@ def export(
         list[str] | None,
         Option(name="--for", metavar="PROGRAM", repeated=True),
         Field(
-            description="Refuse a checkpoint that this program reads wrongly, such as vllm; may be repeated."
+            description="Refuse a checkpoint if this program computes its RoPE wrongly: transformers, transformers-4, "
+            "vllm, vllm-0.25, sglang, llama.cpp or mlx-lm."
         ),
     ] = None,
     public: Annotated[bool, Field(description="Let everybody see the uploaded model. Needs --push.")] = False,

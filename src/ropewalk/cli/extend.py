@@ -30,14 +30,14 @@ def extend(
     overrides: Annotated[
         Overrides,
         COMMON,
-        Field(description="Override a key of the recipe, such as stages.0.steps=20. May be repeated."),
+        Field(description="Override a key of the recipe, such as stages.0.steps=20."),
     ] = (),
     rope: Annotated[
         tuple[FilePath, ...],
         Option(metavar="FILE", repeated=True),
         Field(
             description="Factor table from ropewalk search, used by the stage whose context equals the table's target "
-            "length. May be repeated."
+            "length."
         ),
     ] = (),
     resume: Annotated[

@@ -34,7 +34,7 @@ def check_command(
     *,
     overrides: Annotated[
         Overrides,
-        Field(description="Override a key of the recipe, such as stages.0.steps=20. May be repeated."),
+        Field(description="Override a key of the recipe, such as stages.0.steps=20."),
     ] = (),
     as_json: JsonFlag = False,
 ) -> None:

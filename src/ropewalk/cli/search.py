@@ -46,7 +46,7 @@ def search(
         COMMON,
         Field(
             description="Documents to search on: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
-            "embedded."
+            "bundled text: embedded or embedded:validation."
         ),
     ] = "embedded:validation",
     settings: SearchSettings,

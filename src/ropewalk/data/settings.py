@@ -207,10 +207,11 @@ class MixtureSettings(Settings):
     on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
     weights: Annotated[BySource | None, COMMON] = Field(
-        None, description="Epochs over each source: books=2,web=0.5. Sources that are not named get 1."
+        None,
+        description="Number of epochs over each source: books=2,web=0.5. Sources that are not named get 1.",
     )
     shares: BySource | None = Field(
-        None, description="Alternative to --weights: each source's share of the tokens: books=0.3,web=0.7."
+        None, description="Share of the tokens for each source, instead of weights: books=0.3,web=0.7."
     )
     tokens: Annotated[Tokens | None, Option(name="--total-tokens"), COMMON] = Field(
         None, ge=1, description="Total number of tokens in the mixture: 64k, 500M."
@@ -228,12 +229,12 @@ class MixtureSettings(Settings):
         None,
         gt=0,
         lt=1,
-        description="Alternative to --long-factor: share of each source's tokens that lie in long documents.",
+        description="Share of each source's tokens that lie in long documents, instead of a long factor.",
     )
     length_shares: LengthShares | None = Field(
         None,
-        description="Alternative to --long-from: token shares by length bin, each given by its first length: "
-        "0=0.3,4k=0.3,32k=0.4.",
+        description="Share of the tokens for each range of document lengths, instead of one limit for long documents. "
+        "Each range is named by its shortest length: 0=0.3,4k=0.3,32k=0.4.",
     )
     per: Literal["source", "corpus"] = Field(
         "source",
@@ -243,12 +244,12 @@ class MixtureSettings(Settings):
         4.0,
         ge=1,
         le=1e6,
-        description="Most times that the documents of a source and length bin are read, on average.",
+        description="Maximum number of epochs over the documents of one source and length range, on average.",
     )
     shortage: Literal["refuse", "cap"] = Field(
         "refuse",
-        description="If max_epochs leaves a source too small for its share: refuse, or use what there is and report "
-        "the missing tokens.",
+        description="If a source cannot fill its share within the maximum number of epochs: refuse the mixture, or "
+        "(cap) use what there is and report the missing tokens.",
     )
     shuffle: bool = Field(
         False, description="Read documents in random order; any other mixture setting implies it."
@@ -525,7 +526,7 @@ class ValidationSettings(Settings):
         0.0,
         ge=0,
         lt=1,
-        description="Alternative to --validation-documents: fraction of the documents to hold out.",
+        description="Fraction of the documents to hold out for validation, instead of a number.",
     )
 
     @model_validator(mode="after")

@@ -181,7 +181,7 @@ class EvaluationSettings(BaseSettings):
     text: Annotated[str, TEXTS] = Field(
         "embedded:validation",
         description="Documents for perplexity: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
-        "embedded.",
+        "bundled text: embedded or embedded:validation.",
     )
     average: Annotated[bool, HOW] = Field(
         False, description="Report the mean over the last checkpoints in the folder MODEL."
@@ -216,7 +216,8 @@ class ProbeSettings(BaseSettings):
     to: Annotated[Length, COMMON] = Field(description="Context length to probe, in tokens: 2048, 32k, 1M.")
     text: Annotated[str, COMMON] = Field(
         "embedded:validation",
-        description="Documents: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or embedded.",
+        description="Documents: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or bundled text: "
+        "embedded or embedded:validation.",
     )
     rules: Annotated[CommaList, COMMON] = Field(
         ("current", "critical-dimension", "ntk", "linear", "yarn"),

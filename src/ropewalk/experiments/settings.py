@@ -24,7 +24,7 @@ class CompareSettings(Settings):
     ] = Field(
         (),
         description="Key of the recipe and its values; * stands for every stage: stages.*.pattern=full,anchor. The "
-        "first value is the reference. May be repeated: every combination of values is a cell.",
+        "first value is the reference. Every combination of values is a cell.",
     )
     seeds: Annotated[Count, COMMON] = Field(
         3,
@@ -33,7 +33,7 @@ class CompareSettings(Settings):
     )
     overrides: Annotated[Overrides, COMMON] = Field(
         (),
-        description="Override a key of the recipe in every cell, such as stages.0.steps=20. May be repeated.",
+        description="Override a key of the recipe in every cell, such as stages.0.steps=20.",
     )
     share: Annotated[str | None, Option(name="--cell", metavar="I/N")] = Field(
         None,

@@ -398,7 +398,9 @@ def _check_files(config: SearchConfig) -> None:
     if not config.resume and log.exists() and log.stat().st_size:
         raise RopewalkError(f"{log} already holds a search; resume it with --resume, or give another --out")
     if config.resume and not log.exists():
-        raise RopewalkError(f"nothing to resume: the log {log} does not exist; omit --resume")
+        raise RopewalkError(
+            f"nothing to resume: the log {log} does not exist; omit --resume to start a search"
+        )
     check_writable(out)
 
 

@@ -174,7 +174,7 @@ class SearchConfig(Settings):
     text: str = Field(
         "embedded:validation",
         description="Documents to search on: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
-        "embedded.",
+        "bundled text: embedded or embedded:validation.",
     )
     settings: SearchSettings = SearchSettings()
     out: FilePath | None = Field(

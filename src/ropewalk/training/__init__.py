@@ -1,4 +1,4 @@
-"""Long-context training: recipes, stages, optimiser steps and checkpoints."""
+"""Long-context training: recipes, stages, optimizer steps and checkpoints."""
 
 from typing import TYPE_CHECKING
 

@@ -49,7 +49,7 @@ class MasterAdamW:
         settings: Optimizer,
         masters: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Create the optimiser.
+        """Create the optimizer.
 
         Args:
             parameters: names and parameters, tied ones once; weight decay applies to matrices but not to vectors.
@@ -60,7 +60,7 @@ class MasterAdamW:
         self.parameters = {name: p for name, p in parameters if p.requires_grad}
         given = masters or {}
         self.masters = {
-            # float() returns a float32 master itself, so without clone the optimiser would change the caller's tensor.
+            # float() returns a float32 master itself, so without clone the optimizer would change the caller's tensor.
             name: p if p.dtype == torch.float32 else nn.Parameter(given.get(name, p).detach().float().clone())
             for name, p in self.parameters.items()
         }
@@ -140,7 +140,7 @@ class MasterAdamW:
                 tensor.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """Named tensors of the optimiser state; together with :meth:`weights` they determine the next step.
+        """Named tensors of the optimizer state; together with :meth:`weights` they determine the next step.
 
         A parameter without an update yet has zeros, the initial state of AdamW.
         """
@@ -166,7 +166,7 @@ class MasterAdamW:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Restore tensors from :meth:`state` for the same parameters, and round the masters into the parameters.
 
-        The optimiser takes over the tensors, so later steps modify them in place.
+        The optimizer takes over the tensors, so later steps modify them in place.
 
         Raises:
             KeyError: if a tensor is missing.

@@ -50,7 +50,7 @@ class InitSettings(Settings):
     documents: Annotated[tuple[str, ...], Option(metavar="PATH", repeated=True, group=COMMON.group)] = Field(
         min_length=1,
         description="Documents to train on: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
-        "embedded. May be repeated.",
+        "embedded.",
     )
     target: Annotated[Length, COMMON] = Field(
         description="Target context length in tokens: 131072, 128k, 1M."

@@ -188,10 +188,13 @@ def take_up(output: Path, recipe: Recipe, resume: bool, stages: StageRange | Non
         # The lock is this process's own.
         there = {entry.name for entry in output.iterdir() if not is_left_over(entry.name)} - {LOCK}
         if resume and not there:
-            raise RopewalkError(f"nothing to resume in {output}: there is no such run; leave out --resume")
+            raise RopewalkError(
+                f"nothing to resume: the folder {str(output)!r} contains no run; leave out --resume to start one, or "
+                "set output to the folder of the interrupted run"
+            )
         if there - PREPARED:
             raise RopewalkError(
-                f"nothing to resume in {output}: it contains no {RECIPE}; give the output folder of a run"
+                f"nothing to resume: the folder {str(output)!r} contains no {RECIPE}; set output to the folder of a run"
                 if resume
                 else f"output folder {output} is not empty; add --resume to resume its run, or give another folder"
             )

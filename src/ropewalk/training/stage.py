@@ -154,7 +154,7 @@ def _beside(advance: Advance, step: int) -> Callable[[str, int, int], None]:
 
 
 def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
-    """Model, optimiser and position at which the stage starts or resumes; also sets the random state."""
+    """Model, optimizer and position at which the stage starts or resumes; also sets the random state."""
     resolved, context, after, resumed = run.at.resolved, run.at.context, run.at.weights, run.resumed
     decided = resolved.stages[run.number].settings
     bfloat16 = resolved.stages[run.number].precision == "bfloat16"

@@ -1,4 +1,4 @@
-"""One optimiser step, as a function of model, rows and mesh."""
+"""One optimizer step, as a function of model, rows and mesh."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def train_step(
         model: whole model, or sharded over the mesh.
         batches: this rank's micro-batches from :func:`micro_batches`. Ranks of one sequence group get the same rows,
             and all ranks get equally many.
-        optimizer: optimiser of the model's parameters.
+        optimizer: optimizer of the model's parameters.
         learning_rate: learning rate of this step.
         forward: options of the forward passes.
         mesh: mesh of the ranks; None for this process alone.

@@ -86,7 +86,7 @@ def as_in_a_run(model: LossModel, case: Case) -> LossModel:
 
 
 class Descent:
-    """Stand-in for the optimiser: records the gradients of a step, then moves a fixed distance along their negative.
+    """Stand-in for the optimizer: records the gradients of a step, then moves a fixed distance along their negative.
 
     AdamW would not do: it normalises gradients, so the rounding error of a vanishing gradient becomes a full step.
     """

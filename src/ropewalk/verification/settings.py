@@ -18,7 +18,7 @@ class VerifySettings(Settings):
         "demo", description="Recipe file (YAML), or the name of a recipe that ropewalk ships, such as demo."
     )
     overrides: Annotated[Overrides, COMMON] = Field(
-        (), description="Override a key of the recipe, such as stages.0.context=32k. May be repeated."
+        (), description="Override a key of the recipe, such as stages.0.context=32k."
     )
     layers: Annotated[Count | None, COMMON] = Field(
         None, ge=1, description="Verify only this many of the model's first layers. Default: all."

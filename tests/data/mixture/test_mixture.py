@@ -251,20 +251,24 @@ def test_corpus_wide_lengths_draw_as_if_there_were_one_source(
     assert {source.long_asked for source in ours.report.sources} == {None}
 
 
+CAP = "set shortage to cap (use what there is and report the missing tokens)"
+
+
 def advised(message: str, settings: MixtureSettings) -> dict[str, list[dict[str, Any]]]:
     """Each piece of a refusal's advice, and the changes of settings that a reader would make for it."""
-    reason, advice = message.split("; choose ")
+    reason, advice = message.rsplit("; ", 1)
     changes: dict[str, list[dict[str, Any]]] = {}
     for piece in advice.replace(", or ", ", ").split(", "):
-        if piece == "shortage cap":
+        if piece == CAP:
             found = [{"shortage": "cap"}]
-        elif piece == "per corpus (lengths over all sources together)":
+        elif piece == "set per to corpus (lengths over all sources together)":
             found = [{"per": "corpus"}]
         elif (
-            piece == "long_factor instead of long_share (it does not require long documents in every source)"
+            piece
+            == "set long_factor instead of long_share (it does not require long documents in every source)"
         ):
             found = [{"long_factor": 1, "long_share": None}]
-        elif piece == "a share of 0 for these lengths":
+        elif piece == "set the share of these lengths to 0":
             assert settings.length_shares is not None
             wanting = 0 if "of fewer than" in reason else 10
             found = [
@@ -274,10 +278,10 @@ def advised(message: str, settings: MixtureSettings) -> dict[str, list[dict[str,
                     )
                 }
             ]
-        elif match := re.fullmatch(r"a total of up to (\d+) tokens", piece):
+        elif match := re.fullmatch(r"request at most (\d+) tokens in total", piece):
             found = [{"tokens": tokens} for tokens in {int(match[1]), max(1, int(match[1]) // 2)}]
         else:
-            match = re.fullmatch(r"max_epochs from (\S+)", piece)
+            match = re.fullmatch(r"raise max_epochs to (\S+) or more", piece)
             assert match is not None, piece
             found = [{"max_epochs": float(match[1])}, {"max_epochs": float(match[1]) + 1}]
         changes[piece] = found
@@ -302,8 +306,7 @@ def test_every_piece_of_advice_fits_by_itself(
     if message is None:
         assert mixed(lengths, ids, settings).report.shortages == ()
         return
-    if "; choose " not in message or message.endswith("; choose other lengths"):
-        assert re.search(r"no tokens for its share|select no tokens|; choose other lengths$", message)
+    if re.search(r"no tokens for its share|select no tokens|; choose other lengths$", message):
         return
     for piece, changes in advised(message, settings).items():
         for change in changes:
@@ -316,21 +319,25 @@ def test_what_fits_is_the_most_that_fits() -> None:
     base = MixtureSettings(long_from=1000, long_factor=50, max_epochs=2)
     with pytest.raises(
         RopewalkError,
-        match=r"; choose a total of up to 4160 tokens, max_epochs from 2\.885, or shortage cap$",
+        match=r"; request at most 4160 tokens in total, raise max_epochs to 2\.885 or more, or set shortage to cap \(",
     ):
         mixed(lengths, ids, base)
     assert mixed(lengths, ids, changed(base, tokens=4160)).report.shortages == ()
     for more in ({"tokens": 4165}, {"max_epochs": 2.88}):
-        with pytest.raises(RopewalkError, match=r"; choose "):
+        with pytest.raises(RopewalkError, match=r"; request at most "):
             mixed(lengths, ids, changed(base, **more))
     # The cell that would repeat most decides, whichever source it is of.
-    with pytest.raises(RopewalkError, match=r"source 'wiki' .* choose a total of up to 975 tokens, max"):
+    with pytest.raises(
+        RopewalkError, match=r"source 'wiki' .* request at most 975 tokens in total, raise max"
+    ):
         mixed([100] * 4, [0, 1, 1, 1], MixtureSettings(weights={"wiki": 4}, max_epochs=3))
 
 
 def test_what_no_setting_takes_is_not_offered() -> None:
     # Ten million epochs, where max_epochs goes up to one million.
-    with pytest.raises(RopewalkError, match=r"choose a total of up to 400 tokens, or shortage cap$"):
+    with pytest.raises(
+        RopewalkError, match=r"; request at most 400 tokens in total, or set shortage to cap \("
+    ):
         mixed([100], [0], MixtureSettings(tokens=10**9))
 
 
@@ -345,7 +352,7 @@ def test_lengths_that_a_source_lacks_are_had_per_corpus() -> None:
         RopewalkError,
         match=r"^source 'arxiv' has no document of fewer than 10 tokens, "
         r"and the mixture requests 160 tokens of that length; "
-        r"choose per corpus \(lengths over all sources together\), or shortage cap$",
+        r"set per to corpus \(lengths over all sources together\), or set shortage to cap \(.*\)$",
     ):
         mixed(lengths, ids, settings)
     report = mixed(lengths, ids, changed(settings, per="corpus")).report
@@ -354,15 +361,15 @@ def test_lengths_that_a_source_lacks_are_had_per_corpus() -> None:
     assert report.total.long_asked == 0.5
     assert [cell.asked for cell in report.cells if cell.available] == [900, 540, 360]
     # With fewer books the corpus has not enough either.
-    with pytest.raises(RopewalkError, match=r"of that length; choose shortage cap$"):
+    with pytest.raises(RopewalkError, match=r"of that length; set shortage to cap \("):
         mixed(lengths[3:], ids[3:], changed(settings, max_epochs=2))
     with pytest.raises(
-        RopewalkError, match=r"'wiki' has no document of fewer than 10 .*choose shortage cap$"
+        RopewalkError, match=r"'wiki' has no document of fewer than 10 .*; set shortage to cap \("
     ):
         mixed(lengths[4:], ids[4:], changed(settings, max_epochs=9))
     with pytest.raises(
         RopewalkError,
-        match=r"of 100 tokens or more, .* choose a share of 0 for these lengths, or shortage cap$",
+        match=r"of 100 tokens or more, .* set the share of these lengths to 0, or set shortage to cap \(",
     ):
         mixed(
             [50] * 10 + [5] * 100,
@@ -581,9 +588,9 @@ def test_settings_survive_json(settings: MixtureSettings) -> None:
         ),
         (
             {"length_shares": ((0, 1), (20, 1), (60, 1))},
-            r"'arxiv' has no document of 20 to 59 tokens, and the mixture requests 45 tokens .*; choose shortage cap$",
+            r"'arxiv' has no document of 20 to 59 tokens, and the mixture requests 45 .*; set shortage to cap \(",
         ),
-        ({"tokens": 600}, r"read 4\.167 times on average, and max_epochs is 4; .* or shortage cap"),
+        ({"tokens": 600}, r"read 4\.167 times on average, and max_epochs is 4; .* or set shortage to cap"),
     ],
 )
 def test_what_a_corpus_cannot_give_is_refused(values: dict[str, Any], message: str) -> None:

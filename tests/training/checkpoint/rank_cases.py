@@ -34,7 +34,7 @@ ALONE = World()
 
 
 class Trainee:
-    """A model with its optimiser, in one process or sharded over a mesh, and steps over its share of the rows."""
+    """A model with its optimizer, in one process or sharded over a mesh, and steps over its share of the rows."""
 
     def __init__(self, folder, rows, precision="float32", mesh=None, world=ALONE, device="cpu"):
         self.mesh, self.world, self.precision = mesh, world, precision

@@ -124,7 +124,7 @@ def test_the_exported_configs_have_the_extended_rope(run, tiny_checkpoint):
         torch.testing.assert_close(found, plain(summary["model"], dtype=None)(ids).logits, rtol=0, atol=2e-6)
 
 
-def test_checkpoints_hold_what_is_trained_and_its_optimiser_state_alone(run, tiny_checkpoint):
+def test_checkpoints_hold_what_is_trained_and_its_optimizer_state_alone(run, tiny_checkpoint):
     values, _ = run
     resolved = resolve(recipe_of(values))
     assert resolved.adapter is not None

@@ -34,7 +34,7 @@ from tests.training.checkpoint.rank_cases import (
 
 
 def test_a_run_goes_on_from_what_older_versions_wrote(tied_llama, rows, by_one, tmp_path):
-    """Names of a bare model, a record of three numbers, no digests; the optimiser knows the model as a part."""
+    """Names of a bare model, a record of three numbers, no digests; the optimizer knows the model as a part."""
     precision, path, _, _, losses, fingerprint = by_one
     old = shutil.copytree(path, tmp_path / NAME)
     (old / RECORD).write_text('{"stage": 0, "step": 2, "tokens": 999}')

@@ -409,16 +409,16 @@ def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureS
         total = math.floor(float(demand.budgets.sum()) * settings.max_epochs / float(epochs[group, b]))
         least = _rounded_up(float(epochs[group, b]))
         changes = {
-            f"a total of up to {total} tokens": {"tokens": total},
-            f"max_epochs from {least}": {"max_epochs": float(least)},
+            f"request at most {total} tokens in total": {"tokens": total},
+            f"raise max_epochs to {least} or more": {"max_epochs": float(least)},
         }
-    changes["shortage cap"] = {"shortage": "cap"}
+    changes["set shortage to cap (use what there is and report the missing tokens)"] = {"shortage": "cap"}
     # Each suggestion is tried on the same corpus, so that following one never leads to the next refusal.
     possible = [words for words, change in changes.items() if _is_possible(settings, change, fits)]
     if not possible:
         return f"{reason}; choose other lengths"
     *others, last = possible
-    return f"{reason}; choose {', '.join(others)}, or {last}" if others else f"{reason}; choose {last}"
+    return f"{reason}; {', '.join(others)}, or {last}" if others else f"{reason}; {last}"
 
 
 def _instead_of_nothing(demand: Demand, settings: MixtureSettings, b: int) -> dict[str, dict[str, Any]]:
@@ -428,14 +428,14 @@ def _instead_of_nothing(demand: Demand, settings: MixtureSettings, b: int) -> di
         others = [
             (start, 0.0 if i == b else share) for i, (start, share) in enumerate(settings.length_shares)
         ]
-        changes["a share of 0 for these lengths"] = {"length_shares": others}
+        changes["set the share of these lengths to 0"] = {"length_shares": others}
     if settings.long_share is not None:
         as_they_are = {"long_share": None, "long_factor": 1}
-        changes["long_factor instead of long_share (it does not require long documents in every source)"] = (
-            as_they_are
-        )
+        changes[
+            "set long_factor instead of long_share (it does not require long documents in every source)"
+        ] = as_they_are
     if settings.per == "source" and bool(demand.pool[:, b].any()):
-        changes["per corpus (lengths over all sources together)"] = {"per": "corpus"}
+        changes["set per to corpus (lengths over all sources together)"] = {"per": "corpus"}
     return changes
 
 

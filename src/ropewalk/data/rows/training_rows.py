@@ -47,7 +47,7 @@ def _row_order(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def rows_for_step(step: int, rows_per_step: int, num_rows: int, seed: int) -> list[int]:
-    """Rows that one optimiser step trains on, over all ranks.
+    """Rows that one optimizer step trains on, over all ranks.
 
     Steps take the rows of an epoch in its order, each once. If an epoch ends in the middle of a step, the step
     continues with the next epoch in its own order.

@@ -88,7 +88,7 @@ class Serving(Settings):
         Option(name="--server-extra", metavar="KEY=VALUE", repeated=True),
     ] = Field(
         {},
-        description="Add this field to every request, with its value as JSON, such as top_k=1. May be repeated.",
+        description="Add this field to every request, with its value as JSON, such as top_k=1.",
     )
 
 

@@ -52,7 +52,10 @@ class EssaySettings(BaseSettings):
 
 
 class BenchmarkSettings(BaseSettings):
-    """Settings that all suites share: suites, tasks, lengths and sample sizes."""
+    """Settings that all suites share: suites, tasks, lengths and sample sizes.
+
+    In Python, ``lengths`` may also be a mapping from suites to their lengths.
+    """
 
     group: ClassVar[str | None] = "Benchmarks"
 
@@ -67,7 +70,7 @@ class BenchmarkSettings(BaseSettings):
     ] = Field(
         (),
         description="Lengths in tokens, separated by commas: 8192, 128k, 1M. Default: max_position_embeddings of the "
-        "config. In Python, also a mapping from suites to their lengths.",
+        "config.",
     )
     tasks: Annotated[CommaList, COMMON] = Field(
         (),

@@ -34,7 +34,7 @@ class Position:
 
     Attributes:
         stage: index of the stage, counted from 0.
-        step: completed optimiser steps of this stage.
+        step: completed optimizer steps of this stage.
         tokens: tokens trained on so far, over all stages.
     """
 

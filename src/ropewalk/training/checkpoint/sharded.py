@@ -57,7 +57,7 @@ WEIGHT, STATE, RANDOM = "weight.", "optimizer.", "random."
 class ShardedCheckpoints:
     """Writer of the checkpoints of one stage on several ranks; every rank creates one and makes the same calls.
 
-    A checkpoint contains float32 weights, the optimiser's state, and the state of each rank's random number generators.
+    A checkpoint contains float32 weights, the optimizer's state, and the state of each rank's random number generators.
     Its folder gets its final name once all ranks' files are on disk; only then are older checkpoints deleted.
 
     Use it as a context manager, which waits for the checkpoint in progress when the stage ends.
@@ -207,7 +207,7 @@ class ShardedCheckpoints:
 def load_checkpoint(
     path: Path, trained: LossModel, optimizer: MasterAdamW, world: World, mesh: Mesh | None = None
 ) -> Position:
-    """Restore weights, masters, optimiser state and random number generators; every rank must call this function.
+    """Restore weights, masters, optimizer state and random number generators; every rank must call this function.
 
     On the mesh that saved the checkpoint, training continues bit for bit; on another mesh, up to rounding. Ranks that
     did not exist when it was saved keep their random number generators as they are.
@@ -215,7 +215,7 @@ def load_checkpoint(
     Args:
         path: folder of a single-process or sharded checkpoint.
         trained: model of the same architecture, sharded over the mesh if there is one.
-        optimizer: optimiser of the model's parameters.
+        optimizer: optimizer of the model's parameters.
         world: processes of this run.
         mesh: mesh of this run; None for one process.
 
@@ -260,7 +260,7 @@ def load_moments(
     mesh: Mesh | None = None,
     rewarm: bool = False,
 ) -> None:
-    """Restore only the optimiser's moments, for a new stage; arguments as for :func:`load_checkpoint`.
+    """Restore only the optimizer's moments, for a new stage; arguments as for :func:`load_checkpoint`.
 
     Args:
         rewarm: whether to count them as the average of one step, as :meth:`MasterAdamW.carry_moments` does.

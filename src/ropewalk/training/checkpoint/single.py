@@ -25,7 +25,7 @@ from ropewalk.training.checkpoint.files import Position, Record, checkpoint_name
 from ropewalk.training.optimizer import STATE_KINDS, MasterAdamW
 
 TENSORS = "training_state.safetensors"
-"""File with the optimiser state and the states of the random number generators."""
+"""File with the optimizer state and the states of the random number generators."""
 
 
 def save_checkpoint(
@@ -39,7 +39,7 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint to a subfolder of ``folder`` atomically, then delete all but the latest ``keep`` and the best.
 
-    Its weights are the optimiser's float32 masters, whatever dtype the model computes in.
+    Its weights are the optimizer's float32 masters, whatever dtype the model computes in.
     """
     path = folder / checkpoint_name(position)
     with new_folder(path) as partial:
@@ -64,7 +64,7 @@ def named_weights(model: Any, optimizer: MasterAdamW | None) -> dict[str, Tensor
     """A model's parameters and persistent buffers by name, tied ones once, without copying.
 
     Of a model with an adapter only the parameters that it trains: all others are those of the checkpoint that the run
-    began with. If the optimiser keeps a master of a parameter, the master replaces the parameter.
+    began with. If the optimizer keeps a master of a parameter, the master replaces the parameter.
     """
     masters = (
         {}
@@ -79,15 +79,15 @@ def named_weights(model: Any, optimizer: MasterAdamW | None) -> dict[str, Tensor
 
 
 def named_moments(model: Any, optimizer: MasterAdamW) -> dict[str, Tensor]:
-    """The optimiser's state, keyed by the names of parameters in the transformers model, without copying."""
-    # The optimiser's names belong to the wrapping LossModel; files use the names of the transformers model.
+    """The optimizer's state, keyed by the names of parameters in the transformers model, without copying."""
+    # The optimizer's names belong to the wrapping LossModel; files use the names of the transformers model.
     own = {id(p): name for name, p in model.named_parameters()}
     split = ((key.split(".", 1), tensor) for key, tensor in optimizer.state().items())
     return {f"{kind}.{own[id(optimizer.parameters[name])]}": tensor for (kind, name), tensor in split}
 
 
 def set_moments(model: Any, optimizer: MasterAdamW, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the optimiser's state from tensors keyed as in :func:`named_moments`."""
+    """Restore the optimizer's state from tensors keyed as in :func:`named_moments`."""
     own = {id(p): name for name, p in model.named_parameters()}
     optimizer.load_state(
         {
@@ -150,7 +150,7 @@ def _read_adapter(path: Path, into: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_state(path: Path, into: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Fill the optimiser's tensors from a single-process checkpoint.
+    """Fill the optimizer's tensors from a single-process checkpoint.
 
     Args:
         path: folder of the checkpoint.

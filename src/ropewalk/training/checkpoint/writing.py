@@ -41,7 +41,7 @@ def checkpointing(
 
     Args:
         folder: folder for the checkpoints.
-        model, optimizer: model and optimiser in training.
+        model, optimizer: model and optimizer in training.
         tokenizer: tokenizer to save with a whole model.
         settings: number of checkpoints to keep, and whether to write shards in the background.
         context: processes of the run; each must call this function.

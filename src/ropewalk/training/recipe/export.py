@@ -29,8 +29,9 @@ class Export(Settings):
     by: str | None = Field(
         None,
         min_length=1,
-        description="best: the score that decides, such as passkey, passkey/1024 or ruler/vt/4096; the mean of all "
-        "scores that begin so. Of equal scores the latest is the best. default: the only suite during training",
+        description="best: the score that decides, such as passkey/1024 or ruler/vt/4096. A suite or task alone, such "
+        "as ruler or ruler/vt, stands for the mean of all its scores. Of equal scores the latest is the best. default: "
+        "the only suite during training",
     )
 
     @model_validator(mode="before")

@@ -94,8 +94,9 @@ class Recipe(Settings):
     )
     lift: Annotated[list[Limit], SAME] = Field(
         [],
-        description="limits to remove from the model's attention. windows: every layer sees its whole document; "
-        "dual_chunk_attention: no server applies it. The model has to learn the longer reach in training",
+        description="limits of the model's attention to remove. windows: layers with a sliding window attend to "
+        "their whole document, which they have to learn in training; dual_chunk_attention: the exported config no "
+        "longer asks servers for it",
     )
     adapter: Annotated[AdapterSettings | None, DECIDES] = Field(
         None,

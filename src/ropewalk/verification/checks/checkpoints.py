@@ -36,8 +36,8 @@ class BrokenRun:
 
     Attributes:
         path: folder of the checkpoint.
-        saved: weights and optimiser state when the checkpoint was written; empty on ranks other than 0.
-        ended: weights and optimiser state at the end of the run; empty on ranks other than 0.
+        saved: weights and optimizer state when the checkpoint was written; empty on ranks other than 0.
+        ended: weights and optimizer state at the end of the run; empty on ranks other than 0.
         losses: losses of the steps after the checkpoint.
     """
 
@@ -48,7 +48,7 @@ class BrokenRun:
 
 
 def checkpoint_equals_memory(case: Case, mesh: Mesh, world: World) -> Outcome:
-    """Compare weights and optimiser state loaded from a sharded checkpoint, on the mesh and in one process, bitwise."""
+    """Compare weights and optimizer state loaded from a sharded checkpoint, on the mesh and in one process, bitwise."""
     run = once_together(case, world, "broken run", lambda: _broken_run(case, mesh, world))
     model, optimizer = _fresh(case, mesh, world)
     load_checkpoint(run.path, model, optimizer, world, mesh)
@@ -65,7 +65,7 @@ def checkpoint_equals_memory(case: Case, mesh: Mesh, world: World) -> Outcome:
     return Outcome.within(
         worst[0],
         0.0,
-        f"{len(run.saved)} tensors of weights and optimiser, read {' and '.join(sides)}",
+        f"{len(run.saved)} tensors of weights and optimizer, read {' and '.join(sides)}",
         f"{worst[1]} {where} differs after loading the checkpoint from its value when the checkpoint was written; a "
         "resumed run would differ from an uninterrupted one",
     )
@@ -85,7 +85,7 @@ def resumed_equals_unbroken(case: Case, mesh: Mesh, world: World) -> Outcome:
         max(error, *(abs(a - b) for a, b in zip(losses, run.losses, strict=True))),
         # A budget of 0: the same steps on the same mesh repeat every bit, if the checkpoint holds all of the state.
         0.0,
-        f"losses, weights and optimiser after {STEPS} + {STEPS} steps over {mesh.shape}",
+        f"losses, weights and optimizer after {STEPS} + {STEPS} steps over {mesh.shape}",
         f"{name} differs after the resumed steps, whose losses are {losses} instead of {run.losses}: the checkpoint "
         "lacks something that training depends on",
     )
@@ -117,7 +117,7 @@ def _train(case: Case, model: LossModel, optimizer: MasterAdamW, mesh: Mesh) -> 
 
 
 def _state(model: LossModel, optimizer: MasterAdamW, world: World) -> dict[str, Tensor]:
-    """Weights and optimiser state, gathered on rank 0; empty on the other ranks."""
+    """Weights and optimizer state, gathered on rank 0; empty on the other ranks."""
     state = {name: tensor.clone() for name, tensor in gathered_state(model.model, world).items()}
     for name, tensor in optimizer.state().items():
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -137,7 +137,7 @@ CLAIMS = (
         "checkpoint",
         100,
         "sharded checkpoint = memory",
-        "weights and optimiser state as loaded with those in memory",
+        "weights and optimizer state as loaded with those in memory",
         checkpoint_equals_memory,
         own_mesh,
     ),

@@ -545,12 +545,12 @@ class HarnessSettings(Settings):
         dict[str, ExistingPath],
         BeforeValidator(lambda value: pairs(value, "TASK=PATH", "hellaswag=data/hellaswag.jsonl")),
         Option(name="--lm-eval-data", metavar="TASK=PATH", repeated=True),
-    ] = Field({}, description="Local data for a task instead of its Hub dataset. May be repeated.")
+    ] = Field({}, description="Local file or folder with a task's data, instead of its dataset on the Hub.")
     harness_tasks: Annotated[FilePath | None, Option(name="--lm-eval-include")] = Field(
-        None, description="Folder of your own lm_eval tasks."
+        None, description="Folder with the YAML files of your own lm_eval tasks."
     )
     harness_limit: Annotated[int | None, Option(name="--lm-eval-limit")] = Field(
-        None, ge=1, description="Maximum number of documents per task. Default: no limit."
+        None, ge=1, description="Maximum number of documents per lm_eval task. Default: no limit."
     )
 
 
@@ -558,7 +558,7 @@ class LmEvalSettings(Settings):
     """Settings of the suite lm_eval."""
 
     harness_names: Annotated[CommaList, HARNESS, Option(name="--lm-eval-tasks")] = Field(
-        (), description="Tasks, groups or tags of lm_eval for the suite lm_eval, separated by commas."
+        (), description="Tasks, groups or tags that the suite lm_eval runs."
     )
 
 
