@@ -26,6 +26,7 @@ def _read(checkpoint: Checkpoint) -> Methods:
 
 
 def _converted(method: RopeMethod, checkpoint: Checkpoint) -> RopeMethod:
+    # A base and a factor: the converter writes them for every architecture, so these need no trial.
     if isinstance(method, (Default, Linear)):
         return method
     architecture = ARCHITECTURES.get(checkpoint.model_type)
@@ -39,6 +40,7 @@ def _converted(method: RopeMethod, checkpoint: Checkpoint) -> RopeMethod:
                 method, attention_factor=formula(method.factor), beta_fast=32.0, beta_slow=1.0, truncate=True
             )
         case Llama3():
+            # Only the converter's class for Llama writes the factors of llama3; without them llama.cpp does not scale.
             if architecture != "llama":
                 return unscaled
             return replace(method, original_max_position_embeddings=ORIGINAL_OF_LLAMA3)
@@ -52,6 +54,7 @@ def _option(model: str, checkpoint: Checkpoint) -> str | None:
     try:
         gguf_rope(checkpoint.method(), ARCHITECTURES[checkpoint.model_type])
     except RopewalkError:
+        # A file has no field that would express this method.
         return None
     return f"ropewalk export {model} --gguf FILE --out NEW"
 

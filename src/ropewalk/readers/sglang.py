@@ -25,6 +25,7 @@ def _changed(method: RopeMethod, checkpoint: Checkpoint) -> RopeMethod:
         case LongRope():
             return published_longrope(method, checkpoint)
         case Proportional():
+            # It reads the share of pairs that rotate, and no factor.
             return replace(method, factor=1.0)
         case DynamicNtk():
             # Computed once, for the length times the factor.
@@ -38,6 +39,7 @@ def _attention_factor(method: Yarn, checkpoint: Checkpoint) -> float:
     """Both mscales if both are given, also as 0; it drops ``attention_factor``."""
     entry = checkpoint.completed.get("rope_parameters") or checkpoint.completed.get("rope_scaling") or {}
     mscale, all_dim = entry.get("mscale"), entry.get("mscale_all_dim")
+    # transformers ignores an mscale of 0; SGLang computes with it.
     if mscale is None or all_dim is None:
         return formula(method.factor)
     log_factor = math.log(method.factor)

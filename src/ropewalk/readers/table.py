@@ -73,6 +73,7 @@ def checkpoint_of(raw: Mapping[str, Any], model: str = "the model") -> Checkpoin
             f"the config of {model} states no max_position_embeddings, so nobody knows its length; write it into "
             "config.json"
         )
+    # The readers look for the length at the top of the config, also where it comes from a default or a nested part.
     completed = {**config.values, "max_position_embeddings": config.max_position_embeddings}
     return Checkpoint(inner if isinstance(inner, Mapping) else raw, completed)
 
@@ -126,6 +127,7 @@ def difference(ours: RopeMethod, theirs: RopeMethod, length: int, fixed: bool = 
         fixed: whether the program takes the frequencies of the longest input for every input.
     """
     switch = ours.switch_length
+    # longrope has other factors for short inputs, so both ranges are compared.
     lengths = [length] if switch is None or switch >= length else [switch, length]
     parts = []
     for tokens in lengths:
@@ -134,6 +136,7 @@ def difference(ours: RopeMethod, theirs: RopeMethod, length: int, fixed: bool = 
         apart = (own.inv_freq - other.inv_freq).abs()
         where = "" if len(lengths) == 1 else f" up to {tokens:,} tokens" if tokens == switch else " beyond"
         if bool((apart > FLOAT32 * own.inv_freq).any()):
+            # An error of a frequency grows with the position, so it is given as the angle at the last one.
             worst = float(apart.max()) * tokens
             parts.append(f"angles off by up to {worst:.3g} rad at {tokens:,} tokens")
         if not math.isclose(own.attention_factor, other.attention_factor, rel_tol=FLOAT32):

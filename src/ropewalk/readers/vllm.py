@@ -44,6 +44,7 @@ def _read(checkpoint: Checkpoint, reads_factor: bool) -> Methods:
 
     def change(method: RopeMethod) -> RopeMethod:
         if isinstance(method, Yarn):
+            # Only latent attention (DeepSeek) has this key; vLLM then takes its own yarn.
             if checkpoint.completed.get("qk_rope_head_dim"):
                 return deepseek_yarn(method)
             return method if reads_factor else replace(method, attention_factor=formula(method.factor))
@@ -96,6 +97,7 @@ def _served_before(checkpoint: Checkpoint) -> int:
 
 def _length(checkpoint: Checkpoint, length: int) -> int:
     methods = checkpoint.methods().values()
+    # Without --max-model-len it stays within the original length, so that the short factors apply.
     longrope = [method for method in methods if isinstance(method, LongRope)]
     if longrope:
         return longrope[0].original_max_position_embeddings

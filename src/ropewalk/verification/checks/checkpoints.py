@@ -104,6 +104,7 @@ def _broken_run(case: Case, mesh: Mesh, world: World) -> BrokenRun:
     with ShardedCheckpoints(folder, model, optimizer, RunContext(world, mesh), keep=1) as checkpoints:
         path = checkpoints.save(Position(0, STEPS, 0))
     saved = _state(model, optimizer, world)
+    # On from the state in memory, which never passed through a file: the run that a resumed one must equal.
     losses = _train(case, model, optimizer, mesh)
     return BrokenRun(path, saved, _state(model, optimizer, world), losses)
 

@@ -44,6 +44,7 @@ def ranks_equal_one(case: Case, mesh: Mesh, world: World) -> Outcome:
         return Outcome.not_run("")
     # Kept for the next mesh: what one process computes does not depend on it.
     alone = once(case, "steps", lambda: trained_steps(load_whole(case, torch.float64), case.rows))
+    # The error of float32 against float64 measures how far this model amplifies rounding; the budget follows from it.
     narrow = once(case, "narrow steps", lambda: trained_steps(load_whole(case, torch.float32), case.rows))
     expected, rough, theirs = (_numbered(steps) for steps in (alone, narrow, found))
     difference = largest_difference(theirs, expected)
@@ -71,6 +72,7 @@ def uneven_rows(rows: Sequence[Row]) -> list[Row]:
     uneven = []
     for number, row in enumerate(rows):
         places = (row.labels != IGNORED).nonzero().flatten()
+        # A row without targets is the case in which a mean per row divides by 0.
         keep = (places, places[:1], places[-max(1, len(places) // 8) :], places[:0])[number % 4]
         uneven.append(with_labels(row, keep))
     return uneven

@@ -103,6 +103,7 @@ def moves_of(
     head = OutputHead.unchecked(model)
     for batch in batches:
         base = _run(model, batch, batch.ids)
+        # Kernels that are not deterministic make two equal passes differ; such a difference is no leak.
         again = _run(model, batch, batch.ids)
         noise = float(
             ((again - base).float().abs().amax(-1) / base.float().abs().amax(-1).clamp_min(LEAST_SEEN)).max()
@@ -115,8 +116,10 @@ def moves_of(
                 ids = batch.ids.clone()
                 ids[row, column] = spare
                 changed = _run(model, batch, ids)
+                # Twice, because the difference of two passes has the noise of both.
                 moved = _moved(base, changed, 2 * noise)
                 place = int(batch.places[row, column])
+                # Later tokens of its own document are allowed to read it.
                 earlier = (batch.owners == document) & (batch.places < place)
                 for other in present:
                     cells = moved & (earlier if other == document else batch.owners == other)
@@ -195,6 +198,8 @@ def _offsets(batches: Sequence[MicroBatch]) -> Counter[int]:
     counts: Counter[int] = Counter()
     for batch, row, column in _trained(batches):
         assert batch.targets is not None
+        # No document has a token id twice, so the id tells where the target stands; padding and EOS may repeat, so the
+        # place nearest to the expected one counts.
         there = (batch.ids[row] == batch.targets[row, column]).nonzero().flatten()
         counts[int(there[(there - column - 1).abs().argmin()]) - column if len(there) else 10**9] += 1
     return counts
@@ -296,6 +301,7 @@ def documents_whole(seen: Sequence[dict[int, list[list[int]]]], documents: Docum
             f"tokens has {' + '.join(str(len(each)) for each in there)} in one row each; later tokens miss their "
             "context, so pack whole documents (best-fit) or lengthen the rows",
         )
+    # Equal data on every rank trains each document several times per step and looks right on each rank alone.
     twice = [number for number, there in sorted(pieces.items()) if len(there) > 1]
     if twice:
         return Outcome(
@@ -338,6 +344,7 @@ def token_mean(ranks: Sequence[Sequence[Weights]], averages: bool) -> Outcome:
     spread = high / low - 1 if low > 0 else float("inf")
     if spread > tolerance:
         return Outcome(spread, tolerance, False, _uneven(groups, tolerance))
+    # An average over ranks divides every gradient once more, which the recorded weights do not contain.
     total = sum(values) / (len(ranks) if averages else 1)
     if abs(total - 1) > tolerance:
         return Outcome(
@@ -347,6 +354,7 @@ def token_mean(ranks: Sequence[Sequence[Weights]], averages: bool) -> Outcome:
             f"all {len(values)} targets weigh the same, but their weights add up to {total:.4g} instead of 1: the "
             "gradient is that many times the gradient of the token mean; divide by the targets of the whole step, once",
         )
+    # Equal weights prove nothing if a mean of means would have given the same ones.
     sizes = {len(each.values) for *_, each in groups}
     if len(groups) < 2 or len(sizes) < 2:
         what = (
@@ -413,6 +421,7 @@ def rope_now(model: Any, config: ModelConfig) -> ByLayerType:
             use_cache=False,
         )
 
+    # In training mode, dropout would draw from the random state that the trainer's step is about to use.
     was = model.training
     model.eval()
     try:
@@ -422,6 +431,7 @@ def rope_now(model: Any, config: ModelConfig) -> ByLayerType:
 
 
 def _far(config: ModelConfig) -> tuple[Tensor, Tensor]:
+    # Rounded frequencies show at far positions only.
     far = torch.linspace(2, _length(config) - 1, TOKENS - 2).long()
     positions = torch.cat([torch.arange(3), far]).unique()
     return torch.zeros_like(positions), positions
@@ -453,6 +463,7 @@ def rope_in_training(
     for number, batch in enumerate(batches):
         for kind, (positions, applied) in batch.rotary.items():
             values, where = _first_of_each(positions)
+            # Without the first positions (a shard of a row, left padding), angles_outcome cannot name the frequencies.
             if values[:2].tolist() != [0, 1]:
                 continue
             part = Applied(applied.cos[where], applied.sin[where], applied.dtype, applied.exact)
@@ -520,6 +531,7 @@ def windows(model: Any, batches: Sequence[MicroBatch], config: ModelConfig) -> O
     layers = getattr(decoder_of(model), "layers", None)
     if layers is None or len(layers) != len(config.layers):
         return Outcome.not_run(f"{type(model).__name__} has no list of decoder layers that fits its config")
+    # Only a document longer than a window shows where the window ends.
     batch, row, document = max(
         (
             (batch, row, number)
@@ -535,6 +547,7 @@ def windows(model: Any, batches: Sequence[MicroBatch], config: ModelConfig) -> O
     wrong, unseen = [], []
     for number, layer in enumerate(config.layers):
         expected = len(cells) if layer.window is None else min(layer.window, len(cells))
+        # A convolution reaches its kernel's width, which no config states as a window.
         if layer.kind == "conv" or not (layer.attends or layer.is_recurrent):
             continue
         if layer.window is not None and layer.window >= len(cells):
@@ -584,6 +597,7 @@ def _layer_outputs(
     def nudge(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hidden = (args[0] if args else kwargs["hidden_states"]).clone()
         size = hidden[row, column].float().square().mean().sqrt()
+        # Not a constant: a LayerNorm would remove it.
         pattern = torch.cos(torch.arange(hidden.shape[-1], device=hidden.device))
         hidden[row, column] += (NUDGE * size * pattern).to(hidden.dtype)
         return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
@@ -609,6 +623,7 @@ def losses_apart(subject: Subject, documents: Documents, per_document: int, spar
     moves = []
     for number, document in enumerate(documents):
         for (place,) in _spread([[place] for place in range(len(document))], per_document):
+            # An id that no document has, so that the change cannot turn one document's text into another's.
             other = (*document[:place], spare, *document[place + 1 :])
             changed = subject.losses((*documents[:number], other, *documents[number + 1 :]))
             for moved, (before, repeat, after) in enumerate(zip(base, again, changed, strict=True)):

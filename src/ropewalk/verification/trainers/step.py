@@ -75,6 +75,7 @@ def recorded(model: Any, documents: Documents) -> Iterator[list[MicroBatch]]:
 
     def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
+        # Passes without gradients are the trainer's own evaluation, or generation.
         if not torch.is_grad_enabled() or ids is None:
             return
         found = [owners.get(token, (OUTSIDE, OUTSIDE)) for token in ids.flatten().tolist()]
@@ -139,8 +140,10 @@ def targets_of(hidden: Tensor, gradient: Tensor, ids: Tensor, head: OutputHead) 
     if head.softcap is not None:
         slope = slope * (1 - (logits / head.softcap).square())
     mean = (slope * logits.softmax(-1)) @ weight
+    # The whole vocabulary would take memory for tokens times vocabulary times width; a target is a token of the batch.
     candidates = ids.unique().to(weight.device)
     directions = mean[:, None] - slope[:, candidates][..., None] * weight[candidates]
+    # Least squares: the multiple of each candidate's gradient that is nearest to the one found.
     factors = (directions * given[:, None]).sum(-1) / directions.square().sum(-1)
     rest = (given[:, None] - factors[..., None] * directions).norm(dim=-1)
     error, best = rest.min(-1)

@@ -82,6 +82,7 @@ def load_function(target: str) -> Callable[..., Any]:
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
+            # Dataclasses and pickled objects look up their module by name.
             sys.modules[file.stem] = module
             spec.loader.exec_module(module)
         else:
@@ -166,6 +167,7 @@ def _of_trainer(trainer: Any, documents: list[list[int]] | None) -> Subject:
     def step() -> None:
         arguments = trainer.args
         arguments.max_steps = 1
+        # The step is only observed; the model that the user has in memory stays as it is.
         arguments.learning_rate = 0.0
         arguments.save_strategy = arguments.eval_strategy = "no"
         arguments.load_best_model_at_end = False
