@@ -322,6 +322,7 @@ def factor_lists(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
         values = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RopewalkError(f"cannot read {path} as JSON: {error}") from error
+    # The names of a config's longrope entry, so that such an entry can be given as it is.
     keys = ("short_factor", "long_factor")
     if not isinstance(values, dict) or not all(isinstance(values.get(key), list) for key in keys):
         raise RopewalkError(f"{path} must contain a JSON object with the lists short_factor and long_factor")

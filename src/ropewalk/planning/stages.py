@@ -143,6 +143,7 @@ def kept_stages(
 
 def is_unscaled(method: RopeMethod) -> bool:
     """Whether a checkpoint with this method gets a new base. A scaled checkpoint keeps its own method."""
+    # plain, because a config states fixed NTK as nothing but another base.
     return isinstance(method.plain, Default)
 
 

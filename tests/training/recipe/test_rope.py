@@ -68,7 +68,7 @@ def test_a_method_that_is_new_in_the_table_brings_its_keys_with_their_types() ->
     found = subprocess.run([sys.executable, "-c", NEW_METHOD], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines() == [
         "linear, ntk, yarn, llama3, proportional, eased; context over the original length (before any extension)",
-        "eased; 2",
+        "eased; default 2",
         "3.0",
         "recipe x: stages.0.rope.sharpness must be a number, got 'steep'",
     ]

@@ -341,6 +341,9 @@ def ratio_warning(
 FACTOR = {"factor": "context over the original length (before any extension)"}
 """The parameter of methods that scale by one factor, with its description in recipes."""
 
+ATTENTION = "multiplier of cos and sin; default: the published formula (yarn: unless the checkpoint has another value)"
+"""Description of the parameter ``attention_factor`` in recipes."""
+
 METHODS: dict[str, type[RopeMethod]] = {}
 """Every method by the names that recipes use."""
 

@@ -47,7 +47,10 @@ class Llama3(RopeMethod):
     name: ClassVar[str] = "llama3"
     parameters: ClassVar[Mapping[str, str]] = {
         **FACTOR,
-        **{name: f"{value:g}" for name, value in METAS.items()},
+        "low_freq_factor": "pairs that turn less often than this within the original length are divided by the factor; "
+        f"default {METAS['low_freq_factor']:g}",
+        "high_freq_factor": "pairs that turn more often than this within the original length stay unchanged; "
+        f"default {METAS['high_freq_factor']:g}",
     }
     config_keys: ClassVar[tuple[str, ...] | None] = (
         "factor",

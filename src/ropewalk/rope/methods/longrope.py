@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_factors, check_original_length, check_positive, check_sequence_length
 from ropewalk.rope.methods.base import (
+    ATTENTION,
     ORIGINAL,
     ConfigEntry,
     RopeFrequencies,
@@ -63,7 +64,7 @@ class LongRope(RopeMethod):
     name: ClassVar[str] = "longrope"
     rope_type_aliases: ClassVar[tuple[str, ...]] = ("su",)
     parameters: ClassVar[Mapping[str, str]] = {
-        "attention_factor": "",
+        "attention_factor": ATTENTION,
         "short_factor": "one for each rotary pair; defaults to the checkpoint's, or to 1s",
         "long_factor": "one for each rotary pair",
         "start_tokens": "must be 0, because a config cannot store it",

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, final
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_factor, check_original_length, check_positive, is_number
 from ropewalk.rope.methods.base import (
+    ATTENTION,
     FACTOR,
     ORIGINAL,
     ConfigEntry,
@@ -23,11 +24,11 @@ from ropewalk.rope.methods.base import (
 )
 
 _PARAMETERS = {
-    "attention_factor": "",
-    "beta_fast": "",
-    "beta_slow": "",
-    "mscale": "DeepSeek's variant",
-    "mscale_all_dim": "DeepSeek's variant",
+    "attention_factor": ATTENTION,
+    "beta_fast": "pairs that turn at least this often within the original length stay unchanged",
+    "beta_slow": "pairs that turn less often than this within the original length are divided by the whole factor",
+    "mscale": "with mscale_all_dim, sets the attention factor as DeepSeek's configs do",
+    "mscale_all_dim": "see mscale",
     "truncate": "whether the ends of the ramp are rounded to whole dimensions",
 }
 MSCALES = ("mscale", "mscale_all_dim")

@@ -57,8 +57,8 @@ def _describe(name: str, owners: Sequence[type[RopeMethod]]) -> str:
     """Description of a parameter in docs/recipes.md: its methods, and its meaning or default."""
     default = next((f.default for f in fields(owners[0]) if f.name == name), None)
     stated = dict.fromkeys(text for owner in owners if (text := owner.parameters[name]))
-    if not stated and isinstance(default, float):
-        stated = {f"{default:g}": None}
+    if isinstance(default, float):
+        stated[f"default {default:g}"] = None
     return "; ".join([", ".join(owner.name for owner in owners), *stated])
 
 
