@@ -19,7 +19,7 @@ def plan(
     overrides: Annotated[
         Overrides,
         COMMON,
-        Field(description="Override a key of the recipe, such as stages.0.context=1M. May be repeated."),
+        Field(description="Override a key of the recipe, such as stages.0.context=1M."),
     ] = (),
     plot: PlotFile = None,
     as_json: JsonFlag = False,
