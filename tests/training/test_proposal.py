@@ -14,6 +14,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning import PlanSettings, plan
 from ropewalk.planning.run import PlanResult
+from ropewalk.training import extend
 from ropewalk.training.proposal import (
     DocumentFacts,
     InitSettings,
@@ -27,7 +28,7 @@ from ropewalk.training.recipe.file import parse_recipe
 from tests.checkpoint_cases import path_of
 from tests.models import every_family
 
-LAPTOP = MachineFacts(8, 0, 0)
+LAPTOP = MachineFacts(8, 0, 0, 2**36)
 TARGETS = {"llama-3.1-8b": 2**20, "llama-2-7b": 2**15, "qwen3-8b": 2**17}
 PLANS = {
     name: plan(PlanSettings(model=str(path_of(name)), target=target)) for name, target in TARGETS.items()
@@ -47,7 +48,7 @@ def asked(planned: PlanResult, **changes: object) -> InitSettings:
     st.sampled_from(sorted(PLANS)),
     st.integers(0, 10**12),
     st.integers(1, 10**6),
-    st.sampled_from([LAPTOP, MachineFacts(192, 8, 80 * 2**30)]),
+    st.sampled_from([LAPTOP, MachineFacts(192, 8, 80 * 2**30, 2**36)]),
 )
 def test_every_proposal_is_a_valid_recipe(name: str, tokens: int, read: int, machine: MachineFacts) -> None:
     planned = PLANS[name]
@@ -75,16 +76,16 @@ def test_an_adapter_is_proposed_where_the_gpus_are_too_small_for_all_weights(tmp
     whole = {**stated, "intermediate_size": 11008, "vocab_size": 32000, "tie_word_embeddings": False}
     (tmp_path / "config.json").write_text(json.dumps(whole))
     planned = plan(PlanSettings(model=str(tmp_path), target=2**15))
-    reason = reason_for_adapter(planned, MachineFacts(16, 1, 24 * 2**30))
+    reason = reason_for_adapter(planned, MachineFacts(16, 1, 24 * 2**30, 2**36))
     assert reason is not None
     documents = DocumentFacts(9, True, 10**8, 10**5)
     recipe = recipe_of(asked(planned), planned, documents, LAPTOP, reason)
     assert f"# An adapter: {reason}" in recipe
     assert parse_recipe(recipe, "x").adapter is not None
-    assert reason_for_adapter(planned, MachineFacts(192, 64, 80 * 2**30)) is None
+    assert reason_for_adapter(planned, MachineFacts(192, 64, 80 * 2**30, 2**36)) is None
     assert reason_for_adapter(planned, LAPTOP) is None
     # A config that lacks a size is proposed as it is.
-    assert reason_for_adapter(PLANS["llama-2-7b"], MachineFacts(16, 1, 24 * 2**30)) is None
+    assert reason_for_adapter(PLANS["llama-2-7b"], MachineFacts(16, 1, 24 * 2**30, 2**36)) is None
 
 
 def test_an_adapter_is_proposed_where_the_states_of_a_hybrid_alone_are_too_large(tmp_path: Path) -> None:
@@ -92,10 +93,10 @@ def test_an_adapter_is_proposed_where_the_states_of_a_hybrid_alone_are_too_large
     planned = plan(PlanSettings(model=str(tmp_path), target=2**17))
     # Parameters, gradients and two moments in float32, whatever its mixers save.
     states = 16 * 53_072
-    reason = reason_for_adapter(planned, MachineFacts(16, 2, states // 2 - 1))
+    reason = reason_for_adapter(planned, MachineFacts(16, 2, states // 2 - 1, 2**36))
     assert reason is not None
     assert "its 53,072 parameters, with gradients and moments, take" in reason
-    assert reason_for_adapter(planned, MachineFacts(16, 2, states // 2)) is None
+    assert reason_for_adapter(planned, MachineFacts(16, 2, states // 2, 2**36)) is None
 
 
 def test_the_embedded_model_and_documents(tmp_path: Path) -> None:
@@ -171,3 +172,76 @@ def test_long_documents_are_counted_from_their_beginnings(tmp_path: Path) -> Non
     assert counting.characters < 25_000 < len(texts[-1])
     assert found.tokens == pytest.approx(sum(exact), rel=0.02)
     assert found.longest == pytest.approx(max(exact), rel=0.02)
+
+
+def records(path: Path, *rows: dict[str, str]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+LONG = "def f(x):\n    return x + 1\n" * 300
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ({"text": LONG, "content": "no"}, "text"),
+        ({"content": LONG, "url": "x"}, "content"),
+        ({"raw_content": LONG}, "raw_content"),
+    ],
+)
+def test_the_usual_field_of_the_text_is_found(row: dict[str, str], field: str, tmp_path: Path) -> None:
+    documents = (records(tmp_path / "a.jsonl", row, row), records(tmp_path / "b.jsonl", {"text": LONG}))
+    out = tmp_path / "a.yaml"
+    propose(InitSettings(model="embedded", documents=documents, target=1024, out=out))
+    sources = parse_recipe(out.read_text(), "x").data.sources
+    assert [each.text_field for each in sources] == [field, "text"]
+
+
+@pytest.mark.parametrize(
+    ("row", "given", "words"),
+    [
+        ({"page": LONG}, None, "no text field 'text'; the fields are page; name the field .* --text-field"),
+        ({"content": LONG, "body": "x"}, None, "content, body may be it; name the field .* --text-field"),
+        ({"text": LONG}, "page", "no text field 'page'; the fields are text; name the field .* --text-field"),
+    ],
+)
+def test_a_field_that_is_not_clear_is_asked_for(
+    row: dict[str, str], given: str | None, words: str, tmp_path: Path
+) -> None:
+    out, source = tmp_path / "a.yaml", records(tmp_path / "a.jsonl", row)
+    with pytest.raises(RopewalkError, match=words):
+        propose(InitSettings(model="embedded", documents=(source,), target=1024, out=out, text_field=given))
+    assert not out.exists()
+
+
+def test_a_machine_without_gpus_that_is_too_small_is_named(tmp_path: Path) -> None:
+    config = json.loads(path_of("llama-3.1-8b").read_text())
+    sizes = {"intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **sizes}))
+    planned = plan(PlanSettings(model=str(tmp_path / "config.json"), target=2**20))
+    documents = DocumentFacts(9, True, 10**10, 10**6)
+    # 8,030,261,248 parameters of 16 bytes.
+    states = 8_030_261_248 * 16
+    for memory, gpus, told in ((states - 1, 0, True), (states, 0, False), (1, 8, False)):
+        text = recipe_of(asked(planned), planned, documents, MachineFacts(2, gpus, 80 * 2**30, memory), None)
+        assert ("# Not for this machine: it has no GPU and 128.5 GB of memory" in text) == told
+        assert parse_recipe(text, "x").model == planned.config.model
+
+
+@pytest.mark.slow
+def test_a_proposed_recipe_trains_from_start_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe as it is written, but for the slowest part of its evaluation."""
+    monkeypatch.chdir(tmp_path)
+    source = records(
+        tmp_path / "a.jsonl", *({"content": f"# {number}\n{LONG[:2000]}"} for number in range(10))
+    )
+    found = propose(InitSettings(model="embedded", documents=(source,), target=512, out=Path("recipe.yaml")))
+    recipe = parse_recipe(found.text, "recipe.yaml")
+    recipe = recipe.model_copy(
+        update={"evaluation": recipe.evaluation.model_copy(update={"suites": ["perplexity"]})}
+    )
+    result = extend(recipe)
+    assert [each.context for each in recipe.stages] == [512]
+    assert (result.model / "model.safetensors").is_file()
+    assert json.loads((result.model / "config.json").read_text())["max_position_embeddings"] == 512

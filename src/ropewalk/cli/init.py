@@ -26,7 +26,10 @@ def init(settings: InitSettings, *, as_json: JsonFlag = False) -> None:
     for name, value in (
         ("recipe", str(found.out)),
         ("data", f"{seen} documents, about {found.documents.tokens:,} tokens"),
-        ("machine", f"{found.machine.cores} cores, {gpus}"),
+        (
+            "machine",
+            f"{found.machine.cores} cores, {found.machine.memory_bytes / 1e9:,.1f} GB of memory, {gpus}",
+        ),
         *([("adapter", found.adapter)] if found.adapter else []),
         ("next", f"ropewalk recipe check {found.out}, then ropewalk extend {found.out}"),
     ):

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from ropewalk.data import load_tokenizer, read_documents
 from ropewalk.data.read.embedded import resolve_model
+from ropewalk.data.read.records import NoTextFieldError
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import write_text
@@ -23,11 +24,13 @@ from ropewalk.io.settings import COMMON, MODEL_NAME, FilePath, Length, Option, S
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning import PlanSettings, plan
 from ropewalk.planning.run import PlanResult, size_of_stage
-from ropewalk.planning.sizing.model_shape import ModelShape, NotEstimated
+from ropewalk.planning.sizing.model_shape import STATE_BYTES, ModelShape, NotEstimated
 from ropewalk.planning.sizing.time import H100
 from ropewalk.training.check import check
 from ropewalk.training.recipe.file import parse_recipe
 
+TEXT_FIELDS = ("text", "content", "document", "body", "raw_content")
+"""Usual names of the field with the text; the first is taken wherever a record has it."""
 TOKENISED = 200
 """Documents of which the tokens are counted."""
 SAMPLED = 20_000
@@ -56,7 +59,11 @@ class InitSettings(Settings):
         description="Target context length in tokens: 131072, 128k, 1M."
     )
     out: Annotated[FilePath, COMMON] = Field(Path("recipe.yaml"), description="New file to write.")
-    text_field: str = Field("text", description="Field of a record that contains the text.")
+    text_field: str | None = Field(
+        None,
+        description="Field of a record that contains the text. Default: text, or the one field named content, "
+        "document, body or raw_content.",
+    )
     rule: str | None = Field(
         None, description="Rule that sets RoPE, as for `ropewalk rope plan`. Default: its recommendation."
     )
@@ -87,11 +94,13 @@ class MachineFacts:
         cores: CPU cores.
         gpus: CUDA devices; 0 on a machine without.
         gpu_bytes: memory of one of them, bytes.
+        memory_bytes: memory of the machine itself, bytes.
     """
 
     cores: int
     gpus: int
     gpu_bytes: int
+    memory_bytes: int
 
 
 @dataclass(frozen=True)
@@ -126,15 +135,42 @@ def propose(settings: InitSettings, context: RunContext | None = None) -> Propos
         raise RopewalkError(f"{out} already exists; give a new file with --out")
     context = context or RunContext()
     planned = plan(PlanSettings(model=settings.model, target=settings.target, rule=settings.rule), context)
-    specs = [SourceSpec(path=path, text_field=settings.text_field) for path in settings.documents]
+    specs = [_with_text_field(path, settings.text_field) for path in settings.documents]
     documents = look_at(specs, load_tokenizer(str(resolve_model(settings.model))), context)
     machine = this_machine()
     adapter = reason_for_adapter(planned, machine)
-    text = recipe_of(settings, planned, documents, machine, adapter)
+    text = recipe_of(settings, planned, documents, machine, adapter, specs)
     # A recipe that would be refused must not be written.
     check(parse_recipe(text, str(out)))
     write_text(out, text)
     return Proposal(out, documents, machine, adapter, text)
+
+
+def _with_text_field(path: str, given: str | None) -> SourceSpec:
+    """The source with the text field that its first document has.
+
+    Raises:
+        RopewalkError: if the source cannot be read, or no usual name or several are fields of its first record.
+    """
+    found: list[SourceSpec] = []
+    refused: NoTextFieldError | None = None
+    for name in (given,) if given else TEXT_FIELDS:
+        spec = SourceSpec(path=path, text_field=name)
+        try:
+            next(iter(read_documents([spec])), None)
+        except NoTextFieldError as error:
+            refused = refused or error
+            continue
+        # A file without fields is read whatever the name.
+        if name == TEXT_FIELDS[0] or given:
+            return spec
+        found.append(spec)
+    if len(found) == 1:
+        return found[0]
+    several = f"; {', '.join(each.text_field for each in found)} may be it" if found else ""
+    raise RopewalkError(
+        f"{refused}{several}; name the field that holds the text with --text-field"
+    ) from refused
 
 
 def look_at(specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext) -> DocumentFacts:
@@ -179,9 +215,29 @@ def this_machine() -> MachineFacts:
     """Cores and GPUs of this machine."""
     import torch
 
+    from ropewalk.training.preflight import device_bytes
+
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     memory = torch.cuda.get_device_properties(0).total_memory if gpus else 0
-    return MachineFacts(os.cpu_count() or 1, gpus, int(memory))
+    return MachineFacts(os.cpu_count() or 1, gpus, int(memory), device_bytes(torch.device("cpu")))
+
+
+def _too_large_here(planned: PlanResult, machine: MachineFacts) -> list[str]:
+    """A comment if a machine without GPUs cannot hold the training: the recipe is for another one then."""
+    if machine.gpus:
+        return []
+    try:
+        needed = ModelShape.from_config(planned.config).parameters * STATE_BYTES
+    except NotEstimated as error:
+        needed = error.state_bytes or 0
+    except RopewalkError:
+        return []
+    if needed <= machine.memory_bytes:
+        return []
+    return [
+        f"# Not for this machine: it has no GPU and {machine.memory_bytes / 1e9:,.1f} GB of memory, but all weights "
+        f"with their gradients and moments take {needed / 1e9:,.1f} GB.",
+    ]
 
 
 def reason_for_adapter(planned: PlanResult, machine: MachineFacts) -> str | None:
@@ -213,13 +269,25 @@ def recipe_of(
     documents: DocumentFacts,
     machine: MachineFacts,
     adapter: str | None,
+    sources: Sequence[SourceSpec] | None = None,
 ) -> str:
     """The recipe as YAML with comments; a pure function.
+
+    Args:
+        settings: what was asked for.
+        planned: the plan of RoPE and stages.
+        documents: what was seen of them.
+        machine: this machine.
+        adapter: why an adapter is trained, or None.
+        sources: the documents with their text fields; None for the settings' own.
 
     Raises:
         RopewalkError: if the documents do not fill a row of the last stage.
     """
     trained, target = planned.config.trained_length, planned.target_length
+    if sources is None:
+        field = settings.text_field or TEXT_FIELDS[0]
+        sources = [SourceSpec(path=path, text_field=field) for path in settings.documents]
     # An equal share for every stage: together they read as many tokens as the documents have.
     usable = int(KEPT * documents.tokens) // len(planned.stages)
     if usable < target:
@@ -232,6 +300,7 @@ def recipe_of(
     lines = [
         f"# {settings.model}, from {trained:,} to {target:,} tokens. Written by ropewalk init; change what you like.",
         f"# Next: ropewalk recipe check {settings.out}, then ropewalk extend {settings.out}",
+        *_too_large_here(planned, machine),
         f"model: {_quoted(settings.model)}",
         f"output: {_quoted(f'runs/{name}')}  # a new folder; a run that was stopped goes on with --resume",
         "data:",
@@ -246,8 +315,8 @@ def recipe_of(
         *_long_enough(documents, target),
         "  sources:",
         *(
-            f"    - {{path: {_quoted(path)}, text_field: {_quoted(settings.text_field)}}}"
-            for path in settings.documents
+            f"    - {{path: {_quoted(each.path)}, text_field: {_quoted(each.text_field)}}}"
+            for each in sources
         ),
         f"  validation_documents: {min(256, documents.read // 10)}  # held out of training, for perplexity",
         f"  workers: {machine.cores}  # processes that tokenise: the cores of this machine",

@@ -26,6 +26,10 @@ _PARQUET_ROWS = 256
 _PARQUET_BYTES = 1 << 24
 
 
+class NoTextFieldError(RopewalkError):
+    """A record or table without the text field. The message lists the fields that there are."""
+
+
 def record_documents(
     record: Mapping[str, Any], spec: SourceSpec, stem: str, origin: str
 ) -> tuple[Document | TokenisedDocument, ...]:
@@ -62,7 +66,7 @@ def record_documents(
                 f"{origin}: the record has no text field {spec.text_field!r}, but has a field messages; "
                 "set messages_field to messages to train on chats"
             )
-        raise RopewalkError(
+        raise NoTextFieldError(
             f"{origin}: no text field {spec.text_field!r}; the fields are {', '.join(map(str, record))}"
             if record
             else f"{origin}: no text field {spec.text_field!r}; the record is empty"
@@ -324,7 +328,7 @@ def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
     if text is None and messages is None and INPUT_IDS not in names:
         # A damaged schema may contain line breaks, but an error message must be one line.
         fields = " ".join(", ".join(names).split())
-        raise RopewalkError(f"{path}: no text field {spec.text_field!r}; the fields are {fields}")
+        raise NoTextFieldError(f"{path}: no text field {spec.text_field!r}; the fields are {fields}")
     # Other columns are not read: Parquet stores columns apart, and unread ones cost nothing.
     wanted = {text or messages or INPUT_IDS}
     if messages:
