@@ -65,6 +65,7 @@ KEYS = {
     "mixture",
     "packed",
     "pieces",
+    "samples",
     "repeats",
     "row_length",
     "rows",
@@ -98,7 +99,7 @@ def test_rows_as_json(rows: Path) -> None:
     assert found["row_length"] == 64
     assert found["mixture"]["tokens_asked"] == 600
     assert found["corpus"]["tokens"] == 780
-    assert set(found["corpus"]) == KEYS - {"mixture", "corpus", "tokenizer", "pieces", "in_rows"}
+    assert set(found["corpus"]) == KEYS - {"mixture", "corpus", "tokenizer", "pieces", "in_rows", "samples"}
     assert found["attention_share"]["full"] == 1
     assert 0 < found["attention_share"]["intra_document"] < found["attention_share"]["anchor"] < 1
     # 180 tokens of web are there and 300 are asked for.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropewalk.data.read.embedded import EMBEDDED
+from ropewalk.data.read.input_splits import check_specs
 from ropewalk.data.read.readers import read_texts_and_tokens
 from ropewalk.data.row_preview import RowPreview, preview_row, with_texts
 from ropewalk.data.rows.manifest import summary
@@ -17,6 +18,7 @@ from ropewalk.data.rows.store import Part, Writing, pack_rows
 from ropewalk.data.rows.stored import PackedRows, holds_rows, is_packed, merge_parts, open_rows
 from ropewalk.data.settings import PackConfig, PreviewConfig, StatsConfig, processes
 from ropewalk.data.statistics import rows_report, statistics_report, tokenised_statistics
+from ropewalk.data.tokens.samples import sample_token_files
 from ropewalk.data.tokens.tokenise import Progress, load_tokenizer, tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.io.results import Result, plain_json
@@ -213,19 +215,27 @@ def stats(config: StatsConfig, context: RunContext) -> DataStats:
         rows = open_rows(folder, verify=True)
         with context.rank_0_reporter.bar("rows", None) as advance:
             report = rows_report(rows, lambda done: advance(done, f"{done:,} of {len(rows):,}"))
-        return DataStats({**report, "tokenizer": rows.manifest["tokenizer"]["name_or_path"]})
+        return DataStats({**report, "samples": None, "tokenizer": rows.manifest["tokenizer"]["name_or_path"]})
     name = EMBEDDED if config.tokenizer is None else config.tokenizer
+    tokenizer = load_tokenizer(name)
+    check_specs(config.sources)
+    samples = [asdict(sample) for sample in sample_token_files(config.sources, tokenizer)]
     with context.rank_0_reporter.bar("documents", None) as advance:
         documents = tokenise(
             read_texts_and_tokens(config.sources),
-            name,
+            tokenizer,
             processes(config.workers),
             progress=lambda done, tokens: advance(done, f"{tokens:,} tokens"),
         )
         report = statistics_report(tokenised_statistics(documents, config.length))
     return DataStats(
         # Keys that only packed rows have are None, so that both reports have the same keys.
-        {**report, "tokenizer": name, **dict.fromkeys(("pieces", "in_rows", "mixture", "corpus"))}
+        {
+            **report,
+            "tokenizer": name,
+            "samples": samples,
+            **dict.fromkeys(("pieces", "in_rows", "mixture", "corpus")),
+        }
     )
 
 

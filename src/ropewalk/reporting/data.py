@@ -19,6 +19,8 @@ from ropewalk.reporting.data_tables import (
     pieces_table,
     repeats_sentence,
     rows_sentence,
+    samples_sentence,
+    samples_table,
     source_table,
 )
 from ropewalk.reporting.figures.data import length_figure, source_lengths
@@ -118,7 +120,15 @@ def describe_stats(report: Mapping[str, Any]) -> Iterator[Part]:
     if report["packed"]:
         yield ""
         yield pieces_table(report)
-    sentences = [rows_sentence(report), attention_sentence(report), repeats_sentence(report)]
+    if report.get("samples"):
+        yield ""
+        yield samples_table(report)
+    sentences = [
+        rows_sentence(report),
+        attention_sentence(report),
+        repeats_sentence(report),
+        samples_sentence(report),
+    ]
     for sentence in filter(None, sentences):
         yield ""
         yield sentence

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ropewalk.data.tokens.samples import name_differs
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING, share_text
@@ -18,6 +19,7 @@ BAR_CELLS = 30
 """Length of a histogram's longest bar, in characters."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _NAME_CHARACTERS = 60
+_TEXT_CHARACTERS = 60
 
 Report = Mapping[str, Any]
 
@@ -140,6 +142,43 @@ def _source_row(name: str, source: Report, longest: Sequence[str]) -> tuple[str,
         *map(_length, lengths),
         *(share_text(source["long_shares"][key]) for key in longest),
     )
+
+
+_COMPARED = {"same": "the same ids", "different": "other ids", "lossy": "another text"}
+
+
+def samples_table(report: Report) -> ResultTable:
+    """Sampled documents of token files: their decoded beginnings, and what tokenising them again gives."""
+    rows = [
+        (
+            shown(each["origin"]),
+            f"{each['tokens']:,}",
+            _COMPARED[each["comparison"]],
+            shown(each["text"], _TEXT_CHARACTERS),
+        )
+        for each in report["samples"]
+    ]
+    header = ("document", "tokens", "tokenised again", "beginning")
+    return ResultTable("Samples of token files, decoded", header, tuple(rows), text_columns=4)
+
+
+def samples_sentence(report: Report) -> str:
+    """What speaks against the tokenizer of token files; empty if nothing does."""
+    samples = report.get("samples") or ()
+    different = sum(each["comparison"] == "different" for each in samples)
+    sentences = []
+    if different:
+        sentences.append(
+            f"The tokenizer makes other ids of {different} of {len(samples)} sampled texts; they were cut, tokenised "
+            "in pieces, or come from another tokenizer."
+        )
+    others = {each["stated_tokenizer"]: None for each in samples}
+    for name in others:
+        if name_differs(name, report["tokenizer"]):
+            sentences.append(
+                f"The metadata name the tokenizer {shown(name)}, but you gave {shown(report['tokenizer'])}."
+            )
+    return " ".join(sentences)
 
 
 def histogram_table(report: Report) -> ResultTable:

@@ -114,6 +114,11 @@ def source_splits(spec: SourceSpec, whole: bool = False) -> tuple[InputSplit, ..
     return tuple(_file_splits(spec, files, whole))
 
 
+def token_files(spec: SourceSpec) -> tuple[Path, ...]:
+    """Files of token ids that a source reads, in reading order, without their indexes."""
+    return tuple(path for path in source_files(spec) if _kind(path, spec) == "tokens")
+
+
 NO_DOCUMENTS = "no documents: give at least one file, folder or dataset"
 
 
