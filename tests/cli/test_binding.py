@@ -52,6 +52,12 @@ def test_wrong_usage_is_one_sentence_and_status_2(arguments, message, capsys):
     assert message in captured.err
 
 
+def test_a_help_says_once_that_an_option_may_be_repeated():
+    for name, command in COMMANDS.items():
+        for argument in command.assemble_argument_collection():
+            assert argument.parameter.help.lower().count("may be repeated") <= 1, (name, argument.name)
+
+
 def test_a_former_name_sets_the_same_value_and_no_help_shows_it(capsys):
     got = []
 
