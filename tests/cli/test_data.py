@@ -93,30 +93,26 @@ def test_a_mixture_says_what_was_asked_and_what_came_out(
     assert result["settings"]["interleave"]["min_length"] == 2
 
 
-def test_parts_are_told_and_merged(corpus: Path, tokenizer: str, tmp_path: Path) -> None:
+def test_parts_are_told(corpus: Path, tokenizer: str, tmp_path: Path) -> None:
     arguments = ("pack", corpus, "--tokenizer", tokenizer, "--length", 8)
     whole = json.loads(call(*arguments, "--out", tmp_path / "whole", "--json")[0])
-    parts = [tmp_path / f"part{number}" for number in range(2)]
-    printed, _ = call(*arguments, "--out", parts[0], "--shard", "0/2")
+    shared = tmp_path / "shared"
+    printed, _ = call(*arguments, "--out", shared, "--shard", "0/2")
     assert f"of {whole['rows']} sequences are written" in printed
-    # So few rows lie in one file, which is the last machine's.
-    told = json.loads(call(*arguments, "--out", parts[1], "--shard", "1/2", "--json")[0])
-    assert (told["complete"], told["rows"]) == (True, whole["rows"])
-    told = json.loads(call(*arguments, "--out", parts[0], "--shard", "0/2", "--json")[0])
+    told = json.loads(call(*arguments, "--out", shared, "--shard", "0/2", "--json")[0])
     assert told == {
-        "folder": str(parts[0]),
+        "folder": str(shared),
         "complete": False,
         "rows": whole["rows"],
         "rows_there": 0,
         "missing": ["rows-00000.arrow"],
     }
-    merged = json.loads(call("merge", *parts, "--out", tmp_path / "merged", "--json")[0])
-    assert {**merged, "folder": ""} == {**whole, "folder": ""}
+    # So few rows lie in one file, which is the last machine's.
+    told = json.loads(call(*arguments, "--out", shared, "--shard", "1/2", "--json")[0])
+    assert {**told, "folder": ""} == {**whole, "folder": ""}
     for options in (("--shard", "2/2"), ("--shard", "x"), ("--shard", "1")):
         with pytest.raises(RopewalkError, match=r"--shard must be i/n"):
             call(*arguments, "--out", tmp_path / "no", *options)
-    with pytest.raises(RopewalkError, match=r"there is no folder"):
-        call("merge", tmp_path / "nowhere", "--out", tmp_path / "merged")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +175,7 @@ def test_ctrl_c_says_where_the_work_lies_and_how_it_goes_on(
     assert main(command) == 0
 
 
-@pytest.mark.parametrize("command", ["pack", "merge", "stats", "preview"])
+@pytest.mark.parametrize("command", ["pack", "stats", "preview"])
 def test_help_has_an_example(command: str) -> None:
     printed, _ = call(command, "--help")
     assert f"Example: ropewalk data {command}" in printed

@@ -280,7 +280,7 @@ def test_damaged_rows_are_refused(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("above", [False, True])
-@pytest.mark.parametrize("state", ["begun", "planned", "no manifest", "broken manifest", "only a manifest"])
+@pytest.mark.parametrize("state", ["begun", "no manifest", "broken manifest", "only a manifest"])
 def test_unfinished_rows_are_no_documents(copied: Path, corpus: Path, state: str, above: bool) -> None:
     manifest = copied / "manifest.json"
     content = manifest.read_text()
@@ -288,9 +288,9 @@ def test_unfinished_rows_are_no_documents(copied: Path, corpus: Path, state: str
     if state != "no manifest":
         for path in copied.glob("*.arrow"):
             path.unlink()
-    if state in ("begun", "planned"):
+    if state == "begun":
         (copied / "unfinished").mkdir()
-        (copied / "unfinished" / {"begun": "job.json", "planned": "plan.json"}[state]).write_text("{}")
+        (copied / "unfinished" / "job.json").write_text("{}")
     elif state != "no manifest":
         manifest.write_text(content[: len(content) // 2])
     place = copied.parent if above else copied

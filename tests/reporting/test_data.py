@@ -9,13 +9,13 @@ from ropewalk.reporting.tables import ResultTable
 from tests.reporting.data_reports import AFTER, BEFORE, EVIL
 
 
-def test_parts_that_are_missing_are_said_with_what_puts_them_together():
+def test_parts_that_are_missing_are_said_with_what_completes_them():
     result = PackResult(
         Path("out"), reused=False, rows=3, total=1200, missing=("rows-00001.arrow",), manifest=None
     )
     said = [str(each) for each in describe_packed(result)]
     assert said[0].startswith("3 of 1,200 sequences are written")
-    assert "`ropewalk data merge`" in said[0]
+    assert "Run the other shards into this folder" in said[0]
     assert said[-1] == "out"
 
 

@@ -80,20 +80,6 @@ def _so_far(out: Path, token_store: Path | None) -> str:
     return f"the rows packed so far are in {out}{tokens}; run the same command to resume"
 
 
-def merge(
-    parts: Annotated[
-        tuple[Path, ...], Field(description="Output folders of the shards of one pack command.")
-    ],
-    *,
-    out: Annotated[FilePath, Option(metavar="DIR"), Field(description="New folder for the merged rows.")],
-    as_json: JsonFlag = False,
-) -> None:
-    """Merge the shards that several machines packed into separate folders."""
-    from ropewalk.data import run
-
-    _show(run.merge(parts, _context(out)), as_json)
-
-
 def _show(result: PackResult, as_json: bool) -> None:
     from ropewalk.reporting.data import describe_packed
 
@@ -183,7 +169,6 @@ app = make_group(
     "Pack documents into training rows; inspect documents and rows.",
     [
         make_command(pack, "pack", PACK_EXAMPLE),
-        make_command(merge, "merge", "ropewalk data merge part0 part1 part2 part3 --out rows"),
         make_command(stats, "stats", STATS_EXAMPLE),
         make_command(preview, "preview", "ropewalk data preview packed --rows 1 --tokens 40"),
     ],

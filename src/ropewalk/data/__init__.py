@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from ropewalk.data.rows.assemble import PackedRow, assemble_rows, pack_documents
     from ropewalk.data.rows.special_tokens import PackingCounts
     from ropewalk.data.rows.store import pack_rows, prepare_rows
-    from ropewalk.data.rows.stored import PackedRows, ValidationDocuments, merge_parts, open_rows
+    from ropewalk.data.rows.stored import PackedRows, ValidationDocuments, open_rows
     from ropewalk.data.rows.training_rows import row_order, rows_for_step, training_row
-    from ropewalk.data.run import DataPreview, DataStats, PackResult, merge, pack, preview, stats
+    from ropewalk.data.run import DataPreview, DataStats, PackResult, pack, preview, stats
     from ropewalk.data.settings import (
         InterleaveSettings,
         MixtureSettings,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "DataPreview": "run",
     "DataStats": "run",
-    "merge": "run",
     "pack": "run",
     "preview": "run",
     "stats": "run",
@@ -56,7 +55,6 @@ _HOMES = {
     "ValidationSettings": "settings",
     "assemble_rows": "rows.assemble",
     "load_tokenizer": "tokens.tokenise",
-    "merge_parts": "rows.stored",
     "mix": "mixture.mixture",
     "open_rows": "rows.stored",
     "pack_documents": "rows.assemble",
@@ -97,8 +95,6 @@ __all__ = [
     "ValidationSettings",
     "assemble_rows",
     "load_tokenizer",
-    "merge",
-    "merge_parts",
     "mix",
     "open_rows",
     "pack",

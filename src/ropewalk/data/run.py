@@ -1,9 +1,9 @@
-"""Public functions of data preparation: pack documents, merge shards, count documents or rows, preview rows."""
+"""Public functions of data preparation: pack documents, count documents or rows, preview rows."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from ropewalk.data.read.readers import read_texts_and_tokens
 from ropewalk.data.row_preview import RowPreview, preview_row, with_texts
 from ropewalk.data.rows.manifest import summary
 from ropewalk.data.rows.store import Part, Writing, pack_rows
-from ropewalk.data.rows.stored import PackedRows, holds_rows, is_packed, merge_parts, open_rows
+from ropewalk.data.rows.stored import PackedRows, holds_rows, is_packed, open_rows
 from ropewalk.data.settings import PackConfig, PreviewConfig, StatsConfig, processes
 from ropewalk.data.statistics import rows_report, statistics_report, tokenised_statistics
 from ropewalk.data.tokens.samples import sample_token_files
@@ -149,17 +149,6 @@ def pack(config: PackConfig, context: RunContext) -> PackResult:
     with _progress(context) as (read, written):
         made = pack_rows(config, folder, progress=read, written=written)
     return _result(made, reused)
-
-
-def merge(parts: Sequence[Path], context: RunContext) -> PackResult:
-    """Merge the shards that several machines packed into separate folders into the context's output folder.
-
-    Raises:
-        RopewalkError: as in :func:`ropewalk.data.rows.stored.merge_parts`.
-    """
-    if context.output is None:
-        raise RopewalkError("merging needs an output folder; set the run context's output")
-    return _result(merge_parts([part.expanduser() for part in parts], context.output.expanduser()), False)
 
 
 def _result(made: PackedRows | Part, reused: bool) -> PackResult:

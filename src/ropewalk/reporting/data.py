@@ -42,8 +42,7 @@ def describe_packed(result: PackResult) -> Iterator[Part]:
     """Counts of the packed data and its folder, or progress if shards are missing."""
     if result.manifest is None:
         yield Text(
-            f"{result.rows:,} of {result.total:,} sequences are written. Run the other shards into this folder, or "
-            "into other folders that `ropewalk data merge` combines."
+            f"{result.rows:,} of {result.total:,} sequences are written. Run the other shards into this folder."
         )
     else:
         yield from _packed(result.manifest)

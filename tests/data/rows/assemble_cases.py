@@ -1,5 +1,7 @@
 """Documents of numbered tokens, and rows packed from them in memory."""
 
+from dataclasses import fields
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -57,6 +59,10 @@ def packed(
         (alone,) = assemble_rows(plan, corpus, number, number + 1)
         assert alone.input_ids.tolist() == rows[number].input_ids.tolist(), "a row is the same by itself"
         assert alone.masked == rows[number].masked
+        (apart,) = assemble_rows(plan.rows(number, number + 1), corpus, 0, 1)
+        for field in fields(apart):
+            of_both = (getattr(row, field.name) for row in (apart, rows[number]))
+            np.testing.assert_array_equal(*of_both, err_msg=f"{field.name} of a row cut out of the plan")
     counts = plan.counts(corpus.ends)
     added = counts.bos_tokens + counts.eos_tokens + counts.tag_tokens + counts.padding_tokens
     assert counts.document_tokens + added == counts.row_tokens + counts.remainder_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -71,6 +71,7 @@ class Packed:
         settings: the policies.
         special: the tokenizer's special tokens.
         tags: token ids of each source's tag; None for no tags.
+        first_row: number of the first row, if these are some rows of a larger plan.
     """
 
     documents: NDArray[np.int64]
@@ -81,10 +82,33 @@ class Packed:
     settings: PackingSettings
     special: SpecialTokens
     tags: Sequence[NDArray[np.int32]] | None
+    first_row: int = 0
 
     @property
     def num_rows(self) -> int:
         return len(self.plan.padding)
+
+    def rows(self, first: int, stop: int) -> Packed:
+        """The rows ``first <= row < stop`` alone, with only the documents that lie in them."""
+        bounds = self.plan.row_starts[first : stop + 1]
+        pieces = self.plan.pieces.select(slice(int(bounds[0]), int(bounds[-1])))
+        used, items = np.unique(pieces.items, return_inverse=True)
+        added = AddedTokens(*(getattr(self.added, field.name)[used] for field in fields(self.added)))
+        plan = replace(
+            self.plan,
+            row_starts=bounds - bounds[0],
+            pieces=replace(pieces, items=items),
+            padding=self.plan.padding[first:stop],
+            remainder=pieces.select(slice(0)),
+        )
+        return replace(
+            self,
+            documents=self.documents[used],
+            source_ids=self.source_ids[used],
+            added=added,
+            plan=plan,
+            first_row=self.first_row + first,
+        )
 
     def counts(self, ends: DocumentEnds) -> PackingCounts:
         """Count what became of every token; ``ends`` must be those that the documents were packed with."""
@@ -179,7 +203,7 @@ def _row(
     begin = settings.context - settings.room(packed.special)
     if settings.interleave is not None:
         # The number of the row, not of the range, seeds the shuffle, so that rows are equal however they are divided.
-        mixed = interleave(segments, settings.interleave, number)
+        mixed = interleave(segments, settings.interleave, packed.first_row + number)
         content = slice(begin, begin + len(mixed.order))
         ids[content] = ids[content][mixed.order]
         if masked:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.data.cluster import RayCluster, connected
+from ropewalk.data.cluster import RayCluster, connected, wait_until
 from ropewalk.data.mixture.mixture import mix
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.identity import file_digests, inputs_identity
@@ -38,7 +38,7 @@ from ropewalk.data.rows.stored import (
 from ropewalk.data.settings import LATER_FIELDS, PackConfig, RowPolicies, SourceSpec
 from ropewalk.data.tokens.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
 from ropewalk.data.tokens.chat import required_template, token_ids
-from ropewalk.data.tokens.corpus import Corpus, tokenise_splits
+from ropewalk.data.tokens.corpus import Corpus, TokenReader, tokenise_splits
 from ropewalk.data.tokens.samples import sample_token_files
 from ropewalk.data.tokens.split import hold_out
 from ropewalk.data.tokens.tokenise import (
@@ -293,7 +293,7 @@ def _pack_on(
         }
         writer = RowsWriter(folder, manifest, row_files(packed.num_rows, rows_per_file(packed)))
         try:
-            return _write(writer, packed, corpus, validation, config.work.shard, written)
+            return _write(writer, packed, corpus, validation, config.work.shard, cluster, written)
         finally:
             corpus.close()
     except (OSError, RopewalkError):
@@ -359,6 +359,7 @@ def _write(
     corpus: Corpus,
     validation: NDArray[np.int64],
     shard: tuple[int, int],
+    cluster: RayCluster | None,
     written: Writing | None,
 ) -> PackedRows | Part:
     """Write those of this machine's files that are missing, and finish the folder if all files are complete."""
@@ -370,18 +371,50 @@ def _write(
     if not writer.intact(VALIDATION):
         columns = {"input_ids": INT32_LIST, "source": STRING}
         writer.commit(VALIDATION, write_table(folder / VALIDATION, columns, _held_out(corpus, validation)))
-    for file in mine:
-        first, stop = file * per_file, min(rows, (file + 1) * per_file)
-        name = rows_file(file)
-        if not writer.intact(name):
-            writer.commit(name, write_table(folder / name, _COLUMNS, _batches(packed, corpus, first, stop)))
+    total, done = sum(writer.files[file][1] for file in mine), 0
+
+    def count(number: int) -> None:
+        nonlocal done
+        done += number
         if written is not None:
-            written(stop - mine.start * per_file, min(rows, mine.stop * per_file) - mine.start * per_file)
+            written(done, total)
+
+    wanted = []
+    for file in mine:
+        if writer.intact(rows_file(file)):
+            count(writer.files[file][1])
+        else:
+            wanted.append(file)
+    # Made one by one, as tasks are started: a file's share of the plan takes megabytes.
+    parts = (
+        ((folder / rows_file(n)).absolute(), packed.rows(n * per_file, min(rows, (n + 1) * per_file)))
+        for n in wanted
+    )
+    made: Iterator[tuple[tuple[Path, Packed], dict[str, Any]]]
+    if cluster is None:
+        made = ((part, _write_rows(corpus.reader, part)) for part in parts)
+    else:
+        made = cluster.run(_write_rows, corpus.reader, parts)
+    for (path, part), described in made:
+        place = folder / path.name
+        if cluster is not None:
+            wait_until(place.exists, folder)
+        writer.commit(place.name, described)
+        count(part.num_rows)
     missing = writer.finish({VALIDATION, *(rows_file(file) for file in mine)})
     if not missing:
         return open_rows(folder)
     written_rows = sum(count for name, count in writer.files if name not in missing)
     return Part(folder, written_rows, rows, tuple(missing))
+
+
+def _write_rows(corpus: TokenReader, part: tuple[Path, Packed]) -> dict[str, Any]:
+    """Write one file of rows; also a task of Ray."""
+    path, packed = part
+    try:
+        return write_table(path, _COLUMNS, _batches(packed, corpus))
+    finally:
+        corpus.close()
 
 
 def _held_out(corpus: Corpus, validation: NDArray[np.int64]) -> Iterator[dict[str, list[Any]]]:
@@ -401,11 +434,11 @@ def rows_per_file(packed: Packed) -> int:
     return min(most, max(least, -(-packed.num_rows // FILES)))
 
 
-def _batches(packed: Packed, corpus: Corpus, first: int, stop: int) -> Iterator[dict[str, list[Any]]]:
+def _batches(packed: Packed, corpus: TokenReader) -> Iterator[dict[str, list[Any]]]:
     # Batches bound memory only; a row does not depend on its batch.
     step = max(1, BATCH_TOKENS // packed.settings.context)
-    for begin_row in range(first, stop, step):
-        rows = assemble_rows(packed, corpus, begin_row, min(stop, begin_row + step))
+    for first in range(0, packed.num_rows, step):
+        rows = assemble_rows(packed, corpus, first, min(packed.num_rows, first + step))
         yield {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
 
 

@@ -24,8 +24,7 @@ from ropewalk.data.settings import PackingSettings
 from ropewalk.data.tokens.arrow import checked_index, int32_list, open_table
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import FileDigest, damage, digest
-from ropewalk.io.files import new_folder, parse_json, plain_name, remove_left_overs, write_json, writing
-from ropewalk.io.lock import locked
+from ropewalk.io.files import parse_json, plain_name, write_json, writing
 from ropewalk.io.settings import explain
 
 if TYPE_CHECKING:
@@ -241,7 +240,7 @@ def is_unfinished(folder: Path) -> bool:
     if is_packed(folder):
         return False
     return (
-        any((folder / WORK / name).is_file() for name in (JOB, PLAN))
+        (folder / WORK / JOB).is_file()
         # At least five digits: names grow longer from file 100,000 on.
         or any(folder.glob("rows-[0-9][0-9][0-9][0-9][0-9]*.arrow"))
         or _is_broken(folder / MANIFEST)
@@ -267,7 +266,7 @@ def holds_rows(folder: Path) -> bool:
 
 def _not_complete(folder: Path) -> RopewalkError:
     return RopewalkError(
-        f"the rows in {folder} are incomplete; run the same command again for every shard, or merge the shards"
+        f"the rows in {folder} are incomplete; run the same command again, with --shard for every shard"
     )
 
 
@@ -335,10 +334,7 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
 
 
-JOB, PLAN = "job.json", "plan.json"
-
-# Keys that may differ between machines for the same job; the digests of the files establish equal content.
-_MAY_DIFFER = ("digest", "inputs", "versions")
+JOB = "job.json"
 
 
 def row_files(rows: int, per_file: int) -> list[tuple[str, int]]:
@@ -478,10 +474,6 @@ class RowsWriter:
         Raises:
             RopewalkError: if a file is damaged or belongs to other rows.
         """
-        # For merge_parts, which compares the plans of all machines.
-        write_json(
-            self.folder / WORK / PLAN, {**self.manifest, "row_files": [list(each) for each in self.files]}
-        )
         missing = self.missing()
         if is_packed(self.folder):
             # Another process wrote the manifest between our last file and this check.
@@ -508,97 +500,6 @@ class RowsWriter:
         for kind in (".rows-*.arrow", ".validation.*.arrow", ".manifest.*.json"):
             for leftover in self.folder.glob(kind):
                 leftover.unlink(missing_ok=True)
-
-
-def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
-    """Merge the shards that several machines packed into separate folders.
-
-    Args:
-        parts: the machines' folders, each with the files of its shard.
-        folder: a new folder, into which the files are copied.
-
-    Raises:
-        RopewalkError: if a folder has no finished shard, the shards belong to different jobs, a file is in none of
-            the folders, or ``folder`` cannot be written.
-    """
-    plans = [_plan(part) for part in parts]
-    for part, plan in zip(parts[1:], plans[1:], strict=True):
-        compared = {key: value for key, value in plans[0].items() if key not in _MAY_DIFFER}
-        _refuse_other(part, plan, compared, f"is no part of the same rows as {parts[0]}: it is")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RopewalkError(f"{folder} is not empty; give a new folder for the merged rows")
-    files = plans[0].pop("row_files")
-    writer = RowsWriter(folder, plans[0], files)
-    try:
-        committed = [_committed_files(part, writer) for part in parts]
-    except (KeyError, TypeError) as error:
-        raise RopewalkError(f"the record of a part is damaged ({error!r}); pack it again") from error
-    found = {
-        name: next(
-            ((part, files[name]) for part, files in zip(parts, committed, strict=True) if name in files), None
-        )
-        for name in writer.names
-    }
-    missing = [name for name, holder in found.items() if holder is None]
-    if missing:
-        others = f" and {len(missing) - 1} more files are" if len(missing) > 1 else " is"
-        raise RopewalkError(
-            f"{missing[0]}{others} missing from all given folders; give the folder of every shard"
-        )
-    # Merged in a new folder that is renamed at the end, so that the destination is never partly filled.
-    with locked(folder.parent, file=folder.name):
-        remove_left_overs(folder.parent, folder.name)
-        with new_folder(folder) as fresh:
-            writer = RowsWriter(fresh, plans[0], files)
-            # Created for the records that commit writes.
-            (fresh / WORK).mkdir()
-            for name, holder in found.items():
-                assert holder is not None
-                part, described = holder
-                shutil.copyfile(part / name, fresh / name)
-                # Checked after copying, which finds damage to the original and to the copy.
-                if damage(fresh / name, FileDigest(**described)) is not None:
-                    raise RopewalkError(f"{part / name} is damaged; run its shard again")
-                writer.commit(name, described)
-            writer.finish(writer.names)
-    return open_rows(folder)
-
-
-def _committed_files(part: Path, rows: RowsWriter) -> dict[str, dict[str, Any]]:
-    """Size and digest of every complete file of a part, by name."""
-    if is_packed(part):
-        manifest = _read(part / MANIFEST)
-        files = [*manifest["row_files"], manifest["validation_file"]]
-        known = {each["name"]: {key: each[key] for key in ("bytes", "sha256")} for each in files}
-        return {name: known[name] for name in rows.names if name in known}
-    existing = RowsWriter(part, rows.manifest, rows.files)
-    found = {name: existing.committed(name) for name in existing.names}
-    return {name: described for name, described in found.items() if described is not None}
-
-
-def _plan(part: Path) -> dict[str, Any]:
-    if not part.is_dir():
-        raise RopewalkError(f"there is no folder {str(part)!r}")
-    complete = is_packed(part)
-    path = part / MANIFEST if complete else part / WORK / PLAN
-    if not path.is_file():
-        raise RopewalkError(f"{part} contains no finished shard of rows; run its shard to the end first")
-    plan = _read(path)
-    if plan.get("format") != FORMAT or plan.get("format_version") != FORMAT_VERSION:
-        raise RopewalkError(f"{path} is of another version; pack again")
-    try:
-        if complete:
-            # One shard can be the whole job, if all rows fit into one file.
-            plan = {key: value for key, value in plan.items() if key != "validation_file"}
-            listed = [(each["name"], each["rows"]) for each in plan["row_files"]]
-        else:
-            listed = [(name, rows) for name, rows in plan["row_files"]]
-        return {**plan, "row_files": listed_files(path, listed)}
-    # A RopewalkError is a ValueError too, and already says what is wrong.
-    except RopewalkError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise RopewalkError(f"{path} is damaged: {error}; pack again") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,43 @@ Reader = Callable[[InputSplit, int], Iterator[Record]]
 """Yields the records of a split after skipping the first ones, like ``read_input_split``."""
 
 
+class TokenReader:
+    """Reads the documents' tokens, without their index; another process that gets it opens the shards itself.
+
+    Args:
+        paths: the shards, in order.
+        starts: number of the first document of each shard, and the number of all documents.
+    """
+
+    def __init__(self, paths: Sequence[Path], starts: Sequence[int]) -> None:
+        self._paths = paths
+        self._starts = starts
+        self._open: OrderedDict[int, TokenFile] = OrderedDict()
+
+    def read_tokens(self, number: int, first: int, out: NDArray[np.int32]) -> None:
+        """As in :class:`Corpus`."""
+        shard = bisect_right(self._starts, number) - 1
+        file = self._open.get(shard)
+        if file is None:
+            # The shard that was used least recently goes first: rows read documents from many shards in turn.
+            while len(self._open) >= OPEN_SHARDS:
+                self._open.popitem(last=False)[1].close()
+            file = self._open[shard] = TokenFile(self._paths[shard])
+        else:
+            self._open.move_to_end(shard)
+        file.read(int(file.offsets[number - self._starts[shard]]) + first, out)
+
+    def close(self) -> None:
+        """Close the shards' files; later reads open them again."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Absolute, because another process may have another working directory.
+        paths = [path.absolute() for path in self._paths]
+        return {"_paths": paths, "_starts": self._starts, "_open": OrderedDict()}
+
+
 class Corpus:
     """All documents in reading order: an index in memory (36 bytes a document), token ids on disk.
 
@@ -78,14 +115,15 @@ class Corpus:
         reading: numbers of documents read and of records skipped.
         splits: number of input splits that the documents come from.
         digest: SHA-256 over ids, lengths, sources and hashes of all documents; equal on every machine.
+        reader: reads the tokens.
     """
 
     def __init__(self, shards: deque[TokenShard], splits: int) -> None:
         """Concatenate the shards' indexes; empties ``shards`` on the way, so that no index is held twice for long."""
         self.splits = splits
-        self._paths = [shard.path for shard in shards]
-        self._starts = [0, *accumulate(len(shard.lengths) for shard in shards)]
-        documents = self._starts[-1]
+        starts = [0, *accumulate(len(shard.lengths) for shard in shards)]
+        self.reader = TokenReader([shard.path for shard in shards], starts)
+        documents = starts[-1]
         self.lengths = np.empty(documents, np.int64)
         self.source_ids = np.empty(documents, np.int32)
         self.hashes = np.empty(documents, np.uint64)
@@ -95,7 +133,7 @@ class Corpus:
         self.reading = ReadingCounts(documents)
         state = hashlib.sha256()
         sources: dict[str, int] = {}
-        for start, stop in zip(self._starts, self._starts[1:], strict=False):
+        for start, stop in pairwise(starts):
             shard = shards.popleft()
             state.update(bytes.fromhex(shard.digest))
             self.reading.empty_documents += shard.empty_documents
@@ -111,7 +149,6 @@ class Corpus:
             array.flags.writeable = False
         self.sources = tuple(sources)
         self.digest = state.hexdigest()
-        self._open: OrderedDict[int, TokenFile] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -140,25 +177,11 @@ class Corpus:
         Raises:
             RopewalkError: if its shard is missing.
         """
-        shard = bisect_right(self._starts, number) - 1
-        file = self._open.get(shard)
-        if file is None:
-            # The shard that was used least recently goes first: rows read documents from many shards in turn.
-            while len(self._open) >= OPEN_SHARDS:
-                self._open.popitem(last=False)[1].close()
-            file = self._open[shard] = TokenFile(self._paths[shard])
-        else:
-            self._open.move_to_end(shard)
-        file.read(int(file.offsets[number - self._starts[shard]]) + first, out)
+        self.reader.read_tokens(number, first, out)
 
     def close(self) -> None:
         """Close the shards' files; later reads open them again."""
-        while self._open:
-            self._open.popitem()[1].close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle without open files; another process opens the shards itself."""
-        return {**self.__dict__, "_open": OrderedDict()}
+        self.reader.close()
 
 
 def tokenise_splits(
