@@ -1,17 +1,24 @@
 """Wrong configs of every family: each is refused in one sentence before weights are read, and none ends otherwise."""
 
+import contextlib
 import json
 import random
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config_file import config_from_json
+from ropewalk.models.config import NUMBERS_OF_EXPERTS
+from ropewalk.models.config_file import MAY_BE_DENSE, config_from_json
+from ropewalk.models.load import load_model
 from ropewalk.models.support import ModelsSettings, supported
+from tests.marks import slow_after
+from tests.models.every_family import tiny_config
 
 COUNTS = {
     "max_position_embeddings": (0, -1, "4k"),
@@ -26,6 +33,11 @@ ROPE = (
     {"rope_type": "linear", "factor": 0.0}, {"rope_wobble": 3},
 )  # fmt: skip
 PER_FAMILY = 4
+GEMMA_3 = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+"""What the class of Gemma 3 supplies."""
 
 
 def wrong(text: dict[str, Any]) -> list[dict[str, Any]]:
@@ -65,12 +77,65 @@ def wrong(text: dict[str, Any]) -> list[dict[str, Any]]:
         ("laguna", {"num_attention_heads_per_layer": [48] * 39}, "_per_layer lists 39 layers.* layer 39 has no"),
         ("minimax", {"layer_types": ["linear_attention"] * 5}, "layer_types lists 5 layers"),
         ("doge", {"rope_parameters": {"rope_theta": [1e4]}}, r"rope_theta .* got \[10000.0\]"),
+        ("granite", {"attention_multiplier": 0}, "attention_multiplier is 0 in the config, but must be above 0"),
+        ("falcon_h1", {"key_multiplier": 0.0}, "key_multiplier is 0.0"),
+        ("cohere", {"logit_scale": -0.5}, "logit_scale is -0.5"),
+        ("llama", {"vocab_size": 0}, "vocab_size is 0 in the config, but must be at least 1"),
+        ("mixtral", {"num_local_experts": 0}, "num_local_experts is 0 in the config, .* at least 1: layers of mixtral"),
+        ("deepseek_v3", {"n_routed_experts": -1}, "n_routed_experts is -1"),
+        ("qwen3_next", {"linear_num_key_heads": 3}, "value_heads is 32 in the config for layer 0, .* a multiple .* 3$"),
+        ("qwen3_next", {"layer_types": ["full_attention", "linear_attention"] * 24, "linear_num_key_heads": 64},
+         "value_heads is 32 in the config for layer 1, .* a multiple of linear_num_key_heads, 64"),
+        ("qwen3_5_text", {"linear_key_head_dim": 0}, "linear_key_head_dim is 0"),
+        ("qwen3_next", {"layer_types": ["linear_attention"] * 48}, "linear_attention for each of its 48 layers"),
+        ("gemma3_text", {"rope_parameters": {**GEMMA_3, "chunked_attention": {"rope_theta": 5.0}}},
+         r"\{'rope_theta': 5.0\} for layers of type chunked_attention, which gemma3_text does not have"),
+        ("gemma3_text", {"rope_parameters": {**GEMMA_3, "sliding_attention": {"rope_theta": 5e5}},
+                         "layer_types": ["full_attention"] * 26},
+         "'rope_theta': 500000.0.* for layers of type sliding_attention, which .* of type full_attention; remove"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(family: str, change: dict[str, Any], named: str) -> None:
     raw = {**json.loads(CONFIG_MAPPING[family]().to_json_string()), **change}
     with pytest.raises(RopewalkError, match=named):
         config_from_json(raw, family)
+
+
+def test_wrong_values_are_refused_before_weights_are_read(tmp_path: Path) -> None:
+    """The folder has none."""
+    CONFIG_MAPPING["granite"](attention_multiplier=0.0).save_pretrained(tmp_path)
+    with pytest.raises(RopewalkError, match=r"attention_multiplier is 0\.0"):
+        load_model(tmp_path)
+
+
+def test_entries_that_the_class_supplies_need_no_layer() -> None:
+    """A model that transformers has saved states them; without full attention, there is nothing to extend."""
+    for kind, said in (
+        ("full_attention", []),
+        ("sliding_attention", ["has no layer of type full_attention"]),
+    ):
+        config = CONFIG_MAPPING["gemma3_text"](layer_types=[kind] * 26)
+        read = config_from_json(json.loads(config.to_json_string()), "gemma3_text")
+        assert set(read.methods) == set(GEMMA_3)
+        refused = read.training_refusals(4096)
+        assert len(refused) == len(said)
+        assert all(text in refusal for text, refusal in zip(said, refused, strict=True))
+
+
+@pytest.mark.parametrize("family", ["mixtral", *slow_after(2, sorted(MAY_BE_DENSE))])
+def test_model_types_that_may_be_dense_run_without_experts(family: str) -> None:
+    config = tiny_config(family)
+    text = config.get_text_config()
+    key = next(key for key in NUMBERS_OF_EXPERTS if key in text.to_dict())
+    setattr(text, key, 0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    runs = (
+        contextlib.nullcontext()
+        if family in MAY_BE_DENSE
+        else pytest.raises(RuntimeError, match="out of range")
+    )
+    with torch.no_grad(), runs:
+        model(torch.ones(1, 6, dtype=torch.long), use_cache=False)
 
 
 @pytest.mark.slow

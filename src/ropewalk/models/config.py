@@ -659,6 +659,12 @@ class ModelConfig:
                 "makes every layer see its whole document, which training must then teach it; or keep the windows and "
                 f"stay within {widest:,} tokens"
             )
+        kinds = sorted({layer.kind for layer in self.layers})
+        if FULL in self.methods and FULL not in kinds:
+            refused.append(
+                f"has no layer of type {FULL}, whose RoPE a longer context changes; its layers are of type "
+                f"{' and '.join(kinds)}"
+            )
         if self.rotates_in_windows_alone(context) and not keeps_rope:
             refused.append(
                 "has RoPE only in layers with a window, where no distance grows with the context: another RoPE "
@@ -757,14 +763,20 @@ def layer_values(text: Any) -> dict[str, Any]:
     return {**layers, "no_rope_layers": list(rotating)} if rotating else layers
 
 
+RECURRENT_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
+"""Keys for the heads of gated DeltaNet; each key head serves the same number of value heads."""
 COUNTS = (
-    *("max_position_embeddings", "hidden_size", "num_attention_heads"),
+    *("vocab_size", "max_position_embeddings", "hidden_size", "num_attention_heads"),
     *("head_dim", "v_head_dim", "kv_lora_rank", "decoder_sparse_step"),
     *("linear_conv_kernel_dim", "mamba_d_conv", "conv_L_cache"),
+    *(*RECURRENT_HEADS, "linear_key_head_dim", "linear_value_head_dim"),
 )
 """Keys whose whole numbers must be at least 1."""
-ABOVE_0 = ("attn_logit_softcapping", "query_pre_attn_scalar", "floor_scale")
-"""Keys of numbers that scores or positions are divided by."""
+ABOVE_0 = (
+    *("attn_logit_softcapping", "query_pre_attn_scalar", "floor_scale"),
+    *("attention_multiplier", "key_multiplier", "embedding_multiplier", "logits_scaling", "logit_scale"),
+)
+"""Keys of numbers that scores, positions, embeddings or logits are multiplied or divided by."""
 
 
 def check_layers(config: Mapping[str, Any]) -> None:
@@ -819,9 +831,26 @@ def check_layers(config: Mapping[str, Any]) -> None:
         raise RopewalkError(
             f"sliding_window_pattern is {pattern!r} in the config, but must be a whole number or letters"
         )
+    check_recurrent_heads(config, kinds)
     _check_heads_of_layers(config)
     _check_list(config, "layer_types", str, "the name of a type")
     _check_list(config, "no_rope_layers", int, "1 for a layer with RoPE and 0 for one without")
+
+
+def check_recurrent_heads(config: Mapping[str, Any], kinds: Sequence[str]) -> None:
+    """Raise if the key heads of gated DeltaNet cannot share its value heads evenly.
+
+    Args:
+        config: values of the decoder.
+        kinds: its layer types, to name the first layer concerned.
+    """
+    keys, values = (config.get(key) for key in RECURRENT_HEADS)
+    if type(keys) is int and type(values) is int and values % keys:
+        where = f" for layer {kinds.index('linear_attention')}" if "linear_attention" in kinds else ""
+        raise RopewalkError(
+            f"linear_num_value_heads is {values} in the config{where}, but must be a multiple of linear_num_key_heads, "
+            f"{keys}"
+        )
 
 
 def _check_heads_of_layers(config: Mapping[str, Any]) -> None:

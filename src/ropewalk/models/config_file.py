@@ -27,12 +27,15 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import check_model_place, not_found
 from ropewalk.models.config import (
     FULL,
+    HYBRID,
+    NUMBERS_OF_EXPERTS,
     RECURRENT,
     SERVED,
     SLIDING,
     ModelConfig,
     check_layers,
     check_list_lengths,
+    check_recurrent_heads,
     decoder_key,
     layer_values,
     shape_values,
@@ -77,6 +80,11 @@ ROTARY_DIM_SINCE = {"minimax_m2": "5.18"}
 UNDERSTOOD = {*ROPE_KEYS, *ALIASES, *ATTENTION_KEYS, "rotary_dim"}
 WITHOUT_ROPE = (None, "absolute", "alibi", "nope", "relative_key", "relative_key_query")
 """Values of ``position_embedding_type``; GraniteMoeHybrid writes null if it has no RoPE."""
+MAY_BE_DENSE = (
+    *("doge", "flint", "gemma4_text", "granitemoehybrid", "longcat_flash"),
+    *("qwen2_moe", "qwen3_moe", "qwen3_next"),
+)
+"""Model types that take 0 experts for a decoder without any."""
 
 
 def read_model_config(model: str, at: str | os.PathLike[str] | None = None) -> ModelConfig:
@@ -127,6 +135,9 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
     _refuse_without_rope(model, text)
     _refuse_unknown_keys(decoder, type(text))
     _refuse_other_layers(model, decoder, text)
+    _refuse_without_attention(model, text)
+    check_recurrent_heads(text.to_dict(), layer_values(text)["layer_types"])
+    _refuse_idle_rope(model, decoder, text)
     values, defaults = completed(decoder, text)
     # The file of a whole model may state the dtype outside the decoder's part.
     dtype = raw.get("dtype") or raw.get("torch_dtype")
@@ -228,6 +239,7 @@ def _check_stated(decoder: Mapping[str, Any], config_class: Any) -> None:
     """Raise for values that are wrong on their own, before a class hides them or reports a different problem."""
     stated = under_known_names(decoder)
     check_layers(stated)
+    _refuse_no_experts(stated, config_class)
     heads, kv_heads = stated.get("num_attention_heads"), stated.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(kv_heads, int) and (kv_heads < 1 or heads % kv_heads):
         raise RopewalkError(
@@ -306,6 +318,53 @@ def _refuse_other_layers(model: str, decoder: Mapping[str, Any], text: Any) -> N
             raise RopewalkError(
                 f"layer {number} of {model} is {kind!r} in layer_types, but {other!r} to transformers' "
                 f"{type(text).__name__}; correct the file, or a load computes something else than it says"
+            )
+
+
+def _refuse_no_experts(stated: Mapping[str, Any], config_class: Any) -> None:
+    """Raise for 0 experts where a token has to choose from them."""
+    routes = {field.name for field in fields(config_class)} | set(config_class.attribute_map)
+    if config_class.model_type in MAY_BE_DENSE:
+        return
+    for key in NUMBERS_OF_EXPERTS:
+        experts = stated.get(key)
+        if key in routes and type(experts) is int and experts < 1:
+            raise RopewalkError(
+                f"{key} is {experts} in the config, but must be at least 1: layers of {config_class.model_type} route "
+                "tokens to experts"
+            )
+
+
+def _refuse_without_attention(model: str, text: Any) -> None:
+    """Raise for a hybrid model all of whose layers are recurrent."""
+    kinds = layer_values(text)["layer_types"]
+    if set(kinds) <= set(RECURRENT) - {HYBRID}:
+        raise RopewalkError(
+            f"{model} has no attention and so no RoPE: layer_types is {' or '.join(sorted(set(kinds)))} for each of "
+            f"its {len(kinds)} layers, 0 to {len(kinds) - 1}"
+        )
+
+
+def _refuse_idle_rope(model: str, decoder: Mapping[str, Any], text: Any) -> None:
+    """Raise for the RoPE of a layer type that no layer has.
+
+    What the class supplies by itself is accepted: every written config of Gemma 3 has it, whatever its layers are.
+    """
+    kinds = layer_values(text)["layer_types"]
+    idle = [kind for kind in _nested(decoder.get("rope_parameters")) if kind not in kinds]
+    if not idle:
+        return
+    own = build(model, type(text), {key: value for key, value in decoder.items() if key not in ROPE_KEYS})
+    supplied, held = (
+        {kind: {"rope_type": "default", **entry} for kind, entry in _nested(each.rope_parameters).items()}
+        for each in (own, text)
+    )
+    for kind in idle:
+        if kind not in supplied or held.get(kind) != supplied[kind]:
+            raise RopewalkError(
+                f"rope_parameters has {dict(decoder['rope_parameters'][kind])} for layers of type {kind}, which "
+                f"{model} does not have: its layers are of type {' and '.join(sorted(set(kinds)))}; remove the entry, "
+                "or correct layer_types"
             )
 
 
