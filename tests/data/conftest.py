@@ -1,5 +1,7 @@
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -24,3 +26,16 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"no real text at {SHARED}")
     return SHARED
+
+
+@pytest.fixture
+def corpus_folder(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for file in range(4):
+        with (folder / f"{file}.jsonl").open("w", encoding="utf-8") as out:
+            for number, length in enumerate(random.integers(0, 400, 40)):
+                text = f"[{file}.{number}] ".ljust(int(length), "abc"[number % 3])
+                out.write(json.dumps({"text": text, "source": "ab"[number % 2]}) + "\n")
+    return folder

@@ -6,12 +6,14 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.data.attention_share import ideal_speedup, share_of_documents, share_of_rows, skipped
+from ropewalk.data.disk_arrays import chunks
 from ropewalk.data.read.documents import TokenisedDocument, token_hash
 from ropewalk.data.rows.assemble import PADDING, PackedRow
 from ropewalk.data.settings import PackingSettings
@@ -20,6 +22,9 @@ from ropewalk.errors import RopewalkError
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 LONG_LENGTHS = (4096, 16384, 65536, 131072)
 """Lengths in tokens above which documents count as long in ``long_shares``."""
+
+RANGE_DOCUMENTS = 1 << 24
+"""Documents that are searched for repeats at a time."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +244,7 @@ def packed_statistics(rows: Rows, progress: Callable[[int], None] | None = None)
         sources=by_source,
         rows=len(rows),
         documents_per_row=total.documents / len(rows) if len(rows) else None,
-        documents_per_row_quantiles=_quantiles(np.array(per_row, np.int64)),
+        documents_per_row_quantiles=_quantiles(*np.unique(np.array(per_row, np.int64), return_counts=True)),
         row_length=rows.settings.context,
         attention_share=attention,
         repeats=Repeats(mixture["repeated_documents"], mixture["repeated_tokens"], mixture["most_times"]),
@@ -350,56 +355,96 @@ def _by_source(
     sources: Sequence[str],
     trained: NDArray[np.int64] | None,
 ) -> tuple[SourceStatistics, dict[str, SourceStatistics]]:
-    counts = np.bincount(source_ids, minlength=len(sources))
-    if len(counts) > len(sources):
-        raise RopewalkError(f"source ids must be from 0 to {len(sources) - 1}, got {len(counts) - 1}")
+    if len(source_ids) and int(source_ids.max()) >= len(sources):
+        raise RopewalkError(f"source ids must be from 0 to {len(sources) - 1}, got {int(source_ids.max())}")
+    targets = None if trained is None else _sums(trained, source_ids, len(sources))
+    bounds, values, times = _distinct(lengths, source_ids, len(sources))
     documents, tokens = len(lengths), int(lengths.sum())
-    # One sort, so that the work does not grow with the number of sources.
-    groups = np.split(lengths[np.argsort(source_ids, kind="stable")], np.cumsum(counts)[:-1])
-    # Not strict: for an empty list of sources np.split still gives one group.
-    found = [(name, each) for name, each in zip(sources, groups, strict=False) if len(each)]
-    found.sort(key=lambda item: (-int(item[1].sum()), item[0]))
-    targets: dict[str, int] = {}
-    if trained is not None:
-        sums = np.zeros(len(sources), np.int64)
-        np.add.at(sums, source_ids, trained)
-        targets = dict(zip(sources, sums.tolist(), strict=True))
+    found = []
+    for source, (start, stop) in enumerate(pairwise(bounds.tolist())):
+        if start < stop:
+            own = None if targets is None else int(targets[source])
+            each = _source_statistics(values[start:stop], times[start:stop], documents, tokens, own)
+            found.append((sources[source], each))
+    found.sort(key=lambda item: (-item[1].tokens, item[0]))
+    all_values, index = np.unique(values, return_inverse=True)
     all_targets = None if trained is None else int(trained.sum())
-    return (
-        _source_statistics(lengths, documents, tokens, all_targets),
-        {name: _source_statistics(each, documents, tokens, targets.get(name)) for name, each in found},
+    total = _source_statistics(
+        all_values, _sums(times, index, len(all_values)), documents, tokens, all_targets
     )
+    return total, dict(found)
+
+
+def _sums(values: NDArray[np.int64], groups: NDArray[np.integer], count: int) -> NDArray[np.int64]:
+    """Sum of the values in each group; exact, unlike bincount with weights, which goes through float64."""
+    sums = np.zeros(count, np.int64)
+    for part in chunks(len(values)):
+        np.add.at(sums, groups[part], values[part])
+    return sums
+
+
+def _distinct(
+    lengths: NDArray[np.int64], source_ids: NDArray[np.int32], sources: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct lengths of each source and how often they occur: far fewer than documents, and all statistics need.
+
+    Returns:
+        int64 ``[sources + 1]``, where the lengths of each source begin; the lengths, ascending within each source; and
+        the number of documents of each.
+    """
+    width = int(lengths.max(initial=0)) + 1
+    keys, times = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for part in chunks(len(lengths)):
+        new, counts = np.unique(source_ids[part].astype(np.int64) * width + lengths[part], return_counts=True)
+        keys, index = np.unique(np.concatenate([keys, new]), return_inverse=True)
+        times = _sums(np.concatenate([times, counts]), index, len(keys))
+    return np.searchsorted(keys, np.arange(sources + 1) * width), keys % width, times
 
 
 def _source_statistics(
-    lengths: NDArray[np.int64], all_documents: int, all_tokens: int, trained_tokens: int | None
+    values: NDArray[np.int64],
+    times: NDArray[np.int64],
+    all_documents: int,
+    all_tokens: int,
+    trained_tokens: int | None,
 ) -> SourceStatistics:
-    documents, tokens = len(lengths), int(lengths.sum())
+    """Statistics of documents whose distinct lengths are ``values``, ascending, each occurring ``times``."""
+    documents, each = int(times.sum()), values * times
+    tokens = int(each.sum())
     return SourceStatistics(
         documents=documents,
         tokens=tokens,
         mixture_ratio=_ratio(documents, all_documents),
         token_ratio=_ratio(tokens, all_tokens),
         mean_length=_ratio(tokens, documents),
-        length_quantiles=_quantiles(lengths),
-        long_shares={str(n): _ratio(int(lengths[lengths > n].sum()), tokens) for n in LONG_LENGTHS},
-        histogram=_histogram(lengths),
+        length_quantiles=_quantiles(values, times),
+        long_shares={str(n): _ratio(int(each[values > n].sum()), tokens) for n in LONG_LENGTHS},
+        histogram=_histogram(values, times),
         trained_tokens=trained_tokens,
     )
 
 
-def _quantiles(values: NDArray[np.int64]) -> dict[str, float]:
-    found = np.quantile(values, QUANTILES) if len(values) else np.full(len(QUANTILES), math.nan)
+def _quantiles(values: NDArray[np.int64], times: NDArray[np.int64]) -> dict[str, float]:
+    """As numpy.quantile gives them of all values, each repeated as often as it occurs."""
+    ends = np.cumsum(times)
+    found = np.full(len(QUANTILES), math.nan)
+    for number, quantile in enumerate(QUANTILES if len(values) else ()):
+        place = quantile * (int(ends[-1]) - 1)
+        # Between two neighbours in order, as numpy interpolates.
+        pair = [
+            values[np.searchsorted(ends, at, side="right")] for at in (math.floor(place), math.ceil(place))
+        ]
+        found[number] = np.quantile(pair, place - math.floor(place))
     return {f"{quantile:g}": float(value) for quantile, value in zip(QUANTILES, found, strict=True)}
 
 
-def _histogram(lengths: NDArray[np.int64]) -> list[LengthBin]:
-    if len(lengths) == 0:
+def _histogram(values: NDArray[np.int64], times: NDArray[np.int64]) -> list[LengthBin]:
+    if len(values) == 0:
         return []
     # frexp gives n = m * 2**e with m in [0.5, 1), so the bin [2**(e-1), 2**e); a length of 0 gets e = 0.
-    exponents = np.frexp(lengths.astype(np.float64))[1]
-    documents = np.bincount(exponents)
-    tokens = np.bincount(exponents, weights=lengths)
+    exponents = np.frexp(values.astype(np.float64))[1]
+    documents = _sums(times, exponents, int(exponents.max()) + 1)
+    tokens = _sums(values * times, exponents, len(documents))
     first = int(exponents.min())
     return [
         LengthBin(2 ** (e - 1) if e else 0, 2**e, int(documents[e]), int(tokens[e]))
@@ -408,14 +453,25 @@ def _histogram(lengths: NDArray[np.int64]) -> list[LengthBin]:
 
 
 def _repeats(lengths: NDArray[np.int64], hashes: NDArray[np.uint64]) -> Repeats:
-    # All empty texts have the same hash; do not count them as repeats.
-    lengths, hashes = lengths[lengths > 0], hashes[lengths > 0]
-    _, firsts, times = np.unique(hashes, return_index=True, return_counts=True)
-    return Repeats(
-        documents=int((times > 1).sum()),
-        tokens=int(lengths.sum() - lengths[firsts].sum()),
-        most=int(times.max(initial=0)),
-    )
+    documents = tokens = most = 0
+    # Equal hashes lie in one range of hashes, and one range at a time fits into memory.
+    ranges = max(1, -(-len(hashes) // RANGE_DOCUMENTS))
+    for number in range(ranges):
+        low, high = (np.uint64(min((number + n) * 2**64 // ranges, 2**64 - 1)) for n in (0, 1))
+        last = number == ranges - 1
+        own_hashes, own_lengths = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+        for part in chunks(len(hashes)):
+            values, sizes = hashes[part], lengths[part]
+            # All empty texts have the same hash; do not count them as repeats.
+            own = (sizes > 0) & (values >= low) & ((values < high) | last)
+            own_hashes.append(values[own])
+            own_lengths.append(sizes[own])
+        sizes = np.concatenate(own_lengths)
+        _, firsts, times = np.unique(np.concatenate(own_hashes), return_index=True, return_counts=True)
+        documents += int((times > 1).sum())
+        tokens += int(sizes.sum() - sizes[firsts].sum())
+        most = max(most, int(times.max(initial=0)))
+    return Repeats(documents, tokens, most)
 
 
 def _ratio(part: int, whole: int) -> float:

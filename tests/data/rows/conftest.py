@@ -8,19 +8,6 @@ import pytest
 
 
 @pytest.fixture
-def corpus_folder(tmp_path: Path) -> Path:
-    random = np.random.default_rng(0)
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for file in range(4):
-        with (folder / f"{file}.jsonl").open("w", encoding="utf-8") as out:
-            for number, length in enumerate(random.integers(0, 400, 40)):
-                text = f"[{file}.{number}] ".ljust(int(length), "abc"[number % 3])
-                out.write(json.dumps({"text": text, "source": "ab"[number % 2]}) + "\n")
-    return folder
-
-
-@pytest.fixture
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many files of rows from few tokens."""
     monkeypatch.setattr("ropewalk.data.rows.store.LEAST_FILE_TOKENS", 1024)

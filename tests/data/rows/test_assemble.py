@@ -182,3 +182,12 @@ def test_every_option_accounts_for_every_token(
     if policy == "split" and settings.remainder == "pad":
         assert sum(map(len, found.values())) == sum(sizes), "nothing is left out"
         assert counts.remainder_tokens == 0
+
+
+def test_rows_cut_out_of_a_plan_are_shuffled_as_in_the_whole() -> None:
+    """``packed`` compares each row with the one that it cuts out of the plan."""
+    settings = PackingSettings(
+        context=64, pattern="intra_document", interleave=InterleaveSettings(min_length=8, max_length=64)
+    )
+    rows, _ = packed(numbered([20, 17, 30, 25] * 6), settings)
+    assert len(rows) > 5

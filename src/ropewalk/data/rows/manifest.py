@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ropewalk.data.disk_arrays import chunks
 from ropewalk.data.mixture.mixture import Mixture
 from ropewalk.data.rows.special_tokens import PackingCounts
 from ropewalk.data.statistics import length_statistics
@@ -39,11 +40,11 @@ def length_states(
         # The whole corpus in its own order needs no copy of its index.
         chosen = slice(None) if len(numbers) == len(corpus) and mixed is None else numbers
         found = length_statistics(
-            corpus.lengths[chosen],
-            corpus.source_ids[chosen],
+            corpus.arrays.take(corpus.lengths, chosen),
+            corpus.arrays.take(corpus.source_ids, chosen),
             corpus.sources,
             row_length=context,
-            hashes=None if hashes is None else hashes[chosen],
+            hashes=None if hashes is None else corpus.arrays.take(hashes, chosen),
         )
         plain: dict[str, Any] = _plain(asdict(found))
         return plain
@@ -101,12 +102,13 @@ def _of_libraries() -> dict[str, str]:
 
 def _split_counts(split: Split, corpus: Corpus) -> dict[str, int]:
     held = int(corpus.lengths[split.validation].sum())
+    kept = sum(int(corpus.lengths[split.training[part]].sum()) for part in chunks(len(split.training)))
     return {
         "training_documents": len(split.training),
         "validation_documents": len(split.validation),
         "withheld_duplicates": split.withheld_duplicates,
         "validation_tokens": held,
-        "withheld_tokens": int(corpus.lengths.sum() - corpus.lengths[split.training].sum()) - held,
+        "withheld_tokens": int(corpus.lengths.sum()) - kept - held,
     }
 
 
@@ -114,6 +116,10 @@ def _mixture_counts(
     training: NDArray[np.int64], documents: NDArray[np.int64], corpus: Corpus
 ) -> dict[str, int]:
     """Counts of documents that the mixture leaves out or repeats."""
+    if documents is training:
+        once = int(len(training) > 0)
+        counts = ("unread_documents", "unread_tokens", "repeated_documents", "repeated_tokens")
+        return {**dict.fromkeys(counts, 0), "most_times": once}
     times = np.bincount(documents, minlength=len(corpus.lengths))[training]
     lengths = corpus.lengths[training]
     return {
@@ -126,11 +132,12 @@ def _mixture_counts(
 
 
 def _totals(corpus: Corpus, documents: NDArray[np.int64]) -> dict[str, dict[str, int]]:
-    ids, lengths = corpus.source_ids[documents], corpus.lengths[documents]
-    counts = np.bincount(ids, minlength=len(corpus.sources))
-    tokens = np.zeros(len(corpus.sources), np.int64)
-    # add.at sums integers exactly; bincount with weights would go through float64.
-    np.add.at(tokens, ids, lengths)
+    counts, tokens = (np.zeros(len(corpus.sources), np.int64) for _ in range(2))
+    for part in chunks(len(documents)):
+        ids, lengths = corpus.source_ids[documents[part]], corpus.lengths[documents[part]]
+        counts += np.bincount(ids, minlength=len(counts))
+        # add.at sums integers exactly; bincount with weights would go through float64.
+        np.add.at(tokens, ids, lengths)
     return {
         name: {"documents": int(counts[i]), "tokens": int(tokens[i])}
         for i, name in enumerate(corpus.sources)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ropewalk.data.disk_arrays import DiskArrays, chunks
 from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
@@ -77,7 +78,13 @@ class RowPlan:
         return self.pieces.select(slice(int(self.row_starts[number]), int(self.row_starts[number + 1])))
 
 
-def plan_rows(lengths: NDArray[np.int64], room: int, packing: Packing, remainder: Remainder) -> RowPlan:
+def plan_rows(
+    lengths: NDArray[np.int64],
+    room: int,
+    packing: Packing,
+    remainder: Remainder,
+    arrays: DiskArrays | None = None,
+) -> RowPlan:
     """Assign documents to rows.
 
     ``sequential`` concatenates the documents and cuts at the end of each row, so only the last row can be incomplete.
@@ -92,6 +99,7 @@ def plan_rows(lengths: NDArray[np.int64], room: int, packing: Packing, remainder
         room: tokens of a row available to documents, at least 1.
         packing: ``sequential`` or ``best_fit``.
         remainder: ``drop`` leaves out the emptiest row (ties: the last one) unless it is full; ``pad`` keeps all rows.
+        arrays: makes the arrays of a sequential plan; None keeps them in memory.
 
     Raises:
         RopewalkError: if an argument is out of range.
@@ -102,18 +110,18 @@ def plan_rows(lengths: NDArray[np.int64], room: int, packing: Packing, remainder
     if remainder not in ("drop", "pad"):
         raise RopewalkError(f"unknown remainder {remainder!r}; choose one of drop, pad")
     if packing == "sequential":
-        pieces, rows = _sequential(lengths, room)
+        pieces, row_starts = _sequential(lengths, room, DiskArrays() if arrays is None else arrays)
     elif packing == "best_fit":
         pieces, rows = _best_fit(lengths, room)
+        # The rows ascend, so their first pieces can be found by bisection.
+        row_starts = np.searchsorted(rows, np.arange(int(rows[-1]) + 2 if len(rows) else 1)).astype(np.int64)
     else:
         raise RopewalkError(f"unknown packing {packing!r}; choose one of sequential, best_fit")
-    num_rows = int(rows[-1]) + 1 if len(rows) else 0
-    # The rows ascend, so their first pieces can be found by bisection.
-    row_starts = np.searchsorted(rows, np.arange(num_rows + 1)).astype(np.int64)
-    token_ends = np.concatenate([[0], np.cumsum(pieces.lengths)])
-    padding = room - np.diff(token_ends[row_starts])
+    num_rows = len(row_starts) - 1
+    used = np.add.reduceat(pieces.lengths, row_starts[:-1]) if num_rows else np.zeros(0, np.int64)
+    padding = room - used
     # A row never has two pieces of one document, so any piece with a start above 0 marks a cut document.
-    cut = len(np.unique(pieces.items[pieces.starts > 0]))
+    cut = _distinct_items(pieces)
     plan = RowPlan(row_starts, pieces, padding, pieces.select(slice(0)), cut)
     if remainder == "pad" or not padding.any():
         return plan
@@ -121,8 +129,18 @@ def plan_rows(lengths: NDArray[np.int64], room: int, packing: Packing, remainder
     return _without_row(plan, num_rows - 1 - int(np.argmax(padding[::-1])))
 
 
+def _distinct_items(pieces: Pieces) -> int:
+    """Number of documents with a piece that is not their first."""
+    later = [pieces.items[part][pieces.starts[part] > 0] for part in chunks(len(pieces))]
+    return len(np.unique(np.concatenate([np.zeros(0, np.int64), *later])))
+
+
 def _without_row(plan: RowPlan, number: int) -> RowPlan:
     first, stop = int(plan.row_starts[number]), int(plan.row_starts[number + 1])
+    if number == plan.num_rows - 1:
+        # Nothing behind it moves, so views are enough, which take no memory.
+        kept_pieces = plan.pieces.select(slice(first))
+        return RowPlan(plan.row_starts[:-1], kept_pieces, plan.padding[:-1], plan.row(number), plan.cut)
     row_starts = np.delete(plan.row_starts, number)
     row_starts[number:] -= stop - first
     kept = np.delete(np.arange(len(plan.pieces)), slice(first, stop))
@@ -145,26 +163,28 @@ def _checked(lengths: NDArray[np.int64], room: int) -> NDArray[np.int64]:
     return lengths
 
 
-def _sequential(lengths: NDArray[np.int64], room: int) -> tuple[Pieces, NDArray[np.int64]]:
-    """Pieces in order, and the row of each. Works in batches, so temporary arrays stay small beside the result."""
+def _sequential(
+    lengths: NDArray[np.int64], room: int, arrays: DiskArrays
+) -> tuple[Pieces, NDArray[np.int64]]:
+    """Pieces in order, and the first piece of each row. Works in batches, so temporary arrays stay small."""
+    total = int(lengths.sum())
     # Upper bound: each document gives one piece, plus one for each end of a row inside a document.
-    most = int(np.count_nonzero(lengths)) + int(lengths.sum()) // room
-    items, starts, sizes, rows = (np.empty(most, np.int64) for _ in range(4))
+    most = int(np.count_nonzero(lengths)) + total // room
+    items, starts, sizes = (arrays.empty(most, np.int64) for _ in range(3))
+    row_starts = np.empty(-(-total // room) + 1, np.int64)
     filled = position = 0
-    # In chunks, so that temporary arrays stay small for corpora of hundreds of millions of documents.
     for first in range(0, len(lengths), _CHUNK):
         chunk = lengths[first : first + _CHUNK]
         pieces, of_rows = _stretch(chunk, room, position)
         here = slice(filled, filled + len(pieces))
-        items[here], starts[here], sizes[here], rows[here] = (
-            pieces.items + first,
-            pieces.starts,
-            pieces.lengths,
-            of_rows,
-        )
+        items[here], starts[here], sizes[here] = pieces.items + first, pieces.starts, pieces.lengths
+        # Every row begins with the piece that has its first token.
+        begun = np.arange(-(-position // room), -(-(position + int(chunk.sum())) // room))
+        row_starts[begun] = filled + np.searchsorted(of_rows, begun)
         filled += len(pieces)
         position += int(chunk.sum())
-    return Pieces(items[:filled], starts[:filled], sizes[:filled]), rows[:filled]
+    row_starts[-1] = filled
+    return Pieces(items[:filled], starts[:filled], sizes[:filled]), row_starts
 
 
 def _stretch(lengths: NDArray[np.int64], room: int, position: int) -> tuple[Pieces, NDArray[np.int64]]:

@@ -317,14 +317,17 @@ def _planned(
         documents = documents[mixture.documents]
     # Compute before planning: both need memory per document, and this memory is free again afterwards.
     lengths = length_states(corpus, split.training, None if mixture is None else documents, settings.context)
+    take = corpus.arrays.take
     ends = DocumentEnds(
-        corpus.lengths[documents],
-        corpus.first_ids[documents],
-        corpus.last_ids[documents],
-        corpus.source_ids[documents],
+        take(corpus.lengths, documents),
+        take(corpus.first_ids, documents),
+        take(corpus.last_ids, documents),
+        take(corpus.source_ids, documents),
     )
     tags = None if settings.tag is None else tag_tokens(tokenizer, settings.tag, corpus.sources)
-    packed = pack_documents(documents, ends, corpus.sources, settings, special_ids(tokenizer), tags)
+    packed = pack_documents(
+        documents, ends, corpus.sources, settings, special_ids(tokenizer), tags, corpus.arrays
+    )
     counts = packed.counts(ends)
     refuse_no_rows(packed, counts, len(split.validation) + split.withheld_duplicates)
     contents = {**description(corpus, split, mixture, documents, counts), **lengths}

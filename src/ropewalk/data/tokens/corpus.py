@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from ropewalk.data.cluster import RayCluster, wait_until
+from ropewalk.data.disk_arrays import DiskArrays
 from ropewalk.data.read.documents import Document, Record, TokenisedDocument, token_hash
 from ropewalk.data.read.input_splits import NO_DOCUMENTS, InputSplit, changed, is_blank, read_input_split
 from ropewalk.data.read.readers import ReadingCounts, no_documents
@@ -53,6 +54,9 @@ from ropewalk.io.digests import digest
 
 OPEN_SHARDS = 256
 """Maximum number of shards that a corpus keeps open, because the number of file descriptors is limited."""
+
+INDEX = ("lengths", "source_ids", "hashes", "characters", "first_ids", "last_ids")
+"""The columns of the index, in shards and in the corpus."""
 
 _THREADS = 8
 
@@ -101,7 +105,7 @@ class TokenReader:
 
 
 class Corpus:
-    """All documents in reading order: an index in memory (36 bytes a document), token ids on disk.
+    """All documents in reading order: an index of 36 bytes a document, in memory or on disk, and token ids on disk.
 
     The arrays are read-only.
 
@@ -116,20 +120,22 @@ class Corpus:
         splits: number of input splits that the documents come from.
         digest: SHA-256 over ids, lengths, sources and hashes of all documents; equal on every machine.
         reader: reads the tokens.
+        arrays: makes further arrays as long as the index.
     """
 
-    def __init__(self, shards: deque[TokenShard], splits: int) -> None:
+    def __init__(self, shards: deque[TokenShard], splits: int, arrays: DiskArrays | None = None) -> None:
         """Concatenate the shards' indexes; empties ``shards`` on the way, so that no index is held twice for long."""
+        self.arrays = arrays = DiskArrays() if arrays is None else arrays
         self.splits = splits
         starts = [0, *accumulate(len(shard.lengths) for shard in shards)]
         self.reader = TokenReader([shard.path for shard in shards], starts)
         documents = starts[-1]
-        self.lengths = np.empty(documents, np.int64)
-        self.source_ids = np.empty(documents, np.int32)
-        self.hashes = np.empty(documents, np.uint64)
-        self.characters = np.empty(documents, np.int64)
-        self.first_ids = np.empty(documents, np.int32)
-        self.last_ids = np.empty(documents, np.int32)
+        self.lengths = arrays.empty(documents, np.int64)
+        self.source_ids = arrays.empty(documents, np.int32)
+        self.hashes = arrays.empty(documents, np.uint64)
+        self.characters = arrays.empty(documents, np.int64)
+        self.first_ids = arrays.empty(documents, np.int32)
+        self.last_ids = arrays.empty(documents, np.int32)
         self.reading = ReadingCounts(documents)
         state = hashlib.sha256()
         sources: dict[str, int] = {}
@@ -141,12 +147,11 @@ class Corpus:
             # Shards number their sources independently; map them to the numbers of the corpus.
             ids = np.array([sources.setdefault(name, len(sources)) for name in shard.sources], np.int32)
             self.source_ids[start:stop] = ids[shard.source_ids]
-            for name in ("lengths", "hashes", "characters", "first_ids", "last_ids"):
-                getattr(self, name)[start:stop] = getattr(shard, name)
-        for array in (
-            self.lengths, self.source_ids, self.hashes, self.characters, self.first_ids, self.last_ids
-        ):  # fmt: skip
-            array.flags.writeable = False
+            for name in INDEX:
+                if name != "source_ids":
+                    getattr(self, name)[start:stop] = getattr(shard, name)
+        for name in INDEX:
+            getattr(self, name).flags.writeable = False
         self.sources = tuple(sources)
         self.digest = state.hexdigest()
 
@@ -182,6 +187,9 @@ class Corpus:
     def close(self) -> None:
         """Close the shards' files; later reads open them again."""
         self.reader.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "arrays": DiskArrays()}
 
 
 def tokenise_splits(
@@ -237,7 +245,8 @@ def tokenise_splits(
         )[:32]
         for split in splits
     ]
-    made = _Work(dict(zip(folders, splits, strict=True)), progress)
+    arrays = DiskArrays(folder)
+    made = _Work(dict(zip(folders, splits, strict=True)), progress, arrays)
     own = folders[index::machines]
     # Other machines work from the front of their splits, so taking over from the back collides last.
     order = list(dict.fromkeys([*own, *reversed(folders)]))
@@ -258,7 +267,7 @@ def tokenise_splits(
     shards = deque(shard for path in folders for shard in made.shards[path])
     # Corpus drops each index once it has copied it, which frees nothing while another reference is left.
     made.shards.clear()
-    return Corpus(shards, len(splits))
+    return Corpus(shards, len(splits), arrays)
 
 
 @dataclass(frozen=True)
@@ -281,7 +290,7 @@ class _Job:
 def _write_split(job: _Job, item: tuple[Path, InputSplit]) -> None:
     """Tokenise one split in this process; a task of Ray."""
     folder, split = item
-    made = _Work({folder: split}, None, whole=False)
+    made = _Work({folder: split}, None, DiskArrays(), whole=False)
     encode = partial(encode_here, state=job.state, template=job.template)
     _write(made, [folder], job.read, job.vocabulary, encode)
 
@@ -310,11 +319,19 @@ class _Work:
     Args:
         splits: the splits by the folders of their shards.
         progress: called with the numbers of documents and tokens so far.
+        arrays: keep the shards' indexes.
         whole: whether these are all splits of their sources, so that a source without documents can be refused.
     """
 
-    def __init__(self, splits: dict[Path, InputSplit], progress: Progress | None, whole: bool = True) -> None:
+    def __init__(
+        self,
+        splits: dict[Path, InputSplit],
+        progress: Progress | None,
+        arrays: DiskArrays,
+        whole: bool = True,
+    ) -> None:
         self.splits = splits
+        self._arrays = arrays
         self._progress = progress
         self._whole = whole
         self._writers: dict[Path, ShardWriter] = {}
@@ -323,7 +340,9 @@ class _Work:
         # Threads suffice: opening a shard hashes all of it, and hashlib releases the GIL meanwhile.
         with ThreadPoolExecutor(_THREADS) as pool:
             found = pool.map(committed_shards, splits)
-            self.shards: dict[Path, tuple[TokenShard, ...]] = dict(zip(splits, found, strict=True))
+            self.shards: dict[Path, tuple[TokenShard, ...]] = {
+                folder: self._kept(shards) for folder, shards in zip(splits, found, strict=True)
+            }
         for folder, shards in self.shards.items():
             self._count(shards)
             if _is_done(shards):
@@ -345,7 +364,8 @@ class _Work:
         known = self.shards[folder]
         if _is_done(known):
             return True
-        shards = self.shards[folder] = committed_shards(folder, known)
+        new = committed_shards(folder, known)[len(known) :]
+        shards = self.shards[folder] = (*known, *self._kept(new))
         self._count(shards[len(known) :])
         if not _is_done(shards):
             return False
@@ -364,7 +384,9 @@ class _Work:
                     f"a file of {self.splits[folder].spec.path} changed during packing; pack again when the file is "
                     "complete"
                 )
-            self.shards[folder] = self._writers.pop(folder).finish()
+            known = self.shards[folder]
+            new = self._writers.pop(folder).finish()[len(known) :]
+            self.shards[folder] = (*known, *self._kept(new))
             self._finished(folder)
             return
         writer = self._writers[folder]
@@ -385,6 +407,13 @@ class _Work:
     def report(self) -> None:
         if self._progress is not None:
             self._progress(self._documents, self._tokens)
+
+    def _kept(self, shards: Iterable[TokenShard]) -> tuple[TokenShard, ...]:
+        kept = []
+        for shard in shards:
+            columns: dict[str, Any] = {name: self._arrays.keep(getattr(shard, name)) for name in INDEX}
+            kept.append(replace(shard, **columns))
+        return tuple(kept)
 
     def _count(self, shards: Iterable[TokenShard]) -> None:
         for shard in shards:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ropewalk.data.disk_arrays import DiskArrays, chunks
+
 if TYPE_CHECKING:
     from ropewalk.data.settings import ValidationSettings
     from ropewalk.data.tokens.corpus import Corpus
@@ -34,7 +36,10 @@ class Split:
 
 
 def split_documents(
-    hashes: NDArray[np.uint64], settings: ValidationSettings, withheld: Sequence[int] = ()
+    hashes: NDArray[np.uint64],
+    settings: ValidationSettings,
+    withheld: Sequence[int] = (),
+    arrays: DiskArrays | None = None,
 ) -> Split:
     """Choose the validation documents.
 
@@ -46,21 +51,57 @@ def split_documents(
         hashes: uint64 ``[documents]``, hash of each document's text (:func:`text_hash`), in reading order.
         settings: number or fraction of documents to hold out.
         withheld: hashes of texts that are neither for training nor for validation.
+        arrays: makes the array of training documents; None keeps it in memory.
     """
-    numbers = np.arange(len(hashes))
-    if settings.documents:
-        # The smallest hashes: which documents are held out depends on their text alone, not on their order or number.
-        texts, first = np.unique(hashes, return_index=True)
-        chosen, validation = texts[: settings.documents], first[: settings.documents]
-    else:
-        # An exact comparison in integers: float64 could not distinguish neighbouring hashes.
-        below = numbers[hashes < np.uint64(int(settings.fraction * _HASHES))]
-        chosen, first = np.unique(hashes[below], return_index=True)
-        validation = np.sort(below[first])
+    arrays = DiskArrays() if arrays is None else arrays
+    chosen, validation = _chosen(hashes, settings)
     apart = np.array(withheld, np.uint64)
     validation = validation[~np.isin(hashes[validation], apart)]
-    held = np.isin(hashes, chosen) | np.isin(hashes, apart)
-    return Split(numbers[~held], validation.astype(np.int64), int(held.sum()) - len(validation))
+    held = np.union1d(chosen, apart)
+    # A byte a document, from which the length of the result follows before it is made.
+    kept = [~_among(hashes[part], held) for part in chunks(len(hashes))] if len(held) else []
+    if not kept:
+        numbers = arrays.empty(len(hashes), np.int64)
+        for part in chunks(len(hashes)):
+            numbers[part] = np.arange(part.start, part.stop)
+        return Split(numbers, validation.astype(np.int64), 0)
+    training = arrays.empty(int(sum(each.sum() for each in kept)), np.int64)
+    filled = 0
+    for part, each in zip(chunks(len(hashes)), kept, strict=True):
+        found = np.flatnonzero(each) + part.start
+        training[filled : filled + len(found)] = found
+        filled += len(found)
+    return Split(training, validation.astype(np.int64), len(hashes) - len(training) - len(validation))
+
+
+def _chosen(
+    hashes: NDArray[np.uint64], settings: ValidationSettings
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """The hashes to hold out, ascending, and the number of the first document of each as in :class:`Split`."""
+    texts, first = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    # An exact comparison in integers: float64 could not distinguish neighbouring hashes.
+    limit = np.uint64(int(settings.fraction * _HASHES))
+    for part in chunks(len(hashes)):
+        values = hashes[part]
+        if settings.documents:
+            # The smallest hashes: which documents are held out depends on their text alone, not on order or number.
+            full = len(texts) == settings.documents
+            numbers = np.flatnonzero(values <= texts[-1]) if full else np.arange(len(values))
+        else:
+            numbers = np.flatnonzero(values < limit)
+        # Those found before come first, so that the first document of each text stays.
+        texts, index = np.unique(np.concatenate([texts, values[numbers]]), return_index=True)
+        first = np.concatenate([first, numbers + part.start])[index]
+        if settings.documents:
+            texts, first = texts[: settings.documents], first[: settings.documents]
+    return texts, first if settings.documents else np.sort(first)
+
+
+def _among(values: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which values occur in ``known``, which is sorted and not empty."""
+    places = np.searchsorted(known, values)
+    found: NDArray[np.bool_] = known[np.minimum(places, len(known) - 1)] == values
+    return found
 
 
 def hold_out(
@@ -78,9 +119,11 @@ def hold_out(
         special: the tokenizer's special tokens.
         withheld: hashes of texts that are neither for training nor for validation.
     """
-    split = split_documents(corpus.hashes, settings, withheld)
+    split = split_documents(corpus.hashes, settings, withheld, corpus.arrays)
+    if not len(split.validation):
+        return split
     tokenised = (corpus.characters == 0) & (corpus.lengths > 0)
-    if not len(split.validation) or not tokenised.any() or tokenised.all():
+    if not tokenised.any() or tokenised.all():
         return split
     starts = (corpus.first_ids == special.bos) if special.bos is not None else np.zeros(len(corpus), bool)
     stops = (corpus.last_ids == special.eos) if special.eos is not None else np.zeros(len(corpus), bool)
