@@ -65,6 +65,17 @@ def test_an_address_without_ray_is_refused_at_once() -> None:
                 cluster._check_address(each)
 
 
+@pytest.mark.slow
+def test_another_program_at_the_address_is_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_HEALTH_SECONDS", 2.0)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(RopewalkError, match=f"what answers at '{address}' is not the head of a Ray"):
+            cluster._check_address(address)
+
+
 def test_a_node_says_what_keeps_it_from_taking_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_VISIBLE_SECONDS", 0.01)
     versions, marker = cluster._versions(), tmp_path / "marker"
@@ -92,18 +103,18 @@ class Slow:
 
     Attributes:
         folder: for the notes, and for the file ``wait``: as long as it exists, no split ends.
-        limit: bytes of the largest file that the reading process may write; None for any.
+        limit: bytes of the largest file that the reading process may write.
     """
 
     folder: Path
-    limit: int | None = None
+    limit: int = resource.RLIM_INFINITY
 
     def __call__(self, split: InputSplit, skip: int = 0) -> Iterator[Record]:
         number = split.identity["number"]
         with (self.folder / "notes").open("a") as notes:
             notes.write(f"{number} {os.environ.get('RAY_NODE_NAME', os.getppid())}\n")
-        if self.limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, resource.RLIM_INFINITY))
+        # Always, because Ray uses its workers again.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, resource.RLIM_INFINITY))
         for document in range(40):
             while document == 20 and (self.folder / "wait").exists():
                 time.sleep(0.02)
@@ -139,6 +150,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     made = Cluster(initialize_head=True, head_node_args=small)
     try:
         second = made.add_node(**small)
+        cluster._check_address(made.address)
         ray.init(made.address, logging_level="ERROR", log_to_driver=False)
         with connected(WorkSettings(engine="ray"), [tmp_path_factory.mktemp("checked")]) as found:
             assert found is not None

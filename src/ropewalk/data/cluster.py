@@ -11,6 +11,8 @@ import os
 import platform
 import re
 import socket
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +34,13 @@ RETRIES = 8
 OBJECT_STORE_BYTES = 256 << 20
 """Shared memory of a Ray that ropewalk starts itself."""
 
-_CONNECT_SECONDS, _NODE_SECONDS, _VISIBLE_SECONDS, _STOP_SECONDS = 5.0, 60.0, 90.0, 30.0
+_CONNECT_SECONDS, _HEALTH_SECONDS, _NODE_SECONDS, _VISIBLE_SECONDS, _STOP_SECONDS = (
+    5.0,
+    20.0,
+    60.0,
+    90.0,
+    30.0,
+)
 _HOST_AND_PORT = re.compile(r"(?P<host>[^:/\s]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 
 Shared = TypeVar("Shared")
@@ -228,6 +236,14 @@ def _check_address(address: str) -> None:
         raise RopewalkError(
             f"there is no Ray at {address!r}: {getattr(error, 'strerror', None) or error}; start one with ray start"
         ) from error
+    # In a process of its own: where another program answers, Ray ends the process that asks.
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    with suppress(subprocess.TimeoutExpired):
+        if subprocess.run(command, capture_output=True, timeout=_HEALTH_SECONDS).returncode != 1:
+            return
+    raise RopewalkError(
+        f"what answers at {address!r} is not the head of a Ray cluster; give the port of ray start --head"
+    )
 
 
 def wait_until(seen: Callable[[], bool], folder: Path) -> None:
