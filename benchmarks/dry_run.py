@@ -1,0 +1,126 @@
+"""Compare a dry run with the real step: peak memory of processes, operations, and bytes between ranks, on a CPU.
+
+    python -m benchmarks.dry_run
+
+Each configuration runs in processes of its own. Their peak is what the kernel counts as resident memory above that
+before the model was made, so it includes what no tensor is: buffers of gloo, and what the allocator keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import write
+from tests.dry_run.cases import model_folder, played, recipe_of
+from tests.dry_run.test_step import text_of
+
+MODEL = {
+    "vocab_size": 4096,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 1024,
+}
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "float32": (1, {}),
+    "checkpointing": (1, {"gradient_checkpointing": True}),
+    "bfloat16 with float32 masters": (1, {"precision": "bfloat16"}),
+    "bfloat16 autocast": (1, {"precision": "bfloat16-autocast"}),
+    "LoRA": (1, {"adapter": {"rank": 16}}),
+    "2 ranks, FSDP": (2, {"parallel": {"shard": 2}, "rows_per_step": 2}),
+    "2 ranks, Ulysses, checkpointing": (2, {"parallel": {"sequence": 2}, "gradient_checkpointing": True}),
+    "2 ranks, ring, checkpointing": (2, {"parallel": {"ring": 2}, "gradient_checkpointing": True}),
+}
+"""Number of ranks and changes of the recipe. Offload to CPU memory cannot be told from the device on a CPU."""
+
+REAL = """
+import json, sys
+from ropewalk.parallel.rank_pool import Ranks
+from tests.dry_run.real_cases import real_step
+text, ranks = open(sys.argv[1]).read(), int(sys.argv[2])
+if ranks == 1:
+    print(json.dumps([real_step(text, 1, 1000)]))
+else:
+    with Ranks(ranks) as pool:
+        print(json.dumps(pool.run(real_step, text, ranks, 1000)))
+"""
+
+
+def measured(recipe: Any, ranks: int, folder: Path) -> list[Any]:
+    """Bytes by kind, dense operations and peak of each rank's process."""
+    import json
+
+    path = folder / "recipe.yaml"
+    path.write_text(text_of(recipe))
+    # The allocator then returns what is freed, as the dry run counts it.
+    environment = os.environ | {
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_TRIM_THRESHOLD_": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-c", REAL, str(path), str(ranks)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def planned(recipe: Any, ranks: int, rank: int) -> dict[str, Any]:
+    """The same from a dry run, in a process that runs nothing else."""
+    from ropewalk.dry_run.memory import memory_of
+
+    step = played(recipe, ranks, "cpu", rank, document_length=1000)
+    sent: dict[str, int] = {}
+    for (_, kind), (size, _) in step.recording.sent.items():
+        sent[kind] = sent.get(kind, 0) + size
+    dense = sum(count for (kind, _), count in step.recording.flops.items() if kind == "dense")
+    return {"peak": memory_of(step).peak, "dense": dense, "sent": sent}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as process:
+        model = model_folder(Path(folder) / "model", **MODEL)
+        for name, (ranks, changes) in CASES.items():
+            changes = dict(changes)
+            top = {key: changes.pop(key) for key in ("precision", "adapter") if key in changes}
+            recipe = recipe_of(model, context=options.context, **changes)
+            if top:
+                recipe = type(recipe).model_validate(recipe.model_dump() | top)
+            real = measured(recipe, ranks, Path(folder))
+            for rank, (sent, dense, peak) in enumerate(real):
+                ours = process.submit(planned, recipe, ranks, rank).result()
+                result = {
+                    "configuration": name,
+                    "rank": rank,
+                    "measured_peak": peak,
+                    "planned_peak": ours["peak"],
+                    "ratio": ours["peak"] / peak,
+                    "operations_equal": dense == ours["dense"],
+                    "bytes_equal": sent == ours["sent"],
+                }
+                results.append(result)
+                print(
+                    f"{name:34} rank {rank}: measured {peak / 1e6:8,.1f} MB, planned {ours['peak'] / 1e6:8,.1f} MB "
+                    f"({result['ratio'] - 1:+.1%}); operations {'equal' if result['operations_equal'] else 'differ'}, "
+                    f"bytes {'equal' if result['bytes_equal'] else 'differ'}",
+                    flush=True,
+                )
+    write("dry_run", {"model": MODEL, "context": options.context, "results": results}, options.out)
+
+
+if __name__ == "__main__":
+    main()
