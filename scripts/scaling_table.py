@@ -1,13 +1,15 @@
-"""Write the tables of expected memory, communication and speed into docs/scaling.md.
+"""Write the tables of expected memory, communication and speed into docs/scaling.md, and that of dry runs.
 
 python scripts/scaling_table.py [--check]
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
@@ -16,6 +18,8 @@ from ropewalk.planning import H100, ModelShape, ShardedRun, choose_mesh, estimat
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scaling.md"
 BEGIN, END = "<!-- scaling: written by scripts/scaling_table.py -->", "<!-- /scaling -->"
+PLANNED_BEGIN, PLANNED_END = "<!-- planned: written by scripts/scaling_table.py -->", "<!-- /planned -->"
+PLANNED = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "planned_runs.json"
 MODELS = {
     "Llama 3 8B": ModelShape(32, 4096, 14336, 32, 8, 128, 128256),
     "Llama 3 70B": ModelShape(80, 8192, 28672, 64, 8, 128, 128256),
@@ -115,11 +119,59 @@ def written() -> str:
     return "\n\n".join(parts)
 
 
+def planned() -> str:
+    """One line for each dry run of ``benchmarks.planned_runs``."""
+    lines = [
+        "| model | rows of | GPUs | mesh | peak | at its peak | CPU | sent | s a step | share of peak | bound by |",
+        "| --- | --: | --: | --- | --: | --- | --: | --: | --: | --: | --- |",
+    ]
+    for run in json.loads(PLANNED.read_text(encoding="utf-8"))["runs"].values():
+        memory, time = run["memory"], run["time"]
+        most = sorted(memory["parts"].items(), key=lambda part: -part[1])[:2]
+        waits = {
+            "computation": time["compute_seconds"],
+            "exchanges of attention": time["exchange_seconds"],
+            "FSDP and offload": time["exposed_seconds"],
+        }
+        bound = max(waits, key=lambda name: waits[name])
+        attention = run["flops"]["attention"] / sum(run["flops"].values())
+        cells = (
+            run["model"],
+            format_length(run["context"]),
+            str(run["gpus"]),
+            f"{run['mesh']}{', offload' if run['offload'] else ''}",
+            f"**{gigabytes(memory['peak'])}**{'' if run['fits'] else _instead(run['changes'])}",
+            ", ".join(f"{name} {gigabytes(size)}" for name, size in most),
+            gigabytes(memory["host"]),
+            gigabytes(sum(run["sent"].values())),
+            f"{time['seconds']:,.0f}",
+            f"{100 * time['utilisation']:.0f} %",
+            f"{bound} {100 * waits[bound] / time['seconds']:.0f} % (attention {100 * attention:.0f} % of it)",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _instead(changes: list[dict[str, Any]]) -> str:
+    """What fits instead, of the changes that a plan has tried."""
+    fitting = next((change for change in changes if change["fits"]), None)
+    if fitting is None:
+        return ", does not fit"
+    name = fitting["change"].replace("stages.0.offload_activations: true", "offload")
+    return f", does not fit; {gigabytes(fitting['peak'])} with {name}"
+
+
+def between(text: str, begin: str, end: str, content: str) -> str:
+    """The page with other content between two marks."""
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}"
+
+
 def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    wanted = f"{before}{BEGIN}\n\n{written()}\n\n{END}{after}"
+    wanted = between(text, BEGIN, END, written())
+    wanted = between(wanted, PLANNED_BEGIN, PLANNED_END, planned())
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(wanted, encoding="utf-8")
     elif wanted != text:
