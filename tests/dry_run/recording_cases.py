@@ -93,6 +93,10 @@ def adds_from_the_cpu(x):
     return x + torch.ones(x.shape[-1])
 
 
+def multiplies_wrong_shapes(x):
+    return x + x @ x.new_empty(3, 3)
+
+
 def selects(x):
     return x + x[x > 0].mean()
 

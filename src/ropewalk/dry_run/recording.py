@@ -191,7 +191,10 @@ class Recorder(TorchDispatchMode):
                 ) from error
             except RuntimeError as error:
                 if "same device" not in str(error):
-                    raise
+                    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                    raise EngineError(
+                        f"{_name(func)} at {_where()} fails without data ({reason}), as it probably would in training"
+                    ) from error
                 raise EngineError(
                     f"{_name(func)} at {_where()} mixes tensors of the CPU and of the GPU, which would fail in "
                     "training; make the tensor on the model's device"
