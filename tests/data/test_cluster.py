@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerFast
@@ -112,7 +113,7 @@ class Slow:
     def __call__(self, split: InputSplit, skip: int = 0) -> Iterator[Record]:
         number = split.identity["number"]
         with (self.folder / "notes").open("a") as notes:
-            notes.write(f"{number} {os.environ.get('RAY_NODE_NAME', os.getppid())}\n")
+            notes.write(f"{number} {os.getpid()}\n")
         # Always, because Ray uses its workers again.
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, resource.RLIM_INFINITY))
         for document in range(40):
@@ -121,10 +122,10 @@ class Slow:
             if document >= skip:
                 yield Record((Document(f"split {number} document {document} " * 30, "made", "up"),))
 
-    def asked(self) -> list[tuple[int, str]]:
+    def asked(self) -> list[tuple[int, int]]:
         path = self.folder / "notes"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [(int(number), node) for number, node in map(str.split, lines)]
+        return [(int(number), int(process)) for number, process in map(str.split, lines)]
 
     @property
     def splits(self) -> list[InputSplit]:
@@ -165,6 +166,13 @@ def until(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def lives(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.slow
@@ -212,6 +220,8 @@ class TestNodes:
             # One core each: when two splits have been begun, each node works on one.
             until(lambda: len(reader.asked()) == 2)
             nodes.made.remove_node(nodes.second, allow_graceful=False)
+            # A worker outlives its node for a moment, in which it could end its split.
+            until(lambda: not all(lives(process) for _, process in reader.asked()))
             (tmp_path / "wait").unlink()
 
         killer = threading.Thread(target=kill)
