@@ -456,16 +456,18 @@ def _repeats(lengths: NDArray[np.int64], hashes: NDArray[np.uint64]) -> Repeats:
     documents = tokens = most = 0
     # Equal hashes lie in one range of hashes, and one range at a time fits into memory.
     ranges = max(1, -(-len(hashes) // RANGE_DOCUMENTS))
+    # A byte or two a document, so that looking for those of a range does not read all hashes again.
+    range_of = np.empty(len(hashes), np.min_scalar_type(ranges))
+    for part in chunks(len(hashes)):
+        numbers = ((hashes[part] >> np.uint64(32)) * np.uint64(ranges)) >> np.uint64(32)
+        # All empty texts have the same hash; do not count them as repeats.
+        range_of[part] = np.where(lengths[part] > 0, numbers, ranges)
     for number in range(ranges):
-        low, high = (np.uint64(min((number + n) * 2**64 // ranges, 2**64 - 1)) for n in (0, 1))
-        last = number == ranges - 1
         own_hashes, own_lengths = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
         for part in chunks(len(hashes)):
-            values, sizes = hashes[part], lengths[part]
-            # All empty texts have the same hash; do not count them as repeats.
-            own = (sizes > 0) & (values >= low) & ((values < high) | last)
-            own_hashes.append(values[own])
-            own_lengths.append(sizes[own])
+            own = np.flatnonzero(range_of[part] == number)
+            own_hashes.append(hashes[part][own])
+            own_lengths.append(lengths[part][own])
         sizes = np.concatenate(own_lengths)
         _, firsts, times = np.unique(np.concatenate(own_hashes), return_index=True, return_counts=True)
         documents += int((times > 1).sum())
