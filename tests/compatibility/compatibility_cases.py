@@ -12,11 +12,12 @@ import tokenizers
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "command_outputs.py"
 
-TOLERANCE = 1e-4
+TOLERANCE = 5e-4
 """Relative, of floats. Losses are float32 sums over up to 1,000 terms, which another CPU adds up in another order: an
 error of some 2^-24 each, relative 6e-8, that two layers, a softmax and an exponential of the loss make larger, and
 training steps by Adam, whose first ones take the sign of a gradient, larger again. Between PyTorch's kernels for this
-CPU and its plain ones (ATEN_CPU_CAPABILITY=default), evaluations and searches differed by up to 2.1e-6."""
+CPU and its plain ones (ATEN_CPU_CAPABILITY=default), evaluations and searches differed by up to 2.1e-6; on another CPU
+a model trained for some steps had a perplexity that differed by 1.5e-4."""
 
 SMALLEST = 1e-9
 """Floats that are both below this are rounding errors, whichever they are."""

@@ -161,6 +161,8 @@ NEW_KEYS = (
     ".adapter: nothing != None",
     ".moments: nothing != 'keep'",
     ".readers: nothing != None",
+    ".samples: nothing != []",
+    ".samples: nothing != None",
 )
 """Keys that a recipe has gained, as a difference ends that is nothing but such a key at its default."""
 
