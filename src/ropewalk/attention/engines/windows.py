@@ -73,7 +73,7 @@ class Slab:
         count: number of successive blocks; 1 where there are several heads.
         queries: of all the blocks.
         keys: that the first block sees; each later one sees as many, further on by the queries of a block.
-        mask: ``[keys, size·G]``, what is added to the scores of a block: 0, or -inf where a query does not see a key.
+        mask: ``[size·G, keys]``, what is added to the scores of a block: 0, or -inf where a query does not see a key.
     """
 
     heads: slice
@@ -94,7 +94,7 @@ class Slab:
 
     def rows_of(self, x: Tensor) -> Tensor:
         """``[heads·count, size·G, D]``, a view of ``[N, n·G, D]``."""
-        groups = self.mask.shape[1] // self.size
+        groups = len(self.mask) // self.size
         rows = x[self.heads, self.queries.start * groups : self.queries.stop * groups]
         return rows if self.count == 1 else rows.view(self.count, -1, x.shape[2])
 
@@ -110,7 +110,7 @@ class Slab:
 def _slabs(heads: int, piece: Piece, groups: int, window: int, mask: Tensor) -> Iterator[Slab]:
     """Every block of a piece's queries once, given the mask of a whole block. The first block may be shorter."""
     length, count, size = len(piece.lead) + len(piece.keys), len(piece.queries), mask.shape[1] - window
-    whole = mask.repeat_interleave(groups, 0).T.contiguous()
+    whole = mask.repeat_interleave(groups, 0)
     together = max(1, SCORE_BYTES // whole.nbytes)
     lacking = -count % size
     # In queries, with those that the first block lacks; the first of these stands at this place of the keys.
@@ -121,7 +121,7 @@ def _slabs(heads: int, piece: Piece, groups: int, window: int, mask: Tensor) -> 
         queries = slice(max(0, start - lacking), start + size - lacking)
         keys = slice(max(0, place + start - window), place + start + size)
         corner = mask[size - queries.stop + queries.start :, size + window - keys.stop + keys.start :]
-        seen = corner.repeat_interleave(groups, 0).T.contiguous()
+        seen = corner.repeat_interleave(groups, 0)
         for head in range(0, heads, together):
             yield Slab(slice(head, min(head + together, heads)), 1, queries, keys, seen)
     for head in range(heads):
@@ -168,11 +168,11 @@ class _Windowed(torch.autograd.Function):
             k_own, v_own = piece.keys_of(k), piece.keys_of(v)
             for slab in slabs:
                 weights = _scores(q_own, k_own, slab, scale)
-                highest = weights.amax(-2, keepdim=True)
-                sums = weights.sub_(highest).exp2_().sum(-2, keepdim=True)
-                torch.bmm(weights.div_(sums).mT, slab.keys_of(v_own), out=slab.rows_of(output_own))
+                highest = weights.amax(-1, keepdim=True)
+                sums = weights.sub_(highest).exp2_().sum(-1, keepdim=True)
+                torch.bmm(weights.div_(sums), slab.keys_of(v_own), out=slab.rows_of(output_own))
                 if window > WIDEST_KEPT:
-                    torch.add(sums.log2_().mT, highest.mT, out=slab.rows_of(sums_own))
+                    torch.add(sums.log2_(), highest, out=slab.rows_of(sums_own))
                 elif trained:
                     kept.append(weights)
         ctx.save_for_backward(q, k, v, *kept)
@@ -208,11 +208,12 @@ class _Windowed(torch.autograd.Function):
                     weights = next(each)
                 else:
                     sums = slab.rows_of(piece.queries_of(kept[0], ctx.groups))
-                    weights = _scores(q_own, k_own, slab, ctx.scale).sub_(sums.mT).exp2_()
-                scores = torch.bmm(slab.keys_of(v_own), rows.mT)
-                torch._softmax_backward_data(scores, weights, -2, weights.dtype, grad_input=scores)
-                slab.rows_of(dq_own).baddbmm_(scores.mT, keys, beta=0, alpha=ctx.scale)
+                    weights = _scores(q_own, k_own, slab, ctx.scale).sub_(sums).exp2_()
+                scores = torch.bmm(rows, slab.keys_of(v_own).mT)
+                torch._softmax_backward_data(scores, weights, -1, weights.dtype, grad_input=scores)
+                slab.rows_of(dq_own).baddbmm_(scores, keys, beta=0, alpha=ctx.scale)
                 # Products are added in place to keys that no two of them share.
+                weights, scores = weights.mT, scores.mT
                 dk_blocks, dv_blocks = slab.keys_of(dk_own), slab.keys_of(dv_own)
                 every = min(slab.apart, slab.count)
                 for first in range(every):
@@ -242,11 +243,8 @@ def _size(bytes_of_query: int, groups: int, window: int) -> int:
 
 
 def _scores(q: Tensor, k: Tensor, slab: Slab, scale: float) -> Tensor:
-    """``[heads·count, keys, size·G]``: scores to base 2, -inf where a query does not see a key.
-
-    A key is a row, because a product is faster where the smaller factor is the one that is transposed.
-    """
-    return torch.baddbmm(slab.mask, slab.keys_of(k), slab.rows_of(q).mT, alpha=scale * LOG2_E)
+    """``[heads·count, size·G, keys]``: scores to base 2, -inf where a query does not see a key."""
+    return torch.baddbmm(slab.mask, slab.rows_of(q), slab.keys_of(k).mT, alpha=scale * LOG2_E)
 
 
 def windowed_attention(
