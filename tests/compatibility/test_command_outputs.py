@@ -161,8 +161,6 @@ NEW_KEYS = (
     ".adapter: nothing != None",
     ".moments: nothing != 'keep'",
     ".readers: nothing != None",
-    ".samples: nothing != []",
-    ".samples: nothing != None",
 )
 """Keys that a recipe has gained, as a difference ends that is nothing but such a key at its default."""
 
