@@ -80,8 +80,8 @@ def test_more_gpus_are_tried_last(tmp_path, monkeypatch):
     assert [change.change for change in stage.changes] == [
         "stages.0.gradient_checkpointing: true",
         "stages.0.offload_activations: true",
-        "4 GPUs with the settings above",
-        "8 GPUs with the settings above",
+        "4 GPUs (2 ring x 2 sequence) with the settings above",
+        "8 GPUs (4 ring x 2 sequence) with the settings above",
     ]
     assert not any(change.fits for change in stage.changes)
     assert stage.changes[0].peak > stage.changes[2].peak > stage.changes[3].peak
@@ -96,6 +96,12 @@ def test_this_machine_is_planned_without_a_guess_of_its_speed(tmp_path):
         assert "its speed is not known" in result.assumptions[0]
     two = plan_here(recipe_of(recipe.model, parallel={"sequence": 2}), World(0, 2, 0, 2))
     assert two.stages[0].mesh == "2 sequence"
+
+
+@pytest.mark.parametrize(("gpus", "mesh"), [(8, (1, 8)), (12, (3, 4)), (7, (7, 1))])
+def test_the_finest_mesh_takes_ulysses_within_a_node(gpus, mesh):
+    found = planning.finest(recipe_of("embedded"), 0, gpus).stages[0].parallel
+    assert (found.ring, found.sequence, found.shard, found.replicate) == (*mesh, 1, 1)
 
 
 def test_a_mesh_that_does_not_suit_the_gpus_is_refused(tmp_path):

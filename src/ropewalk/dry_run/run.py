@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ropewalk.io.results import Result
 from ropewalk.models.load import choose_device
 from ropewalk.parallel import MeshShape, World
 from ropewalk.parallel.context import RunContext
-from ropewalk.planning.sizing.mesh_choice import USABLE
+from ropewalk.planning.sizing.mesh_choice import USABLE, DoesNotFit
 from ropewalk.planning.sizing.time import GPUS, Cluster, waiting_seconds
 from ropewalk.training.preflight import Machine, device_bytes, resolve
 from ropewalk.training.recipe.recipe import Parallel, Recipe
@@ -293,9 +294,7 @@ class _Planner:
         machine, stages = target.machine, range(self.number, self.number + 1)
         try:
             return resolve(recipe, world, training=stages, machine=machine)
-        except RopewalkError as error:
-            if "do not fit" not in str(error):
-                raise
+        except DoesNotFit:
             # Without a limit, auto would not split rows at all.
             return resolve(finest(recipe, self.number, ranks), world, training=stages, machine=machine)
 
@@ -319,8 +318,8 @@ class _Planner:
             except RopewalkError:
                 yield Change(change, None, False)
                 continue
-            (rank,) = self.played(player, tried, documents, _extremes(tried.stages[self.number].mesh)[-1:])
-            peak = rank.memory.peak
+            played = self.played(player, tried, documents, _extremes(tried.stages[self.number].mesh))
+            peak = max(rank.memory.peak for rank in played)
             fits = peak <= self.target.usable
             yield Change(change, peak, fits)
             if fits:
@@ -342,15 +341,15 @@ class _Planner:
         if self.target.machine.device.type == "cpu":
             # More processes on this machine share its memory.
             return
-        gpus = self.target.ranks
+        also = "" if recipe is self.recipe else " with the settings above"
+        factor = 1
         while tried < MOST_CHANGES:
-            gpus *= 2
+            factor *= 2
             tried += 1
-            # More GPUs for one row first: a GPU's share of parameters shrinks in any case.
-            ring = mesh.ring * gpus // self.target.ranks
-            parallel = Parallel(replicate=mesh.replicate, shard=mesh.shard, ring=ring, sequence=mesh.sequence)
-            also = "" if recipe is self.recipe else " with the settings above"
-            yield f"{gpus} GPUs{also}", _with(recipe, self.number, parallel=parallel), gpus
+            # More GPUs for one row: a GPU's share of parameters shrinks in any case.
+            finer = replace(mesh, ring=mesh.ring * factor)
+            gpus = self.target.ranks * factor
+            yield f"{gpus} GPUs ({finer}){also}", _arranged(recipe, self.number, finer), gpus
 
 
 def _with(recipe: Recipe, number: int, **changes: Any) -> Recipe:
@@ -359,13 +358,16 @@ def _with(recipe: Recipe, number: int, **changes: Any) -> Recipe:
     return recipe.model_copy(update={"stages": tuple(stages)})
 
 
+def _arranged(recipe: Recipe, number: int, mesh: MeshShape) -> Recipe:
+    """The recipe with a mesh of the stage's own."""
+    return _with(recipe, number, parallel=Parallel(**asdict(mesh)))
+
+
 def finest(recipe: Recipe, number: int, gpus: int) -> Recipe:
     """The recipe with every GPU at work on the same rows, by Ulysses as far as ``auto`` would and a ring beyond."""
     # parallel.sequence has to divide the heads, which a power of two up to a node usually does.
-    sequence = min(gpus, ONE_NODE)
-    while gpus % sequence:
-        sequence -= 1
-    return _with(recipe, number, parallel=Parallel(ring=gpus // sequence, sequence=sequence))
+    sequence = math.gcd(gpus, ONE_NODE)
+    return _arranged(recipe, number, MeshShape(ring=gpus // sequence, sequence=sequence))
 
 
 def _extremes(mesh: MeshShape) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ class DryStep:
         groups: process groups by torch's name: ``shard``, ``replicate``, ``ring``, ``sequence``.
         passes: forward and backward passes of a rank in a step.
         started: totals at the beginning of each executed pass.
-        vocabulary: size of the vocabulary, and the number of tokens of a rank in one pass.
+        vocabulary: size of the vocabulary.
         tokens: tokens of a rank in one pass.
     """
 
@@ -108,7 +108,6 @@ def dry_step(
             )
             train_step(model, prepared, optimizer, here.learning_rate, forward, mesh)
             recorder.phase = "end"
-        # Sharded models contain reference cycles, and the next dry run needs the process groups' names.
         return step
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ropewalk import EngineError, RopewalkError
 from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.memory import estimate_memory
-from ropewalk.planning.sizing.mesh_choice import USABLE, WORTH, check_mesh, choose_mesh
+from ropewalk.planning.sizing.mesh_choice import USABLE, WORTH, DoesNotFit, check_mesh, choose_mesh
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
 from ropewalk.planning.sizing.time import H100, estimate_step
 from tests.planning.sizing.sizing_cases import LLAMA_8B, LLAMA_70B
@@ -141,7 +141,7 @@ def test_what_is_proposed_would_do():
     assert choose(length=2**20, rows=16, offload=True) == MeshShape(sequence=8)
     assert choose(length=2**22, rows=4, world=64)
     assert choose(length=2**22, rows=4, world=32, offload=True)
-    with pytest.raises(RopewalkError, match=r"do not fit"):
+    with pytest.raises(DoesNotFit, match=r"do not fit"):
         choose(length=2**22, rows=4, world=32)
 
 

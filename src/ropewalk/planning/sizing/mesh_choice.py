@@ -21,6 +21,10 @@ MOST_RANKS = 2**16
 """Largest number of ranks that an error message suggests."""
 
 
+class DoesNotFit(RopewalkError):
+    """No mesh of so many ranks has room for the sequences; the message says what would."""
+
+
 def check_mesh(
     shape: MeshShape,
     world_size: int,
@@ -80,7 +84,8 @@ def choose_mesh(run: ShardedRun, rows_per_step: int, world_size: int, cluster: C
         cluster: ranks per node and their memory; its speeds matter only for hybrid sharding.
 
     Raises:
-        RopewalkError: if no mesh fits; the message says what would.
+        DoesNotFit: if no mesh fits.
+        RopewalkError: if the meshes that fit do not divide the sequences of a step; the message says what would.
     """
     for name, value in (
         ("the number of ranks", world_size),
@@ -96,7 +101,7 @@ def choose_mesh(run: ShardedRun, rows_per_step: int, world_size: int, cluster: C
     search = _Search(run, rows_per_step, cluster)
     found = search.first(world_size)
     if found is None:
-        raise RopewalkError(search.refusal(world_size))
+        raise search.refusal(world_size)
 
     def seconds(mesh: MeshShape) -> float:
         return estimate_step(replace(run, mesh=mesh), rows_per_step, cluster).seconds
@@ -154,15 +159,15 @@ class _Search:
     def divides(self, mesh: MeshShape) -> bool:
         return self.rows_per_step % (mesh.data_degree * self.run.rows_per_batch) == 0
 
-    def refusal(self, world_size: int) -> str:
-        """Say why no mesh fits and what to change."""
+    def refusal(self, world_size: int) -> RopewalkError:
+        """Why there is no mesh, and what to change."""
         meshes = list(self.meshes(world_size))
         fitting = [mesh for mesh in meshes if self.fits(mesh)]
         if fitting:
             # The finest split of sequences has the fewest data-parallel groups, hence the smallest multiple.
             mesh = fitting[-1]
             each = mesh.data_degree * self.run.rows_per_batch
-            return (
+            return RopewalkError(
                 f"rows_per_step {self.rows_per_step} does not divide evenly over any mesh of {world_size} "
                 f"{_ranks(world_size)} that fits sequences of {self.run.row_length} tokens; use a multiple of "
                 f"{each} for {mesh}"
@@ -170,7 +175,7 @@ class _Search:
         # Of meshes that are all too large, the one that comes closest tells how much is missing.
         mesh = min(meshes, key=self.bytes)
         memory = self.cluster.bytes_per_rank / 1e9
-        return (
+        return DoesNotFit(
             f"sequences of {self.run.row_length} tokens do not fit on {world_size} {_ranks(world_size)}: {mesh} needs "
             f"an estimated {self.bytes(mesh) / 1e9:.0f} GB per rank, and {USABLE * memory:.0f} of {memory:.0f} GB are "
             f"usable; {self.remedy(world_size)}"
