@@ -75,6 +75,20 @@ def stories() -> Path:
 
 
 @pytest.fixture(scope="session")
+def aside():
+    """Calls a function of a test module in a process for dry runs: their device must precede the first backward."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    from ropewalk.dry_run.simulated import register_device
+
+    spawn = multiprocessing.get_context("spawn")
+    # Whichever test is first: torch sizes its backward's queues by the devices that it then knows.
+    with ProcessPoolExecutor(1, spawn, initializer=register_device) as process:
+        yield lambda function, *arguments, **named: process.submit(function, *arguments, **named).result()
+
+
+@pytest.fixture(scope="session")
 def two_ranks():
     """Two processes over gloo, started once."""
     from ropewalk.parallel.rank_pool import Ranks

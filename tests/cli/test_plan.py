@@ -1,11 +1,14 @@
 """``ropewalk plan`` and ``extend --dry-run`` through the program's own main."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 import yaml
 
 from ropewalk.cli.app import main
+from ropewalk.dry_run import run as planning
+from ropewalk.dry_run.played import play
 from tests.dry_run.cases import model_folder, recipe_of
 
 
@@ -17,7 +20,19 @@ def recipe(tmp_path):
     return path
 
 
+@pytest.fixture
+def shared_process(aside, monkeypatch):
+    """Dry runs of several tests share a process; another test starts one as a plan does."""
+
+    @contextmanager
+    def shared():
+        yield lambda *arguments: aside(play, *arguments)
+
+    monkeypatch.setattr(planning, "in_own_process", shared)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_process")
 def test_json_and_picture(recipe, tmp_path, capsys):
     picture = tmp_path / "memory.png"
     command = ["plan", str(recipe), "--gpus", "2", "--gpu", "a100", "--document-length", "100", "--json"]
@@ -30,6 +45,7 @@ def test_json_and_picture(recipe, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_process")
 def test_a_dry_run_trains_and_writes_nothing(recipe, tmp_path, capsys):
     assert main(["extend", str(recipe), "--dry-run", "--set", "device=cpu"]) == 0
     out = capsys.readouterr().out
