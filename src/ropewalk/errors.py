@@ -8,6 +8,9 @@ class RopewalkError(ValueError):
     ``ValueError``.
     """
 
+    status = 2
+    """Exit status of the program."""
+
 
 class EngineError(RopewalkError):
     """An attention engine does not support a layout, dtype or device; the message names an engine that does."""
@@ -16,14 +19,22 @@ class EngineError(RopewalkError):
 class RunFailure(RopewalkError):
     """A run started well but cannot continue, for example because the loss is NaN; exit status 1."""
 
+    status = 1
+
+
+class Stopped(RopewalkError):
+    """A signal stopped a run that can be resumed; exit status 75, "try again" (``EX_TEMPFAIL`` of ``sysexits.h``)."""
+
+    status = 75
+
 
 class Echo(RopewalkError):
     """An error that rank 0 raised and prints; the other processes end silently with its exit status.
 
     Attributes:
-        failed: whether the error was a :class:`RunFailure`.
+        status: exit status of the error.
     """
 
-    def __init__(self, message: str, failed: bool = False) -> None:
+    def __init__(self, message: str, status: int = RopewalkError.status) -> None:
         super().__init__(message)
-        self.failed = failed
+        self.status = status

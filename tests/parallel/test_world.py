@@ -5,9 +5,16 @@ import os
 import pytest
 import torch
 
-from ropewalk.errors import Echo, RopewalkError
+from ropewalk.errors import RopewalkError
 from ropewalk.parallel import World, joined, require_devices, world_from_environment
-from tests.parallel.world_cases import gathered_from, gathered_ranks, led, refused_by, unexpectedly_failing
+from tests.parallel.world_cases import (
+    gathered_from,
+    gathered_ranks,
+    highest_of,
+    led,
+    refused_by,
+    unexpectedly_failing,
+)
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -59,13 +66,13 @@ def test_what_all_bring_each_gets_by_rank(four_ranks):
 
 
 def test_what_any_rank_refuses_is_said_once_and_ends_all(four_ranks):
-    echo = ("Echo", "not on 1", True)
-    said = ("RunFailure", "not on 1", None)
+    echo = ("Echo", "not on 1", 1)
+    said = ("RunFailure", "not on 1", 1)
     assert four_ranks.run(gathered_from, (1,)) == [echo, said, echo, echo]
     # Of several the first one speaks.
     assert four_ranks.run(gathered_from, (1, 2, 3)) == [echo, said, echo, echo]
-    quiet = ("Echo", "not on 2", False)
-    assert four_ranks.run(gathered_from, (2,)) == [quiet, quiet, ("RopewalkError", "not on 2", None), quiet]
+    quiet = ("Echo", "not on 2", 2)
+    assert four_ranks.run(gathered_from, (2,)) == [quiet, quiet, ("RopewalkError", "not on 2", 2), quiet]
 
 
 def test_one_process_refuses_by_itself():
@@ -93,10 +100,9 @@ def test_lost_contact_is_one_sentence(two_ranks):
     assert text.endswith("start it again")
 
 
-def test_an_echo_remembers_whether_it_was_a_failure():
-    assert Echo("x", failed=True).failed
-    assert not Echo("x").failed
-    assert World().size == 1
+def test_the_highest_number_of_all_ranks_is_known_to_each(four_ranks):
+    assert four_ranks.run(highest_of, [0, 15, 0, 10]) == [15] * 4
+    assert World().highest(10) == 10
 
 
 def test_processes_need_a_device_each(monkeypatch):

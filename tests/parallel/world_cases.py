@@ -44,8 +44,13 @@ def gathered_ranks():
         return world.gather({"rank": world.rank, "squares": [world.rank**2]})
 
 
+def highest_of(numbers):
+    with joined("cpu") as world:
+        return world.highest(numbers[world.rank])
+
+
 def gathered_from(refusing):
-    """What every rank returned; (kind, message, failed) where some ranks refuse."""
+    """What every rank returned; (kind, message, status) where some ranks refuse."""
     with joined("cpu") as world:
 
         def function():
@@ -56,4 +61,4 @@ def gathered_from(refusing):
         try:
             return world.gather_from(function)
         except RopewalkError as error:
-            return type(error).__name__, str(error), getattr(error, "failed", None)
+            return type(error).__name__, str(error), error.status

@@ -34,6 +34,22 @@ run()
 """
 
 
+SIGNALLED = """
+import os, signal
+import ropewalk.training.stage as stage
+step_of, done = stage.train_step, [0]
+def steps(*arguments):
+    done[0] += 1
+    # Between the ranks' steps there is no order: only rank 1 is told, and in the middle of the third.
+    if os.environ["RANK"] == "1" and done[0] == 3:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    return step_of(*arguments)
+stage.train_step = steps
+from ropewalk.cli.app import run
+run()
+"""
+
+
 REFUSED = """
 import ropewalk.parallel.world as world
 # No agent is there that would end rank 0 before it has said why.
@@ -122,6 +138,21 @@ def test_where_a_process_dies_the_others_say_so_and_the_run_goes_on(values, undi
     assert "--resume" in first.stderr
     two_ranks.run(extended, {**values, "output": str(tmp_path / "run")}, True)
     assert losses(tmp_path / "run") == losses(undisturbed[0])
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(values, undisturbed, two_ranks, tmp_path):
+    recipe, output = tmp_path / "recipe.yaml", tmp_path / "run"
+    recipe.write_text(yaml.safe_dump({**values, "output": str(output), "checkpoints": {"every": 100}}))
+    results = run_together(2, "extend", recipe, code=SIGNALLED)
+    assert [result.returncode for result in results] == [75, 75]
+    said = [line for each in results for line in each.stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert "stopped by SIGUSR1: the last checkpoint is" in said[0]
+    assert "stage0-step000003" in said[0]
+    assert len(losses(output)) == 3
+    two_ranks.run(extended, {**values, "output": str(output)}, True)
+    assert losses(output) == losses(undisturbed[0])
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from functools import cache
 from cyclopts import App
 
 from ropewalk.cli.binding import HELP_FLAGS, UsageError, UsageErrors, usage_sentence
-from ropewalk.errors import Echo, RopewalkError, RunFailure
+from ropewalk.errors import Echo, RopewalkError
 from ropewalk.versions import VERSION
 
 INTERRUPTED = 130
@@ -88,7 +88,7 @@ def program() -> App:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Run the command line and return its exit status: 0 done, 1 failed, 2 bad input, 75 stopped, 130 interrupted."""
     from ropewalk.cli.output import Interrupted, notes, results
 
     # Before any command imports transformers, which sets up its own logging and warnings on import.
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail_once(f"interrupted: {error}", INTERRUPTED)
     except Echo as error:
         # All processes of a run raise this, but only the first prints it.
-        return 1 if error.failed else 2
+        return error.status
     # Before its base class RopewalkError, which gets no hint at --help.
     except UsageError as error:
         return _fail_once(f"{error} (see {_command_in(arguments)} --help)", 2)
@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     except RopewalkError as error:
         if debug:
             _print_traceback()
-        return _fail(str(error), 1 if isinstance(error, RunFailure) else 2)
+        return _fail(str(error), error.status)
     except KeyboardInterrupt:
         return _fail_once("interrupted", INTERRUPTED)
     except BrokenPipeError:

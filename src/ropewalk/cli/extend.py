@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, show
+from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, show, stopped_by_signals
 from ropewalk.io.settings import COMMON, FilePath, Option, Overrides
 from ropewalk.recipes import shipped_recipes
 
@@ -85,7 +85,7 @@ def extend(
         )
 
     # The imports take seconds, during which users press Ctrl-C too.
-    with on_interrupt(so_far):
+    with on_interrupt(so_far), stopped_by_signals(so_far):
         from ropewalk.cli.progress import ConsoleReporter
         from ropewalk.parallel import joined
         from ropewalk.parallel.context import RunContext

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,8 +14,9 @@ from pydantic import AfterValidator, Field
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from ropewalk.errors import RunFailure
+from ropewalk.errors import RunFailure, Stopped
 from ropewalk.io.settings import Option, OutputFile
+from ropewalk.io.signals import Ended, ended_by_signals
 from ropewalk.reporting.shown_text import harmless, shown
 
 if TYPE_CHECKING:
@@ -89,10 +89,6 @@ def on_interrupt(describe: Callable[[], str]) -> Iterator[None]:
         raise Interrupted(describe()) from error
 
 
-class _Terminated(BaseException):
-    """SIGTERM arrived; not a subclass of Exception, so no handler on the way mistakes it for an error of its own."""
-
-
 @contextmanager
 def ended_by_sigterm(what: str, left: str = "and left nothing behind") -> Iterator[None]:
     """Let SIGTERM close pools and scratch folders that are open in the block, as Ctrl-C does.
@@ -102,26 +98,27 @@ def ended_by_sigterm(what: str, left: str = "and left nothing behind") -> Iterat
         left: what is left of the work, for the message.
 
     Raises:
-        RunFailure: if SIGTERM arrived.
+        RunFailure: if SIGTERM or SIGUSR1 arrived.
     """
-
-    def end(*_: Any) -> None:
-        # A second SIGTERM must not interrupt the cleanup.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise _Terminated
-
     try:
-        before = signal.signal(signal.SIGTERM, end)
-    except ValueError:
-        # Only the main thread can install signal handlers; other threads leave SIGTERM as it is.
-        yield
-        return
+        with ended_by_signals(restore=True):
+            yield
+    except Ended as error:
+        raise RunFailure(f"{what} was ended by {error.name}, {left}") from None
+
+
+@contextmanager
+def stopped_by_signals(describe: Callable[[], str]) -> Iterator[None]:
+    """Turn SIGTERM and SIGUSR1 in the block into a :class:`~ropewalk.errors.Stopped` of a run that can be resumed.
+
+    Args:
+        describe: says where the work is stored and how to resume it, without a full stop.
+    """
     try:
-        yield
-    except _Terminated:
-        raise RunFailure(f"{what} was ended by SIGTERM, {left}") from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        with ended_by_signals(restore=True):
+            yield
+    except Ended as error:
+        raise Stopped(f"stopped by {error.name}: {describe()}") from None
 
 
 def results() -> Terminal:

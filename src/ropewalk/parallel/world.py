@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +15,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from ropewalk.errors import Echo, EngineError, RopewalkError, RunFailure
+from ropewalk.errors import Echo, EngineError, RopewalkError, RunFailure, Stopped
+from ropewalk.io.signals import Ended, ended_by_signals
 from ropewalk.parallel.mesh import Mesh, forget_groups
 
 T = TypeVar("T")
@@ -65,12 +65,12 @@ class World:
             dist.broadcast_object_list(box, src=0, group=self.control)
             value, error = box
             if error is not None:
-                raise Echo(error, failed=box[0])
+                raise Echo(error, box[0])
             return value  # type: ignore[no-any-return]
         try:
             result = function()
         except RopewalkError as error:
-            dist.broadcast_object_list([isinstance(error, RunFailure), str(error)], src=0, group=self.control)
+            dist.broadcast_object_list([error.status, str(error)], src=0, group=self.control)
             raise
         dist.broadcast_object_list([result, None], src=0, group=self.control)
         return result
@@ -82,7 +82,7 @@ class World:
 
     def known_to_all(self, error: RopewalkError) -> RopewalkError:
         """Exception to raise for an error that every rank detects itself: rank 0 reports it, the others stay silent."""
-        return error if self.is_rank_0 else Echo(str(error), failed=isinstance(error, RunFailure))
+        return error if self.is_rank_0 else Echo(str(error), error.status)
 
     def gather(self, value: T) -> list[T]:
         """Gather one picklable value per rank, in rank order; every rank must call this method."""
@@ -102,20 +102,24 @@ class World:
         if self.size == 1:
             return [function()]
         own: RopewalkError | None = None
-        brought: tuple[Any, tuple[str, bool] | None]
+        brought: tuple[Any, tuple[str, int] | None]
         try:
             brought = function(), None
         except RopewalkError as error:
-            own, brought = error, (None, (str(error), isinstance(error, RunFailure)))
+            own, brought = error, (None, (str(error), error.status))
         gathered = self.gather(brought)
         for rank, (_, failure) in enumerate(gathered):
             if failure is not None:
                 if own is not None and rank == self.rank:
                     raise own
                 # The lowest failing rank speaks for all, so that a common error is printed once.
-                raise Echo(failure[0], failed=failure[1]) from own
+                raise Echo(failure[0], failure[1]) from own
         values: list[Any] = [value for value, _ in gathered]
         return values
+
+    def highest(self, number: int) -> int:
+        """Largest of one whole number per rank; every rank must call this method."""
+        return number if self.size == 1 else _highest(number, self.control)
 
     def barrier(self) -> None:
         """Wait until every rank has called this method."""
@@ -172,7 +176,8 @@ def joined(device_type: str = "auto", advice: str = "start it again") -> Iterato
         advice: how to resume after a process was lost; the last part of the error message.
 
     Raises:
-        RunFailure: if the block fails because another process ended.
+        RunFailure: if the block fails because another process ended, or SIGTERM arrived.
+        Stopped: if SIGUSR1 arrived.
         RopewalkError: the error of the block; ranks other than 0 put their rank number before the message.
     """
     world = world_from_environment()
@@ -183,11 +188,15 @@ def joined(device_type: str = "auto", advice: str = "start it again") -> Iterato
     if started:
         _start(world, device_type)
     control = _control_group()
-    world = replace(world, control=control, restarts=_most_restarts(world.restarts, control))
+    # Each torchrun counts the failures of its own machine only, but any one restarts all.
+    world = replace(world, control=control, restarts=_highest(world.restarts, control))
     try:
-        with _ending_on_sigterm():
+        with ended_by_signals():
             yield world
-    except _Terminated:
+    except Ended as error:
+        if error.name != "SIGTERM":
+            raise Stopped(f"rank {world.rank} was stopped by {error.name}; {advice}") from None
+        # torchrun sends SIGTERM when another process fails, so this is not a reason to start again.
         raise RunFailure(
             f"rank {world.rank} was terminated because another process failed or the job was cancelled; {advice}"
         ) from None
@@ -202,7 +211,9 @@ def joined(device_type: str = "auto", advice: str = "start it again") -> Iterato
             dist.destroy_process_group(control)
         if world.is_rank_0:
             raise
-        kind = next(each for each in (RunFailure, EngineError, RopewalkError) if isinstance(error, each))
+        kind = next(
+            each for each in (RunFailure, Stopped, EngineError, RopewalkError) if isinstance(error, each)
+        )
         raise kind(f"rank {world.rank}: {error}") from error
     except RuntimeError as error:
         if not _is_lost_contact(error):
@@ -258,9 +269,8 @@ def _fresh_store(world: World) -> Any:
     return PrefixStore(f"attempt{world.restarts}", store)
 
 
-def _most_restarts(restarts: int, group: Any) -> int:
-    """Largest restart count of all machines: each torchrun counts its own failures only, but any one restarts all."""
-    most = torch.tensor(restarts)
+def _highest(number: int, group: Any) -> int:
+    most = torch.tensor(number)
     dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
     return int(most)
 
@@ -275,29 +285,3 @@ def _is_lost_contact(error: RuntimeError) -> bool:
         return True
     text = str(error).lower()
     return "gloo" in text or "connection closed by peer" in text or "connection reset" in text
-
-
-class _Terminated(BaseException):
-    """SIGTERM arrived. Not an Exception, so no ``except Exception`` on the way up swallows it."""
-
-
-@contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """Raise on SIGTERM, which torchrun sends when another process fails, so that files are closed and the user told."""
-
-    def end(*_: Any) -> None:
-        raise _Terminated
-
-    try:
-        before = signal.signal(signal.SIGTERM, end)
-    except ValueError:
-        # Only the main thread may set signal handlers; in other threads SIGTERM keeps its handler.
-        yield
-        return
-    try:
-        yield
-    except BaseException:
-        # Ignore further signals while the error is reported; torchrun kills a process that does not exit.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise
-    signal.signal(signal.SIGTERM, before)

@@ -9,13 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from signal import Signals
 from typing import Any, TypeVar
 
 import torch
 
 from ropewalk.data import rows_for_step
-from ropewalk.errors import RunFailure
+from ropewalk.errors import RunFailure, Stopped
 from ropewalk.io.progress import Advance, Silent
+from ropewalk.io.signals import noted_signals
 from ropewalk.models.attention.hooks import localities_of
 from ropewalk.models.load import cast_parameters, checkpoint_activations
 from ropewalk.models.losses import LossModel
@@ -31,6 +33,7 @@ from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
 from ropewalk.training.peak_memory import peak_memory
 from ropewalk.training.recipe.recipe import StageSettings
 from ropewalk.training.resolved import AtStage, load_for_run, share_of_step
+from ropewalk.training.run_folder import left_off
 from ropewalk.training.step import Batch, ForwardPass, StepResult, micro_batches, prepare, train_step
 
 Made = TypeVar("Made")
@@ -73,6 +76,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
 
     Raises:
         RunFailure: if the loss or the gradient is not finite for several steps, or in the last one.
+        Stopped: if SIGTERM or SIGUSR1 arrived, on any rank; after the current step and its checkpoint.
         RopewalkError: if a checkpoint cannot be written or read.
     """
     resolved, context = run.at.resolved, run.at.context
@@ -83,7 +87,9 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
     forward = ForwardPass(resolved.stages[run.number].precision, stage.offload_activations, aux_loss)
     skipped, last = 0, run.at.weights
     label = f"stage {run.number + 1}/{len(recipe.stages)} training"
+    stopped_by = 0
     with (
+        noted_signals() as noted,
         (context.rank_0_reporter if stage.steps else Silent()).bar(label, stage.steps) as advance,
         checkpointing(
             run.at.output / CHECKPOINTS, model, optimizer, resolved.tokenizer, recipe.checkpoints, context
@@ -134,8 +140,17 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
                 shown = _beside(advance, done)
                 results = measure_during(reached, model, run.measurement, context, shown)
                 metrics.track(tracked(results), run.steps_before + done)
-            if due:
+            # Ranks receive a signal between different steps, but must stop after the same one.
+            stopped_by = context.world.highest(noted())
+            if due or (stopped_by and not skipped):
                 last = checkpoints.save(reached, _best(run, reached))
+            if stopped_by:
+                break
+    # After the block, which completes checkpoints that are written in the background.
+    if stopped_by:
+        raise context.world.known_to_all(
+            Stopped(f"stopped by {Signals(stopped_by).name}: {left_off(run.at.output)}")
+        )
     assert last is not None
     return last
 

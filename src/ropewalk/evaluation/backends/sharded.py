@@ -141,7 +141,7 @@ def teacher_forced_row(input_ids: Tensor, start: int) -> Row:
 
 def failure_of_all(mesh: Mesh, message: str) -> RunFailure | Echo:
     """Return the exception for a failure that all ranks detect: only rank 0 reports it to the user."""
-    return RunFailure(message) if mesh.rank == 0 else Echo(message, failed=True)
+    return RunFailure(message) if mesh.rank == 0 else Echo(message, RunFailure.status)
 
 
 def _of_rows(model: LossModel, rows: Sequence[Row], mesh: Mesh, likeliest: bool) -> Iterator[Tensor]:
