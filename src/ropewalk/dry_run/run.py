@@ -20,7 +20,7 @@ from ropewalk.models.load import choose_device
 from ropewalk.parallel import MeshShape, World
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning.sizing.mesh_choice import USABLE, DoesNotFit
-from ropewalk.planning.sizing.time import GPUS, Cluster, waiting_seconds
+from ropewalk.planning.sizing.time import Cluster, gpu_named, waiting_seconds
 from ropewalk.training.preflight import Machine, device_bytes, resolve
 from ropewalk.training.recipe.recipe import Parallel, Recipe
 from ropewalk.training.resolved import ResolvedRecipe
@@ -198,7 +198,7 @@ def plan_here(recipe: Recipe, world: World | None = None, context: RunContext | 
     per_node = world.local_size if world is not None and world.size > 1 else ranks
     memory = device_bytes(device) // (1 if on_gpu else per_node)
     name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
-    known = next((cluster for kind, cluster in GPUS.items() if on_gpu and kind in name.lower()), None)
+    known = gpu_named(name) if on_gpu else None
     cluster = None if known is None else replace(known, ranks_per_node=per_node, bytes_per_rank=memory)
     target = _Target(name, ranks, per_node, Machine(device, memory), cluster)
     return _planned(recipe, target, context or RunContext())

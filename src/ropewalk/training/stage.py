@@ -34,6 +34,7 @@ from ropewalk.training.peak_memory import peak_memory
 from ropewalk.training.recipe.recipe import StageSettings
 from ropewalk.training.resolved import AtStage, load_for_run, share_of_step
 from ropewalk.training.run_folder import left_off
+from ropewalk.training.speed import Speed
 from ropewalk.training.step import Batch, ForwardPass, StepResult, micro_batches, prepare, train_step
 
 Made = TypeVar("Made")
@@ -85,6 +86,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
     model, optimizer, position = _begun(run)
     aux_loss = resolved.router_aux_losses[run.number]
     forward = ForwardPass(resolved.stages[run.number].precision, stage.offload_activations, aux_loss)
+    speed = Speed.of_stage(resolved, model, context.mesh)
     skipped, last = 0, run.at.weights
     label = f"stage {run.number + 1}/{len(recipe.stages)} training"
     stopped_by = 0
@@ -112,7 +114,8 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             # Rows have a fixed length, so progress in tokens follows from the step, in a resumed run too.
             tokens = run.tokens_before + done * stage.rows_per_step * stage.context
             if context.is_rank_0:
-                values = _values(run.number, done, result, rate, tokens, seconds) | peak_memory(model.device)
+                values = _values(run.number, done, result, rate, tokens, seconds)
+                values |= speed.of(batches, seconds) | peak_memory(model.device)
                 # Before the check below, so that the log shows the steps that diverged.
                 metrics.append(values, run.steps_before + done)
             skipped = 0 if result.applied else skipped + 1

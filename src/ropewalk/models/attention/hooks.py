@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar, Token
@@ -355,14 +356,14 @@ def _with_every_query(module: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**kwargs, "logits_to_keep": torch.arange(-keep, 0)}
 
 
-def localities_of(model: nn.Module) -> set[Locality]:
-    """The distinct windows and chunks of a model's layers, for which attention is prepared.
+def localities_of(model: nn.Module) -> Counter[Locality]:
+    """The distinct windows and chunks of a model's layers, for which attention is prepared, with numbers of layers.
 
     Args:
         model: a model on which the hooks are installed.
     """
     hooks: LayoutHooks = model._ropewalk_hooks  # type: ignore[assignment]
-    return set(hooks.localities)
+    return Counter(hooks.localities)
 
 
 @cached_per_layout

@@ -102,6 +102,17 @@ GPUS = {
 """Assumed hardware by kind of GPU, in nodes of eight; efficiencies are those of H100."""
 
 
+def gpu_named(name: str) -> Cluster | None:
+    """The GPU of :data:`GPUS` with a device name such as ``NVIDIA H100 80GB HBM3``; None if it is not there.
+
+    Cards for PCI Express and the H100 NVL have another peak than the SXM modules, except for the A100.
+    """
+    words = name.lower()
+    if "a100" not in words and ("pcie" in words or "nvl" in words):
+        return None
+    return next((cluster for kind, cluster in GPUS.items() if kind in words), None)
+
+
 @dataclass(frozen=True)
 class Flops:
     """Floating-point operations of some sequences, summed over all ranks.
@@ -136,6 +147,19 @@ def visible_pairs(row_length: int, document_length: int | None = None) -> int:
     return whole * (length * (length + 1) // 2) + rest * (rest + 1) // 2
 
 
+def model_flops(shape: ModelShape, tokens: int, pairs: int) -> tuple[int, int]:
+    """Operations of products with parameters, and of attention, in forward and backward without recomputation.
+
+    Args:
+        shape: dimensions of the model.
+        tokens: number of tokens.
+        pairs: query-key pairs that attention computes, summed over the layers.
+    """
+    dense = 6 * tokens * (shape.layer_matrices + shape.head_parameters)
+    # A score and a value of each pair and head; the backward takes twice the forward.
+    return dense, 3 * 2 * pairs * shape.heads * (shape.head_dim + shape.value_dim)
+
+
 def flops(
     shape: ModelShape,
     row_length: int,
@@ -159,12 +183,12 @@ def flops(
     """
     tokens = rows * row_length
     head, layers = shape.head_parameters, shape.layer_matrices
-    pairs = rows * visible_pairs(row_length, document_length) * shape.layers * shape.heads
-    # Of one pair's score and value, forward; a multiply-add counts as two.
-    forward, scores = 2 * pairs * (shape.head_dim + shape.value_dim), 2 * pairs * shape.head_dim
+    pairs = rows * visible_pairs(row_length, document_length) * shape.layers
+    dense, attention = model_flops(shape, tokens, pairs)
+    forward, scores = attention // 3, 2 * pairs * shape.heads * shape.head_dim
     return Flops(
-        dense=6 * tokens * (layers + head),
-        attention=3 * forward,
+        dense=dense,
+        attention=attention,
         hardware_dense=tokens * ((8 if checkpointing else 6) * layers + 8 * head),
         hardware_attention=(4 if checkpointing else 3) * forward + scores,
     )
