@@ -55,6 +55,7 @@ GAINED = (
     ".own: nothing != ",
     ".trained_tokens: nothing != ",
     ".peak_process_memory: nothing != ",
+    ".flops_per_second: nothing != ",
     ".json.readers: nothing != ",
     ".samples: nothing != ",
     ".separator_id: nothing != None",

@@ -161,6 +161,7 @@ NEW_KEYS = (
     ".adapter: nothing != None",
     ".moments: nothing != 'keep'",
     ".readers: nothing != None",
+    ".step_timeout: nothing != 3600",
 )
 """Keys that a recipe has gained, as a difference ends that is nothing but such a key at its default."""
 

@@ -2,8 +2,12 @@
 
 import os
 
+import torch
+import torch.distributed as dist
+
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.parallel import joined
+from ropewalk.parallel.heartbeat import outlast_heartbeats
 
 
 def led():
@@ -42,6 +46,19 @@ def unexpectedly_failing():
 def gathered_ranks():
     with joined("cpu") as world:
         return world.gather({"rank": world.rank, "squares": [world.rank**2]})
+
+
+def timing_out(timeout):
+    """Timeouts in seconds of another group and of the control group."""
+    with joined("cpu") as world:
+        other = dist.new_group(backend="gloo")
+        outlast_heartbeats(world, timeout)
+        found = [
+            group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+            for group in (other, world.control)
+        ]
+        dist.destroy_process_group(other)
+        return found
 
 
 def highest_of(numbers):

@@ -50,6 +50,21 @@ run()
 """
 
 
+STUCK = """
+import os, time
+import ropewalk.training.stage as stage
+step_of, done = stage.train_step, [0]
+def steps(*arguments):
+    done[0] += 1
+    if os.environ["RANK"] == "1" and done[0] == 3:
+        time.sleep(60)
+    return step_of(*arguments)
+stage.train_step = steps
+from ropewalk.cli.app import run
+run()
+"""
+
+
 REFUSED = """
 import ropewalk.parallel.world as world
 # No agent is there that would end rank 0 before it has said why.
@@ -153,6 +168,22 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(values, undisturbed,
     assert len(losses(output)) == 3
     two_ranks.run(extended, {**values, "output": str(output)}, True)
     assert losses(output) == losses(undisturbed[0])
+
+
+@pytest.mark.slow
+def test_a_run_that_hangs_says_where_each_rank_is(values, tmp_path):
+    recipe, output = tmp_path / "recipe.yaml", tmp_path / "run"
+    recipe.write_text(yaml.safe_dump({**values, "output": str(output), "step_timeout": 4}))
+    results = run_together(2, "extend", recipe, code=STUCK)
+    assert [result.returncode for result in results] == [1, 1]
+    said = [line for each in results for line in each.stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert re.search(
+        r"no step was completed for 4 s: rank 1 \(process \d+ on \S+\) is in step 3 at "
+        r"training/stage.py:\d+ \(steps\); "
+        r"rank 0 \(process \d+ on \S+\) is in step 3 at training/step.py:\d+ \(all_reduce\); the same command with",
+        said[0],
+    )
 
 
 @pytest.mark.slow

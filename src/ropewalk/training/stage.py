@@ -22,6 +22,7 @@ from ropewalk.models.attention.hooks import localities_of
 from ropewalk.models.load import cast_parameters, checkpoint_activations
 from ropewalk.models.losses import LossModel
 from ropewalk.models.routing import Routing
+from ropewalk.parallel.heartbeat import heartbeat, outlast_heartbeats
 from ropewalk.rope import RopeMethod
 from ropewalk.training.checkpoint.files import CHECKPOINTS, Position
 from ropewalk.training.checkpoint.sharded import load_checkpoint, load_moments, load_weights
@@ -39,6 +40,9 @@ from ropewalk.training.step import Batch, ForwardPass, StepResult, micro_batches
 
 Made = TypeVar("Made")
 
+HEARTBEATS = "heartbeats"
+"""Subfolder of a run of several processes that shows, while it trains, where each of them is."""
+CONTINUE = "the same command with --resume continues from the last checkpoint"
 MOST_SKIPPED = 3
 """Number of consecutive steps with a non-finite loss or gradient after which the run fails."""
 
@@ -90,8 +94,10 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
     skipped, last = 0, run.at.weights
     label = f"stage {run.number + 1}/{len(recipe.stages)} training"
     stopped_by = 0
+    outlast_heartbeats(context.world, recipe.step_timeout)
     with (
         noted_signals() as noted,
+        heartbeat(run.at.output / HEARTBEATS, context.world, recipe.step_timeout, CONTINUE) as progress,
         (context.rank_0_reporter if stage.steps else Silent()).bar(label, stage.steps) as advance,
         checkpointing(
             run.at.output / CHECKPOINTS, model, optimizer, resolved.tokenizer, recipe.checkpoints, context
@@ -104,6 +110,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
         steps = range(position.step, stage.steps)
         # Rows of the next step are read, and plans of attention made, while the device computes this one.
         ahead = made_ahead(partial(_batches, run, model), steps)
+        progress.reached(position.step + 1)
         for step, batches in zip(steps, ahead, strict=True):
             started_at = time.perf_counter()
             rate = learning_rate_at(step, stage)
@@ -140,6 +147,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             ):
                 # Whatever turns out to be the best of the last stage can be exported.
                 due = due or (recipe.export.weights == "best" and run.number == len(recipe.stages) - 1)
+                progress.pause()
                 shown = _beside(advance, done)
                 results = measure_during(reached, model, run.measurement, context, shown)
                 metrics.track(tracked(results), run.steps_before + done)
@@ -149,6 +157,8 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
                 last = checkpoints.save(reached, _best(run, reached))
             if stopped_by:
                 break
+            # Only now: reading the next rows belongs to the step, and may be what hangs.
+            progress.reached(done + 1)
     # After the block, which completes checkpoints that are written in the background.
     if stopped_by:
         raise context.world.known_to_all(

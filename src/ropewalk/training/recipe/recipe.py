@@ -121,6 +121,12 @@ class Recipe(Settings):
         description="how the processes of torchrun share the model and the rows; auto: split rows no finer "
         "than memory requires",
     )
+    step_timeout: Annotated[Count, FREE] = Field(
+        3600,
+        ge=1,
+        description="seconds without a completed step after which a run of several processes ends, and names the "
+        "processes that hold it up; must be longer than the longest step",
+    )
     engine: Annotated[Literal["auto", EngineName], ONWARD] = Field(
         "auto",
         description="attention engine; auto: segments on a CPU; on CUDA the first of varlen, flex and "
