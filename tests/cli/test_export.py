@@ -261,7 +261,10 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "--gguf FILE and --out FILE to correct a GGUF file, or --push OWNER/NAME to publish a model"),
+        (
+            (),
+            "--step N and --out DIR to write a checkpoint of a run as a model, or --push OWNER/NAME to publish",
+        ),
         (("--rope", "factors.json"), "--rope needs --out DIR"),
         (("--out", "new"), "--out needs --rope FILE"),
         (("--rope", "factors.json", "--out", "new", "--public"), "--public needs --push OWNER/NAME"),

@@ -1,4 +1,4 @@
-"""``ropewalk export``: write a checkpoint with a factor table, correct a GGUF file, or publish a model on the Hub."""
+"""``ropewalk export``: write a checkpoint of a run or with a factor table, correct a GGUF file, or publish a model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 
     from ropewalk.models.export import ExportResult
     from ropewalk.models.gguf import GgufResult
+    from ropewalk.training.export_step import ExportedStep
     from ropewalk.training.publish import PushResult, Repository
 
 
 def export(
     model: Annotated[
         str,
-        Field(description=f"{MODEL_NAME}; with --push or --gguf also the folder of a finished run."),
+        Field(
+            description=f"{MODEL_NAME}; with --push or --gguf also the folder of a finished run, with --step "
+            "that of any run."
+        ),
     ],
     *,
     rope: Annotated[
@@ -34,6 +38,11 @@ def export(
         FilePath | None,
         Option(group=COMMON.group, metavar="FILE"),
         Field(description="GGUF file of the model, made by llama.cpp's converter. Needs --out."),
+    ] = None,
+    step: Annotated[
+        int | None,
+        Option(group=COMMON.group, metavar="N"),
+        Field(ge=1, description="Step of a run's stage whose checkpoint to write as a model. Needs --out."),
     ] = None,
     out: Annotated[
         FilePath | None,
@@ -55,18 +64,46 @@ def export(
             "vllm, vllm-0.25, sglang, llama.cpp or mlx-lm."
         ),
     ] = None,
+    stage: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="With --step: the stage, counted from 1; needed if several have a checkpoint of that step.",
+        ),
+    ] = None,
     public: Annotated[bool, Field(description="Let everybody see the uploaded model. Needs --push.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Publish a run's model, write a checkpoint with the factors of a search, or correct a GGUF file.
+    """Publish a run's model, write a checkpoint of a run or of a search, or correct a GGUF file.
 
-    --push uploads the model with its card. --rope writes a checkpoint with unchanged weights. --gguf and --out copy a
-    file for llama.cpp and add what its converter leaves out.
+    --push uploads the model with its card. --step writes the model as it was after a step of a run, which may go on
+    meanwhile. --rope writes a checkpoint with unchanged weights. --gguf and --out copy a file for llama.cpp and add
+    what its converter leaves out.
     """
     from ropewalk.readers import readings
     from ropewalk.readers.table import require_known
     from ropewalk.reporting.readers import readers_tables
 
+    if step is not None or stage is not None:
+        if step is None:
+            raise UsageError("--stage needs --step N")
+        others = {
+            "--rope": rope,
+            "--gguf": gguf,
+            "--push": push,
+            "--for": for_ or None,
+            "--public": public or None,
+        }
+        if beside := [name for name, value in others.items() if value is not None]:
+            raise UsageError(f"--step and {beside[0]} are two commands; write the model with --step first")
+        if out is None:
+            raise UsageError("--step needs --out DIR")
+        written = _written_step(model, step, out, stage)
+        if as_json:
+            print_json(written.to_json())
+        else:
+            _say(_about_step(written))
+        return
     if rope is not None and gguf is not None:
         raise UsageError(
             "give --rope or --gguf, not both; write the checkpoint with --rope and convert it first"
@@ -74,13 +111,13 @@ def export(
     if out is None and (rope is not None or gguf is not None):
         raise UsageError("--rope needs --out DIR" if gguf is None else "--gguf needs --out FILE")
     if out is not None and rope is None and gguf is None:
-        raise UsageError("--out needs --rope FILE or --gguf FILE")
+        raise UsageError("--out needs --rope FILE, --gguf FILE or --step N")
     if gguf is not None and push is not None:
         raise UsageError("--gguf and --push are two commands; --push uploads the checkpoint of a run")
     if rope is None and push is None and gguf is None:
         raise UsageError(
             "give --rope FILE and --out DIR to write a checkpoint, --gguf FILE and --out FILE to correct a GGUF file, "
-            "or --push OWNER/NAME to publish a model"
+            "--step N and --out DIR to write a checkpoint of a run as a model, or --push OWNER/NAME to publish a model"
         )
     if public and push is None:
         raise UsageError("--public needs --push OWNER/NAME")
@@ -129,6 +166,25 @@ def _corrected(model: str, source: Path, out: Path) -> GgufResult:
     run = Path(model).expanduser()
     folder = run / MODEL if (run / RECIPE).is_file() else resolve_model(model)
     return write_gguf(source, read_model_config(str(folder)), out)
+
+
+def _written_step(run: str, step: int, out: Path, stage: int | None) -> ExportedStep:
+    from ropewalk.training.export_step import export_step
+    from ropewalk.training.run_folder import RECIPE
+
+    folder = Path(run).expanduser()
+    if not (folder / RECIPE).is_file():
+        raise UsageError(f"--step needs the folder of a run, and {run} has no {RECIPE}")
+    return export_step(folder, step, out, stage)
+
+
+def _about_step(found: ExportedStep) -> list[tuple[str, str]]:
+    return [
+        ("model", str(found.out)),
+        ("from", f"step {found.step} of stage {found.stage}, {found.tokens:,} tokens, {found.checkpoint}"),
+        ("RoPE", f"{found.method}, {found.max_position_embeddings:,} tokens"),
+        ("next", f"AutoModelForCausalLM.from_pretrained({str(found.out)!r}) loads it in plain transformers"),
+    ]
 
 
 def _about_gguf(found: GgufResult) -> list[tuple[str, str]]:

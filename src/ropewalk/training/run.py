@@ -393,7 +393,7 @@ def _prepared(
     measured = world.on_rank_0(lambda: [known(when) for when in ("before", "after")])[0]
     # Load the model before packing, so that a checkpoint that cannot be loaded fails early.
     model = None if measured else load_for_run(resolved, context, resolved.model)
-    decisions = world.on_rank_0(lambda: _decisions_so_far(resolved, at, output))
+    decisions = world.on_rank_0(lambda: decisions_so_far(resolved, at, output))
     rows = _shared_rows(start, resolved, context)
     held_out = rows_with_validation(resolved.recipe, rows)
     documents = world.on_rank_0(lambda: validation_documents(resolved, held_out))
@@ -433,7 +433,7 @@ def _requested_during(resolved: ResolvedRecipe, reporter: Reporter) -> list[dict
     return requested
 
 
-def _decisions_so_far(resolved: ResolvedRecipe, at: Reached, output: Path) -> list[Decision]:
+def decisions_so_far(resolved: ResolvedRecipe, at: Reached, output: Path) -> list[Decision]:
     """RoPE of the stages that have started, from the run's folder or from the recipe.
 
     Raises:
