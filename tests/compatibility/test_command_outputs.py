@@ -162,6 +162,7 @@ NEW_KEYS = (
     ".moments: nothing != 'keep'",
     ".readers: nothing != None",
     ".step_timeout: nothing != 3600",
+    ".copy_to: nothing != None",
 )
 """Keys that a recipe has gained, as a difference ends that is nothing but such a key at its default."""
 

@@ -80,3 +80,52 @@ def test_a_signal_outside_of_training_ends_the_run_at_once(done, tmp_path, monke
     said = capsys.readouterr().err
     assert "stopped by SIGUSR1: the run in" in said
     assert "has no checkpoint yet" in said
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_run_whose_folder_is_lost_goes_on_from_its_copy(done, tmp_path, monkeypatch, capsys, keep):
+    values, _ = done
+    output = tmp_path / "run"
+    checkpoints = {"every": 1, "keep": keep, "copy_to": f"file://{tmp_path}/copy"}
+    recipe = write(tmp_path / "recipe.yaml", {**values, "output": str(output), "checkpoints": checkpoints})
+    with monkeypatch.context() as patch:
+        signalled(patch, signal.SIGTERM, 3)
+        assert main(["extend", recipe]) == 75
+    shutil.rmtree(output)
+    capsys.readouterr()
+    assert main(["extend", recipe, "--resume"]) == 0
+    said = capsys.readouterr().err
+    assert f"the run was copied from file://{tmp_path}/copy, with " in said
+    assert "resuming stage 1 after step 3" in said
+    assert weights_of(output) == weights_of(values["output"])
+    names = sorted(path.name for path in (tmp_path / "copy" / "checkpoints").iterdir())
+    assert names == [f"stage0-step{step:06d}" for step in (3, 4)][-keep:]
+
+
+def test_the_copy_of_another_run_is_never_overwritten(done, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    values = {**done[0], "output": str(tmp_path / "run"), "checkpoints": {"copy_to": f"file://{copy}"}}
+    recipe = write(tmp_path / "recipe.yaml", values)
+    assert main(["extend", recipe]) == 0
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    # Its own run may go on.
+    assert main(["extend", recipe, "--resume"]) == 0
+    capsys.readouterr()
+    assert main(["extend", recipe, "--set", f"output={tmp_path}/second"]) == 2
+    assert "contains the copy of a run; add --resume" in capsys.readouterr().err
+    other = shutil.copytree(done[0]["output"], tmp_path / "other")
+    assert main(["extend", recipe, "--resume", "--set", f"output={other}"]) == 2
+    assert "contains the copy of another run" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+
+
+def test_a_copy_that_cannot_be_written_is_refused_before_anything_is(done, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    values = {
+        **done[0],
+        "output": str(tmp_path / "run"),
+        "checkpoints": {"copy_to": f"file://{tmp_path}/file/copy"},
+    }
+    assert main(["extend", write(tmp_path / "recipe.yaml", values)]) == 2
+    assert f"error: cannot write to file://{tmp_path}/file/copy: " in capsys.readouterr().err
+    assert not (tmp_path / "run" / "recipe.yaml").exists()

@@ -82,6 +82,7 @@ from ropewalk.training.run_folder import (
     reached,
     set_aside,
     started_by,
+    take_from_copy,
     take_up,
 )
 from ropewalk.training.stage import StageRun, run_stage
@@ -249,6 +250,8 @@ def _begun(
     with ExitStack() as held:
         # Only rank 0 takes the lock, because only rank 0 writes.
         world.on_rank_0(lambda: held.enter_context(locked(output, "give another output")))
+        if note := world.on_rank_0(lambda: take_from_copy(output, recipe.checkpoints.copy_to, resume)):
+            context.rank_0_reporter.note(note)
         # Under the lock: take_up removes temporary files, which another process might still be writing.
         start = world.on_rank_0(lambda: take_up(output, recipe, resume, stages))
         resolved = _resolved(start, context)

@@ -25,6 +25,8 @@ from ropewalk.training.checkpoint.files import (
     read_exported_weights,
     read_position,
 )
+from ropewalk.training.checkpoint.remote import RemoteCopy
+from ropewalk.training.checkpoint.sharded import Completed, nothing_more
 from ropewalk.training.documents import DATA, ROWS, RunInputs, read_run_inputs
 from ropewalk.training.final_weights import exported_as
 from ropewalk.training.measurement import DURING, during_files, evaluation_file, evaluation_record
@@ -301,6 +303,60 @@ def progress_in(output: Path, recipe: Recipe) -> Progress:
         if chosen or searched:
             begun = max(begun, number + 1)
     return Progress(stage, step, begun)
+
+
+def copying(output: Path, url: str | None) -> Completed:
+    """What a run does with each complete checkpoint: copy it to a URL, or nothing."""
+    if url is None:
+        return nothing_more
+    copy = RemoteCopy(url)
+
+    def completed(checkpoint: Path) -> None:
+        files = [*output.glob("*"), *(output / DURING).glob("*")]
+        needed = [path for path in files if path.is_file() and not path.name.startswith(".")]
+        # The recipe says that the folder contains a run.
+        copy.upload(output, sorted(needed, key=lambda path: path.name == RECIPE), checkpoint)
+
+    return completed
+
+
+def take_from_copy(output: Path, url: str | None, resume: bool) -> str | None:
+    """Check that a copy can be written to, and fill an empty folder with it before a run is resumed.
+
+    Args:
+        output: folder of the run, which this process has locked.
+        url: URL of the copy; None for none.
+        resume: whether to resume the run.
+
+    Returns:
+        A sentence for the user if the folder was filled.
+
+    Raises:
+        RopewalkError: if the URL cannot be written to or read, or contains another run.
+    """
+    if url is None:
+        return None
+    copy = RemoteCopy(url)
+    copy.check()
+    there = copy.read(RECIPE) is not None
+    if (output / RECIPE).is_file():
+        log = output / METRICS
+        # The first line holds the loss and duration of the first step, which no two runs share.
+        own = log.read_bytes().partition(b"\n")[0] if log.is_file() else b""
+        if there and (copy.read(METRICS) or b"").partition(b"\n")[0] != own:
+            raise RopewalkError(
+                f"{url} contains the copy of another run; set checkpoints.copy_to to another URL"
+            )
+        return None
+    if there and not resume:
+        raise RopewalkError(
+            f"{url} contains the copy of a run; add --resume to continue that run, or set checkpoints.copy_to to "
+            "another URL"
+        )
+    if not resume:
+        return None
+    names = copy.restore(output, RECIPE)
+    return f"the run was copied from {url}, with {', '.join(names)}" if names else None
 
 
 def reached(output: Path, start: Start, world: World) -> Reached:

@@ -34,7 +34,7 @@ from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
 from ropewalk.training.peak_memory import peak_memory
 from ropewalk.training.recipe.recipe import StageSettings
 from ropewalk.training.resolved import AtStage, load_for_run, share_of_step
-from ropewalk.training.run_folder import left_off
+from ropewalk.training.run_folder import copying, left_off
 from ropewalk.training.speed import Speed
 from ropewalk.training.step import Batch, ForwardPass, StepResult, micro_batches, prepare, train_step
 
@@ -100,7 +100,13 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
         heartbeat(run.at.output / HEARTBEATS, context.world, recipe.step_timeout, CONTINUE) as progress,
         (context.rank_0_reporter if stage.steps else Silent()).bar(label, stage.steps) as advance,
         checkpointing(
-            run.at.output / CHECKPOINTS, model, optimizer, resolved.tokenizer, recipe.checkpoints, context
+            run.at.output / CHECKPOINTS,
+            model,
+            optimizer,
+            resolved.tokenizer,
+            recipe.checkpoints,
+            context,
+            copying(run.at.output, recipe.checkpoints.copy_to),
         ) as checkpoints,
     ):
         advance(position.step, "")

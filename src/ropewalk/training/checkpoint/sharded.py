@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -54,6 +54,14 @@ from ropewalk.training.optimizer import MasterAdamW
 WEIGHT, STATE, RANDOM = "weight.", "optimizer.", "random."
 
 
+Completed = Callable[[Path], None]
+"""What else is done with a complete checkpoint."""
+
+
+def nothing_more(checkpoint: Path) -> None:
+    """Leave a checkpoint where it is."""
+
+
 class ShardedCheckpoints:
     """Writer of the checkpoints of one stage on several ranks; every rank creates one and makes the same calls.
 
@@ -67,6 +75,7 @@ class ShardedCheckpoints:
         keep: number of complete checkpoints to keep.
         asynchronous: whether files are written while training continues, from a copy in CPU memory that takes 12 bytes
             per parameter of the rank's shard.
+        completed: called on rank 0 with each complete checkpoint, from the thread that wrote it.
     """
 
     def __init__(
@@ -77,6 +86,7 @@ class ShardedCheckpoints:
         context: RunContext,
         keep: int,
         asynchronous: bool = False,
+        completed: Completed = nothing_more,
     ) -> None:
         if context.mesh is None:
             raise RopewalkError(
@@ -85,6 +95,7 @@ class ShardedCheckpoints:
         self.folder = folder
         self.keep = keep
         self.asynchronous = asynchronous
+        self.completed = completed
         self._trained = trained
         self._optimizer = optimizer
         self._mesh = context.mesh
@@ -202,6 +213,7 @@ class ShardedCheckpoints:
             if retired is not None:
                 shutil.rmtree(retired)
         keep_latest(self.folder, self.keep, best)
+        self.completed(path)
 
 
 def load_checkpoint(

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ropewalk.models.losses import LossModel
 from ropewalk.parallel.context import RunContext
 from ropewalk.training.checkpoint.files import Position
-from ropewalk.training.checkpoint.sharded import ShardedCheckpoints
+from ropewalk.training.checkpoint.sharded import Completed, ShardedCheckpoints, nothing_more
 from ropewalk.training.checkpoint.single import save_checkpoint
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Checkpoints
@@ -36,6 +36,7 @@ def checkpointing(
     tokenizer: Any,
     settings: Checkpoints,
     context: RunContext,
+    completed: Completed = nothing_more,
 ) -> Iterator[Checkpointing]:
     """Open the writer of one stage's checkpoints; when the context ends, all of them are complete.
 
@@ -45,27 +46,38 @@ def checkpointing(
         tokenizer: tokenizer to save with a whole model.
         settings: number of checkpoints to keep, and whether to write shards in the background.
         context: processes of the run; each must call this function.
+        completed: called on rank 0 with each complete checkpoint.
     """
     # One process holds the whole model, so its checkpoint can be a folder that transformers loads.
     if context.mesh is None:
-        yield _Whole(folder, model, optimizer, tokenizer, settings.keep)
+        yield _Whole(folder, model, optimizer, tokenizer, settings.keep, completed)
         return
     asynchronous = settings.asynchronous
     if asynchronous == "auto":
         # On a CPU, copying and writing compete with training for cores and memory.
         asynchronous = model.device.type == "cuda"
-    with ShardedCheckpoints(folder, model, optimizer, context, settings.keep, asynchronous) as sharded:
+    with ShardedCheckpoints(
+        folder, model, optimizer, context, settings.keep, asynchronous, completed
+    ) as sharded:
         yield sharded
 
 
 class _Whole:
     def __init__(
-        self, folder: Path, model: LossModel, optimizer: MasterAdamW, tokenizer: Any, keep: int
+        self,
+        folder: Path,
+        model: LossModel,
+        optimizer: MasterAdamW,
+        tokenizer: Any,
+        keep: int,
+        completed: Completed,
     ) -> None:
         self.folder, self.model, self.optimizer = folder, model, optimizer
-        self.tokenizer, self.keep = tokenizer, keep
+        self.tokenizer, self.keep, self.completed = tokenizer, keep, completed
 
     def save(self, position: Position, best: Path | None = None) -> Path:
-        return save_checkpoint(
+        path = save_checkpoint(
             self.folder, self.model.model, self.tokenizer, self.optimizer, position, self.keep, best
         )
+        self.completed(path)
+        return path

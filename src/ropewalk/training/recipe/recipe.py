@@ -58,6 +58,12 @@ class Checkpoints(Settings):
         "auto",
         description="with several processes, continue training while files are written; auto: on CUDA only",
     )
+    copy_to: Annotated[str | None, FREE] = Field(
+        None,
+        min_length=1,
+        description="URL (s3://bucket/run, gs://..., file:///...) to which rank 0 copies each checkpoint and what "
+        "else --resume needs; --resume in an empty folder starts from the copy",
+    )
 
 
 class Change(Settings):

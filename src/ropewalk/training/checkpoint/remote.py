@@ -1,0 +1,164 @@
+"""Copy of a run at an fsspec URL (S3, GCS, another disk): its checkpoints and small files, from which it can resume.
+
+Checkpoints are written to the run's folder first, where a rename makes them complete. Object stores have no rename:
+here the record, which is copied last and deleted first, makes a checkpoint complete.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.io.files import new_folder, replacing
+from ropewalk.training.checkpoint.files import CHECKPOINTS, RECORD, checkpoints_in, is_place, place_of
+
+
+class RemoteCopy:
+    """Copy of a run at a URL.
+
+    Args:
+        url: ``protocol://...``, without a user or password: packages of fsspec read credentials from their own files
+            and environment variables.
+
+    Raises:
+        RopewalkError: if the URL has no protocol or contains credentials, or fsspec or its package for the protocol is
+            missing.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.username or parts.password:
+            # Without the URL, which would end up in logs.
+            raise RopewalkError(
+                f"the URL of the copy at {parts.hostname} contains a user or password; leave them to the environment "
+                "or the configuration of the storage"
+            )
+        if not parts.scheme:
+            raise RopewalkError(
+                f"{url!r} is not a URL with a protocol, such as s3://bucket/run or file:///mnt/run"
+            )
+        # Imported here, since few runs need it.
+        from fsspec.core import url_to_fs
+
+        self.url = url.rstrip("/")
+        try:
+            self.files, self.root = url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            raise RopewalkError(f"cannot use {url}: {error}") from error
+
+    @contextmanager
+    def _reached(self, kind: type[RopewalkError], what: str) -> Iterator[None]:
+        try:
+            yield
+        except RopewalkError:
+            raise
+        # Each storage has errors of its own, which have no common base below Exception.
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise kind(f"cannot {what} {self.url}: {reason}") from error
+
+    def check(self) -> None:
+        """Write and delete a small object, so that a missing right is found before training.
+
+        Raises:
+            RopewalkError: with the reason.
+        """
+        path = f"{self.root}/.ropewalk-{uuid.uuid4().hex}"
+        with self._reached(RopewalkError, "write to"):
+            self.files.makedirs(self.root, exist_ok=True)
+            self.files.pipe_file(path, b"ropewalk")
+            self.files.rm_file(path)
+
+    def read(self, name: str) -> bytes | None:
+        """Content of a file of the run; None if the copy has no such file."""
+        with self._reached(RopewalkError, "read"):
+            self.files.invalidate_cache()
+            path = f"{self.root}/{name}"
+            return bytes(self.files.cat_file(path)) if self.files.exists(path) else None
+
+    def upload(self, run: Path, small: list[Path], checkpoint: Path) -> None:
+        """Copy a complete checkpoint and the run's small files, and delete checkpoints that the run no longer keeps.
+
+        Args:
+            run: folder of the run.
+            small: its other files.
+            checkpoint: the checkpoint.
+
+        Raises:
+            RunFailure: if a file cannot be copied; the checkpoint in the run's folder is not affected.
+        """
+        target = f"{self.root}/{CHECKPOINTS}/{checkpoint.name}"
+        with self._reached(RunFailure, f"copy {checkpoint} to"):
+            # First, so that the log reaches at least as far as the checkpoint.
+            for path in small:
+                # Files of a run are replaced or appended to, never changed in place.
+                self._put(path, f"{self.root}/{path.relative_to(run).as_posix()}")
+            self._delete(target)
+            for path in sorted(checkpoint.iterdir(), key=lambda path: (path.name == RECORD, path.name)):
+                self._put(path, f"{target}/{path.name}")
+            kept = {path.name for path in checkpoints_in(checkpoint.parent)}
+            for name in self._names():
+                if name not in kept:
+                    self._delete(f"{self.root}/{CHECKPOINTS}/{name}")
+
+    def _put(self, path: Path, target: str) -> None:
+        self.files.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
+        self.files.put_file(str(path), target)
+
+    def _delete(self, target: str) -> None:
+        if not self.files.exists(target):
+            return
+        if self.files.exists(f"{target}/{RECORD}"):
+            self.files.rm_file(f"{target}/{RECORD}")
+        self.files.rm(target, recursive=True)
+
+    def _names(self) -> list[str]:
+        """Names of checkpoints, complete or not."""
+        folder = f"{self.root}/{CHECKPOINTS}"
+        self.files.invalidate_cache()
+        if not self.files.exists(folder):
+            return []
+        there = (str(each).rstrip("/").rsplit("/", 1)[-1] for each in self.files.ls(folder, detail=False))
+        return sorted((name for name in there if is_place(name)), key=lambda name: place_of(Path(name)))
+
+    def restore(self, run: Path, last: str) -> list[str]:
+        """Copy a run into an empty folder.
+
+        Args:
+            run: the folder.
+            last: name of the file whose presence says that the folder contains a run; it is copied last.
+
+        Returns:
+            Names of the checkpoints, the earliest first; empty if there is no copy of a run.
+
+        Raises:
+            RopewalkError: if a file cannot be copied, or the copy has no complete checkpoint.
+        """
+        with self._reached(RopewalkError, "read"):
+            self.files.invalidate_cache()
+            if not self.files.exists(f"{self.root}/{last}"):
+                return []
+            names = [
+                name
+                for name in self._names()
+                if self.files.exists(f"{self.root}/{CHECKPOINTS}/{name}/{RECORD}")
+            ]
+            if not names:
+                raise RopewalkError(
+                    f"{self.url} contains a run without a complete checkpoint; start a new run"
+                )
+            for name in names:
+                with new_folder(run / CHECKPOINTS / name) as partial:
+                    source = f"{self.root}/{CHECKPOINTS}/{name}"
+                    for path in self.files.find(source):
+                        self.files.get_file(path, str(partial / str(path).rsplit("/", 1)[-1]))
+            small = [str(path)[len(self.root.rstrip("/")) + 1 :] for path in self.files.find(self.root)]
+            small = [path for path in small if not path.startswith(f"{CHECKPOINTS}/")]
+            for path in sorted(small, key=lambda path: (path == last, path)):
+                with replacing(run / path) as temporary:
+                    self.files.get_file(f"{self.root}/{path}", str(temporary))
+            return names

@@ -1,0 +1,119 @@
+"""The copy of a run at a URL: what makes a checkpoint of it complete, and what is refused."""
+
+import fsspec
+import pytest
+
+from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.training.checkpoint.files import RECORD
+from ropewalk.training.checkpoint.remote import RemoteCopy
+
+
+@pytest.fixture
+def copy(tmp_path):
+    url = f"memory://{tmp_path.name}/run"
+    yield RemoteCopy(url)
+    if fsspec.filesystem("memory").exists(f"/{tmp_path.name}"):
+        fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
+
+
+def checkpoint(run, step, content="weights"):
+    path = run / "checkpoints" / f"stage0-step{step:06d}"
+    path.mkdir(parents=True)
+    (path / "model.safetensors").write_text(f"{content} {step}")
+    (path / RECORD).write_text(f"record {step}")
+    return path
+
+
+def small(run):
+    (run / "recipe.yaml").write_text("recipe")
+    (run / "metrics.jsonl").write_text("metrics")
+    (run / "evaluations").mkdir(exist_ok=True)
+    (run / "evaluations" / "stage0-step000002.json").write_text("{}")
+    return [run / "evaluations" / "stage0-step000002.json", run / "metrics.jsonl", run / "recipe.yaml"]
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("protocol", ["memory", "file"])
+def test_a_copy_restores_what_was_copied(tmp_path, protocol):
+    copy = RemoteCopy(f"{protocol}://{tmp_path}/copy")
+    run, other = tmp_path / "run", tmp_path / "other"
+    for step in (2, 4):
+        copy.check()
+        path = checkpoint(run, step)
+        copy.upload(run, small(run), path)
+    assert copy.restore(other, "recipe.yaml") == ["stage0-step000002", "stage0-step000004"]
+    assert contents(other) == contents(run)
+
+
+def test_what_the_run_deletes_is_deleted_from_its_copy(copy, tmp_path):
+    run = tmp_path / "run"
+    first = checkpoint(run, 2)
+    copy.upload(run, small(run), first)
+    for path in first.iterdir():
+        path.unlink()
+    first.rmdir()
+    second = checkpoint(run, 4)
+    copy.upload(run, small(run), second)
+    assert copy.restore(tmp_path / "other", "recipe.yaml") == ["stage0-step000004"]
+
+
+def test_a_checkpoint_counts_once_its_record_is_there(copy, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    first = checkpoint(run, 2)
+    copy.upload(run, small(run), first)
+    put = copy.files.put_file
+
+    def full(source, target):
+        if target.endswith(RECORD):
+            raise OSError("No space left on device")
+        put(source, target)
+
+    monkeypatch.setattr(copy.files, "put_file", full)
+    with pytest.raises(
+        RunFailure, match=r"cannot copy .*stage0-step000004 to memory://.*: No space left on device"
+    ):
+        copy.upload(run, [], checkpoint(run, 4))
+    monkeypatch.undo()
+    assert copy.restore(tmp_path / "other", "recipe.yaml") == ["stage0-step000002"]
+    # A repeated copy replaces the half of the earlier one, files that no longer exist included.
+    copy.files.pipe_file(f"{copy.root}/checkpoints/stage0-step000004/stray", b"")
+    copy.upload(run, [], run / "checkpoints" / "stage0-step000004")
+    assert copy.restore(tmp_path / "third", "recipe.yaml")[-1] == "stage0-step000004"
+    assert contents(tmp_path / "third") == contents(run)
+
+
+def test_no_copy_and_a_copy_without_a_checkpoint_are_told_apart(copy, tmp_path):
+    assert copy.restore(tmp_path / "other", "recipe.yaml") == []
+    copy.files.pipe_file(f"{copy.root}/recipe.yaml", b"recipe")
+    with pytest.raises(RopewalkError, match="contains a run without a complete checkpoint"):
+        copy.restore(tmp_path / "other", "recipe.yaml")
+    assert not (tmp_path / "other" / "recipe.yaml").exists()
+
+
+def test_a_check_leaves_nothing_and_says_why_writing_fails(copy, monkeypatch):
+    copy.check()
+    assert copy.files.find(copy.root) == []
+
+    def denied(*_):
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(copy.files, "pipe_file", denied)
+    with pytest.raises(RopewalkError, match=r"cannot write to memory://.*/run: Access Denied"):
+        copy.check()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("runs/copy", r"'runs/copy' is not a URL with a protocol"),
+        ("nope://bucket/run", "cannot use nope://bucket/run: Protocol not known: nope"),
+        ("sftp://me:secret@host/run", "the URL of the copy at host contains a user or password"),
+    ],
+)
+def test_urls_that_cannot_work_are_refused_without_their_secrets(url, why):
+    with pytest.raises(RopewalkError, match=why) as caught:
+        RemoteCopy(url)
+    assert "secret" not in str(caught.value)
