@@ -141,7 +141,7 @@ def failing_search():
             strategy = Strategy(algorithm_named("evolution"), 70)
             minimise(space, evaluator, strategy, goal.seeds(space), ledger)
         except RopewalkError as error:
-            return type(error).__name__, str(error), getattr(error, "failed", None), ledger.forwards
+            return type(error).__name__, str(error), error.status, ledger.forwards
     return None
 
 

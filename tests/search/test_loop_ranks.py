@@ -53,7 +53,7 @@ def test_what_one_rank_refuses_ends_the_other_at_once(two_ranks):
     found = two_ranks.run(failing_search, seconds=60.0)
     # The first documents of three seeds take two rounds, of which rank 1 has nothing to do in the second; of the third
     # round, in which it fails, nothing is kept.
-    assert found == [("Echo", "the memory gave out", True, 3), ("RunFailure", "the memory gave out", None, 3)]
+    assert found == [("Echo", "the memory gave out", 1, 3), ("RunFailure", "the memory gave out", 1, 3)]
 
 
 def test_ranks_that_compute_otherwise_still_agree(two_ranks):

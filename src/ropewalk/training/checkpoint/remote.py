@@ -16,6 +16,9 @@ from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.io.files import new_folder, replacing
 from ropewalk.training.checkpoint.files import CHECKPOINTS, RECORD, checkpoints_in, is_place, place_of
 
+OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oss", "oci", "tos"))
+"""Protocols without folders: where one is to be made, their packages would make the bucket."""
+
 
 class RemoteCopy:
     """Copy of a run at a URL.
@@ -69,7 +72,7 @@ class RemoteCopy:
         """
         path = f"{self.root}/.ropewalk-{uuid.uuid4().hex}"
         with self._reached(RopewalkError, "write to"):
-            self.files.makedirs(self.root, exist_ok=True)
+            self._make_folder(self.root)
             self.files.pipe_file(path, b"ropewalk")
             self.files.rm_file(path)
 
@@ -106,8 +109,12 @@ class RemoteCopy:
                     self._delete(f"{self.root}/{CHECKPOINTS}/{name}")
 
     def _put(self, path: Path, target: str) -> None:
-        self.files.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
+        self._make_folder(target.rsplit("/", 1)[0])
         self.files.put_file(str(path), target)
+
+    def _make_folder(self, path: str) -> None:
+        if urlsplit(self.url).scheme not in OBJECT_STORES:
+            self.files.makedirs(path, exist_ok=True)
 
     def _delete(self, target: str) -> None:
         if not self.files.exists(target):
