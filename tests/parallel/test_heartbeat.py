@@ -1,11 +1,12 @@
 """What heartbeats say of ranks that hold up the others; the end of a run that hangs is tested with whole runs."""
 
 import json
+import threading
 import time
 from dataclasses import asdict, replace
 
 from ropewalk.parallel import World
-from ropewalk.parallel.heartbeat import Beat, diagnosis, heartbeat, read_beats
+from ropewalk.parallel.heartbeat import Beat, _Watch, diagnosis, heartbeat, read_beats
 from tests.parallel.world_cases import timing_out
 
 WAITING = "training/step.py:231 (all_reduce)"
@@ -66,6 +67,18 @@ def test_a_long_pause_ends_nothing(tmp_path):
         progress.reached(1)
         progress.pause()
         time.sleep(0.3)
+
+
+def test_a_step_that_completes_while_ranks_are_compared_ends_nothing(tmp_path):
+    ended = threading.Event()
+    watch = _Watch(tmp_path, World(0, 2), 0.2, "resume", threading.get_ident(), ended)
+    watch.reached(1)
+    comparing = threading.Thread(target=watch.end_if_stuck)
+    comparing.start()
+    watch.pause()
+    # Otherwise this process ends here.
+    comparing.join(5)
+    assert not comparing.is_alive()
 
 
 def test_one_process_has_no_heartbeat(tmp_path):

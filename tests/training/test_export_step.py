@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from ropewalk import RopewalkError
 from ropewalk.cli.app import main
 from ropewalk.training.export_step import export_step
-from tests.training.run_cases import extended
+from tests.training.resume_cases import recipe_of
+from tests.training.run_cases import extend, extended
 
 
 def weights(folder):
@@ -65,6 +66,27 @@ def test_a_sharded_checkpoint_is_written_by_one_process(done, two_ranks, tmp_pat
     for name, tensor in weights(one.out).items():
         # Sums over ranks differ in rounding.
         torch.testing.assert_close(weights(two.out)[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_what_the_recipe_says_of_processes_does_not_matter(done, tmp_path):
+    run = shutil.copytree(done[0]["output"], tmp_path / "run")
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe["stages"][0]["parallel"] = {"shard": 2, "ring": 4}
+    recipe |= {"parallel": {"sequence": 2}, "device": "cuda"}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    export_step(run, 4, tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
+        run / "model" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_an_adapter_is_merged_as_at_the_end_of_its_run(done, tmp_path):
+    run = tmp_path / "run"
+    extend(recipe_of(done[0], output=str(run), adapter={"rank": 2}))
+    export_step(run, 4, tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
+        run / "model" / "model.safetensors"
+    ).read_bytes()
 
 
 def refused(run, *arguments):

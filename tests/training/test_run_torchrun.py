@@ -34,35 +34,22 @@ run()
 """
 
 
-SIGNALLED = """
-import os, signal
+IN_THE_THIRD_STEP = """
+import os, signal, time
 import ropewalk.training.stage as stage
 step_of, done = stage.train_step, [0]
 def steps(*arguments):
     done[0] += 1
-    # Between the ranks' steps there is no order: only rank 1 is told, and in the middle of the third.
+    # Of rank 1 alone.
     if os.environ["RANK"] == "1" and done[0] == 3:
-        os.kill(os.getpid(), signal.SIGUSR1)
+        ACTION
     return step_of(*arguments)
 stage.train_step = steps
 from ropewalk.cli.app import run
 run()
 """
-
-
-STUCK = """
-import os, time
-import ropewalk.training.stage as stage
-step_of, done = stage.train_step, [0]
-def steps(*arguments):
-    done[0] += 1
-    if os.environ["RANK"] == "1" and done[0] == 3:
-        time.sleep(60)
-    return step_of(*arguments)
-stage.train_step = steps
-from ropewalk.cli.app import run
-run()
-"""
+SIGNALLED = IN_THE_THIRD_STEP.replace("ACTION", "os.kill(os.getpid(), signal.SIGUSR1)")
+STUCK = IN_THE_THIRD_STEP.replace("ACTION", "time.sleep(60)")
 
 
 REFUSED = """

@@ -91,7 +91,7 @@ def on_interrupt(describe: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def ended_by_sigterm(what: str, left: str = "and left nothing behind") -> Iterator[None]:
-    """Let SIGTERM close pools and scratch folders that are open in the block, as Ctrl-C does.
+    """Let SIGTERM and SIGUSR1 close pools and scratch folders that are open in the block, as Ctrl-C does.
 
     Args:
         what: name of the command, for the message.

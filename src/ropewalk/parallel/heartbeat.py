@@ -70,8 +70,8 @@ class _Alone:
 def heartbeat(folder: Path, world: World, timeout: float, advice: str) -> Iterator[Progress]:
     """Write heartbeats during the block, and yield what to tell of each step.
 
-    If no step starts for ``timeout`` seconds, every process of the run exits with status 1, and the lowest rank that
-    is still alive prints which ranks hold up the others. One process alone has no heartbeat.
+    If a step takes ``timeout`` seconds without a pause, every process of the run exits with status 1, and the lowest
+    rank that is still alive prints which ranks hold up the others. One process alone has no heartbeat.
 
     Args:
         folder: folder for the files, which all ranks see; each deletes its own at the end.
@@ -129,10 +129,11 @@ class _Watch:
             write_text(_file(self.folder, self.world.rank), json.dumps(asdict(beat)))
 
     def end_if_stuck(self) -> None:
-        step, earlier = self.step, read_beats(self.folder)
+        since, earlier = self.since, read_beats(self.folder)
         for _ in range(3):
             self.ended.wait(self.interval)
-            if self.ended.is_set() or self.step != step:
+            # A step that was only slow may complete meanwhile.
+            if self.ended.is_set() or self.since != since:
                 return
             self.beat()
         now = read_beats(self.folder)

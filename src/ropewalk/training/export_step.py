@@ -106,7 +106,7 @@ def export_step(run: Path, step: int, out: Path, stage: int | None = None) -> Ex
 def _alone(recipe: Recipe) -> Recipe:
     """The recipe for one process on a CPU, which has room for models that no single GPU holds."""
     stages = [
-        each.model_copy(update={"parallel": None} if each.parallel is not None else {})
+        each if each.parallel is None else each.model_copy(update={"parallel": "auto"})
         for each in recipe.stages
     ]
     return recipe.model_copy(

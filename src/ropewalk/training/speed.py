@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,11 +45,9 @@ class Speed:
         shape = None
         # Frozen weights need no gradients, so an adapter takes fewer operations than the formula counts.
         if resolved.adapter is None:
-            try:
-                shape = ModelShape.from_config(read_config(resolved.model))
-            except RopewalkError:
-                # Not estimated, such as recurrent layers: the log then lacks these keys.
-                shape = None
+            # What is not estimated, such as recurrent layers, leaves these keys out of the log.
+            with suppress(RopewalkError):
+                shape = ModelShape.from_config(read_config(resolved.model, resolved.recipe.trust_remote_code))
         gpu = gpu_named(torch.cuda.get_device_name(model.device)) if model.device.type == "cuda" else None
         return cls(
             shape,

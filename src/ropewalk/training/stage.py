@@ -123,6 +123,8 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             result = train_step(model, batches, optimizer, rate, forward, context.mesh)
             # train_step has read the loss back, so on a GPU at most the update of the weights is still running.
             seconds = time.perf_counter() - started_at
+            # Evaluations, checkpoints and their copies may take longer than any step.
+            progress.pause()
             done = step + 1
             # Rows have a fixed length, so progress in tokens follows from the step, in a resumed run too.
             tokens = run.tokens_before + done * stage.rows_per_step * stage.context
@@ -153,7 +155,6 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             ):
                 # Whatever turns out to be the best of the last stage can be exported.
                 due = due or (recipe.export.weights == "best" and run.number == len(recipe.stages) - 1)
-                progress.pause()
                 shown = _beside(advance, done)
                 results = measure_during(reached, model, run.measurement, context, shown)
                 metrics.track(tracked(results), run.steps_before + done)
@@ -163,8 +164,9 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
                 last = checkpoints.save(reached, _best(run, reached))
             if stopped_by:
                 break
-            # Only now: reading the next rows belongs to the step, and may be what hangs.
-            progress.reached(done + 1)
+            if not ends:
+                # Reading its rows belongs to the next step, and may be what hangs.
+                progress.reached(done + 1)
     # After the block, which completes checkpoints that are written in the background.
     if stopped_by:
         raise context.world.known_to_all(

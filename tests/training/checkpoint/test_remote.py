@@ -93,6 +93,35 @@ def test_no_copy_and_a_copy_without_a_checkpoint_are_told_apart(copy, tmp_path):
     assert not (tmp_path / "other" / "recipe.yaml").exists()
 
 
+def test_names_that_lead_out_of_the_folder_are_refused(copy, tmp_path):
+    run = tmp_path / "run"
+    path = checkpoint(run, 2)
+    copy.upload(run, small(run), path)
+    find = copy.files.find
+    # An object's key may be any text; this storage would resolve such a path.
+    copy.files.find = lambda root: [*find(root), *([f"{copy.root}/../stolen"] if root == copy.root else [])]
+    try:
+        with pytest.raises(RopewalkError, match=r"contains '../stolen', which is not a file of a run"):
+            copy.restore(tmp_path / "other", "recipe.yaml")
+    finally:
+        del copy.files.find
+    assert not (tmp_path / "other" / "recipe.yaml").exists()
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_the_url(copy, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    path = checkpoint(run, 2)
+    copy.upload(run, small(run), path)
+
+    def denied(*_):
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(copy.files, "get_file", denied)
+    with pytest.raises(RopewalkError, match=r"cannot read memory://.*/run: Access Denied"):
+        copy.restore(tmp_path / "other", "recipe.yaml")
+    assert contents(tmp_path / "other") == {}
+
+
 def test_a_check_leaves_nothing_and_says_why_writing_fails(copy, monkeypatch):
     copy.check()
     assert copy.files.find(copy.root) == []

@@ -98,7 +98,6 @@ class RemoteCopy:
         with self._reached(RunFailure, f"copy {checkpoint} to"):
             # First, so that the log reaches at least as far as the checkpoint.
             for path in small:
-                # Files of a run are replaced or appended to, never changed in place.
                 self._put(path, f"{self.root}/{path.relative_to(run).as_posix()}")
             self._delete(target)
             for path in sorted(checkpoint.iterdir(), key=lambda path: (path.name == RECORD, path.name)):
@@ -111,6 +110,11 @@ class RemoteCopy:
     def _put(self, path: Path, target: str) -> None:
         self._make_folder(target.rsplit("/", 1)[0])
         self.files.put_file(str(path), target)
+
+    def _get(self, source: str, path: Path) -> None:
+        # Here too: the block of a new folder or file would take an OSError of the storage for one of its own disk.
+        with self._reached(RopewalkError, "read"):
+            self.files.get_file(source, str(path))
 
     def _make_folder(self, path: str) -> None:
         if urlsplit(self.url).scheme not in OBJECT_STORES:
@@ -162,10 +166,12 @@ class RemoteCopy:
                 with new_folder(run / CHECKPOINTS / name) as partial:
                     source = f"{self.root}/{CHECKPOINTS}/{name}"
                     for path in self.files.find(source):
-                        self.files.get_file(path, str(partial / str(path).rsplit("/", 1)[-1]))
+                        self._get(str(path), partial / str(path).rsplit("/", 1)[-1])
             small = [str(path)[len(self.root.rstrip("/")) + 1 :] for path in self.files.find(self.root)]
             small = [path for path in small if not path.startswith(f"{CHECKPOINTS}/")]
+            if outside := [path for path in small if ".." in Path(path).parts]:
+                raise RopewalkError(f"{self.url} contains {outside[0]!r}, which is not a file of a run")
             for path in sorted(small, key=lambda path: (path == last, path)):
                 with replacing(run / path) as temporary:
-                    self.files.get_file(f"{self.root}/{path}", str(temporary))
+                    self._get(f"{self.root}/{path}", temporary)
             return names
