@@ -112,6 +112,17 @@ def full_logits(recipe, plant):
         return memory_of(played(recipe)).full_logits
 
 
+def operators_of(activation):
+    """Operators that allocate for an activation function in the backward on the simulated device."""
+
+    def work(device):
+        x = torch.empty(8, 8, device=device, dtype=torch.bfloat16, requires_grad=True)
+        activation(x).backward(torch.empty(8, 8, device=device, dtype=torch.bfloat16))
+
+    events = recorded(work).events
+    return [each.allocation.operator for each in events if each.change > 0 and each.phase == "backward"]
+
+
 def differentiates():
     """The type of the device of a gradient, and whether torch takes the device for an accelerator."""
     device = register_device()

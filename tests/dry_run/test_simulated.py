@@ -1,10 +1,15 @@
 """The simulated device has a backward, autocast and a mesh like a GPU's, and no other code takes it for one."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+import torchgen
+import yaml
 
-from ropewalk.dry_run.simulated import CAST_DOWN, simulated_rank
+from ropewalk.dry_run.simulated import CAST_DOWN, FUSED, simulated_rank
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import MeshShape
 from tests.dry_run import recording_cases as cases
@@ -12,6 +17,30 @@ from tests.dry_run import recording_cases as cases
 
 def test_autograd_runs_on_it_and_it_is_no_accelerator_to_others(aside):
     assert aside(cases.differentiates) == ("simulated", False)
+
+
+@pytest.mark.parametrize("name", ["silu", "mish"])
+def test_the_backward_of_an_activation_allocates_its_result_alone_as_on_cuda(aside, name):
+    assert aside(cases.operators_of, getattr(F, name)) == [f"aten.{name}_backward"]
+
+
+def test_all_operators_that_torch_fuses_on_cuda_alone_are_known():
+    """By the table of kernels that torch is generated from; a structured operator has its kernels at its delegate."""
+    table = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native" / "native_functions.yaml"
+    functions = yaml.load(table.read_text(), yaml.CSafeLoader)
+    kernels = {
+        each["func"].split("(")[0]: {
+            key.strip() for keys in each.get("dispatch", {}) for key in keys.split(",")
+        }
+        for each in functions
+    }
+    delegates = {each["func"].split("(")[0]: each.get("structured_delegate") for each in functions}
+    fused = {
+        name
+        for name, found in kernels.items()
+        if "CompositeImplicitAutograd" in found and "CUDA" in found | kernels.get(delegates[name], set())
+    }
+    assert fused == set(FUSED)
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -72,6 +72,13 @@ CAST_UP = (
 )
 """Operators that autocast computes in float32 on CUDA, from the same page."""
 
+FUSED = ("_fused_rms_norm", "mish_backward", "silu_backward")
+"""Operators that CUDA computes in one kernel, and torch in several steps on devices that have no kernel of them.
+
+The steps would allocate what a GPU never does: three tensors of an MLP's width for one ``silu_backward``.
+Source: torch's native_functions.yaml, functions with a CUDA and a CompositeImplicitAutograd kernel.
+"""
+
 
 class _Stream:
     """A stream or an event: both only order work, of which there is none."""
@@ -152,12 +159,25 @@ def register_device() -> torch.device:
             f"torch cannot simulate a GPU in this process ({str(error).splitlines()[0]}); start the dry run in a "
             "process of its own, without other extensions of torch"
         ) from error
+    _keep_fused()
     _teach_autocast()
     return torch.device(SIMULATED, 0)
 
 
 _LIBRARIES: list[Any] = []
 """torch removes the kernels of a library that is collected."""
+
+
+def _keep_fused() -> None:
+    """Give the device a kernel of each fused operator, so that it reaches the recorder whole; no kernel ever runs."""
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("tensors of the simulated device have no data to compute with")
+
+    library = torch.library.Library("aten", "IMPL")
+    for name in FUSED:
+        library.impl(name, never, "PrivateUse1")
+    _LIBRARIES.append(library)
 
 
 def _teach_autocast() -> None:
