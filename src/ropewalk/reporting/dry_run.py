@@ -95,7 +95,7 @@ def _findings(stage: PlannedStage) -> Iterator[str]:
         yield f"{where}: a GPU sends {listed} in a step"
     for change in stage.changes:
         if change.peak is None:
-            yield f"{where}: {change.change} does not suit the recipe"
+            yield f"{where}: {change.change} does not suit the recipe: {change.reason}"
         else:
             verdict = "fits" if change.fits else "does not fit"
             yield f"{where}: with {change.change} it {verdict} ({_gb(change.peak)})"
