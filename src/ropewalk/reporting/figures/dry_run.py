@@ -52,19 +52,19 @@ def _panel(stage: PlannedStage, first: bool) -> Panel:
         low = high
     marks.append(Line(x, low, Look(style.INK, width=1.2)))
     usable = stage.usable / 1e9
-    top = max(float(low.max()), usable) * 1.12
+    # Room for the heading above the highest point.
+    top = max(float(low.max()), usable) * 1.25
     marks.append(Rule(usable, "y", f"usable: {usable:.0f} GB", "above", dash="--"))
-    begun = ""
+    # A step of several passes repeats its forward and backward, which are named once.
+    begun: set[str] = set()
     for place, moment in enumerate(stage.memory.course_moments):
-        if moment != begun and moment in ("forward", "backward", "update"):
-            # A second pass repeats the first.
-            if sum(isinstance(mark, Note) for mark in marks) < len(MOMENTS) - 1:
-                marks.append(Note(MOMENTS[moment], float(place), 0.0, 3, 4, size=8, paper=True))
-            begun = moment
+        if moment not in begun and moment in ("forward", "backward", "update"):
+            marks.append(Note(MOMENTS[moment], float(place), 0.0, 3, 4, size=8, paper=True))
+            begun.add(moment)
     return Panel(
         tuple(marks),
         Axis("course of the step", ticks=()),
         Axis("GB", limits=(0.0, top)),
-        title=f"stage {stage.number}: {stage.context:,} tokens, {stage.mesh}",
+        heading=(f"stage {stage.number}: {stage.context:,} tokens", stage.mesh),
         key=first,
     )
