@@ -10,15 +10,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import multiprocessing
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 
 from benchmarks.common import RESULTS, machine
 from ropewalk.dry_run import HardwareSettings, plan
+from ropewalk.dry_run import run as planner
+from ropewalk.dry_run.played import Played, Player, play
+from ropewalk.models import losses
 from ropewalk.training.recipe.file import parse_recipe
 
 LLAMA = {
@@ -61,53 +71,151 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
     },
 }
-RUNS: tuple[tuple[str, str, int, dict[str, int], bool], ...] = (
-    ("Qwen3 8B", "1M", 8, {"sequence": 8}, True),
-    ("Llama 3.1 8B", "128k", 8, {"shard": 4, "sequence": 2}, False),
-    ("Llama 3.1 8B", "512k", 8, {"sequence": 8}, False),
-    ("Llama 3.1 8B", "1M", 8, {"sequence": 8}, True),
-    ("Llama 3.1 8B", "1M", 64, {"shard": 4, "ring": 2, "sequence": 8}, False),
-    ("Llama 3.1 70B", "128k", 64, {"shard": 8, "sequence": 8}, False),
-    ("Llama 3.1 8B", "4M", 64, {"ring": 8, "sequence": 8}, False),
-    ("Llama 3.1 70B", "1M", 64, {"ring": 8, "sequence": 8}, False),
-    ("Llama 3.1 70B", "2M", 512, {"shard": 8, "ring": 8, "sequence": 8}, False),
-    ("Llama 3.1 70B", "4M", 1024, {"shard": 8, "ring": 16, "sequence": 8}, False),
+MODELS["Llama 2 7B"] = MODELS["Llama 3.1 8B"] | {
+    "vocab_size": 32000,
+    "intermediate_size": 11008,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run to plan; each row is one document, layers are checkpointed, and a data-parallel group gets one row a step.
+
+    Attributes:
+        model: a key of ``MODELS``.
+        context: tokens of a row.
+        mesh: degrees of parallelism.
+        offload: whether activations are offloaded to CPU memory.
+        gpu: kind of GPU.
+        beside: whose published run it stands beside; empty for the table of meshes.
+        all_logits: hold the logits of all tokens at once, as the published run does and ropewalk never would.
+    """
+
+    model: str
+    context: str
+    mesh: dict[str, int]
+    offload: bool = False
+    gpu: str = "h100"
+    beside: str = ""
+    all_logits: bool = False
+
+    @property
+    def gpus(self) -> int:
+        return math.prod(self.mesh.values())
+
+    @property
+    def name(self) -> str:
+        mesh = " x ".join(f"{degree} {name}" for name, degree in self.mesh.items())
+        parts = [self.model, self.context, f"{self.gpus} {self.gpu}", mesh]
+        parts += (
+            ["offload"] * self.offload + ["all logits"] * self.all_logits + [self.beside] * bool(self.beside)
+        )
+        return ", ".join(parts)
+
+
+LLAMA_8B, LLAMA_70B = "Llama 3.1 8B", "Llama 3.1 70B"
+# The most telling ones first: a run that is stopped leaves the rest for later.
+RUNS = (
+    Run("Qwen3 8B", "1M", {"sequence": 8}, offload=True, beside="TRL"),
+    Run(LLAMA_8B, "1M", {"sequence": 8}, offload=True),
+    Run(LLAMA_8B, "1100000", {"sequence": 8}, beside="ALST"),
+    Run(LLAMA_8B, "2400000", {"sequence": 8}, offload=True, beside="ALST"),
+    Run(LLAMA_8B, "256k", {"ring": 8}, beside="torchtitan", all_logits=True),
+    Run("Llama 2 7B", "700000", {"ring": 8}, gpu="a100", beside="EasyContext"),
+    Run(LLAMA_70B, "2M", {"shard": 8, "ring": 8, "sequence": 8}),
+    Run(LLAMA_8B, "128k", {"shard": 4, "sequence": 2}),
+    Run(LLAMA_8B, "1M", {"shard": 4, "ring": 2, "sequence": 8}),
+    Run(LLAMA_8B, "4M", {"ring": 8, "sequence": 8}),
+    Run(LLAMA_70B, "128k", {"shard": 8, "sequence": 8}),
+    Run(LLAMA_70B, "1M", {"shard": 2, "ring": 8, "sequence": 8}),
+    Run(LLAMA_70B, "4M", {"ring": 64, "sequence": 8}),
+    Run("Qwen3 8B", "1M", {"ring": 8}, offload=True, beside="TRL"),
+    Run("Llama 2 7B", "64k", {"shard": 8}, gpu="a100", beside="EasyContext"),
+    Run("Llama 2 7B", "512k", {"ring": 8}, gpu="a100", beside="EasyContext"),
+    Run(LLAMA_8B, "256k", {"ring": 8}, beside="torchtitan"),
+    Run(LLAMA_8B, "1M", {"shard": 16, "ring": 8, "sequence": 8}),
+    Run(LLAMA_8B, "128k", {"shard": 32, "sequence": 2}),
+    Run(LLAMA_70B, "1M", {"shard": 2, "ring": 4, "sequence": 8}, offload=True),
+    Run(LLAMA_8B, "4M", {"ring": 4, "sequence": 8}, offload=True),
+    Run(LLAMA_70B, "4M", {"ring": 16, "sequence": 8}, offload=True),
+    Run(LLAMA_70B, "128k", {"shard": 128, "sequence": 8}),
+    Run(LLAMA_70B, "1M", {"shard": 16, "ring": 8, "sequence": 8}),
+    Run(LLAMA_70B, "4M", {"shard": 2, "ring": 64, "sequence": 8}),
+    Run(LLAMA_8B, "4M", {"shard": 4, "ring": 8, "sequence": 8}),
+    Run(LLAMA_8B, "4M", {"shard": 4, "ring": 32, "sequence": 8}),
+    Run(LLAMA_8B, "1M", {"ring": 2, "sequence": 8}),
+    Run(LLAMA_8B, "128k", {"shard": 128, "sequence": 8}),
+    Run(LLAMA_8B, "32k", {"shard": 8}, beside="torchtitan", all_logits=True),
+    Run(LLAMA_8B, "128k", {"shard": 8, "sequence": 2}),
+    Run(LLAMA_8B, "1M", {"shard": 8, "ring": 2, "sequence": 8}),
+    Run(LLAMA_70B, "1M", {"shard": 4, "ring": 8, "sequence": 8}),
+    Run(LLAMA_70B, "4M", {"shard": 2, "ring": 16, "sequence": 8}, offload=True),
+    Run(LLAMA_70B, "128k", {"shard": 16, "sequence": 8}),
+    Run(LLAMA_70B, "128k", {"shard": 32, "sequence": 8}),
+    Run(LLAMA_8B, "1M", {"shard": 16, "ring": 2, "sequence": 8}),
+    Run(LLAMA_8B, "4M", {"shard": 2, "ring": 8, "sequence": 8}),
+    Run(LLAMA_8B, "128k", {"shard": 64, "sequence": 2}),
+    Run(LLAMA_8B, "128k", {"shard": 128, "sequence": 2}),
+    Run(LLAMA_70B, "1M", {"shard": 8, "ring": 8, "sequence": 8}),
+    Run(LLAMA_70B, "128k", {"shard": 64, "sequence": 8}),
+    Run(LLAMA_8B, "1M", {"shard": 16, "ring": 4, "sequence": 8}),
+    Run(LLAMA_8B, "4M", {"shard": 4, "ring": 16, "sequence": 8}),
+    Run(LLAMA_8B, "128k", {"shard": 128, "sequence": 4}),
 )
-"""Model, context, GPUs, mesh, and whether activations are offloaded; each row is one document, checkpointed."""
 
 
-def planned(model: str, context: str, gpus: int, mesh: dict[str, int], offload: bool) -> dict[str, Any]:
+def play_with_all_logits(*arguments: Any) -> Played:
+    """Play a rank whose loss is not computed in chunks."""
+    with mock.patch.object(losses, "LOGITS_BYTES", 2**62):
+        return play(*arguments)
+
+
+@contextmanager
+def in_own_process() -> Iterator[Player]:
+    """As in ``dry_run.played``, for :func:`play_with_all_logits`."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        yield lambda *arguments: process.submit(play_with_all_logits, *arguments).result()
+
+
+def planned(run: Run) -> dict[str, Any]:
     """One plan, without the course of the memory."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(MODELS[model]))
+        (Path(folder) / "config.json").write_text(json.dumps(MODELS[run.model]))
         stage = {
-            "context": context,
+            "context": run.context,
             "steps": 1,
-            "rows_per_step": mesh.get("shard", 1),
+            "rows_per_step": run.mesh.get("shard", 1),
             "learning_rate": 1e-5,
             "gradient_checkpointing": True,
-            "offload_activations": offload,
+            "offload_activations": run.offload,
             "rope": {"method": "ntk"},
         }
         recipe = {
             "model": folder,
             "output": "run",
             "data": {"sources": [{"path": "embedded"}]},
-            "parallel": mesh,
+            "parallel": run.mesh,
             "stages": [stage],
         }
+        hardware = HardwareSettings(gpus=run.gpus, gpu=run.gpu, document_length=2**30)
         began = time.perf_counter()
-        result = plan(
-            parse_recipe(yaml.safe_dump(recipe), "recipe.yaml"),
-            HardwareSettings(gpus=gpus, document_length=2**30),
-        ).to_json()
+        with (
+            mock.patch.object(planner, "in_own_process", in_own_process) if run.all_logits else nullcontext()
+        ):
+            result = plan(parse_recipe(yaml.safe_dump(recipe), "recipe.yaml"), hardware).to_json()
     (found,) = result["stages"]
     for name in ("course", "course_moments"):
         del found["memory"][name]
     return {
-        "model": model,
-        "gpus": gpus,
-        "offload": offload,
+        "model": run.model,
+        "gpus": run.gpus,
+        "gpu": run.gpu,
+        "offload": run.offload,
+        "beside": run.beside,
+        "all_logits": run.all_logits,
         "seconds_to_plan": time.perf_counter() - began,
         **found,
     }
@@ -118,16 +226,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "planned_runs.json")
     options = parser.parse_args()
     known = json.loads(options.out.read_text())["runs"] if options.out.exists() else {}
-    for model, context, gpus, mesh, offload in RUNS:
-        name = f"{model}, {context}, {gpus} GPUs"
-        if name not in known:
-            known[name] = planned(model, context, gpus, mesh, offload)
+    for run in RUNS:
+        if run.name not in known:
+            known[run.name] = planned(run)
             text = {"benchmark": "planned_runs", "machine": machine(), "runs": known}
             options.out.write_text(json.dumps(text, indent=2) + "\n")
-        run = known[name]
+        found = known[run.name]
         print(
-            f"{name}: {run['memory']['peak'] / 1e9:.1f} GB, {run['time']['seconds']:,.0f} s a step; planned in "
-            f"{run['seconds_to_plan']:.0f} s",
+            f"{run.name}: {found['memory']['peak'] / 1e9:.1f} GB, {found['time']['seconds']:,.0f} s a step; planned in "
+            f"{found['seconds_to_plan']:.0f} s",
             flush=True,
         )
 

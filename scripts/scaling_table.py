@@ -1,4 +1,4 @@
-"""Write the tables of expected memory, communication and speed into docs/scaling.md, and that of dry runs.
+"""Write the tables of dry runs into docs/scaling.md: by mesh, and beside published runs.
 
 python scripts/scaling_table.py [--check]
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,30 +22,42 @@ BEGIN, END = "<!-- scaling: written by scripts/scaling_table.py -->", "<!-- /sca
 PLANNED_BEGIN, PLANNED_END = "<!-- planned: written by scripts/scaling_table.py -->", "<!-- /planned -->"
 PLANNED = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "planned_runs.json"
 MODELS = {
-    "Llama 3 8B": ModelShape(32, 4096, 14336, 32, 8, 128, 128256),
-    "Llama 3 70B": ModelShape(80, 8192, 28672, 64, 8, 128, 128256),
+    "Llama 3.1 8B": ModelShape(32, 4096, 14336, 32, 8, 128, 128256),
+    "Llama 3.1 70B": ModelShape(80, 8192, 28672, 64, 8, 128, 128256),
 }
-LENGTHS = (2**17, 2**20, 2**22)
-RANKS = (8, 16, 64, 128, 256, 512, 1024)
 TOKENS_PER_STEP = 2**24
 DOCUMENT_LENGTH = 2**13
+RANKS = (8, 16, 64, 128, 256, 512, 1024)
 SCALES = {"": 1.0, "GB": 1e9, "GB/s": 1e9, "TFLOP/s": 1e12, "µs": 1e-6}
+STATES = ("parameters", "gradients", "moments")
 COLUMNS = (
     "GPUs",
     "mesh",
     "states",
     "gathered",
     "layer inputs",
-    "layer and ring",
+    "in work",
     "**peak**",
+    "`auto` expects",
     "CPU",
     "sent: FSDP",
     "sent: Ulysses",
     "sent: ring",
-    "s a step",
-    "**share of peak**",
     "tokens/s",
-    f"tokens/s, {format_length(DOCUMENT_LENGTH)} documents",
+    "**share of peak**",
+    "bound by",
+    f"tokens/s, {format_length(DOCUMENT_LENGTH)} documents (formula)",
+)
+BESIDE_COLUMNS = (
+    "beside",
+    "model",
+    "rows of",
+    "GPUs",
+    "mesh",
+    "peak",
+    "of it states",
+    "s a step",
+    "tokens/s",
 )
 
 
@@ -58,50 +71,94 @@ def assumptions() -> str:
     return "\n".join(lines)
 
 
-def table(model: ModelShape, length: int) -> str:
-    """One line a number of GPUs."""
-    lines = [f"| {' | '.join(COLUMNS)} |", "| --: | --- " + "| --: " * (len(COLUMNS) - 2) + "|"]
-    return "\n".join(lines + [f"| {' | '.join(line(model, length, ranks))} |" for ranks in RANKS])
+def runs() -> list[dict[str, Any]]:
+    """The dry runs of ``benchmarks.planned_runs``."""
+    found: dict[str, Any] = json.loads(PLANNED.read_text(encoding="utf-8"))["runs"]
+    return list(found.values())
 
 
-def line(model: ModelShape, length: int, ranks: int) -> list[str]:
-    """The mesh that is chosen, with offload where it does not fit without; or what would fit."""
-    rows = TOKENS_PER_STEP // length
-    mesh = remedy = None
+def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; of its columns, those up to the mesh are text."""
+    text = columns.index("mesh") + 1
+    rule = ["---"] * text + ["--:"] * (len(columns) - text)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, rule, *lines))
+
+
+def lines_of(name: str, length: int, found: list[dict[str, Any]]) -> Iterator[Sequence[str]]:
+    """One line for each dry run, and for each number of GPUs for which ``auto`` finds no mesh."""
+    model = MODELS[name]
+    lines = {run["gpus"]: line(model, run) for run in found}
+    for ranks in RANKS:
+        remedy = without_mesh(model, length, ranks)
+        if ranks not in lines and remedy:
+            lines[ranks] = [str(ranks), f"does not fit: {remedy}", *["–"] * (len(COLUMNS) - 2)]
+    return (lines[ranks] for ranks in sorted(lines))
+
+
+def without_mesh(model: ModelShape, length: int, ranks: int) -> str:
+    """What ``auto`` suggests where it finds no mesh even with offload; empty if it finds one."""
+    remedy = ""
     for offload in (False, True):
+        run = ShardedRun(model, MeshShape(), length, offload=offload)
         try:
-            mesh = choose_mesh(ShardedRun(model, MeshShape(), length, offload=offload), rows, ranks)
-            break
+            choose_mesh(run, TOKENS_PER_STEP // length, ranks)
         except RopewalkError as error:
             # The last part of the sentence says what would do; of the first try, which may name both ways.
             remedy = remedy or str(error).rsplit("; ", 1)[1].replace("ranks", "GPUs")
-    if mesh is None:
-        return [str(ranks), f"does not fit: {remedy}", *["–"] * (len(COLUMNS) - 2)]
-    run = ShardedRun(model, mesh, length, offload=offload)
-    held = estimate_memory(run)
-    one = estimate_step(run, rows)
-    packed = estimate_step(run, rows, document_length=DOCUMENT_LENGTH)
+        else:
+            return ""
+    return remedy
+
+
+def line(model: ModelShape, run: dict[str, Any]) -> list[str]:
+    """A dry run, beside what the formulas expect of its mesh."""
+    memory, parts, sent = run["memory"], run["memory"]["parts"], run["sent"]
+    shape = ShardedRun(model, mesh_of(run["mesh"]), run["context"], offload=run["offload"])
+    packed = estimate_step(shape, TOKENS_PER_STEP // run["context"], document_length=DOCUMENT_LENGTH)
     sizes = (
-        held.states,
-        held.root + held.gathered,
-        held.activations,
-        held.layer + held.ring,
-        held.peak,
-        held.host,
+        sum(parts[part] for part in STATES),
+        parts["gathered"] + parts["reduction"],
+        parts["activations"],
+        parts["working"] + parts["logits"],
+        memory["peak"],
+        estimate_memory(shape).peak,
+        memory["host"],
+        sent["shards"] + sent["replicas"],
+        sent["ulysses"],
+        sent["ring"],
     )
-    sent = (one.sent.fsdp + one.sent.replicas, one.sent.ulysses, one.sent.ring)
     shown = [gigabytes(size) for size in sizes]
-    shown[4] = f"**{shown[4]}**"
+    shown[4] = f"**{shown[4]}**{'' if run['fits'] else instead(run['changes'])}"
     return [
-        str(ranks),
-        f"{mesh}{', offload' if offload else ''}",
+        str(run["gpus"]),
+        f"{run['mesh']}{', offload' if run['offload'] else ''}",
         *shown,
-        *(gigabytes(size) for size in sent),
-        f"{one.seconds:,.0f}",
-        f"**{100 * one.model_flops_utilisation:.0f} %**",
-        f"{one.tokens_per_second:,.0f}",
+        f"{run['time']['tokens_per_second']:,.0f}",
+        f"**{100 * run['time']['utilisation']:.0f} %**",
+        bound(run),
         f"{packed.tokens_per_second:,.0f}",
     ]
+
+
+def mesh_of(words: str) -> MeshShape:
+    """A mesh from its degrees in words, as in ``2 ring x 8 sequence``."""
+    degrees = (each.split() for each in words.split(" x "))
+    return MeshShape(**{name: int(degree) for degree, name in degrees})
+
+
+def bound(run: dict[str, Any]) -> str:
+    """What takes most of a step's time, with its share."""
+    time, flops = run["time"], run["flops"]
+    attention = flops["attention"] / H100.attention_efficiency
+    share = attention / (attention + flops["dense"] / H100.matmul_efficiency)
+    seconds = {
+        "attention": time["compute_seconds"] * share,
+        "other products": time["compute_seconds"] * (1 - share),
+        "exchanges": time["exchange_seconds"],
+        "FSDP and offload": time["exposed_seconds"],
+    }
+    most = max(seconds, key=lambda name: seconds[name])
+    return f"{most} {100 * seconds[most] / time['seconds']:.0f} %"
 
 
 def gigabytes(size: int) -> str:
@@ -111,48 +168,47 @@ def gigabytes(size: int) -> str:
 
 
 def written() -> str:
-    """All that stands between the marks."""
+    """The machines, and a table for each model and length that dry runs were made of."""
     parts = ["### What is assumed of the machines", assumptions()]
-    for name, model in MODELS.items():
-        for length in LENGTHS:
-            parts += [f"### {name}, rows of {format_length(length)}", table(model, length)]
+    meshes: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for run in runs():
+        if not run["beside"]:
+            meshes.setdefault((run["model"], run["context"]), []).append(run)
+    for (name, length), found in sorted(
+        meshes.items(), key=lambda each: (list(MODELS).index(each[0][0]), each[0][1])
+    ):
+        parts += [
+            f"### {name}, rows of {format_length(length)}",
+            table(COLUMNS, lines_of(name, length, found)),
+        ]
     return "\n\n".join(parts)
 
 
-def planned() -> str:
-    """One line for each dry run of ``benchmarks.planned_runs``."""
-    lines = [
-        "| model | rows of | GPUs | mesh | peak | at its peak | CPU | sent | s a step | share of peak | bound by |",
-        "| --- | --: | --: | --- | --: | --- | --: | --: | --: | --: | --- |",
-    ]
-    for run in json.loads(PLANNED.read_text(encoding="utf-8"))["runs"].values():
+def published() -> str:
+    """The dry runs that stand beside published ones."""
+    lines = []
+    for run in sorted(
+        (run for run in runs() if run["beside"]), key=lambda run: (run["beside"], run["context"])
+    ):
         memory, time = run["memory"], run["time"]
-        most = sorted(memory["parts"].items(), key=lambda part: -part[1])[:2]
-        waits = {
-            "computation": time["compute_seconds"],
-            "exchanges of attention": time["exchange_seconds"],
-            "FSDP and offload": time["exposed_seconds"],
-        }
-        bound = max(waits, key=lambda name: waits[name])
-        attention = run["flops"]["attention"] / sum(run["flops"].values())
-        cells = (
-            run["model"],
-            format_length(run["context"]),
-            str(run["gpus"]),
-            f"{run['mesh']}{', offload' if run['offload'] else ''}",
-            f"**{gigabytes(memory['peak'])}**{'' if run['fits'] else _instead(run['changes'])}",
-            ", ".join(f"{name} {gigabytes(size)}" for name, size in most),
-            gigabytes(memory["host"]),
-            gigabytes(sum(run["sent"].values())),
-            f"{time['seconds']:,.0f}",
-            f"{100 * time['utilisation']:.0f} %",
-            f"{bound} {100 * waits[bound] / time['seconds']:.0f} % (attention {100 * attention:.0f} % of it)",
+        settings = ", offload" * run["offload"] + ", all logits at once" * run["all_logits"]
+        lines.append(
+            (
+                run["beside"],
+                run["model"],
+                format_length(run["context"]),
+                f"{run['gpus']} x {run['gpu'].upper()}",
+                f"{run['mesh']}{settings}",
+                f"**{memory['peak'] / 1e9:.1f}**",
+                gigabytes(sum(memory["parts"][part] for part in STATES)),
+                f"{time['seconds']:,.0f}",
+                f"{time['tokens_per_second']:,.0f}",
+            )
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return table(BESIDE_COLUMNS, lines)
 
 
-def _instead(changes: list[dict[str, Any]]) -> str:
+def instead(changes: list[dict[str, Any]]) -> str:
     """What fits instead, of the changes that a plan has tried."""
     fitting = next((change for change in changes if change["fits"]), None)
     if fitting is None:
@@ -171,7 +227,7 @@ def between(text: str, begin: str, end: str, content: str) -> str:
 def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     wanted = between(text, BEGIN, END, written())
-    wanted = between(wanted, PLANNED_BEGIN, PLANNED_END, planned())
+    wanted = between(wanted, PLANNED_BEGIN, PLANNED_END, published())
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(wanted, encoding="utf-8")
     elif wanted != text:

@@ -466,4 +466,6 @@ def _assumptions(target: _Target) -> Iterator[str]:
             f"{cluster.attention_efficiency:.0%} in attention; links reach {cluster.link_efficiency:.0%}, and "
             f"computation hides {cluster.overlap:.0%} of the transfers that it can hide"
         )
-    yield f"a run may fill {USABLE:.0%} of the memory; the rest is for the CUDA context, NCCL and fragmentation"
+    on_gpu = target.machine.device.type != "cpu"
+    rest = "the CUDA context, NCCL" if on_gpu else "libraries, other programs"
+    yield f"a run may fill {USABLE:.0%} of the memory; the rest is for {rest} and fragmentation"
