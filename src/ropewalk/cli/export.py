@@ -24,8 +24,8 @@ def export(
     model: Annotated[
         str,
         Field(
-            description=f"{MODEL_NAME}; with --push or --gguf also the folder of a finished run, with --step "
-            "that of any run."
+            description=f"{MODEL_NAME}. With --push or --gguf also the folder of a finished run; with --step the "
+            "folder of any run."
         ),
     ],
     *,
@@ -42,7 +42,7 @@ def export(
     step: Annotated[
         int | None,
         Option(group=COMMON.group, metavar="N"),
-        Field(ge=1, description="Step of a run's stage whose checkpoint to write as a model. Needs --out."),
+        Field(ge=1, description="Write the checkpoint of this step of a run as a model. Needs --out."),
     ] = None,
     out: Annotated[
         FilePath | None,
@@ -68,7 +68,7 @@ def export(
         int | None,
         Field(
             ge=1,
-            description="With --step: the stage, counted from 1; needed if several have a checkpoint of that step.",
+            description="Stage of --step, counted from 1. Needed if several stages have a checkpoint of that step.",
         ),
     ] = None,
     public: Annotated[bool, Field(description="Let everybody see the uploaded model. Needs --push.")] = False,
@@ -76,9 +76,9 @@ def export(
 ) -> None:
     """Publish a run's model, write a checkpoint of a run or of a search, or correct a GGUF file.
 
-    --push uploads the model with its card. --step writes the model as it was after a step of a run, which may go on
-    meanwhile. --rope writes a checkpoint with unchanged weights. --gguf and --out copy a file for llama.cpp and add
-    what its converter leaves out.
+    --push uploads the model with its card. --step writes a checkpoint of a run as a model; the run may be finished
+    or still training. --rope writes a checkpoint with unchanged weights. --gguf and --out copy a file for llama.cpp
+    and add what its converter leaves out.
     """
     from ropewalk.readers import readings
     from ropewalk.readers.table import require_known

@@ -44,7 +44,12 @@ def bound_command(settings: BoundSettings, *, plot: PlotFile = None, as_json: Js
 
 
 def base_command(settings: BasesSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Compute the RoPE bases that support a length: their infimum, all intervals, and a safe base above all gaps."""
+    """Compute the RoPE bases that reach a context length: the smallest, all intervals, and the safe base.
+
+    A base is feasible if a similar token gets at least as much attention as a random one at every distance up to the
+    length. Feasible bases form intervals with gaps between them. The infimum is the smallest feasible base; from the
+    safe base up to --ceiling, every base is feasible.
+    """
     from ropewalk.planning.bases import bases_for, bases_for_halves
     from ropewalk.reporting import draw
     from ropewalk.reporting.rope import bases_figure, describe_bases
@@ -62,7 +67,11 @@ def base_command(settings: BasesSettings, *, plot: PlotFile = None, as_json: Jso
 
 
 def theta_command(settings: ThetaSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Compute a base for a longer context by a scaling rule, and the context that it reaches."""
+    """Compute a base for a longer context by a scaling rule, and the context that it reaches.
+
+    critical-dimension keeps the number of dimensions that complete a turn, ntk the last angle of the slowest pair.
+    lower-bound is the safe base of ropewalk rope base, length-floor its infimum for 128 dimensions.
+    """
     from ropewalk.planning.bases import theta_for
     from ropewalk.reporting import draw
     from ropewalk.reporting.rope import describe_theta, theta_figure

@@ -143,8 +143,8 @@ class SourceFields(Settings):
     separator_id: Count | None = Field(
         None,
         ge=0,
-        description="Token id that separates the documents of a token file (.bin, .ds, .npy) without an index; it is "
-        "removed, and EOS follows from the settings of the rows.",
+        description="Token id that separates the documents of a token file (.bin, .ds, .npy) without an index. It is "
+        "removed; the settings bos and eos decide which special tokens the rows contain.",
     )
     token_dtype: TokenType | None = Field(
         None, description="Type of the ids in a token file that does not state it."

@@ -106,8 +106,8 @@ class ThetaSettings(ExtendedRope):
 
     rule: str = Field(
         "recommended",
-        description="Rule: recommended, critical-dimension, length-floor, ntk, lower-bound, or schedule:NAME with "
-        "gradient, lwm or anchorcontext.",
+        description="Rule: recommended, critical-dimension, length-floor, ntk, lower-bound, or schedule:NAME, a base "
+        "published by gradient, lwm or anchorcontext.",
     )
     ceiling: float | None = Field(
         None,

@@ -571,7 +571,10 @@ def test_check_names_the_only_model_and_refuses_to_guess() -> None:
         ) as server:
             assert backend(server, model="/a/folder").check() == "/a/folder"
             assert len(server.trials) == 1
-    with CompletionServer(echo, models=[]) as server, pytest.raises(RopewalkError, match="serves nothing"):
+    with (
+        CompletionServer(echo, models=[]) as server,
+        pytest.raises(RopewalkError, match="lists no models; load"),
+    ):
         backend(server).check()
     assert not server.requests
 
@@ -591,7 +594,9 @@ def test_check_refuses_a_server_of_another_kind(said: Reply) -> None:
     with CompletionServer(echo, models_reply=said) as server:
         with pytest.raises(RopewalkError, match="no model server responds at"):
             backend(server).check()
-        with pytest.raises(RopewalkError, match=r"HTTP 404: Not Found\); an .* address usually ends in /v1"):
+        with pytest.raises(
+            RopewalkError, match=r"HTTP 404: Not Found\); name .* address usually ends in /v1"
+        ):
             backend_at(server.url.removesuffix("/v1")).check()
 
 

@@ -112,8 +112,11 @@ def test_a_layer_asks_for_what_its_config_and_its_module_say():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sliding_window": 8}, "asks for a sliding window of 8 tokens, but its config says 7"),
-        ({}, "asks for no sliding window, but its config says 7"),
+        (
+            {"sliding_window": 8},
+            "uses a sliding window of 8 tokens, but the config gives it a sliding window of 7 tokens",
+        ),
+        ({}, "uses no sliding window, but the config gives it a sliding window of 7 tokens"),
         ({"dropout": 0.1}, "asks for attention dropout 0.1"),
         ({"is_causal": False}, "attends in both directions"),
         (

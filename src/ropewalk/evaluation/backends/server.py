@@ -145,8 +145,8 @@ class ServerBackend:
             except RefusalError as refusal:
                 if self.model is None:
                     raise RopewalkError(
-                        f"the server at {self.address} does not list its models ({refusal}); an OpenAI-compatible "
-                        "address usually ends in /v1"
+                        f"the server at {self.address} does not list its models ({refusal}); name the model with "
+                        "--server-model, or correct the address: an OpenAI-compatible address usually ends in /v1"
                     ) from refusal
         self.model = self.model or self._only(listed or [])
         self.served = self._says(body)
@@ -430,7 +430,11 @@ class ServerBackend:
         )
 
     def _only(self, listed: list[str]) -> str:
-        if len(listed) != 1:
+        if not listed:
+            raise RopewalkError(
+                f"the server at {self.address} lists no models; load a model there, or name it with --server-model"
+            )
+        if len(listed) > 1:
             raise RopewalkError(
                 f"the server at {self.address} serves {_names(listed)}; name one model with --server-model"
             )

@@ -173,9 +173,13 @@ def attention_options_of(module: nn.Module, layout: LayoutCall, options: dict[st
         )
     locality, window = layout.locality_of(number), options.get("sliding_window")
     if window != locality.window:
-        requested = "no sliding window" if window is None else f"a sliding window of {window} tokens"
+        requested, configured = (
+            "no sliding window" if tokens is None else f"a sliding window of {tokens} tokens"
+            for tokens in (window, locality.window)
+        )
         raise EngineError(
-            f"{name} of layer {number} asks for {requested}, but its config says {locality.window}; correct the config"
+            f"{name} of layer {number} uses {requested}, but the config gives it {configured}; correct sliding_window "
+            "or layer_types in the config"
         )
     return AttentionOptions(
         scale=options.get("scaling"),

@@ -749,7 +749,8 @@ def random_parameters(model: Any, seed: int) -> Iterator[None]:
     if unlike or initial.keys() - own.keys():
         raise RopewalkError(
             f"a new {type(model).__name__} of this config has different parameters than the model "
-            f"({min(unlike or initial.keys() - own.keys())}), so there is no random control to compare with"
+            f"({min(unlike or initial.keys() - own.keys())}), so there is no random control to compare with; "
+            "omit it with --no-random-control"
         )
     del fresh
     # The trained weights wait in CPU memory: a device that holds one model may not hold two.

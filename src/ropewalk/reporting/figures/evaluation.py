@@ -296,7 +296,9 @@ def needle_figure(results: Sequence[TaskResult], title: str = "", caption: str |
     depths = sorted({depth for column in cells for depth in column})
     values = [[_depth_score(column.get(depth)) for column in cells] for depth in depths]
     if not any(math.isfinite(value) for row in values for value in row):
-        raise RopewalkError("there is no score by depth to draw")
+        raise RopewalkError(
+            "there is no score by depth to draw; pass results of a needle task whose details have depths"
+        )
     is_numbered = len(depths) <= NUMBERED_ROWS and len(columns) <= NUMBERED_COLUMNS
     size = (8.5 if len(columns) <= 8 else 7.0) if is_numbered else 0.0
     rows = tuple(map(tuple, values))

@@ -196,14 +196,15 @@ def set_random_states(states: Mapping[str, Tensor]) -> None:
 
 
 def _require_fit(path: Path, source: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+    way_on = "restore the model and the adapter settings that it was written with, or use another checkpoint"
     for name, target in into.items():
         if name not in source:
-            raise RopewalkError(f"the checkpoint {path} does not match the model: it has no {name}")
+            raise RopewalkError(f"the checkpoint {path} does not match the model: it has no {name}; {way_on}")
         if source[name].shape != target.shape:
             there, here = list(source[name].shape), list(target.shape)
             raise RopewalkError(
                 f"the checkpoint {path} does not match the model: {name} has shape {there} in the checkpoint and "
-                f"{here} in the model"
+                f"{here} in the model; {way_on}"
             )
 
 
