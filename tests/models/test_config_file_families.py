@@ -169,3 +169,32 @@ def test_a_layer_that_its_class_replaces_is_named() -> None:
         RopewalkError, match=f"layer {last} of gemma4_text is 'diagonal_attention' in layer_types"
     ):
         config_from_json(sound, "gemma4_text")
+
+
+SHORT: dict[str, object] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "rope_theta": 1e4,
+}
+
+
+def test_a_short_list_that_its_class_indexes_is_refused_with_the_layer() -> None:
+    """SmolLM3's class derives layer_types from the list where the file states none, and raises an IndexError."""
+    with pytest.raises(
+        RopewalkError, match="no_rope_layers lists 3 layers, but the model has 4: layer 3 has no"
+    ):
+        config_from_json({**SHORT, "model_type": "smollm3", "no_rope_layers": [1, 1, 0]}, "smollm3")
+
+
+def test_attention_without_an_entry_in_rope_by_type_is_refused_with_the_layer() -> None:
+    """Gemma 4's class supplies none, and its model fails with a KeyError; null says that there is no RoPE."""
+    local, full = "sliding_attention", "full_attention"
+    rope = {local: {"rope_type": "default", "rope_theta": 1e4}}
+    raw = {**SHORT, "model_type": "gemma4_text", "sliding_window": 64, "max_position_embeddings": 4096}
+    del raw["rope_theta"]
+    raw = {**raw, "layer_types": [local, local, local, full], "rope_parameters": rope}
+    with pytest.raises(
+        RopewalkError, match=r"no entry for layers of type full_attention \(layer 3\); add it"
+    ):
+        config_from_json(raw, "gemma4_text")

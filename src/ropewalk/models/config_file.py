@@ -50,7 +50,7 @@ CONFIG_ERRORS = (
     ArithmeticError,
     AttributeError,
     ImportError,
-    KeyError,
+    LookupError,
     RuntimeError,
     TypeError,
     ValueError,
@@ -138,6 +138,7 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
     _refuse_without_attention(model, text)
     check_recurrent_heads(text.to_dict(), layer_values(text)["layer_types"])
     _refuse_idle_rope(model, decoder, text)
+    _refuse_missing_rope(model, text)
     values, defaults = completed(decoder, text)
     # The file of a whole model may state the dtype outside the decoder's part.
     dtype = raw.get("dtype") or raw.get("torch_dtype")
@@ -365,6 +366,18 @@ def _refuse_idle_rope(model: str, decoder: Mapping[str, Any], text: Any) -> None
                 f"rope_parameters has {dict(decoder['rope_parameters'][kind])} for layers of type {kind}, which "
                 f"{model} does not have: its layers are of type {' and '.join(sorted(set(kinds)))}; remove the entry, "
                 "or correct layer_types"
+            )
+
+
+def _refuse_missing_rope(model: str, text: Any) -> None:
+    """Raise for attention of a type without an entry in RoPE parameters by type; null states that it has no RoPE."""
+    if not _nested(text.rope_parameters):
+        return
+    for number, kind in enumerate(layer_values(text)["layer_types"]):
+        if kind in SERVED and kind not in text.rope_parameters:
+            raise RopewalkError(
+                f"rope_parameters of {model} has no entry for layers of type {kind} (layer {number}); add it, or write "
+                "null if these layers have no RoPE"
             )
 
 
