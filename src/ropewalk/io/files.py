@@ -24,6 +24,7 @@ PARTIAL, REPLACED, DELETED = "partial", "old", "deleted"
 _LEFT_OVER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}(\.(?P<kind>\w+))?")
 _EARLIER = re.compile(r"\.(stage\d+-step\d+|model)\.(partial|old)")
 """Suffixes that earlier versions used for files being written and deleted."""
+_URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]+):/")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -211,6 +212,26 @@ def not_found(name: str | os.PathLike[str], what: str, error: BaseException) -> 
     # Only the first line: libraries append paragraphs of advice.
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return RopewalkError(f"there is no folder {name}, and the Hub has no {what} for it: {reason}")
+
+
+def refuse_url(path: Path, what: str) -> None:
+    """Raise for the URL of an object store where a folder is needed.
+
+    As a path, ``s3://bucket/rows`` is a relative one, so the files would end up in a folder named ``s3:``.
+
+    Args:
+        path: the folder that the user named; a path has lost one of the slashes.
+        what: what it is to hold, for the message.
+
+    Raises:
+        RopewalkError: with the URL.
+    """
+    if found := _URL.match(str(path)):
+        url = f"{found['protocol']}://{str(path)[found.end() :]}"
+        raise RopewalkError(
+            f"{url} is a URL, but {what} are written to a folder, where they are mapped into memory and renamed when "
+            "complete; give a folder, and copy it when it is complete, or mount the store"
+        )
 
 
 def check_writable(path: Path) -> None:

@@ -217,3 +217,18 @@ def test_real_stories(shared: Path, tmp_path: Path) -> None:
     assert len(rows.validation) == 20
     assert {int(row.input_ids[0]) for row in rows} == {1}
     assert all(int((row.input_ids == 1).sum()) == 1 for row in rows)
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_urls_are_refused_before_anything_is_written(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, store: bool
+) -> None:
+    monkeypatch.chdir(corpus.parent)
+    before = sorted(corpus.parent.rglob("*"))
+    url, rows = Path("s3://bucket/rows"), Path("rows")
+    job = Job.of([SourceSpec(path=str(corpus))], tokenizer, SETTINGS)
+    with pytest.raises(
+        RopewalkError, match=r"^s3://bucket/rows is a URL, but rows and token shards .*; give a"
+    ):
+        job.pack(rows if store else url, tokens=url if store else None)
+    assert sorted(corpus.parent.rglob("*")) == before

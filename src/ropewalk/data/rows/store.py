@@ -50,6 +50,7 @@ from ropewalk.data.tokens.tokenise import (
 )
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import digest
+from ropewalk.io.files import refuse_url
 
 MOST_FILE_TOKENS, LEAST_FILE_TOKENS, FILES = 1 << 25, 1 << 16, 64
 """Bounds on the tokens of a row file, and the intended number of files. A file is the unit that machines share, and the
@@ -194,6 +195,7 @@ def pack_rows(
 def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
     """Check a packing run before anything is written; ``folders`` are those that it will write to."""
     for folder in folders:
+        refuse_url(folder, "rows and token shards")
         _refuse_circles(config.sources, folder)
     tokenizer = load_tokenizer(config.tokenizer) if tokenizer is None else tokenizer
     # For its error alone: a tokenizer that lacks a required token is refused before anything is read.
