@@ -29,8 +29,8 @@ Paths = Annotated[
     tuple[str, ...],
     Field(
         min_length=1,
-        description="JSON Lines (.jsonl, .jsonl.gz, .jsonl.zst), Parquet, text or source-code files, folders of them, "
-        "hf:owner/name[:config][@split], or embedded. Records hold text or token ids. Token files of Megatron (.bin), "
+        description="JSON Lines (.jsonl, .jsonl.gz, .jsonl.zst), Parquet, Arrow, text or source-code files, folders "
+        "of them, hf:owner/name[:config][@split], or embedded. Records hold text or token ids. Token files of Megatron (.bin), "
         "datatrove (.ds) and OLMo (.npy) are read too.",
     ),
 ]
@@ -96,8 +96,8 @@ def stats(
         tuple[str, ...],
         Field(
             min_length=1,
-            description="One folder of packed rows, or documents: JSON Lines, Parquet, text or source-code files, "
-            "folders, hf:owner/name[:config][@split], or embedded.",
+            description="One folder of packed rows, or documents: JSON Lines, Parquet, Arrow, text or source-code "
+            "files, folders, hf:owner/name[:config][@split], or embedded.",
         ),
     ],
     settings: CountSettings,

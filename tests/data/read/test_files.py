@@ -99,3 +99,10 @@ def test_a_byte_order_mark_is_no_text_and_line_ends_stay(tmp_path):
     assert read_text(path) == read_text_if_text(path) == "a\r\nb\n"
     # Further on in a file it is a character like any other.
     assert decode(b"\xef\xbb\xbf", path, offset=7) == "\ufeff"
+
+
+def test_a_url_is_no_file() -> None:
+    with pytest.raises(
+        RopewalkError, match=r"no file or folder 's3://b/x\.jsonl'; URLs are not read: copy or"
+    ):
+        read("s3://b/x.jsonl")

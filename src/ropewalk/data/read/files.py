@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -20,13 +21,14 @@ from ropewalk.errors import RopewalkError
 HUGGING_FACE = "hf:"
 EMBEDDED = "embedded"
 
-Kind = Literal["lines", "json", "parquet", "text", "maybe_text", "closed", "tokens", "index"]
-"""Contents of a file: JSON lines; a .json file in a folder, which is JSON lines or a text; a Parquet table; a text; a
-text if it decodes; a compressed file of unknown content, which is not opened; token ids; an index of token ids. The
-name decides, except for the last two, which :mod:`ropewalk.data.read.token_files` tells from others."""
+Kind = Literal["lines", "json", "parquet", "arrow", "text", "maybe_text", "closed", "tokens", "index"]
+"""Contents of a file: JSON lines; a .json file in a folder, which is JSON lines or a text; a Parquet or Arrow table; a
+text; a text if it decodes; a compressed file of unknown content, which is not opened; token ids; an index of token ids.
+The name decides, except for the last two, which :mod:`ropewalk.data.read.token_files` tells from others."""
 
 JSON_LINES = frozenset({".jsonl", ".jsonlines", ".json-lines", ".ndjson"})
 PARQUET = frozenset({".parquet"})
+ARROW = frozenset({".arrow"})
 COMPRESSIONS = frozenset({".gz", ".zst"})
 # fmt: off
 PROSE = frozenset({
@@ -41,6 +43,9 @@ SOURCE_CODE = frozenset({
 })
 # fmt: on
 TEXT = PROSE | SOURCE_CODE
+
+DATASET_STATE, DATASET_INFO, DATASET_DICT = "state.json", "dataset_info.json", "dataset_dict.json"
+"""What ``save_to_disk`` of datasets writes beside the Arrow files, and in the folder above several splits."""
 
 DATATROVE_COMPANIONS = (".ds.index", ".ds.metadata", ".ds.loss")
 
@@ -106,6 +111,8 @@ def file_kind(path: Path, in_folder: bool) -> Kind:
         return "lines"
     if suffix in PARQUET and not compression:
         return "parquet"
+    if suffix in ARROW and not compression:
+        return "arrow"
     if suffix == ".json":
         # In a folder, a .json file is usually a configuration file, which reads as plain text.
         return "json" if in_folder and not compression else "lines"
@@ -117,7 +124,8 @@ def file_kind(path: Path, in_folder: bool) -> Kind:
     if suffix or compression:
         raise RopewalkError(
             f"unsupported suffix {''.join((suffix, compression))!r} of {path}; ropewalk reads .jsonl, .json, "
-            "text and source files (each also .gz or .zst), .parquet, token ids (.bin, .ds, .npy), and folders of them"
+            "text and source files (each also .gz or .zst), .parquet, .arrow, token ids (.bin, .ds, .npy), and "
+            "folders of them"
         )
     return "maybe_text"
 
@@ -140,7 +148,12 @@ def existing_path(name: str) -> Path:
         # A name that is too long, one with a NUL, or ~someone where there is no such user.
         raise RopewalkError(f"there is no file or folder {name!r}: {error}") from error
     if not exists:
-        raise RopewalkError(f"there is no file or folder {name!r}")
+        advice = (
+            "; URLs are not read: copy or mount what lies there, or give hf:owner/name"
+            if "://" in name
+            else ""
+        )
+        raise RopewalkError(f"there is no file or folder {name!r}{advice}")
     if not path.is_dir() and not path.is_file():
         raise RopewalkError(
             f"{name} is neither a file nor a folder; a pipe or a device must be saved to a file first"
@@ -174,10 +187,11 @@ def list_folder(folder: Path) -> FolderListing:
     """List all regular files below a folder: first a folder's files by name, then its subfolders by name.
 
     Hidden files and folders (``.git``) are counted and skipped. Links to folders are not followed, because they could
-    form a cycle.
+    form a cycle. Of a folder that datasets saved, only the files that its state names are listed: ``save_to_disk`` and
+    ``map`` leave others there.
 
     Raises:
-        RopewalkError: if a folder cannot be read.
+        RopewalkError: if a folder cannot be read, or holds several splits of a dataset or not all of its files.
     """
     files: list[Path] = []
     hidden = 0
@@ -190,10 +204,38 @@ def list_folder(folder: Path) -> FolderListing:
         # In place, which is how os.walk takes an order and leaves folders out. Sorted, so that machines agree.
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         here = Path(root)
+        if DATASET_DICT in names and len(folders) > 1:
+            raise RopewalkError(
+                f"{here} holds the splits {', '.join(folders)} of a dataset; give one, such as {here / folders[0]}"
+            )
+        names = _dataset_files(here, names)
         files.extend(
             here / name for name in sorted(names) if not name.startswith(".") and (here / name).is_file()
         )
     return FolderListing(tuple(files), hidden)
+
+
+def _dataset_files(folder: Path, names: list[str]) -> list[str]:
+    """The names without what is no data of a dataset that ``save_to_disk`` wrote."""
+    if DATASET_DICT in names:
+        return [name for name in names if name != DATASET_DICT]
+    if DATASET_STATE not in names or DATASET_INFO not in names:
+        return names
+    state = folder / DATASET_STATE
+    try:
+        stored = [entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
+    except OSError as error:
+        raise RopewalkError(f"cannot read {state}: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError):
+        # Files of other programs that happen to have both names.
+        return names
+    if missing := [name for name in stored if name not in names]:
+        raise RopewalkError(f"{state} names {missing[0]}, which is missing; copy the whole folder again")
+    return [
+        name
+        for name in names
+        if name in stored or not (name.endswith(".arrow") or name in (DATASET_STATE, DATASET_INFO))
+    ]
 
 
 def hidden_entries(specs: Sequence[SourceSpec]) -> int:

@@ -25,10 +25,19 @@ from ropewalk.data.read.files import (
 )
 from ropewalk.data.read.hub import count_shards, hugging_face_stem, parse_hugging_face, read_hugging_face
 from ropewalk.data.read.identity import embedded_corpus, file_identities, named_identity
-from ropewalk.data.read.records import first_line_is_record, read_json_lines, read_parquet, row_group_sizes
+from ropewalk.data.read.records import (
+    first_line_is_record,
+    read_arrow,
+    read_json_lines,
+    read_parquet,
+    row_group_sizes,
+)
 from ropewalk.data.read.token_files import document_ranges, read_token_file, token_file_kind
 from ropewalk.data.settings import LATER_FIELDS, SourceSpec
 from ropewalk.errors import RopewalkError
+
+RECORDS = frozenset({"lines", "parquet", "arrow", "tokens"})
+"""Kinds of files that hold many records."""
 
 SPLIT_BYTES = 1 << 26
 """Intended size of a split in bytes; files are cut or combined where possible."""
@@ -214,7 +223,7 @@ def _file_splits(spec: SourceSpec, files: Sequence[Path], whole: bool) -> Iterat
         kind = _kind(path, spec)
         if kind == "index":
             continue
-        one_record = kind not in ("lines", "parquet", "tokens")
+        one_record = kind not in RECORDS
         # Splits keep the order of files, so a file of records closes the split of text files before it.
         if texts and (not one_record or size + _size(path) > SPLIT_BYTES):
             yield InputSplit(spec, tuple(texts), 0, None, {}, size)
@@ -232,8 +241,8 @@ def _stretches(spec: SourceSpec, path: Path, whole: bool) -> Iterator[InputSplit
     """Split a file of many records if it is large; a compressed file stays whole, because it has no random access."""
     size, kind = _size(path), _kind(path, spec)
     files = (path, *(companions(path) if kind == "tokens" else ()))
-    # A compressed file can only be read from its beginning.
-    if whole or size <= SPLIT_BYTES or split_suffix(path)[1]:
+    # A compressed file can only be read from its beginning, and an Arrow stream has no list of its batches.
+    if whole or size <= SPLIT_BYTES or split_suffix(path)[1] or kind == "arrow":
         yield InputSplit(spec, files, 0, None, {}, size)
         return
     if kind == "tokens":
@@ -271,6 +280,8 @@ def _records(split: InputSplit, skip: int) -> Iterator[Record]:
             yield from read_json_lines(path, spec, stem, split.start, split.stop, skip)
         elif kind == "parquet":
             yield from read_parquet(path, spec, stem, split.start, split.stop, skip)
+        elif kind == "arrow":
+            yield from read_arrow(path, spec, stem, skip)
         elif kind == "tokens":
             yield from read_token_file(path, spec, stem, split.start, split.stop, skip)
         elif kind == "index":
@@ -287,7 +298,7 @@ def _text_record(path: Path, kind: str, spec: SourceSpec, stem: str) -> Record:
         return Record((Document(text, spec.name or stem, str(path)),))
     if not _in_folder(path, spec):
         raise RopewalkError(
-            f"{path} has no suffix and is not UTF-8 text; give a text, JSON Lines or Parquet file"
+            f"{path} has no suffix and is not UTF-8 text; give a text, JSON Lines, Parquet or Arrow file"
         )
     return Record((), binary=True)
 

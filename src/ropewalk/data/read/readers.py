@@ -32,7 +32,7 @@ class ReadingCounts:
 def read_documents(specs: Sequence[SourceSpec], counts: ReadingCounts | None = None) -> Iterator[Document]:
     """Stream the documents of several sources, one source after the other.
 
-    A source is a JSON lines file (``.jsonl``, ``.json``, also ``.gz`` and ``.zst``), a Parquet file, a text or
+    A source is a JSON lines file (``.jsonl``, ``.json``, also ``.gz`` and ``.zst``), a Parquet or Arrow file, a text or
     source-code file, a folder of any of these (recursive; other files count as text if they decode),
     ``hf:owner/name[:config][@split]`` (streamed; the default split is ``train``), or
     ``embedded[:train|validation|all]`` (the sources and documentation of the running Python; the default is ``train``).

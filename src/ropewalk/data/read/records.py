@@ -1,4 +1,4 @@
-"""Read documents from records with named fields, in JSON Lines and Parquet files."""
+"""Read documents from records with named fields, in JSON Lines, Parquet and Arrow files."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _BLANK = Record(())
 _PIECE = 1 << 20
 _PARQUET_ROWS = 256
 _PARQUET_BYTES = 1 << 24
+_ARROW_FILE = b"ARROW1"
+_ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class NoTextFieldError(RopewalkError):
@@ -222,6 +224,61 @@ def read_parquet(
         ) from error
 
 
+def read_arrow(path: Path, spec: SourceSpec, stem: str, skip: int = 0) -> Iterator[Record]:
+    """Yield the records of an Arrow file, as datasets writes them (a stream) or in Arrow's file format.
+
+    The file is mapped into memory, and a few hundred rows are converted at a time.
+
+    Args:
+        path: the file.
+        spec: the fields to read.
+        stem: source name if neither the spec nor a record gives one.
+        skip: number of rows at the beginning to skip.
+
+    Raises:
+        RopewalkError: if the file is damaged or cut off, or has neither the text field nor ``input_ids``.
+    """
+    import pyarrow
+
+    row = 0
+    try:
+        with pyarrow.memory_map(str(path)) as file:
+            for batch in _arrow_batches(file, path):
+                columns = _columns(path, spec, batch.schema.names)
+                row_bytes = max(1, batch.nbytes // max(batch.num_rows, 1))
+                step = max(1, min(_PARQUET_ROWS, _PARQUET_BYTES // row_bytes))
+                passed = min(max(skip - row, 0), batch.num_rows)
+                row += passed
+                for start in range(passed, batch.num_rows, step):
+                    for record in _rows(batch.slice(start, step).select(columns)):
+                        yield Record(record_documents(record, spec, stem, f"{path}:row {row}"))
+                        row += 1
+    except RopewalkError:
+        raise
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise RopewalkError(
+            f"{path} cannot be read as Arrow near row {row}: {_first_message_line(error)}"
+        ) from error
+
+
+def _arrow_batches(file: Any, path: Path) -> Iterator[Any]:
+    import pyarrow.ipc
+
+    size = file.size()
+    if file.read(len(_ARROW_FILE)) == _ARROW_FILE:
+        file.seek(0)
+        with pyarrow.ipc.open_file(file) as table:
+            yield from (table.get_batch(number) for number in range(table.num_record_batches))
+        return
+    # Without this, a stream that was cut between two batches would read as a shorter one.
+    file.seek(max(0, size - len(_ARROW_END)))
+    if file.read() != _ARROW_END:
+        raise RopewalkError(f"{path} has {size} bytes without the end of an Arrow stream; it is cut off")
+    file.seek(0)
+    with pyarrow.ipc.open_stream(file) as stream:
+        yield from stream
+
+
 def row_group_sizes(path: Path) -> list[int]:
     """Compressed size in bytes of each row group of a Parquet file; reads only the file's footer.
 
@@ -322,14 +379,14 @@ def _count_lines(path: Path, stop: int) -> int:
 
 
 def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
-    """Columns of a Parquet file that its documents need."""
+    """Columns of a table that its documents need."""
     text = _column(spec.text_field, names)
     messages = _column(spec.messages_field, names) if spec.messages_field else None
     if text is None and messages is None and INPUT_IDS not in names:
         # A damaged schema may contain line breaks, but an error message must be one line.
         fields = " ".join(", ".join(names).split())
         raise NoTextFieldError(f"{path}: no text field {spec.text_field!r}; the fields are {fields}")
-    # Other columns are not read: Parquet stores columns apart, and unread ones cost nothing.
+    # Other columns are not read: tables store columns apart, and unread ones cost nothing.
     wanted = {text or messages or INPUT_IDS}
     if messages:
         wanted |= {messages} | ({"tools"} & set(names))
