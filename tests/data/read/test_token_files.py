@@ -205,6 +205,7 @@ def write(folder: Path, **files: bytes) -> Path:
 
 
 IDS = np.array([5, 1, 6, 1], "<u2").tobytes()
+LONG = np.arange(7, 107)
 CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "idx cut off": (
         lambda t: _cut(megatron(t / "a.bin", [[5], [6]]), ".idx", 3),
@@ -346,6 +347,33 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
         {},
         r"a\.csv\.gz is damaged or cut off",
     ),
+    "npy cut in half": (
+        lambda t: write(
+            t, a__npy=LONG.astype("<u4").tobytes()[: 4 * 50], a__csv__gz=gzip.compress(b"0,100,x\n")
+        ),
+        {},
+        r"a\.npy: read as uint16, every second one of the first 100 token ids is below 4, .*cut off in the middle",
+    ),
+    "npy cut in half to bytes": (
+        lambda t: write(t, a__npy=LONG.astype("<u2").tobytes()[:100], a__csv__gz=gzip.compress(b"0,100,x\n")),
+        {},
+        r"a\.csv\.gz counts as many tokens as .*a\.npy has bytes; .*uint8 .*, otherwise the file is cut off",
+    ),
+    "raw file of wider ids": (
+        lambda t: write(t, a__bin=LONG.astype("<u4").tobytes()),
+        {"separator_id": 7, "token_dtype": "uint16"},
+        r"a\.bin: read as uint16, every second one of the first 200 .* as in uint32; state token_dtype uint32",
+    ),
+    "raw file of narrower ids": (
+        lambda t: write(t, a__bin=LONG.astype("<u2").tobytes()),
+        {"separator_id": 7, "token_dtype": "uint32"},
+        r"a\.bin begins with token 524295 and ends with \d+, but documents must begin or end with the separator 7",
+    ),
+    "raw file cut in half": (
+        lambda t: write(t, a__bin=LONG.astype("<u2").tobytes()[:101]),
+        {"separator_id": 7, "token_dtype": "uint16"},
+        r"a\.bin has 101 bytes of token ids, not a multiple of 2",
+    ),
     "npy cut off": (
         lambda t: write(t, a__npy=IDS[:-2], a__csv__gz=gzip.compress(b"0,2,x\n2,4,y\n")),
         {},
@@ -384,3 +412,14 @@ def test_tokens_are_mapped_and_not_loaded(tmp_path: Path) -> None:
     file = open_token_file(path, SourceSpec(path=str(path)))
     assert isinstance(file.ids, np.memmap)
     assert not file.ids.flags.writeable
+
+
+def test_ids_of_one_byte_are_read_where_they_are_stated(tmp_path: Path) -> None:
+    path = write(tmp_path, a__npy=bytes([5, 1, 6, 1]), a__csv__gz=gzip.compress(b"0,2,x\n2,4,y\n"))
+    assert read(path, token_dtype="uint8") == [[5, 1], [6, 1]]
+
+
+def test_small_ids_are_no_halves_of_wider_ones(tmp_path: Path) -> None:
+    for ids in ([2, 3] * 40, [3, 9] * 40):
+        path = write(tmp_path, a__npy=np.array(ids, "<u2").tobytes(), a__csv__gz=gzip.compress(b"0,80,x\n"))
+        assert read(path) == [ids]

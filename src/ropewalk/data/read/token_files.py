@@ -37,6 +37,9 @@ NUMPY_MAGIC = b"\x93NUMPY"
 
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPE_HINT = "state the type of its ids with token_dtype (--token-dtype), such as uint16 or uint32"
+# Tokens at the beginning of a file by which a wrong type is told. The upper half of a 4-byte id is below 4 in
+# vocabularies of up to 262,144 tokens.
+_PROBED, _FEWEST, _UPPER = 4096, 64, 4
 # Tokens that the search for separators looks at together.
 _SEARCHED = 1 << 22
 
@@ -216,7 +219,14 @@ def _opened(path: Path, separator: int | None, stated: str | None, stamps: tuple
         dtype = stated
     elif path.suffix.lower() == ".npy":
         ends = _dolma_ends(index)
-        dtype = _of_width(path, _width(path, size, index, ends, (1, 2, 4, 8)), stated)
+        width = _width(path, size, index, ends, (1, 2, 4, 8))
+        if width == 1 and stated is None:
+            # Also the size of a file of 2 bytes a token that was cut in half.
+            raise RopewalkError(
+                f"{index} counts as many tokens as {path} has bytes; if its ids really take one byte each, state "
+                "token_dtype uint8 (--token-dtype), otherwise the file is cut off"
+            )
+        dtype = _of_width(path, width, stated)
     else:
         dtype, ends = _megatron_index(index)
     if ends is None and separator is None:
@@ -231,6 +241,8 @@ def _opened(path: Path, separator: int | None, stated: str | None, stamps: tuple
             f"{path} stores token ids as {dtype}, but token_dtype is {stated}; omit token_dtype"
         )
     ids = _memory_map(path, size, header, dtype)
+    if path.suffix.lower() != ".bin" or index is None:
+        _refuse_halves(path, ids, stated)
     if ends is None:
         assert separator is not None
         ends = _separated(path, ids, separator)
@@ -408,6 +420,24 @@ def _memory_map(path: Path, size: int, header: int, dtype: str) -> NDArray[Any]:
         return np.memmap(path, kind, "r", header)
     except (OSError, ValueError) as error:
         raise RopewalkError(f"cannot read {path}: {error}") from error
+
+
+def _refuse_halves(path: Path, ids: NDArray[Any], stated: str | None) -> None:
+    """Raise if the ids are halves of wider ones: every second one is next to nothing, and the others are not.
+
+    The type of a file without a header is the user's word, or follows from its size, which halves if it is cut in half.
+    """
+    head = np.asarray(ids[:_PROBED])
+    if len(head) < _FEWEST or ids.itemsize not in (2, 4):
+        return
+    lower, upper = head[::2], head[1::2]
+    if upper.max() < _UPPER <= lower.max() and upper.min() >= 0:
+        wider = f"uint{16 * ids.itemsize}"
+        raise RopewalkError(
+            f"{path}: read as {ids.dtype.name}, every second one of the first {len(head)} token ids is below {_UPPER}, "
+            f"as in {wider}; "
+            + (f"state token_dtype {wider}" if stated else "the file is cut off in the middle")
+        )
 
 
 def _check_ends(index: Path, ends: NDArray[np.int64], path: Path, tokens: int) -> None:
