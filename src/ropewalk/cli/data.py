@@ -30,8 +30,8 @@ Paths = Annotated[
     Field(
         min_length=1,
         description="JSON Lines (.jsonl, .jsonl.gz, .jsonl.zst), Parquet, Arrow, text or source-code files, folders "
-        "of them, hf:owner/name[:config][@split], or embedded. Records hold text or token ids. Token files of Megatron (.bin), "
-        "datatrove (.ds) and OLMo (.npy) are read too.",
+        "of them, hf:owner/name[:config][@split], or embedded. Records hold text or token ids. Token files of "
+        "Megatron (.bin), datatrove (.ds) and OLMo (.npy) are read too.",
     ),
 ]
 

@@ -18,7 +18,7 @@ from ropewalk.data.rows.store import Part, Writing, pack_rows
 from ropewalk.data.rows.stored import PackedRows, holds_rows, is_packed, open_rows
 from ropewalk.data.settings import PackConfig, PreviewConfig, StatsConfig, processes
 from ropewalk.data.statistics import rows_report, statistics_report, tokenised_statistics
-from ropewalk.data.tokens.samples import sample_token_files
+from ropewalk.data.tokens.samples import sample_tokens
 from ropewalk.data.tokens.tokenise import Progress, load_tokenizer, tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.io.results import Result, plain_json
@@ -208,7 +208,7 @@ def stats(config: StatsConfig, context: RunContext) -> DataStats:
     name = EMBEDDED if config.tokenizer is None else config.tokenizer
     tokenizer = load_tokenizer(name)
     check_specs(config.sources)
-    samples = [asdict(sample) for sample in sample_token_files(config.sources, tokenizer)]
+    samples = [asdict(sample) for sample in sample_tokens(config.sources, tokenizer)]
     with context.rank_0_reporter.bar("documents", None) as advance:
         documents = tokenise(
             read_texts_and_tokens(config.sources),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ropewalk.data.read.documents import Document, Record, TokenisedDocument
 from ropewalk.data.read.files import (
@@ -126,6 +129,36 @@ def source_splits(spec: SourceSpec, whole: bool = False) -> tuple[InputSplit, ..
 def token_files(spec: SourceSpec) -> tuple[Path, ...]:
     """Files of token ids that a source reads, in reading order, without their indexes."""
     return tuple(path for path in source_files(spec) if _kind(path, spec) == "tokens")
+
+
+def first_tokenised(spec: SourceSpec, files: int, records: int) -> Iterator[list[TokenisedDocument]]:
+    """Documents with tokens at the beginning of some files of records, evenly spread over the source.
+
+    Files of token ids are not among them; a file that begins with a text is left after its first record.
+
+    Args:
+        spec: the source.
+        files: number of files at most.
+        records: number of records of each at most.
+
+    Raises:
+        RopewalkError: as in :func:`read_input_split`.
+    """
+    paths = [path for path in source_files(spec) if _kind(path, spec) in RECORDS - {"tokens"}]
+    for number in spread(len(paths), files):
+        found: list[TokenisedDocument] = []
+        with closing(_records(InputSplit(spec, (paths[number],), 0, None, {}, 0), 0)) as read:
+            for record in islice(read, records):
+                tokenised = [each for each in record.documents if isinstance(each, TokenisedDocument)]
+                if len(tokenised) < len(record.documents):
+                    break
+                found += [each for each in tokenised if not is_blank(each)]
+        yield found
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most ``most`` numbers below ``count``, evenly spread, with the first and the last."""
+    return np.unique(np.linspace(0, count - 1, most).astype(int)).tolist() if count else []
 
 
 NO_DOCUMENTS = "no documents: give at least one file, folder or dataset"
@@ -262,7 +295,7 @@ def _stretches(spec: SourceSpec, path: Path, whole: bool) -> Iterator[InputSplit
         yield InputSplit(spec, files, start, stop, {}, bytes_)
 
 
-def _records(split: InputSplit, skip: int) -> Iterator[Record]:
+def _records(split: InputSplit, skip: int) -> Generator[Record]:
     spec = split.spec
     if spec.path.startswith(HUGGING_FACE):
         shards = split.identity.get("shards")

@@ -39,7 +39,7 @@ from ropewalk.data.settings import LATER_FIELDS, PackConfig, RowPolicies, Source
 from ropewalk.data.tokens.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
 from ropewalk.data.tokens.chat import required_template, token_ids
 from ropewalk.data.tokens.corpus import Corpus, TokenReader, tokenise_splits
-from ropewalk.data.tokens.samples import sample_token_files
+from ropewalk.data.tokens.samples import sample_tokens
 from ropewalk.data.tokens.split import hold_out
 from ropewalk.data.tokens.tokenise import (
     Progress,
@@ -202,7 +202,7 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
     config.rows.bos_policy(special_ids(tokenizer))
     splits = plan_input_splits(config.sources)
     # For its error alone: ids of another tokenizer are refused before anything is written.
-    sample_token_files(config.sources, tokenizer)
+    sample_tokens(config.sources, tokenizer)
     depends = {
         "format_version": FORMAT_VERSION,
         "inputs": inputs_identity(config.sources),

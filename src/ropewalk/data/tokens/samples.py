@@ -1,9 +1,9 @@
-"""Samples of token files: whether the tokenizer makes the same ids of the text that it decodes them to."""
+"""Samples of tokenised sources: whether the tokenizer makes the same ids of the text that it decodes them to."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.data.read.documents import TokenisedDocument
-from ropewalk.data.read.input_splits import token_files
+from ropewalk.data.read.input_splits import first_tokenised, spread, token_files
 from ropewalk.data.read.token_files import TokenFile, open_token_file
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.tokens.tokenise import backend_tokenizer, check_ids, special_ids
@@ -21,6 +21,9 @@ from ropewalk.errors import RopewalkError
 FILES, DOCUMENTS, LOOKED_AT = 3, 3, 64
 """Files of a source and documents of a file that are sampled: the longest of those looked at, because a short document
 proves little."""
+
+RECORDS = 16
+"""First records that are looked at in a file without an index of its documents (Parquet, Arrow, JSON Lines)."""
 
 MOST_TOKENS = 8192
 """Tokens at the beginning of a sampled document that are compared."""
@@ -34,7 +37,7 @@ class TokenSample:
     """A sampled document.
 
     Attributes:
-        origin: file and number of the document.
+        origin: file and number of the document or the record.
         tokens: number of its tokens, without a named separator.
         text: its beginning, decoded.
         comparison: of its ids with those of the decoded text.
@@ -48,15 +51,15 @@ class TokenSample:
     stated_tokenizer: str | None
 
 
-def sample_token_files(specs: Sequence[SourceSpec], tokenizer: Any) -> list[TokenSample]:
-    """Decode a few documents of each source of token files and tokenise the texts again.
+def sample_tokens(specs: Sequence[SourceSpec], tokenizer: Any) -> list[TokenSample]:
+    """Decode a few documents of each tokenised source and tokenise the texts again.
 
     The middle halves are compared, because a document that was cut at any token begins or ends differently. A corpus
     may contain documents that were tokenised piece by piece, so a source is refused only if more samples differ
     than not.
 
     Args:
-        specs: sources of documents; those without token files give no sample.
+        specs: sources of documents; texts give no sample, nor do datasets on the Hub, which would have to be opened.
         tokenizer: a transformers tokenizer with a fast backend.
 
     Raises:
@@ -67,9 +70,11 @@ def sample_token_files(specs: Sequence[SourceSpec], tokenizer: Any) -> list[Toke
 
 
 def _samples(spec: SourceSpec, tokenizer: Any) -> list[TokenSample]:
-    paths = token_files(spec)
-    files = [open_token_file(paths[index], spec) for index in _spread(len(paths), FILES)]
-    found = [_sample(file, number, tokenizer) for file in files for number in _longest(file)]
+    found = [
+        _sample(document, stated, tokenizer)
+        for documents in (_of_token_files(spec), _of_records(spec))
+        for document, stated in documents
+    ]
     compared = Counter(sample.comparison for sample, _ in found)
     if compared["different"] > compared["same"]:
         difference = next(text for sample, text in found if sample.comparison == "different")
@@ -83,21 +88,36 @@ def _samples(spec: SourceSpec, tokenizer: Any) -> list[TokenSample]:
     return [sample for sample, _ in found]
 
 
-def _spread(count: int, most: int) -> list[int]:
-    """At most ``most`` numbers below ``count``, evenly spread, with the first and the last."""
-    return np.unique(np.linspace(0, count - 1, most).astype(int)).tolist() if count else []
+def _of_token_files(spec: SourceSpec) -> Iterator[tuple[TokenisedDocument, str | None]]:
+    """Documents with the tokenizer's name in the metadata of their file."""
+    paths = token_files(spec)
+    for index in spread(len(paths), FILES):
+        file = open_token_file(paths[index], spec)
+        for number in _longest(file):
+            document = TokenisedDocument(
+                file.document(number), spec.name or file.path.stem, origin=file.origin(number)
+            )
+            yield document, file.tokenizer
+
+
+def _of_records(spec: SourceSpec) -> Iterator[tuple[TokenisedDocument, None]]:
+    for documents in first_tokenised(spec, FILES, RECORDS):
+        longest = sorted(range(len(documents)), key=lambda number: -len(documents[number].input_ids))[
+            :DOCUMENTS
+        ]
+        yield from ((documents[number], None) for number in sorted(longest))
 
 
 def _longest(file: TokenFile) -> list[int]:
     lengths = np.diff(file.ends, prepend=0)
-    looked_at = [number for number in _spread(len(file), LOOKED_AT) if lengths[number]]
+    looked_at = [number for number in spread(len(file), LOOKED_AT) if lengths[number]]
     return sorted(sorted(looked_at, key=lambda number: -lengths[number])[:DOCUMENTS])
 
 
-def _sample(file: TokenFile, number: int, tokenizer: Any) -> tuple[TokenSample, str]:
+def _sample(document: TokenisedDocument, stated: str | None, tokenizer: Any) -> tuple[TokenSample, str]:
     """A sample, and the difference in words."""
-    ids, origin = file.document(number), file.origin(number)
-    check_ids(TokenisedDocument(ids, "", origin=origin), len(tokenizer))
+    ids, origin = document.input_ids, document.origin
+    check_ids(document, len(tokenizer))
     special = special_ids(tokenizer)
     own = ids[:MOST_TOKENS]
     # Decoders treat special tokens differently, and packing decides about these two anyway.
@@ -116,7 +136,7 @@ def _sample(file: TokenFile, number: int, tokenizer: Any) -> tuple[TokenSample, 
         f"{origin}: the tokenizer {tokenizer.name_or_path!r} makes token {_at(again, at)} of the text of token {at}, "
         f"which is {_at(own, at)}"
     )
-    return TokenSample(origin, len(ids), text[:200], comparison, file.tokenizer), words
+    return TokenSample(origin, len(ids), text[:200], comparison, stated), words
 
 
 def _decoded(tokenizer: Any, ids: NDArray[np.int32]) -> str:
