@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ropewalk.attention.engines.reference import plain_attention
 from ropewalk.attention.engines.runs import Gather, sort_by_document, sort_rows, unsort_rows
+from ropewalk.attention.engines.wide_windows import LEAST_WINDOW, wide_windowed_attention
 from ropewalk.attention.engines.windows import WIDEST_WINDOW, Piece, windowed_attention
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.attention.options import AttentionOptions, Locality
@@ -78,7 +79,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: SegmentsPlan, options: AttentionO
 def _row(q: Tensor, k: Tensor, v: Tensor, cut: Cut, options: AttentionOptions) -> Tensor:
     """Attention of rows with the same cut: the first piece as it is, the others behind its shared tokens."""
     window = _narrow_window(q, max(cut.lengths[0], cut.shared + max(cut.lengths)), options)
-    if window is not None:
+    if window is not None and not _takes_triangles(q, v, window, options):
         seen = range(max(0, cut.shared - window + 1), cut.shared)
         tokens = [range(end - n, end) for end, n in zip(accumulate(cut.lengths), cut.lengths, strict=True)]
         pieces = [Piece(own, own, seen if own.start else range(0)) for own in tokens]
@@ -151,6 +152,12 @@ def _narrow_window(q: Tensor, longest: int, options: AttentionOptions) -> int | 
     return local.window if options.is_plain and q.device.type == "cpu" else None
 
 
+def _takes_triangles(q: Tensor, v: Tensor, window: int, options: AttentionOptions) -> bool:
+    """Whether torch's kernel computes whole runs under this window faster without a mask (`wide_windows`)."""
+    plain = options.is_plain and q.device.type == "cpu" and q.shape[-1] == v.shape[-1]
+    return plain and window >= LEAST_WINDOW
+
+
 def _run(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
     """A whole run with as many queries as keys: one call, or one for each of its chunks."""
     local = options.locality.within(q.shape[2])
@@ -168,6 +175,8 @@ def _last_queries(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) ->
     count, length = q.shape[2], k.shape[2]
     window = options.locality.within(length).window
     if window is not None:
+        if count == length and _takes_triangles(q, v, window, options):
+            return wide_windowed_attention(q, k, v, window, options.scale_of(q.shape[-1]))
         return _windowed(q, k, v, window, options)
     if options.is_plain and count == length:
         return F.scaled_dot_product_attention(
