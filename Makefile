@@ -5,6 +5,8 @@ PYTHON ?= python3
 PIP_ARGS ?=
 # Processes that run the tests; each takes up to 3 GB with the ranks that it starts.
 WORKERS ?= 2
+# Tests that `make test` runs; `make test TESTS=` runs the slow and exhaustive ones too, as CI does.
+TESTS ?= not slow
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -21,8 +23,8 @@ demo: $(READY)
 
 # Compiled modules are kept, whatever the environment says: each process that a test starts reads them.
 test: $(READY)
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
-	@echo "Next: 'make demo' shows the main job; 'make test-slow' runs the slow and exhaustive tests, as CI does;"
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "$(TESTS)"
+	@echo "Next: 'make demo' shows the main job; 'make test-slow' runs the slow and exhaustive tests, which CI runs too;"
 	@echo "      'make lint' checks style and types."
 
 # What would keep a person waiting: long runs, training, and sweeps of which 'make test' has the representative part.

@@ -42,6 +42,11 @@ def pytest_collection(session):
         gc.enable()
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that take minutes begin first, so that no worker is left with one when the others have finished."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """Half characters that a hostile test prints or fails with are written out: processes exchange reports as UTF-8."""
