@@ -126,3 +126,14 @@ def test_paths_that_cannot_be_a_folder_are_one_sentence(tmp_path: Path) -> None:
         pass
     with pytest.raises(RopewalkError, match="File name too long"), locked(tmp_path / ("a" * 300)):
         pass
+
+
+def test_an_object_store_is_no_folder(tmp_path, monkeypatch):
+    """As a path its URL is a relative one, so that results would end up in a folder named ``s3:``."""
+    monkeypatch.chdir(tmp_path)
+    with (
+        pytest.raises(RopewalkError, match=r"^s3://bucket/run is a URL, but results are written to a folder"),
+        locked(Path("s3://bucket/run")),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -229,7 +229,7 @@ def refuse_url(path: Path, what: str) -> None:
     if found := _URL.match(str(path)):
         url = f"{found['protocol']}://{str(path)[found.end() :]}"
         raise RopewalkError(
-            f"{url} is a URL, but {what} are written to a folder, where they are mapped into memory and renamed when "
+            f"{url} is a URL, but {what} are written to a folder, whose files get their names when they are "
             "complete; give a folder, and copy it when it is complete, or mount the store"
         )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ropewalk.errors import RopewalkError
+from ropewalk.io.files import refuse_url
 
 log = logging.getLogger("ropewalk")
 
@@ -37,9 +38,10 @@ def locked(
         wait: seconds to wait for the process that holds the lock.
 
     Raises:
-        RopewalkError: if another process holds the lock (with its process id and host), if ``folder`` is a file, or if
-            the lock file cannot be written.
+        RopewalkError: if another process holds the lock (with its process id and host), if ``folder`` is a file or the
+            URL of an object store, or if the lock file cannot be written.
     """
+    refuse_url(folder, "results")
     path = folder / (".lock" if file is None else f".{file}.lock")
     shown = folder if file is None else folder / file
     # No soft lock: it would outlive a killed process.
