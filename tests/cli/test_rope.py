@@ -60,7 +60,7 @@ def test_base(run, length: str) -> None:
     assert said["feasible"][0][0] == said["infimum"]
     assert said["feasible"][-1] == [said["safe_base"], 1e9]
     text = run(f"base --length {length} --rotary-dim 128")
-    assert "35, with infeasible gaps between them" in text
+    assert "35; the bases between them are not feasible" in text
     assert "the 12 widest of 35" in text
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def bound_command(settings: BoundSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Compute the context bound of a base: the distance up to which a similar token gets more attention than a
-    random one.
+    """Compute the context bound of a base: the distance up to which a similar token gets at least as much attention
+    as a random one.
     """
     from ropewalk.planning.bases import bound_of
     from ropewalk.reporting import draw

@@ -82,7 +82,7 @@ class BoundResult(Result):
 
 
 def bound_of(config: BoundSettings) -> BoundResult:
-    """Compute the context bound of a base: the distance up to which similar tokens get more attention than random ones.
+    """Compute a base's context bound, the distance up to which similar tokens get no less attention than random ones.
 
     Args:
         config: the base, and others to compare it with.

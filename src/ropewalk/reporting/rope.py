@@ -90,7 +90,9 @@ def describe_bases(result: BasesResult) -> Iterator[Part]:
     table = Table(show_header=False)
     table.add_row("infimum", f"{found.infimum:,.9g}")
     count = len(found.feasible)
-    table.add_row("feasible intervals", f"{count:,}, with infeasible gaps between them" if count > 1 else "1")
+    table.add_row(
+        "feasible intervals", f"{count:,}; the bases between them are not feasible" if count > 1 else "1"
+    )
     if found.safe_base is None:
         table.add_row("safe base", f"none: the ceiling of {found.ceiling:g} is infeasible; raise --ceiling")
     else:
