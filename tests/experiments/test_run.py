@@ -27,6 +27,8 @@ from ropewalk.io.files import write_json
 from ropewalk.io.lock import locked
 
 SMALL = (
+    # Tokenising the embedded documents would take most of a run's time.
+    f"data.sources=[{Path(__file__).parents[2] / 'docs' / 'how-to'}]",
     "stages.0.context=384",
     "stages.0.steps=4",
     "stages.0.warmup_steps=0",
