@@ -25,7 +25,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ropewalk import PackedLayout
 from ropewalk.errors import RopewalkError
 from ropewalk.models.attention.intercept import AuditedModel
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config import NO_DECODERS, ModelConfig
+from ropewalk.models.config_file import config_from_json
 from ropewalk.models.load import ModelSetup, attach, with_rope
 from ropewalk.models.losses import OutputHead
 from ropewalk.models.routing import routers_of
@@ -157,6 +158,18 @@ SMALL: dict[str, Any] = {
 OTHER_PARTS = ("vision_config", "audio_config", "vq_config")
 """Parts of a config beside the language model's that are made small too."""
 
+PARTS: dict[str, dict[str, dict[str, Any]]] = {
+    "dots3_note": {
+        "vision_config": {
+            "mlp_layer_types": ["dense"] * 4,
+            "adapter_in_dim": 32,
+            "adapter_out_dim": 32,
+        },
+        "audio_config": {"adapter_input_size": 32, "adapter_out_dim": 32, "downsample_hidden_size": 16},
+    },
+}
+"""What such parts need beside :data:`SMALL`."""
+
 MIXED = ["sliding_attention", "full_attention"] * 2
 STATEFUL = ["linear_attention", "full_attention"] * 2
 
@@ -178,6 +191,26 @@ DIFFERENT_HEADS: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
     },
+}
+
+WINDOWED_HEADS: dict[str, Any] = {
+    "head_dim": 16,
+    "index_head_dim": 8,
+    "shared_experts_intermediate_size": 16,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 4,
+    "swa_q_lora_rank": 16,
+    "swa_kv_lora_rank": 16,
+    "swa_head_dim": 16,
+    "swa_qk_nope_head_dim": 8,
+    "swa_v_head_dim": 12,
+}
+
+SHARED_NOTHING: dict[str, Any] = {
+    "num_kv_shared_layers": 0,
+    "activation_sparsity_pattern": [0.0] * 4,
+    "intermediate_size": [48] * 4,
+    "layer_types": MIXED,
 }
 
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -215,15 +248,42 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "jamba": {"layer_types": STATEFUL},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
     "qwen3": {"use_sliding_window": True, "max_window_layers": 2},
-    "gemma3n_text": {
-        "num_kv_shared_layers": 0,
-        "activation_sparsity_pattern": [0.0] * 4,
-        "intermediate_size": [48] * 4,
-        "layer_types": MIXED,
-    },
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), SHARED_NOTHING),
     "qwen4_exp": INDEXED,
     "qwen4_exp_text": INDEXED,
     **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), DIFFERENT_HEADS),
+    "cohere_compass_text": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+        }
+    },
+    **dict.fromkeys(("dots3_note", "dots3_note_text"), WINDOWED_HEADS),
+    "phi4_multimodal": {
+        "vision_config": {
+            **{
+                key: SMALL[key]
+                for key in (
+                    "hidden_size",
+                    "intermediate_size",
+                    "num_hidden_layers",
+                    "num_attention_heads",
+                    "image_size",
+                    "patch_size",
+                )
+            },
+            "crop_size": 16,
+        },
+        "audio_config": {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_attention_heads": 4,
+            "num_blocks": 2,
+            "nemo_conv_channels": 8,
+            "ext_pw_out_channel": 32,
+            "depthwise_separable_out_channel": 32,
+            "bias_max_distance": 8,
+        },
+    },
 }
 """What families need beside or in place of :data:`SMALL`; a value of None leaves a key to the class."""
 
@@ -231,19 +291,21 @@ ROTATES_WITHOUT_A_MODULE = ("codegen", "gptj", "roformer")
 """Families whose attention rotates queries and keys by itself."""
 ENCODERS_ALONE_ROTATE = ("inkling2_text", "musicgen", "musicgen_melody")
 """Families whose decoder has no RoPE, though their code speaks of it."""
-NOT_TRIED = {
-    "blt": "it reads bytes in patches of a second model",
-    "cohere_compass_text": "its tokens have positions on several axes",
-    "dots3_note": "its layers have shapes of their own, which cannot be made small",
-    "dots3_note_text": "its layers have shapes of their own, which cannot be made small",
-    "gemma3n": "its encoder of images needs timm; its language model is gemma3n_text",
-    "gemma4_assistant": "it drafts tokens from the states of another model",
-    "gemma4_unified_assistant": "it drafts tokens from the states of another model",
-    "phi4_multimodal": "its encoders of images and sounds cannot be built small",
-}
-"""Families of which no tiny model can be run with tokens alone, and why."""
 
 Support = dict[str, Any]
+
+
+def replace_timm() -> None:
+    """Build Gemma 3n's encoder of images as a module without weights: its own needs timm, and no text reaches it."""
+    from transformers.models.gemma3n import modeling_gemma3n
+
+    class Encoders:
+        @staticmethod
+        def from_config(config: Any) -> Any:
+            of_images = config.model_type == "gemma3n_vision"
+            return torch.nn.Identity() if of_images else transformers.AutoModel.from_config(config)
+
+    modeling_gemma3n.AutoModel = Encoders
 
 
 def families() -> list[str]:
@@ -268,7 +330,8 @@ def tiny_config(name: str) -> Any:
         if kind is type(text):
             parts[key] = tiny
         elif key in OTHER_PARTS and (other := getattr(whole, key, None)) is not None:
-            parts[key] = type(other)(**_values_for(type(other), other))
+            values = {**_values_for(type(other), other), **PARTS.get(name, {}).get(key, {})}
+            parts[key] = type(other)(**values)
     return config_class(**parts) if tiny in parts.values() else tiny
 
 
@@ -303,6 +366,8 @@ def _has(config: Any, key: str) -> bool:
 def tiny_model(name: str, dtype: torch.dtype) -> Any:
     """A random model of a family with weights so large that what attention sees matters; eager, in evaluation mode."""
     torch.manual_seed(0)
+    if name == "gemma3n":
+        replace_timm()
     config = tiny_config(name)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     size = sum(each.numel() for each in model.parameters())
@@ -323,7 +388,7 @@ def has_rope(name: str) -> bool:
         return True
     if name in ENCODERS_ALONE_ROTATE:
         return False
-    if name in NOT_TRIED:
+    if name in NO_DECODERS:
         return True
     text = CONFIG_MAPPING[name]().get_text_config()
     if text.model_type != name and text.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -393,8 +458,8 @@ def support_of(name: str, ranks: Ranks | None = None) -> Support:
         ranks: two processes for what needs them; without them it is left as None.
     """
     columns = tuple(COLUMNS)
-    if name in NOT_TRIED:
-        return dict.fromkeys(columns, entry("not tried", NOT_TRIED[name]))
+    if name in NO_DECODERS:
+        return dict.fromkeys(columns, judged(lambda: accepted(name)))
     try:
         with at_most(SECONDS):
             plain = tiny_model(name, torch.float64)
@@ -421,6 +486,12 @@ def support_of(name: str, ranks: Ranks | None = None) -> Support:
             found["context_parallelism"] = judged(lambda: context_parallelism(name, ranks))
             found["distributed_training"] = judged(lambda: distributed_training(name, packed, ranks))
     return found
+
+
+def accepted(name: str) -> Support:
+    """What a config of a family says that ropewalk refuses by name alone."""
+    config_from_json({"model_type": name})
+    return entry("WRONG", "its config is accepted")
 
 
 def packed_training(name: str, plain: Any) -> Support:

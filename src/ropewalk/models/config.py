@@ -23,6 +23,8 @@ from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 SERVED = (FULL, SLIDING, CHUNKED)
 """Layer types of attention that packed rows can pass through."""
+INDEXED = "indexed_attention"
+"""Layer type whose queries attend to the ``index_topk`` earlier tokens that an indexer chooses for each."""
 HYBRID = "hybrid"
 """Layer type with full attention beside a recurrent mixer."""
 RECURRENT = ("linear_attention", "conv", HYBRID)
@@ -43,6 +45,14 @@ MIXERS = {
     "qwen3_next": "linear_attn",
 }
 """Model types whose recurrent layers restart at each document, with the attribute of a layer that is its mixer."""
+DRAFTS = "drafts tokens from the hidden states and keys of another model; extend that model"
+NO_DECODERS = {
+    "blt": "reads bytes in patches that another model of it chooses, and has four RoPEs; ropewalk extends models of "
+    "one decoder that reads tokens",
+    "gemma4_assistant": DRAFTS,
+    "gemma4_unified_assistant": DRAFTS,
+}
+"""Model types that cannot be extended by themselves, and why: predicates whose subject is the model."""
 PER_TOKEN = ("mlp", "moe")
 """Layer types in which no token attends to another."""
 WITHOUT_ROPE = ("kimi_linear", "nemotron_h")
@@ -126,7 +136,7 @@ class LayerConfig:
     @property
     def attends(self) -> bool:
         """Whether it has attention, alone or beside a mixer."""
-        return self.kind in (*SERVED, HYBRID)
+        return self.kind in (*SERVED, HYBRID, INDEXED)
 
     @property
     def locality(self) -> Locality:
@@ -166,7 +176,12 @@ class ModelConfig:
 
     @classmethod
     def of(cls, config: Any) -> ModelConfig:
-        """Read a transformers config, of the whole model or of its language model."""
+        """Read a transformers config, of the whole model or of its language model.
+
+        Raises:
+            RopewalkError: if it describes no decoder that reads tokens.
+        """
+        refuse_no_decoder(type(config).__name__, config.model_type)
         text = config.get_text_config()
         values = text.to_dict()
         # A class may use other names for them: n_embd, kv_channels.
@@ -257,12 +272,13 @@ class ModelConfig:
         """
         if None in self.methods:
             return None
-        if FULL not in self.methods:
+        found = next((kind for kind in (FULL, INDEXED) if kind in self.methods), None)
+        if found is None:
             known = ", ".join(map(str, self.methods))
             raise RopewalkError(
                 f"none of this model's layer types has full attention ({known}); nothing to plan"
             )
-        return FULL
+        return found
 
     @cached_property
     def layers(self) -> tuple[LayerConfig, ...]:
@@ -544,6 +560,14 @@ class ModelConfig:
                 else f"the last {widths} tokens (sliding_window)"
             )
             notes.append(f"{_which(windowed, len(layers))} sees only {sees}, whatever the base")
+        indexed = [number for number, layer in enumerate(layers) if layer.kind == INDEXED]
+        if indexed:
+            chosen = self.values.get("index_topk")
+            some = "some" if chosen is None else f"{chosen:,}"
+            notes.append(
+                f"{_which(indexed, len(layers))} attends to {some} earlier tokens, which an indexer chooses for each "
+                "query at any distance"
+            )
         if still and len(still) == len(layers):
             notes.append("no layer has RoPE, so the base has no effect")
         elif still:
@@ -565,7 +589,7 @@ class ModelConfig:
             )
             notes.append(f"{_which(limiting, len(layers))} sees all earlier tokens and has RoPE: {what}")
         if None not in self.methods:
-            others = ", ".join(str(kind) for kind in self.methods if kind != FULL)
+            others = ", ".join(str(kind) for kind in self.methods if kind != self.limiting_kind)
             notes.append(f"layers of type {others} have their own RoPE, which is kept")
         elif some and any(layer.rotates for layer in layers if layer.window is not None):
             notes.append("layers with a window share that RoPE and get the new one too")
@@ -682,6 +706,17 @@ class ModelConfig:
         if not dropout:
             return []
         return [f"has attention dropout {dropout}, which no engine supports; set it to 0 in config.json"]
+
+
+def refuse_no_decoder(model: str, model_type: object) -> None:
+    """Raise for a model type that cannot be extended by itself.
+
+    Args:
+        model: the checkpoint as the user named it, or the class of its config.
+        model_type: as ``config.json`` states it.
+    """
+    if isinstance(model_type, str) and model_type in NO_DECODERS:
+        raise RopewalkError(f"{model} ({model_type}) {NO_DECODERS[model_type]}")
 
 
 def decoder_key(config: Any) -> str | None:
@@ -960,7 +995,7 @@ def _layers_that_rotate(config: Mapping[str, Any], kinds: Sequence[str]) -> Iter
     if config.get("model_type") in WITHOUT_ROPE or not rope_stated:
         return [False] * len(kinds)
     return [
-        turned and kind in (*SERVED, HYBRID)
+        turned and kind in (*SERVED, HYBRID, INDEXED)
         for turned, kind in zip(_attention_that_rotates(config, kinds), kinds, strict=True)
     ]
 

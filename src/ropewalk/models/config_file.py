@@ -38,6 +38,7 @@ from ropewalk.models.config import (
     check_recurrent_heads,
     decoder_key,
     layer_values,
+    refuse_no_decoder,
     shape_values,
 )
 from ropewalk.rope import ROPE_KEYS, RopeMethod, methods_from_config
@@ -115,6 +116,7 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
     Raises:
         RopewalkError: as for :func:`read_model_config`.
     """
+    refuse_no_decoder(model, raw.get("model_type"))
     config_class = class_of(raw.get("model_type"))
     decoder = raw["text_config"] if isinstance(raw.get("text_config"), Mapping) else raw
     _refuse_two_places(raw, decoder, config_class)

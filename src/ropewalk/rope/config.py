@@ -45,7 +45,7 @@ ROPE_KEYS = (
 
 OF_AXES = ("mrope_interleaved", "mrope_section")
 """Splits frequencies among time, height and width of an image; in text all three are the same position."""
-READS_AXES = ("qwen3_5_moe_text", "qwen3_5_text")
+READS_AXES = ("cohere_compass_text", "qwen3_5_moe_text", "qwen3_5_text")
 """Types of text models whose configs have these keys."""
 TEMPERATURE = "llama_4_scaling_beta"
 """``β`` of Ministral 3: its attention multiplies queries by ``1 + β·ln(1 + floor(position / T))``, where ``T`` is

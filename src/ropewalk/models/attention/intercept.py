@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.config import CHUNKED, ModelConfig
+from ropewalk.models.config import CHANGES_ITS_MASK, CHUNKED, INDEXED, ModelConfig
 from ropewalk.models.losses import OutputHead, decoder_of
 from ropewalk.models.rotary import positions_for, rotary_module
 from ropewalk.rope import RopeMethod, Style
@@ -197,6 +197,13 @@ class _Rotary(nn.Module):
         # A copy, because a long sequence changes the buffers of a length-dependent method's module. The list hides it
         # from the module tree.
         self.own, self.position_ids = [deepcopy(own)], position_ids
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a model asks its rotary module for, such as the layer types of LFM3's."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["own"][0], name)
 
     def forward(
         self, x: Tensor, position_ids: Tensor, *kind: Any, **named: Any
@@ -494,13 +501,23 @@ class AuditedModel:
 
 
 def _refuse_other_order(model: Any) -> None:
-    """Raise for attention that equals the audit's in float64 but rounds in another order.
+    """Raise for attention that the audit does not compute, or rounds in another order.
 
     Raises:
         EngineError: if the model has such attention.
     """
     name, config = type(model).__name__, model.config.get_text_config()
     sinks = any(key.rpartition(".")[2] == "sinks" for key, _ in model.named_parameters())
+    kinds = list(getattr(config, "layer_types", None) or ())
+    if INDEXED in kinds:
+        raise EngineError(
+            f"{name} chooses the tokens that a query sees by scores of its own ({INDEXED}, layer "
+            f"{kinds.index(INDEXED)}), which the audit cannot compute in several precisions"
+        )
+    if config.model_type in CHANGES_ITS_MASK:
+        raise EngineError(
+            f"{name} adds its own scores to the mask of its attention, which the audit does not compute"
+        )
     if sinks and config.model_type not in SINKS_IN_SCORES:
         raise EngineError(
             f"{name} has learned attention sinks with its own way of rounding; the audit supports those of "
@@ -667,7 +684,7 @@ def _probe(model: Any, positions: Tensor, dtype: torch.dtype) -> None:
         raise
     except (AttributeError, TypeError) as error:
         raise EngineError(
-            f"{name} uses its attention mask in a way that the audit does not support: {error}"
+            f"{name} computes with its attention mask by itself, and the audit has none to give it"
         ) from error
     except RuntimeError as error:
         what = str(dtype).removeprefix("torch.")
