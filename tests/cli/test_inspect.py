@@ -143,7 +143,7 @@ def test_table_names_every_fact(run: Run, tmp_path: Path, capsys: pytest.Capture
         "factor 8",
         "original_max_position_embeddings 8192",
         "wavelengths 6.3 to",
-        "critical dimension 70",
+        "critical dimension 70 complete a turn in 8,192 tokens",
     ):
         assert fact in said
 
@@ -302,8 +302,8 @@ def test_target_gives_every_rule_its_bound_and_a_recommendation(
         "critical-dimension ←",
         "b' = b^(ln(T'/2π) / ln(T/2π))",
         "arXiv:2310.05209",
-        "smallest feasible base with 128 rotary dimensions (72 intervals) │ 231,644",
-        "first feasible interval at least 10% wide │ 571,952",
+        "smallest feasible base with 128 rotary dimensions (first of 72 intervals) │ 231,644",
+        "start of the first feasible interval at least 10 % wide │ 571,952",
         "safe base: every larger base up to 1e+12 is feasible │ 1,321,078",
         "Code Llama: 16,384 tokens, from 4,096 tokens with base 10,000 │ 1,000,000",
         "RoPE method │ default",
