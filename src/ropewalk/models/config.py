@@ -802,6 +802,8 @@ def check_layers(config: Mapping[str, Any]) -> None:
         if value is not None and (type(value) is not int or value < smallest):
             kind = of_kinds.get(key)
             where = f" for layer {kinds.index(kind)}" if kind in kinds else ""
+            if kind is not None and not kinds:
+                where = f" for each layer of type {kind}"
             raise RopewalkError(
                 f"{key} is {value!r} in the config{where}, but must be a whole number of at least {smallest}"
             )

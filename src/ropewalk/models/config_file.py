@@ -74,6 +74,10 @@ NAMED_SHAPE_KEYS = ("hidden_size", "num_attention_heads", "max_position_embeddin
 
 OLD_LAYER_TYPES = ("attention", "mamba")
 """Names of layer types in older configs of hybrid models."""
+PATTERNS_IN_LETTERS = ("hybrid_override_pattern", "mtp_hybrid_override_pattern")
+"""Keys of Nemotron-H that state a type for each layer, in letters."""
+LETTERS = {"M": "Mamba-2", "E": "experts", "*": "attention", "-": "MLP"}
+"""Letters of these patterns, with what a layer is."""
 ROPE_WORD = re.compile(r"(^|_)(rope|rotary|ntk)(_|$)")
 ROTARY_DIM_SINCE = {"minimax_m2": "5.18"}
 """Model types whose class reads ``rotary_dim`` only from this transformers on."""
@@ -577,8 +581,10 @@ def build(model: str, config_class: Any, values: Mapping[str, Any]) -> Any:
             return config_class.from_dict(_with_present_types(values))
     except CONFIG_ERRORS as error:
         _name_the_layer(values)
+        # The text of a KeyError is the key alone.
+        why = f"it does not know {error}" if isinstance(error, KeyError) else one_line(error)
         raise RopewalkError(
-            f"transformers' {config_class.__name__} rejects the config of {model}: {one_line(error)}"
+            f"transformers' {config_class.__name__} rejects the config of {model}: {why}"
         ) from error
 
 
@@ -611,6 +617,15 @@ def _name_the_layer(values: Mapping[str, Any]) -> None:
                 f"layer_types is {kind!r} in the config for layer {number}, a type unknown to transformers; "
                 f"ropewalk serves {', '.join(SERVED)}, and recurrent layers as {', '.join(RECURRENT)}"
             )
+    for key in PATTERNS_IN_LETTERS if decoder.get("model_type") == "nemotron_h" else ():
+        pattern = decoder.get(key)
+        for number, letter in enumerate(pattern if isinstance(pattern, str) else ()):
+            if letter not in LETTERS:
+                known = ", ".join(f"{each} ({kind})" for each, kind in LETTERS.items())
+                raise RopewalkError(
+                    f"{key} is {pattern!r} in the config, with the unknown letter {letter!r} for layer {number}; the "
+                    f"known ones are {known}"
+                )
     check_list_lengths(decoder)
 
 

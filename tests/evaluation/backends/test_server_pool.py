@@ -53,7 +53,9 @@ def test_servers_that_all_die_end_the_run() -> None:
     broken = always(Reply(500, b"out of memory"))
     with CompletionServer(broken) as first, CompletionServer(broken) as second:
         serving = Serving(url=f"{first.url},{second.url}", concurrency=2, retries=0)
-        with pytest.raises(RunFailure, match=r"stopped responding \(HTTP 500: out of memory\) after 0 of 4"):
+        with pytest.raises(
+            RunFailure, match=r"stopped answering prompts \(HTTP 500: out of memory\) after 0 of 4"
+        ):
             list(server_pool(serving).answers(requests_of(4)))
 
 

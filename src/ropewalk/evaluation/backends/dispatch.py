@@ -143,7 +143,7 @@ def answers_of(
                     finish()
                 else:
                     report(
-                        f"the server at {worker.backend.address} stopped responding ({error.reason}); "
+                        f"the server at {worker.backend.address} stopped answering prompts ({error.reason}); "
                         f"{len(workers) - len(lost)} of {len(workers)} servers go on"
                     )
     finally:
