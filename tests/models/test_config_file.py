@@ -329,10 +329,10 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({**LLAMA, "rope_theta": 1e4, "hidden_size": "64"}, "hidden_size must be .* got '64'"),
         ({**LLAMA, "rope_theta": [1e4]}, "rope_theta must be a finite number"),
         # What the class does not read, or reads as something else, is not left unsaid.
-        ({**LLAMA, "rope_theta": 1e4, "rotary_pct": 0.5}, "rotary_dim 8, which is 16 to .* LlamaConfig"),
+        ({**LLAMA, "rope_theta": 1e4, "rotary_pct": 0.5}, "rotary_dim 8, but .* LlamaConfig reads 16"),
         (
             {**LLAMA, "model_type": "gpt_neox", "rope_theta": 5e5},
-            "rope_theta 500000.0, which is 10000.0 to .* GPTNeoXConfig",
+            "rope_theta 500000.0, but .* GPTNeoXConfig reads 10000.0",
         ),
         (
             {
@@ -439,7 +439,7 @@ def test_of_multi_head_latent_attention_rope_rotates_its_own_part_of_a_head(tmp_
             "contradicts itself",
         ),
         ({"rope_theta": 1e4, "rope_ratio": 5}, "rope_ratio 5 in the config is unknown"),
-        ({"rope_theta": 1e4, "rotary_pct": 0.25}, "to transformers' LlamaConfig"),
+        ({"rope_theta": 1e4, "rotary_pct": 0.25}, "but transformers' LlamaConfig reads"),
     ],
 )
 def test_a_load_refuses_what_inspect_refuses(keys: dict, message: str, tmp_path: Path) -> None:

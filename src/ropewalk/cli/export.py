@@ -155,7 +155,7 @@ def export(
         return
     if exported is not None:
         _say(_about(exported))
-        show(readers_tables(readings(str(exported.out)), "Programs that read the checkpoint"))
+        show(readers_tables(readings(str(exported.out)), "RoPE of the checkpoint in other programs"))
     if pushed is not None:
         _say(_about_push(pushed))
 

@@ -308,8 +308,8 @@ def _refuse_disagreement(model: str, stated: Mapping[str | None, RopeMethod], te
     computed = methods_from_config({**kept, **shape_values(text)})
     if dict(stated) != computed:
         raise RopewalkError(
-            f"the config of {model} says {_difference(stated, computed)} to transformers' {type(text).__name__}; "
-            "correct the file, or a load computes something else than it says"
+            f"the config of {model} states {_difference(stated, computed, type(text).__name__)}; correct the file, so "
+            "that a loaded model computes what it states"
         )
 
 
@@ -321,8 +321,8 @@ def _refuse_other_layers(model: str, decoder: Mapping[str, Any], text: Any) -> N
     for number, (kind, other) in enumerate(zip(stated, held, strict=True)):
         if kind != other and kind not in OLD_LAYER_TYPES:
             raise RopewalkError(
-                f"layer {number} of {model} is {kind!r} in layer_types, but {other!r} to transformers' "
-                f"{type(text).__name__}; correct the file, or a load computes something else than it says"
+                f"layer {number} of {model} is {kind!r} in layer_types, but transformers' {type(text).__name__} makes "
+                f"it {other!r}; correct the file, so that a loaded model computes what it states"
             )
 
 
@@ -392,21 +392,24 @@ def _refuse_base_of_attention(decoder: Mapping[str, Any], methods: Mapping[str |
     if stated is not None and all(method.rope_theta != stated for method in methods.values()):
         there = ", ".join(f"{method.rope_theta:g}" for method in methods.values())
         raise RopewalkError(
-            f"rope_theta is {stated} in attn_config, where transformers does not read it, and a load computes with "
-            f"{there}; write rope_theta: {stated} beside attn_config"
+            f"rope_theta is {stated} in attn_config, where transformers does not read it, so a loaded model computes "
+            f"with {there}; write rope_theta: {stated} beside attn_config"
         )
 
 
-def _difference(stated: Mapping[str | None, RopeMethod], computed: Mapping[str | None, RopeMethod]) -> str:
-    """``rotary_dim 32, which is 128``: the first field in which two readings differ."""
+def _difference(
+    stated: Mapping[str | None, RopeMethod], computed: Mapping[str | None, RopeMethod], reader: str
+) -> str:
+    """``rotary_dim 32, but transformers' DbrxConfig reads 128``: the first field in which two readings differ."""
+    reads = f"but transformers' {reader} reads"
     if set(stated) != set(computed):
-        return f"one RoPE for {_kinds(stated)}, which is one for {_kinds(computed)}"
+        return f"one RoPE for {_kinds(stated)}, {reads} one for {_kinds(computed)}"
     kind = next(kind for kind in stated if stated[kind] != computed[kind])
     ours, theirs = stated[kind], computed[kind]
     if type(ours) is not type(theirs):
-        return f"RoPE method {ours.name}, which is {theirs.name}"
+        return f"RoPE method {ours.name}, {reads} {theirs.name}"
     name = next(f.name for f in fields(ours) if getattr(ours, f.name) != getattr(theirs, f.name))
-    return f"{name} {getattr(ours, name)}, which is {getattr(theirs, name)}"
+    return f"{name} {getattr(ours, name)}, {reads} {getattr(theirs, name)}"
 
 
 def _kinds(methods: Mapping[str | None, RopeMethod]) -> str:

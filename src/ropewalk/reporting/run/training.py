@@ -301,4 +301,4 @@ def describe_run(result: RunResult) -> Iterator[Part]:
         yield f"{name:8} {value}"
     if result.readers:
         yield ""
-        yield from readers_tables(result.readers, "Programs that read the model")
+        yield from readers_tables(result.readers, "RoPE of the model in other programs")
