@@ -200,7 +200,7 @@ def test_a_length_beside_the_layer_types_must_repeat_that_of_one(tmp_path: Path)
     for wrong in ({"original_max_position_embeddings": 8192}, {"factor": 32.0}):
         key, value = next(iter(wrong.items()))
         with pytest.raises(
-            RopewalkError, match=f"{key} {value} in rope_parameters stands beside layer types"
+            RopewalkError, match=f"{key} {value} in rope_parameters is beside the layer types"
         ):
             read_model_config(written(tmp_path, {**laguna, "rope_parameters": {**entries, **wrong}}))
 
@@ -311,7 +311,7 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ),
         (
             {"model_type": "own", **SMALL, "rope_theta": 1e4, "rotary_dim": 8},
-            "rotary_dim is 8, but .* says 16",
+            "rotary_dim is 8, but .* gives 16",
         ),
         (
             {"model_type": "own", **SMALL, "rope_theta": 1e4, "rotary_emb_base": 5e4},
@@ -476,9 +476,9 @@ def test_a_rotary_dim_that_transformers_does_not_read_yet_is_refused_with_the_ve
     """MiniMax-M2: 5.17 rotates whole heads of 128."""
     values, methods = {"model_type": "minimax_m2", "rotary_dim": 64}, {None: Default(128, 5e6)}
     pretend_transformers(monkeypatch, "5.17.0")
-    said = r"rotary_dim is 64, .* says 128, as transformers 5\.17\.0 would compute; use transformers 5\.18 or later$"
+    said = r"rotary_dim is 64, .* gives 128, as transformers 5\.17\.0 would compute; use transformers 5\.18 or later$"
     with pytest.raises(RopewalkError, match=said):
         _check_rotary_dim(values, methods)
     pretend_transformers(monkeypatch, "5.18.0")
-    with pytest.raises(RopewalkError, match=r"says 128$"):
+    with pytest.raises(RopewalkError, match=r"gives 128$"):
         _check_rotary_dim(values, methods)

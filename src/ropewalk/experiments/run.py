@@ -125,7 +125,7 @@ def run(settings: CompareSettings, context: RunContext | None = None) -> Experim
         reference = next(iter(cells))
         if len(cells) < 2:
             raise RopewalkError(
-                "the runs differ by their seed alone, so there is nothing to compare; name a run of another recipe"
+                "the runs differ only by their seed, so there is nothing to compare; name a run of another recipe"
             )
     else:
         if context.output is None:

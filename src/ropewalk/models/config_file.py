@@ -293,7 +293,7 @@ def _check_rotary_dim(values: Mapping[str, Any], methods: Mapping[str | None, Ro
     stated, since = values.get("rotary_dim"), ROTARY_DIM_SINCE.get(values.get("model_type") or "")
     for method in methods.values():
         if stated is not None and stated != method.rotary_dim:
-            refusal = f"rotary_dim is {stated!r}, but the rest of the config says {method.rotary_dim}"
+            refusal = f"rotary_dim is {stated!r}, but the rest of the config gives {method.rotary_dim}"
             if since is not None and (installed := older_transformers(since)) is not None:
                 refusal += f", as transformers {installed} would compute; use transformers {since} or later"
             raise RopewalkError(refusal)

@@ -185,7 +185,7 @@ def _entries_of_layers(parameters: Config) -> dict[str, Config | None]:
             key != ORIGINAL or all((e or {}).get(key) != value for e in entries.values())
         ):
             raise RopewalkError(
-                f"{key} {value!r} in rope_parameters stands beside layer types, where nothing reads it; move it into "
+                f"{key} {value!r} in rope_parameters is beside the layer types, where nothing reads it; move it into "
                 f"the entry of {' or '.join(entries)}"
             )
     return entries

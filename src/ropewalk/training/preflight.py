@@ -210,7 +210,7 @@ def _refuse_quantization(asked: str, world: World, device: torch.device, precisi
     if device.type != "cuda":
         # bitsandbytes 0.50 packs weights for a CPU in evaluation, and their product then has no gradient.
         raise RopewalkError(
-            f"{asked}, but bitsandbytes trains on CUDA alone and the device is {device}; leave quantize out"
+            f"{asked}, but bitsandbytes trains only on CUDA, and the device is {device}; leave quantize out"
         )
     if precision != "bfloat16":
         raise RopewalkError(f"{asked}, but precision is {precision}; set precision: bfloat16")

@@ -46,7 +46,7 @@ def test_the_prompts_of_a_server_that_dies_go_to_the_others() -> None:
     assert all(answer.text == f"answer to {answer.index}" for answer in answers)
     (note,) = told
     assert dying.url in note
-    assert note.endswith("1 of 2 servers go on")
+    assert note.endswith("1 of 2 servers continue")
 
 
 def test_servers_that_all_die_end_the_run() -> None:

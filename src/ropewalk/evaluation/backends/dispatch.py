@@ -144,7 +144,7 @@ def answers_of(
                 else:
                     report(
                         f"the server at {worker.backend.address} stopped answering prompts ({error.reason}); "
-                        f"{len(workers) - len(lost)} of {len(workers)} servers go on"
+                        f"{len(workers) - len(lost)} of {len(workers)} servers continue"
                     )
     finally:
         # Also if the caller closes this generator early: each thread then ends after its current request.
