@@ -74,7 +74,7 @@ class CompareSettings(Settings):
                 )
         elif not self.vary:
             raise ValueError(
-                "vary names no key, so there is nothing to compare; give --vary KEY=VALUE,VALUE, or two finished runs"
+                "no key is varied, so there is nothing to compare; give --vary KEY=VALUE,VALUE, or two finished runs"
             )
         return self
 
