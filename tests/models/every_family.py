@@ -234,8 +234,8 @@ ENCODERS_ALONE_ROTATE = ("inkling2_text", "musicgen", "musicgen_melody")
 NOT_TRIED = {
     "blt": "it reads bytes in patches of a second model",
     "cohere_compass_text": "its tokens have positions on several axes",
-    "dots3_note": "its layers have shapes of their own, which cannot be made small",
-    "dots3_note_text": "its layers have shapes of their own, which cannot be made small",
+    "dots3_note": "its layers differ in shape, so no small random model of it can be built",
+    "dots3_note_text": "its layers differ in shape, so no small random model of it can be built",
     "gemma3n": "its encoder of images needs timm; its language model is gemma3n_text",
     "gemma4_assistant": "it drafts tokens from the states of another model",
     "gemma4_unified_assistant": "it drafts tokens from the states of another model",
@@ -601,9 +601,9 @@ def planning(name: str) -> Support:
     windows = all(layer.rotates and layer.window is not None for layer in config.layers)
     if windows and lifted.context_layers(lifted.trained_length):
         return entry(
-            "tested", "of a checkpoint without a window; where every layer has one, no base reaches further"
+            "tested", "with sliding_window null; if every layer has a window, no base extends the context"
         )
-    return entry("refused", "no layer has both RoPE and full attention: no base reaches further")
+    return entry("refused", "no layer has both RoPE and full attention, so no base extends the context")
 
 
 def export(name: str) -> Support:
