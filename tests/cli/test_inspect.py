@@ -214,7 +214,7 @@ def test_unknown_hub_id_is_refused(
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     assert run("nobody/nothing") == 2
-    assert "no folder nobody/nothing, and the Hub has no config.json" in capsys.readouterr().err
+    assert "no folder nobody/nothing, and no config.json could be loaded for it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("model", ["./missing", "/missing/folder", "missing/config.json", "a/b/c"])

@@ -353,7 +353,10 @@ def test_start_tokens_run_in_our_module_only(checkpoint):
     [
         ("./missing", r"there is no folder or file ./missing"),
         ("/nowhere/at/all", "there is no folder or file /nowhere/at/all"),
-        ("nope/nope", "there is no folder nope/nope, and the Hub has no config.json for it"),
+        (
+            "nope/nope",
+            "there is no folder nope/nope, and no config.json could be loaded for it from the Hugging Face Hub",
+        ),
         (".", "without a config.json"),
     ],
 )
