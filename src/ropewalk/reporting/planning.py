@@ -115,7 +115,8 @@ def describe_advice(advice: Advice, notes: Sequence[str]) -> Iterator[Part]:
         yield Text(advice.lifted.action)
         yield from _recipe(advice.lifted)
         yield from _list("Why, with the windows lifted", advice.lifted.reasons)
-    bounds = any("context bound" in reason.lower() for reason in advice.reasons)
+    lifted = () if advice.lifted is None else advice.lifted.reasons
+    bounds = any("context bound" in reason.lower() for reason in (*advice.reasons, *lifted))
     meaning = [f"{CONTEXT_BOUND[0].upper()}{CONTEXT_BOUND[1:]}."] if bounds else []
     yield from _list("Note", [*meaning, *notes, *advice.caveats])
     if advice.settings:
@@ -300,7 +301,9 @@ def _critical_text(method: Mapping[str, Any]) -> str:
     # The count follows from base and trained length alone, whatever a method then does to the frequencies.
     scaled = "" if method["name"] == "default" else ", before scaling"
     return (
-        "not stated" if dimensions is None else f"{dimensions} complete a turn in {length:,} tokens{scaled}"
+        "not stated"
+        if dimensions is None
+        else f"{dimensions} dimensions complete a turn in {length:,} tokens{scaled}"
     )
 
 
