@@ -98,7 +98,7 @@ def test_the_finding_of_float32_alone():
     assert size.startswith("In float32")
     assert "random" not in size
     assert (
-        "No step alone explains it" in cause
+        "No operation alone explains it" in cause
         or "the angles" in cause
         or "cos and sin" in cause
         or "q·k" in cause

@@ -485,7 +485,7 @@ def test_a_checkpoint_that_a_named_program_reads_wrongly_is_not_written(
 ) -> None:
     table = write(short_factor=LONG, attention_factor=1.0)
     for reader, words in (
-        ("mlx-lm", "mlx-lm 0.32 does not read this RoPE right (attention factor"),
+        ("mlx-lm", "mlx-lm 0.32 computes this RoPE wrongly (attention factor"),
         ("ollama", "unknown program 'ollama'; choose from transformers, "),
     ):
         asked_for = ("--rope", table, "--out", tmp_path / "out", "--for", "vllm", "--for", reader)
@@ -494,7 +494,7 @@ def test_a_checkpoint_that_a_named_program_reads_wrongly_is_not_written(
         assert not (tmp_path / "out").exists()
     assert run("export", checkpoint, "--rope", table, "--out", tmp_path / "out", "--for", "vllm") == 0
     printed = capsys.readouterr().out
-    assert "Programs that read the checkpoint" in printed
+    assert "RoPE of the checkpoint in other programs" in printed
     assert f"vllm serve {tmp_path / 'out'} --max-model-len {TARGET}" in printed
     assert run("export", checkpoint, "--gguf", table, "--out", tmp_path / "x", "--for", "llama.cpp") == 2
     assert "--for needs --rope FILE or --push" in capsys.readouterr().err

@@ -143,7 +143,7 @@ def test_table_names_every_fact(run: Run, tmp_path: Path, capsys: pytest.Capture
         "factor 8",
         "original_max_position_embeddings 8192",
         "wavelengths 6.3 to",
-        "critical dimension 70",
+        "critical dimension 70 dimensions complete a turn in 8,192 tokens",
     ):
         assert fact in said
 
@@ -214,7 +214,7 @@ def test_unknown_hub_id_is_refused(
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     assert run("nobody/nothing") == 2
-    assert "no folder nobody/nothing, and the Hub has no config.json" in capsys.readouterr().err
+    assert "no folder nobody/nothing, and no config.json could be loaded for it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("model", ["./missing", "/missing/folder", "missing/config.json", "a/b/c"])
@@ -302,8 +302,8 @@ def test_target_gives_every_rule_its_bound_and_a_recommendation(
         "critical-dimension ←",
         "b' = b^(ln(T'/2π) / ln(T/2π))",
         "arXiv:2310.05209",
-        "smallest feasible base with 128 rotary dimensions (72 intervals) │ 231,644",
-        "first feasible interval at least 10% wide │ 571,952",
+        "smallest feasible base with 128 rotary dimensions (first of 72 intervals) │ 231,644",
+        "start of the first feasible interval at least 10 % wide │ 571,952",
         "safe base: every larger base up to 1e+12 is feasible │ 1,321,078",
         "Code Llama: 16,384 tokens, from 4,096 tokens with base 10,000 │ 1,000,000",
         "RoPE method │ default",
@@ -330,7 +330,7 @@ def test_the_answer_comes_first_and_its_reasons_fit_a_screen(
     ("name", "target", "said"),
     [
         ("gemma-3-4b", "256k", "layers of type sliding_attention have their own RoPE"),
-        ("qwen3-next-80b-a3b", "512k", "each of 36 layers of 48 is recurrent and has no RoPE"),
+        ("qwen3-next-80b-a3b", "512k", "each of 36 layers (of 48) is recurrent and has no RoPE"),
         ("gpt-oss-20b", "256k", "sees only the last 128 tokens (sliding_window), whatever the base"),
     ],
 )
@@ -348,7 +348,7 @@ def test_a_window_in_every_layer_leaves_a_choice(run: Run, capsys: pytest.Captur
     before, then = " ".join(capsys.readouterr().out.split()).split("If the windows are lifted")
     assert "ropewalk extend does not train this model at" in before
     assert "a window of 4,096 tokens in every layer" in before
-    assert "through all 32 layers at most 131,041 tokens" in before
+    assert "information from at most 131,041 tokens" in before
     assert "stages:" not in before
     assert "context bound" not in before
     assert "lift: [windows] stages: - context: 128k rope: {method: theta, rope_theta: 4869104.38}" in then

@@ -93,12 +93,20 @@ def test_table_sentence_and_picture(
         lines[0]
         == "Loss before training in nats per token, over 4 sequences of 256 tokens, with 95 % interval over sequences"
     )
-    assert "beyond 32" in lines[1]
+    # Notes on the columns, then the table.
+    assert lines[1] == "beyond 32: loss of the tokens after the first 32"
+    header = next(number for number, line in enumerate(lines) if line.startswith("setting"))
+    assert "beyond 32" in lines[header]
     assert "…" not in printed.out
-    assert {line.split()[0] for line in lines[2:6]} == {"theta=5e6", "current", "schedule:lwm", "ntk"}
+    assert {line.split()[0] for line in lines[header + 1 : header + 5]} == {
+        "theta=5e6",
+        "current",
+        "schedule:lwm",
+        "ntk",
+    }
     assert "5,000,000" in printed.out
     (verdict,) = (line for line in lines if " has the lowest loss, " in line)
-    assert verdict.startswith(lines[2].split()[0])
+    assert verdict.startswith(lines[header + 1].split()[0])
     assert "significant across sequences" in verdict
     assert "does not show which one is best after training" in verdict
     assert picture.stat().st_size > 1000

@@ -60,7 +60,7 @@ def test_a_failure_is_in_the_table_and_in_the_status(recipe, capsys, monkeypatch
     captured = capsys.readouterr()
     assert "failed: RoPE as loaded: in bfloat16 the model's RoPE angles are not those of" in captured.out
     assert "NO" in captured.out
-    title, *table = captured.out.partition("\n\n")[0].splitlines()
+    title, _budget, *table = captured.out.partition("\n\n")[0].splitlines()
     assert "embedded, first layer: 4 sequences" in title
     assert len(table) > 15
     assert max(map(len, table)) <= 80

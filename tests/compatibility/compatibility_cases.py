@@ -46,6 +46,9 @@ OF_READERS = re.compile(r"(\.json\.readers|\.export[^.]*\.json\.notes)(\[\d+\])?
 SENTENCES = re.compile(r"\.(action|caveats?|compared|formula|notes?|reasons?|source)(\[\d+\])?$")
 """Keys of sentences for readers, whose words may improve while their numbers stay."""
 
+FORMULA = "B(m) ≥ 0"
+"""A condition in sentences of version 0.1.0 that words state now: its 0 is not a number of the result."""
+
 TOKENIZERS = "0.23.3"
 """The version that wrote the artifacts. Another one's tokens are not taken for the same: they lie beside."""
 OF_OTHER_TOKENIZERS = re.compile(r"\.artifacts/tokens/[0-9a-f]{32}/[^/]*$")
@@ -120,7 +123,7 @@ def is_reworded(each: Any) -> bool:
     sides = each.first, each.second
     if not SENTENCES.search(each.place) or not all(isinstance(side, str) for side in sides):
         return False
-    first, second = (sorted(re.findall(r"\d+(?:[.,]\d+)*", side)) for side in sides)
+    first, second = (sorted(re.findall(r"\d+(?:[.,]\d+)*", side.replace(FORMULA, ""))) for side in sides)
     return first == second
 
 

@@ -62,7 +62,9 @@ def test_an_address_without_ray_is_refused_at_once() -> None:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         for each in (address, "127.0.0.1:99999"):
-            with pytest.raises(RopewalkError, match=f"there is no Ray at '{each}': .*; start one with ray"):
+            with pytest.raises(
+                RopewalkError, match=f"no Ray cluster answers at '{each}': .*; start one with ray"
+            ):
                 cluster._check_address(each)
 
 
@@ -73,7 +75,7 @@ def test_another_program_at_the_address_is_no_ray(monkeypatch: pytest.MonkeyPatc
         other.bind(("127.0.0.1", 0))
         other.listen()
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(RopewalkError, match=f"what answers at '{address}' is not the head of a Ray"):
+        with pytest.raises(RopewalkError, match=f"the program at '{address}' is not the head of a Ray"):
             cluster._check_address(address)
 
 

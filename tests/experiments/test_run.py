@@ -262,7 +262,8 @@ def difference(value, p, unit="percent", name="passkey"):
             {"anchor": [difference(12.0, 0.01, "perplexity", "perplexity")]},
             {1},
             "anchor is worse than full by 12.0 % of the perplexity (3.0 to 21.0) at 1,024 tokens on perplexity; "
-            "nothing else is more than chance; each cell has one seed, so chance in training is not counted.",
+            "nothing else is more than chance; each cell has one seed, so the variation between training runs is not "
+            "counted.",
         ),
         ({"anchor": [difference(2.0, 0.5)]}, {3}, "No difference from full is more than chance (1 tested)."),
         ({}, {3}, "No difference from full could be tested."),

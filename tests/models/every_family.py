@@ -672,9 +672,9 @@ def planning(name: str) -> Support:
     windows = all(layer.rotates and layer.window is not None for layer in config.layers)
     if windows and lifted.context_layers(lifted.trained_length):
         return entry(
-            "tested", "of a checkpoint without a window; where every layer has one, no base reaches further"
+            "tested", "with sliding_window null; if every layer has a window, no base extends the context"
         )
-    return entry("refused", "no layer has both RoPE and full attention: no base reaches further")
+    return entry("refused", "no layer has both RoPE and full attention, so no base extends the context")
 
 
 def export(name: str) -> Support:

@@ -216,10 +216,12 @@ def test_rope_in_windows_alone_is_refused_unless_it_stays() -> None:
 
 def test_windows_say_how_far_a_stack_of_them_reaches() -> None:
     (refused,) = ModelConfig({**FOUR, "sliding_window": 4096}).training_refusals(32768)
-    assert f"through all 4 layers at most {1 + 4 * 4095:,} tokens" in refused
+    assert (
+        f"through all 4 layers, a query receives information from at most {1 + 4 * 4095:,} tokens" in refused
+    )
     chunked = ModelConfig({**FOUR, "attention_chunk_size": 4096})
     (refused,) = chunked.training_refusals(32768)
-    assert "through all 4 layers at most 4,096 tokens" in refused
+    assert "information from at most 4,096 tokens" in refused
     assert "its own chunk of 4,096 tokens (attention_chunk_size)" in " ".join(
         ModelConfig(
             {**FOUR, "attention_chunk_size": 4096, "layer_types": ["chunked_attention"] * 3 + [F]}

@@ -74,8 +74,8 @@ def test_yarn_states_its_attention_factor_relative_to_the_formula_that_llama_cpp
         (LONGROPE, "qwen3", "longrope needs the tensor rope_factors_long.weight"),
         (replace(YARN, truncate=False), "phi3", "yarn with truncate: false"),
         (replace(YARN, beta_fast=4.0), "qwen2", "--yarn-beta-fast 4 --yarn-beta-slow 1"),
-        (YARN, "gemma3", "yarn was not tried in llama.cpp for the architecture gemma3"),
-        (DynamicNtk(HEAD_DIM, THETA, 4.0, ORIGINAL), "llama", "llama.cpp has no RoPE like dynamic"),
+        (YARN, "gemma3", "yarn was not tested in llama.cpp for the architecture gemma3"),
+        (DynamicNtk(HEAD_DIM, THETA, 4.0, ORIGINAL), "llama", "llama.cpp does not implement dynamic"),
     ],
 )
 def test_what_llama_cpp_cannot_compute_is_refused_by_name(method, architecture, message):

@@ -72,18 +72,18 @@ def test_sentences_name_lengths_and_options() -> None:
     told = sentences(readings_of(checkpoint("llama linear both"), "my/model"), 4096)
     assert told[0].endswith("mlx-lm 0.32: the same frequencies")
     assert (
-        "vLLM 0.30 and later serves 16,384 tokens by itself, not 4,096: vllm serve my/model --max-model-len 4096"
-        in told
+        "vLLM 0.30 and later serves 16,384 tokens by default, not 4,096; to serve 4,096, run: vllm serve my/model "
+        "--max-model-len 4096" in told
     )
     odd = sentences(readings_of(checkpoint("llama yarn-attention both"), "my/model"), 4096)
     assert any(each.startswith("SGLang 0.5: attention factor 1.13863, not 1") for each in odd)
-    assert any("right with ropewalk export my/model --gguf FILE" in each for each in odd)
+    assert any("correct with: ropewalk export my/model --gguf FILE" in each for each in odd)
 
 
 def test_a_program_that_reads_it_wrongly_is_refused_by_name() -> None:
     found = readings_of(checkpoint("llama yarn-attention both"), "my/model")
     refuse_wrong(found, ["transformers", "vllm", "vllm-0.25", "llama.cpp"])
-    with pytest.raises(RopewalkError, match=r"SGLang 0\.5 does not read this RoPE right \(attention factor"):
+    with pytest.raises(RopewalkError, match=r"SGLang 0\.5 computes this RoPE wrongly \(attention factor"):
         refuse_wrong(found, ["vllm", "sglang"])
     with pytest.raises(RopewalkError, match="unknown program 'ollama'; choose from transformers, "):
         refuse_wrong(found, ["ollama"])

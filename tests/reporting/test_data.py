@@ -15,7 +15,7 @@ def test_parts_that_are_missing_are_said_with_what_completes_them():
     )
     said = [str(each) for each in describe_packed(result)]
     assert said[0].startswith("3 of 1,200 sequences are written")
-    assert "Run the other shards into this folder" in said[0]
+    assert "Run the command for the other shards with the same --out" in said[0]
     assert said[-1] == "out"
 
 

@@ -34,9 +34,10 @@ def test_each_base_has_its_bound_and_the_first_violation_its_depth():
     said = shown(describe_bound(result))
     assert "base 10,000, rotary_dim 128: context bound 1,234 tokens" in said
     assert "base 500,000, rotary_dim 128: context bound more than" in said
-    assert "B(1235) = -0.25 is the first negative margin" in said
+    assert "for the first time at a distance of 1,235 tokens" in said
+    assert "B(1235) = -0.25" in said
     nowhere = BoundResult(128, (5e5,), {5e5: None}, None)
-    assert "first negative margin" not in shown(describe_bound(nowhere))
+    assert "for the first time" not in shown(describe_bound(nowhere))
 
 
 def test_figures_of_a_bound_have_a_panel_or_a_curve_for_each_base():

@@ -123,7 +123,7 @@ def test_several_stages_with_the_step_and_a_damaged_checkpoint(done, tmp_path):
     [
         (["--step", "2"], "--step needs --out DIR"),
         (["--stage", "2"], "--stage needs --step N"),
-        (["--step", "2", "--out", "o", "--push", "a/b"], "--step and --push are two commands"),
+        (["--step", "2", "--out", "o", "--push", "a/b"], "--step and --push cannot be combined"),
         (["--step", "2", "--out", "o"], "--step needs the folder of a run"),
         (["--step", "0", "--out", "o"], "--step"),
     ],

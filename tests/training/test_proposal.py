@@ -140,7 +140,7 @@ def test_documents_that_are_all_short_are_warned_about() -> None:
     planned = PLANS["qwen3-8b"]
     many = DocumentFacts(20_000, False, 10**10, 900)
     text = recipe_of(asked(planned), planned, many, LAPTOP, None)
-    assert "the model will meet few long dependencies" in text
+    assert "the model will see few long dependencies" in text
     assert "20,000 documents and more" in text
     assert "Only these were counted: raise steps below" in text
     assert "few long dependencies" not in recipe_of(

@@ -166,7 +166,7 @@ def test_the_command_stops_and_says_how_it_goes_on(two_stages, tmp_path, capsys)
     recipe = write(tmp_path / "recipe.yaml", two_stages)
     assert main(["extend", recipe, "--until-stage", "1"]) == 0
     said = capsys.readouterr().out
-    assert "stopped after stage 1 of 2, as --until-stage says" in said
+    assert "stopped after stage 1 of 2 because of --until-stage" in said
     assert "the same command with --resume, and without --until-stage, trains stage 2" in said
     assert main(["extend", recipe, "--until-stage", "1", "--resume", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stage"] == 1

@@ -42,7 +42,7 @@ def prepared(values, tmp_path, **options):
 def test_rows_hold_several_documents_of_the_user(recipe, tmp_path):
     case, remarks, mesh = prepared(recipe, tmp_path, rows=3, length=64)
     assert (len(case.rows), case.length, case.context, mesh.world_size) == (3, 64, 1024, 1)
-    assert remarks == ["rows of 64 tokens instead of the stage's 1,024"]
+    assert remarks == ["verified with rows of 64 tokens instead of the stage's 1,024"]
     assert case.rope.rope_theta > 10_000
     for row in case.rows:
         assert len(row.layout.document_lengths) > 1
@@ -72,7 +72,7 @@ def test_auto_takes_its_first_candidate(recipe, tmp_path):
 
 def test_the_first_layers_are_those_of_the_model(recipe, tmp_path):
     case, remarks, _ = prepared(recipe, tmp_path, rows=2, length=64, layers=2)
-    assert "the first 2 layers of 5" in remarks
+    assert "verified with only the first 2 layers of 5" in remarks
     load = transformers.AutoModelForCausalLM.from_pretrained
     cut, whole = load(case.model), load(demo_model_path())
     assert cut.config.num_hidden_layers == 2
@@ -82,14 +82,14 @@ def test_the_first_layers_are_those_of_the_model(recipe, tmp_path):
 
 def test_one_layer_is_said_in_the_singular(recipe, tmp_path):
     _, remarks, _ = prepared(recipe, tmp_path, rows=2, length=64, layers=1)
-    assert "the first layer of 5" in remarks
+    assert "verified with only the first layer of 5" in remarks
 
 
 def test_the_stages_memory_settings_are_verified(recipe, tmp_path):
     recipe["stages"][0] |= {"rows_per_batch": 4, "gradient_checkpointing": True, "offload_activations": True}
     case, remarks, _ = prepared(recipe, tmp_path, rows=2, length=64)
     assert (case.rows_per_batch, case.gradient_checkpointing, case.offload_activations) == (4, True, True)
-    assert "micro-batches of 2 rows instead of the stage's 4" in remarks
+    assert "verified with micro-batches of 2 rows instead of the stage's 4" in remarks
 
 
 def test_micro_batches_have_two_rows_at_least(recipe, tmp_path):

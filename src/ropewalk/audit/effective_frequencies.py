@@ -289,7 +289,7 @@ def _words(stage: RopeStage, config: RopeStage) -> tuple[str, str]:
     if stage.stage == "weights":
         return (
             f"The model saves inv_freq in {stage.dtype} among its weights",
-            "remove it from the weights, or whoever loads them may rotate with it despite the config",
+            "remove it from the weights, because a program that loads them may rotate with it despite the config",
         )
     if stage.stage.endswith("saved and loaded"):
         first = "its config is" if stage.stage.startswith("config") else "it is"

@@ -399,7 +399,7 @@ def _cause(audit: Audit) -> str:
     if overflowing:
         return f"The overflow comes from {_listed(overflowing)} alone."
     if not math.isfinite(whole.D):
-        return "No step overflows alone, only all of them together."
+        return "No operation overflows alone, only all of them together."
     if whole.D <= NOISE:
         return "There is no drift to explain."
     return f"{_steps(audit, single, whole)}; {_first_token(audit)}."
@@ -417,8 +417,8 @@ def _steps(audit: Audit, single: Sequence[StepAblation], whole: StepAblation) ->
     together = math.sqrt(sum(row.D**2 for row in single))
     if together < 0.5 * whole.D:
         return (
-            f"No step alone explains it (the largest, {STEP_NAMES[worst.step]}, has D = {worst.D:.3g} of "
-            f"{whole.D:.3g} on {rows}): the smallest difference changes how hidden states round"
+            f"No operation alone explains it (the largest, {STEP_NAMES[worst.step]}, has D = {worst.D:.3g} of "
+            f"{whole.D:.3g} on {rows}): even the smallest difference changes how hidden states are rounded"
         )
     also = [f"{STEP_NAMES[row.step]} ({row.D:.3g})" for row in others]
     return (

@@ -95,13 +95,13 @@ class AuditSettings(Settings):
         description=f"Sequence length in tokens. Default: {LONGEST_DEFAULT}, or the trained length if that is shorter.",
     )
     samples: Annotated[Count, COMMON] = Field(
-        50, ge=1, description="Maximum number of samples: rows of --length tokens."
+        50, ge=1, description="Maximum number of sequences of --length tokens."
     )
 
     shifts: Annotated[Shifts, COMMON] = Field(
         (0, 16, 100, 1_000, 10_000, 100_000, 1_000_000),
-        description="Start positions of each sequence to compare, in tokens, separated by commas; 1k is 1,024. Make "
-        "the largest the context that you want to use.",
+        description="Positions at which each sequence starts, in tokens, separated by commas; 1k is 1,024. Set the "
+        "largest to the context length that you want to use.",
     )
     delta2: Shift = Field(
         16, description="Start position (Δ₂) with which those of --shifts are compared, in tokens."

@@ -21,7 +21,7 @@ MOST_OF_A_MESSAGE = 2000
 SUMMARIES = {
     "inspect": "Show a checkpoint's RoPE and the context it supports; with --target, what that length needs.",
     "models": "Show which model families are supported, and why others are not.",
-    "init": "Write a commented recipe after a look at the model, the documents and this machine.",
+    "init": "Write a commented recipe that fits the model, the documents and this machine.",
     "plan": "Estimate memory, time and cost of a recipe on GPUs that you need not have.",
     "rope": "Compute RoPE bounds, bases, frequencies and training plans; probe RoPE settings on a checkpoint.",
     "audit": "Measure how far limited precision breaks a model's relative positions, which operation causes it, and "

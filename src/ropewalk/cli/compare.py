@@ -29,8 +29,8 @@ def compare(
     """Compare choices: run a recipe with varied keys and seeds, or read finished runs.
 
     Every combination of the varied values is a cell, and each cell is run with every seed. The order of rows and the
-    evaluation samples are the same in all cells with one seed. Runs are ordinary runs under OUT/cells: one that was
-    killed resumes, and one that fails does not end the others.
+    evaluation samples are the same in all cells with one seed. Each run has its own folder under OUT/cells. If one
+    fails, the others go on; run the same command again to resume what was interrupted.
     """
 
     def so_far() -> str:

@@ -71,7 +71,7 @@ def export(
             description="Stage of --step, counted from 1. Needed if several stages have a checkpoint of that step.",
         ),
     ] = None,
-    public: Annotated[bool, Field(description="Let everybody see the uploaded model. Needs --push.")] = False,
+    public: Annotated[bool, Field(description="Make the uploaded model public. Needs --push.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Publish a run's model, write a checkpoint of a run or of a search, or correct a GGUF file.
@@ -95,7 +95,10 @@ def export(
             "--public": public or None,
         }
         if beside := [name for name, value in others.items() if value is not None]:
-            raise UsageError(f"--step and {beside[0]} are two commands; write the model with --step first")
+            raise UsageError(
+                f"--step and {beside[0]} cannot be combined; write the model with --step first, then run the command "
+                f"again with {beside[0]}"
+            )
         if out is None:
             raise UsageError("--step needs --out DIR")
         written = _written_step(model, step, out, stage)
@@ -113,7 +116,7 @@ def export(
     if out is not None and rope is None and gguf is None:
         raise UsageError("--out needs --rope FILE, --gguf FILE or --step N")
     if gguf is not None and push is not None:
-        raise UsageError("--gguf and --push are two commands; --push uploads the checkpoint of a run")
+        raise UsageError("--gguf and --push cannot be combined; --push uploads the checkpoint of a run")
     if rope is None and push is None and gguf is None:
         raise UsageError(
             "give --rope FILE and --out DIR to write a checkpoint, --gguf FILE and --out FILE to correct a GGUF file, "
@@ -152,7 +155,7 @@ def export(
         return
     if exported is not None:
         _say(_about(exported))
-        show(readers_tables(readings(str(exported.out)), "Programs that read the checkpoint"))
+        show(readers_tables(readings(str(exported.out)), "RoPE of the checkpoint in other programs"))
     if pushed is not None:
         _say(_about_push(pushed))
 
@@ -193,7 +196,7 @@ def _about_gguf(found: GgufResult) -> list[tuple[str, str]]:
         ("RoPE", f"{found.method}, architecture {found.architecture}"),
         *(
             ("change", each)
-            for each in found.changes or ("none: llama.cpp reads the converter's file right",)
+            for each in found.changes or ("none: llama.cpp reads the converter's file correctly",)
         ),
         *(("note", each) for each in found.notes),
         ("next", f"llama-server -m {found.out} serves it"),

@@ -1,4 +1,4 @@
-"""``ropewalk init``: write a commented recipe after a look at the model, the documents and this machine."""
+"""``ropewalk init``: write a commented recipe that fits the model, the documents and this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ropewalk.training.proposal import InitSettings
 
 
 def init(settings: InitSettings, *, as_json: JsonFlag = False) -> None:
-    """Write a commented recipe after a look at the model, the documents and this machine.
+    """Write a commented recipe that fits the model, the documents and this machine.
 
     Reads the model's config and tokenizer and the first documents; trains nothing and downloads no weights. Every line
     of the recipe says why it has its value.

@@ -11,8 +11,9 @@ from ropewalk.verification.settings import TrainerProbeSettings
 def probe_trainer(settings: TrainerProbeSettings, *, as_json: JsonFlag = False) -> None:
     """Probe a trainer for leaks between documents, wrong targets, wrong loss averages, and wrong RoPE and windows.
 
-    Runs one step of the trainer on generated documents, and changes one token at a time. On several processes:
-    torchrun --nproc-per-node 2 -m ropewalk probe-trainer train.py:make_trainer
+    Runs one step of the trainer on generated documents, then changes one token at a time to see which losses change.
+
+    With several processes: torchrun --nproc-per-node 2 -m ropewalk probe-trainer train.py:make_trainer
     """
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.parallel import joined

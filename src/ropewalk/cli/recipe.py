@@ -40,8 +40,8 @@ def check_command(
 ) -> None:
     """Check a recipe without running it.
 
-    Keys and values are always checked. If the model is on this machine, so is everything that a run checks at its
-    start. Nothing is downloaded or written.
+    Always checks keys and values. If the model is on this machine, also checks everything that a run checks at its
+    start. Downloads and writes nothing.
     """
     from ropewalk.reporting.recipes import describe_check
     from ropewalk.training import load_recipe

@@ -69,8 +69,8 @@ def base_command(settings: BasesSettings, *, plot: PlotFile = None, as_json: Jso
 def theta_command(settings: ThetaSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
     """Compute a base for a longer context by a scaling rule, and the context that it reaches.
 
-    critical-dimension keeps the number of dimensions that complete a turn, ntk the last angle of the slowest pair.
-    lower-bound is the safe base of ropewalk rope base, length-floor its infimum for 128 dimensions.
+    critical-dimension keeps the number of dimensions that complete a turn within the context, ntk how far the slowest
+    pair turns. length-floor is the infimum, for 128 dimensions, and lower-bound the safe base of ropewalk rope base.
     """
     from ropewalk.planning.bases import theta_for
     from ropewalk.reporting import draw
@@ -122,7 +122,7 @@ def probe_command(
     plot: Annotated[PlotFile, COMMON] = None,
     as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
-    """Measure the loss of a text under several RoPE settings without training, with the same weights and rows."""
+    """Measure the loss on a text under several RoPE settings, without training and with unchanged weights."""
     from ropewalk.evaluation.probe import probe
     from ropewalk.reporting import draw
     from ropewalk.reporting.rope import describe_probe, losses_figure

@@ -52,7 +52,7 @@ def search(
     settings: SearchSettings,
     output: SearchOutput,
 ) -> None:
-    """Search rescale factors for a longer context. Candidates share the same weights and the same rows of text.
+    """Search rescale factors for a longer context. All candidates are measured with the same weights and text.
 
     Show or import factor tables: ropewalk search show FILE, ropewalk search import SOURCE
 

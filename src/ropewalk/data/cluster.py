@@ -234,7 +234,8 @@ def _check_address(address: str) -> None:
         socket.create_connection((found["host"].strip("[]"), int(found["port"])), _CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise RopewalkError(
-            f"there is no Ray at {address!r}: {getattr(error, 'strerror', None) or error}; start one with ray start"
+            f"no Ray cluster answers at {address!r}: {getattr(error, 'strerror', None) or error}; start one with ray "
+            "start"
         ) from error
     # In a process of its own: where another program answers, Ray ends the process that asks.
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
@@ -242,7 +243,7 @@ def _check_address(address: str) -> None:
         if subprocess.run(command, capture_output=True, timeout=_HEALTH_SECONDS).returncode != 1:
             return
     raise RopewalkError(
-        f"what answers at {address!r} is not the head of a Ray cluster; give the port of ray start --head"
+        f"the program at {address!r} is not the head of a Ray cluster; give the port of ray start --head"
     )
 
 

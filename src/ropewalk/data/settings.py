@@ -337,10 +337,10 @@ class InterleaveSettings(Settings):
     on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
     min_length: Annotated[Length, Option(name="--chunk-min")] = Field(
-        64, ge=1, description="Shorter documents, in tokens, are not cut."
+        64, ge=1, description="Do not cut documents shorter than this many tokens."
     )
     max_length: Annotated[Length, Option(name="--chunk-max")] = Field(
-        2048, ge=1, description="Longer documents, in tokens, are not cut."
+        2048, ge=1, description="Do not cut documents longer than this many tokens."
     )
     parts: Annotated[
         tuple[Annotated[Count, Field(ge=2)], ...],
@@ -557,13 +557,13 @@ class WorkSettings(Settings):
 
     engine: Annotated[Literal["embedded", "ray"], Option()] = Field(
         "embedded",
-        description="What runs the work: embedded (processes on this machine) or ray (tasks on a Ray cluster, whose "
+        description="Where to do the work: embedded (processes on this machine) or ray (tasks on a Ray cluster, whose "
         "nodes share --out).",
     )
     address: Annotated[str | None, Option(metavar="HOST:PORT")] = Field(
         None,
         description="Ray cluster to use: auto for the one that this machine belongs to, or HOST:PORT of its head. "
-        "Default: RAY_ADDRESS, or else a Ray of its own on this machine.",
+        "Default: RAY_ADDRESS if it is set, otherwise a new Ray cluster on this machine alone.",
     )
     shard: Annotated[tuple[int, int], Option(metavar="I/N", text=lambda shard: f"{shard[0]}/{shard[1]}")] = (
         Field(

@@ -86,7 +86,7 @@ def documents_of(recipe: Recipe, number: int, document_length: int | None, conte
         tokenizer = load_tokenizer(str(resolve_model(recipe.model)))
         found, complete = first_lengths(specs, tokenizer, context)
     except RopewalkError as error:
-        return Documents(f"one document per row, as the recipe's own are not at hand: {error}")
+        return Documents(f"one document per row, because the recipe's own documents cannot be read: {error}")
     which = (
         f"the recipe's {len(found):,} documents"
         if complete

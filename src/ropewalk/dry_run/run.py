@@ -463,8 +463,8 @@ def _assumptions(target: _Target) -> Iterator[str]:
         )
         yield (
             f"computation reaches {cluster.matmul_efficiency:.0%} of the peak outside attention and "
-            f"{cluster.attention_efficiency:.0%} in attention; links reach {cluster.link_efficiency:.0%}, and "
-            f"computation hides {cluster.overlap:.0%} of the transfers that it can hide"
+            f"{cluster.attention_efficiency:.0%} in attention; links reach {cluster.link_efficiency:.0%} of their "
+            f"bandwidth, and computation hides {cluster.overlap:.0%} of the transfers that can overlap with it"
         )
     on_gpu = target.machine.device.type != "cpu"
     rest = "the CUDA context, NCCL" if on_gpu else "libraries, other programs"

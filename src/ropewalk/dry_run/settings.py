@@ -21,27 +21,33 @@ class HardwareSettings(Settings):
         ge=1,
         description="Number of GPUs. Default: as many as the recipe's parallel requests, or one node of 8.",
     )
-    gpu: Annotated[Gpu, COMMON] = Field("h100", description="Kind of GPU, by its data sheet.")
-    gpus_per_node: int = Field(8, ge=1, description="GPUs of a machine, connected by NVLink.")
+    gpu: Annotated[Gpu, COMMON] = Field(
+        "h100", description="GPU model, with the memory and speed of its data sheet."
+    )
+    gpus_per_node: int = Field(8, ge=1, description="Number of GPUs per machine, connected by NVLink.")
     memory_gb: Annotated[float | None, COMMON] = Field(
         None, gt=0, description="Memory of a GPU in GB (10^9 bytes). Default: that of its data sheet."
     )
     document_length: Annotated[Length | None, COMMON] = Field(
         None,
-        description="Tokens of each document, all equal: 2000, 32k. Default: the lengths of the recipe's own documents "
-        "where they and the tokenizer are on this machine, otherwise one document per row.",
+        description="Length of every document, in tokens: 2000, 32k. Default: the lengths of the recipe's own "
+        "documents if they and the tokenizer are on this machine, otherwise one document per row.",
     )
     price: Annotated[float | None, COMMON] = Field(
-        None, gt=0, description="Price of a GPU hour, to show the cost of the run."
+        None, gt=0, description="Price of one GPU for one hour, in any currency, to show the cost of the run."
     )
     matmul_efficiency: float = Field(
-        0.55, gt=0, le=1, description="Share of the peak reached outside attention. A guess."
+        0.55,
+        gt=0,
+        le=1,
+        description="Share of the GPU's peak FLOP/s reached outside attention. The default is a guess.",
     )
     attention_efficiency: float = Field(
         0.35,
         gt=0,
         le=1,
-        description="Share of the peak reached in attention: about FlashAttention-2 on H100.",
+        description="Share of the GPU's peak FLOP/s reached in attention. The default is about that of "
+        "FlashAttention-2 on H100.",
     )
 
     @property

@@ -85,7 +85,7 @@ def dry_step(
     stage = resolved.stages[number]
     if stage.engine == "flex":
         raise EngineError(
-            "a dry run cannot follow engine flex, whose kernels are compiled for the GPU at hand; set engine: varlen "
+            "a dry run cannot follow engine flex, whose kernels are compiled for the GPU in use; set engine: varlen "
             "if the model allows it"
         )
     with simulated_rank(stage.mesh, rank, device.type) as mesh:

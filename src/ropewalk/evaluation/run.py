@@ -605,7 +605,7 @@ def _other_models(pool: ServerPool, path: str) -> list[str]:
     # A GGUF file never has the name of the folder that it was made from.
     return [
         f"the server at {address} says that it serves {root}, but the tokenizer is that of {path}; check that they are "
-        "one model"
+        "the same model"
         for address, root in roots
         if root is not None and not root.endswith(".gguf") and Path(root).name != Path(path).name
     ]

@@ -223,7 +223,7 @@ class ProbeSettings(BaseSettings):
         ("current", "critical-dimension", "ntk", "linear", "yarn"),
         description="RoPE settings to probe, separated by commas; theta=5e6 sets the RoPE base directly.",
     )
-    rows: int = Field(4, ge=1, description="Maximum number of sequences of text to measure on.")
+    rows: int = Field(4, ge=1, description="Maximum number of sequences of --to tokens to measure on.")
     from_length: Annotated[Length | None, Option(name="--from")] = Field(
         None,
         description="Context length that the checkpoint was trained for, in tokens. Default: the value in its config.",

@@ -20,7 +20,7 @@ from ropewalk.training.recipe.recipe import Recipe
 
 # With the digest behind it, well below the 255 bytes that file systems allow for a name.
 LONGEST_NAME = 80
-REFUSED = {"seed": "give --seeds", "output": "each run has a folder of its own already"}
+REFUSED = {"seed": "give --seeds", "output": "each run already has its own folder"}
 MOST_RUNS = 1000
 """Most runs of one grid; more is a mistake in --vary."""
 
@@ -77,7 +77,7 @@ def _length(recipe: Mapping[str, Any], key: Sequence[str], written: str) -> int:
         value = value[int(part)] if isinstance(value, list) else (value or {}).get(part)
     if not isinstance(value, list):
         raise RopewalkError(
-            f"--vary {written}: * stands for the entries of a list, but {'.'.join(key)} is none"
+            f"--vary {written}: * stands for the entries of a list, but {'.'.join(key)} is not a list"
         )
     return len(value)
 

@@ -125,7 +125,7 @@ def run(settings: CompareSettings, context: RunContext | None = None) -> Experim
         reference = next(iter(cells))
         if len(cells) < 2:
             raise RopewalkError(
-                "the runs differ by their seed alone, so there is nothing to compare; name a run of another recipe"
+                "the runs differ only by their seed, so there is nothing to compare; name a run of another recipe"
             )
     else:
         if context.output is None:
@@ -373,7 +373,9 @@ def conclusion(reference: str, found: Mapping[str, Sequence[ScoreDifference]], s
     )
     tested = sum(each.reason is None for some in found.values() for each in some)
     caution = (
-        "" if max(seeds, default=0) > 1 else "; each cell has one seed, so chance in training is not counted"
+        ""
+        if max(seeds, default=0) > 1
+        else "; each cell has one seed, so the variation between training runs is not counted"
     )
     if not tested:
         return f"No difference from {reference} could be tested{caution}."

@@ -37,8 +37,8 @@ class CompareSettings(Settings):
     )
     share: Annotated[str | None, Option(name="--cell", metavar="I/N")] = Field(
         None,
-        description="Run only share I of N, counted from 1, as one job of a job array. Run again without it for the "
-        "results.",
+        description="Run only part I of N of the runs, counted from 1, as one job of a job array. When all parts are "
+        "done, run the command without --cell for the results.",
     )
     jobs: Count | None = Field(
         None, ge=1, description="Number of runs at a time. Default: one for each GPU, or one on a CPU."
@@ -74,7 +74,7 @@ class CompareSettings(Settings):
                 )
         elif not self.vary:
             raise ValueError(
-                "vary names no key, so there is nothing to compare; give --vary KEY=VALUE,VALUE, or two finished runs"
+                "no key is varied, so there is nothing to compare; give --vary KEY=VALUE,VALUE, or two finished runs"
             )
         return self
 

@@ -211,7 +211,9 @@ def not_found(name: str | os.PathLike[str], what: str, error: BaseException) -> 
     """
     # Only the first line: libraries append paragraphs of advice.
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return RopewalkError(f"there is no folder {name}, and the Hub has no {what} for it: {reason}")
+    return RopewalkError(
+        f"there is no folder {name}, and no {what} could be loaded for it from the Hugging Face Hub: {reason}"
+    )
 
 
 def refuse_url(path: Path, what: str) -> None:

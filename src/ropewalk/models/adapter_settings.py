@@ -23,9 +23,7 @@ class AdapterSettings(Settings):
     on_resume = OnResume("fixed", "the run's checkpoints depend on it")
 
     method: Literal["lora"] = Field("lora", description="kind of adapter")
-    rank: Count = Field(
-        16, ge=1, description="rank of the matrices: columns of the one, and rows of the other"
-    )
+    rank: Count = Field(16, ge=1, description="rank of the two matrices that LoRA adds to a linear layer")
     alpha: float = Field(
         32.0, gt=0, description="factor of the adapter's output; it is divided by the rank, see `rslora`"
     )
@@ -33,7 +31,7 @@ class AdapterSettings(Settings):
         0.0,
         ge=0,
         lt=1,
-        description="dropout of the adapter's input in training; one process only, unless it is 0",
+        description="dropout of the adapter's input in training; must be 0 with several processes",
     )
     targets: list[str] = Field(
         [ATTENTION],

@@ -605,7 +605,7 @@ class ModelConfig:
         if method.rotary_dim < self.key_dim:
             notes.append(
                 f"{method.rotary_dim} of {self.key_dim} dimensions of a head are rotated; the others compare tokens "
-                "alike at every distance, so the context bound, which counts only rotated ones, is conservative here"
+                "alike at every distance, so the context bound, which counts only rotated ones, is too low here"
             )
         return notes
 
@@ -677,11 +677,11 @@ class ModelConfig:
             layers = self.layers
             stacked = stacked_reach(self.localities, context)
             refused.append(
-                f"has a window of {widest:,} tokens in every layer: no query sees further with any RoPE, so training "
-                f"at {context:,} tokens extends nothing (through all {len(layers)} layers at most {stacked:,} tokens "
-                "reach a query indirectly, and little of the distant ones arrives); lift: [windows] in a recipe "
-                "makes every layer see its whole document, which training must then teach it; or keep the windows and "
-                f"stay within {widest:,} tokens"
+                f"has a window of {widest:,} tokens in every layer, so no query attends further with any RoPE, and "
+                f"training at {context:,} tokens extends nothing (through all {len(layers)} layers, a query receives "
+                f"information from at most {stacked:,} tokens, and little of it from distant ones); set lift: "
+                "[windows] in a recipe to let every layer attend to its whole document, which the model must then "
+                f"learn in training, or stay within {widest:,} tokens"
             )
         kinds = sorted({layer.kind for layer in self.layers})
         if FULL in self.methods and FULL not in kinds:
@@ -837,6 +837,8 @@ def check_layers(config: Mapping[str, Any]) -> None:
         if value is not None and (type(value) is not int or value < smallest):
             kind = of_kinds.get(key)
             where = f" for layer {kinds.index(kind)}" if kind in kinds else ""
+            if kind is not None and not kinds:
+                where = f" for each layer of type {kind}"
             raise RopewalkError(
                 f"{key} is {value!r} in the config{where}, but must be a whole number of at least {smallest}"
             )
@@ -1023,7 +1025,7 @@ def _attention_that_rotates(config: Mapping[str, Any], kinds: Sequence[str]) -> 
 
 
 def _which(numbers: Sequence[int], layers: int) -> str:
-    """``each of 36 layers``, ``each of layers 3, 7 and 11 (of 36, counted from 0)``."""
+    """``every layer``, ``each of layers 3, 7 and 11 (of 36, counted from 0)``."""
     if len(numbers) == layers:
         return "every layer"
     if len(numbers) == 1:
@@ -1039,7 +1041,7 @@ def _which(numbers: Sequence[int], layers: int) -> str:
         which = f"every {_ordinal(steps.pop())} layer, from {numbers[0]} to {numbers[-1]}"
         return f"{which} (of {layers}, counted from 0)"
     if len(runs) > 4:
-        return f"each of {len(numbers)} layers of {layers}"
+        return f"each of {len(numbers)} layers (of {layers})"
     spans = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
     return f"each of layers {', '.join(spans)} (of {layers}, counted from 0)"
 

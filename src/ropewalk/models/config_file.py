@@ -75,6 +75,10 @@ NAMED_SHAPE_KEYS = ("hidden_size", "num_attention_heads", "max_position_embeddin
 
 OLD_LAYER_TYPES = ("attention", "mamba")
 """Names of layer types in older configs of hybrid models."""
+PATTERNS_IN_LETTERS = ("hybrid_override_pattern", "mtp_hybrid_override_pattern")
+"""Keys of Nemotron-H that state a type for each layer, in letters."""
+LETTERS = {"M": "Mamba-2", "E": "experts", "*": "attention", "-": "MLP"}
+"""Letters of these patterns, with what a layer is."""
 ROPE_WORD = re.compile(r"(^|_)(rope|rotary|ntk)(_|$)")
 ROTARY_DIM_SINCE = {"minimax_m2": "5.18"}
 """Model types whose class reads ``rotary_dim`` only from this transformers on."""
@@ -291,7 +295,7 @@ def _check_rotary_dim(values: Mapping[str, Any], methods: Mapping[str | None, Ro
     stated, since = values.get("rotary_dim"), ROTARY_DIM_SINCE.get(values.get("model_type") or "")
     for method in methods.values():
         if stated is not None and stated != method.rotary_dim:
-            refusal = f"rotary_dim is {stated!r}, but the rest of the config says {method.rotary_dim}"
+            refusal = f"rotary_dim is {stated!r}, but the rest of the config gives {method.rotary_dim}"
             if since is not None and (installed := older_transformers(since)) is not None:
                 refusal += f", as transformers {installed} would compute; use transformers {since} or later"
             raise RopewalkError(refusal)
@@ -306,8 +310,8 @@ def _refuse_disagreement(model: str, stated: Mapping[str | None, RopeMethod], te
     computed = methods_from_config({**kept, **shape_values(text)})
     if dict(stated) != computed:
         raise RopewalkError(
-            f"the config of {model} says {_difference(stated, computed)} to transformers' {type(text).__name__}; "
-            "correct the file, or a load computes something else than it says"
+            f"the config of {model} states {_difference(stated, computed, type(text).__name__)}; correct the file, so "
+            "that a loaded model computes what it states"
         )
 
 
@@ -319,8 +323,8 @@ def _refuse_other_layers(model: str, decoder: Mapping[str, Any], text: Any) -> N
     for number, (kind, other) in enumerate(zip(stated, held, strict=True)):
         if kind != other and kind not in OLD_LAYER_TYPES:
             raise RopewalkError(
-                f"layer {number} of {model} is {kind!r} in layer_types, but {other!r} to transformers' "
-                f"{type(text).__name__}; correct the file, or a load computes something else than it says"
+                f"layer {number} of {model} is {kind!r} in layer_types, but transformers' {type(text).__name__} makes "
+                f"it {other!r}; correct the file, so that a loaded model computes what it states"
             )
 
 
@@ -390,21 +394,24 @@ def _refuse_base_of_attention(decoder: Mapping[str, Any], methods: Mapping[str |
     if stated is not None and all(method.rope_theta != stated for method in methods.values()):
         there = ", ".join(f"{method.rope_theta:g}" for method in methods.values())
         raise RopewalkError(
-            f"rope_theta is {stated} in attn_config, where transformers does not read it, and a load computes with "
-            f"{there}; write rope_theta: {stated} beside attn_config"
+            f"rope_theta is {stated} in attn_config, where transformers does not read it, so a loaded model computes "
+            f"with {there}; write rope_theta: {stated} beside attn_config"
         )
 
 
-def _difference(stated: Mapping[str | None, RopeMethod], computed: Mapping[str | None, RopeMethod]) -> str:
-    """``rotary_dim 32, which is 128``: the first field in which two readings differ."""
+def _difference(
+    stated: Mapping[str | None, RopeMethod], computed: Mapping[str | None, RopeMethod], reader: str
+) -> str:
+    """``rotary_dim 32, but transformers' DbrxConfig reads 128``: the first field in which two readings differ."""
+    reads = f"but transformers' {reader} reads"
     if set(stated) != set(computed):
-        return f"one RoPE for {_kinds(stated)}, which is one for {_kinds(computed)}"
+        return f"one RoPE for {_kinds(stated)}, {reads} one for {_kinds(computed)}"
     kind = next(kind for kind in stated if stated[kind] != computed[kind])
     ours, theirs = stated[kind], computed[kind]
     if type(ours) is not type(theirs):
-        return f"RoPE method {ours.name}, which is {theirs.name}"
+        return f"RoPE method {ours.name}, {reads} {theirs.name}"
     name = next(f.name for f in fields(ours) if getattr(ours, f.name) != getattr(theirs, f.name))
-    return f"{name} {getattr(ours, name)}, which is {getattr(theirs, name)}"
+    return f"{name} {getattr(ours, name)}, {reads} {getattr(theirs, name)}"
 
 
 def _kinds(methods: Mapping[str | None, RopeMethod]) -> str:
@@ -579,8 +586,10 @@ def build(model: str, config_class: Any, values: Mapping[str, Any]) -> Any:
             return config_class.from_dict(_with_present_types(values))
     except CONFIG_ERRORS as error:
         _name_the_layer(values)
+        # The text of a KeyError is the key alone.
+        why = f"it does not know {error}" if isinstance(error, KeyError) else one_line(error)
         raise RopewalkError(
-            f"transformers' {config_class.__name__} rejects the config of {model}: {one_line(error)}"
+            f"transformers' {config_class.__name__} rejects the config of {model}: {why}"
         ) from error
 
 
@@ -613,6 +622,15 @@ def _name_the_layer(values: Mapping[str, Any]) -> None:
                 f"layer_types is {kind!r} in the config for layer {number}, a type unknown to transformers; "
                 f"ropewalk serves {', '.join(SERVED)}, and recurrent layers as {', '.join(RECURRENT)}"
             )
+    for key in PATTERNS_IN_LETTERS if decoder.get("model_type") == "nemotron_h" else ():
+        pattern = decoder.get(key)
+        for number, letter in enumerate(pattern if isinstance(pattern, str) else ()):
+            if letter not in LETTERS:
+                known = ", ".join(f"{each} ({kind})" for each, kind in LETTERS.items())
+                raise RopewalkError(
+                    f"{key} is {pattern!r} in the config, with the unknown letter {letter!r} for layer {number}; the "
+                    f"known ones are {known}"
+                )
     check_list_lengths(decoder)
 
 

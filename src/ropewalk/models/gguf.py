@@ -87,7 +87,7 @@ def gguf_rope(method: RopeMethod, architecture: str) -> GgufRope:
         return GgufRope(base, {})
     if architecture not in READS:
         raise RopewalkError(
-            f"{method.name} was not tried in llama.cpp for the architecture {architecture}, only for "
+            f"{method.name} was not tested in llama.cpp for the architecture {architecture}, only for "
             f"{', '.join(READS)}; a plain rope_theta works for every architecture"
         )
     attention = method.frequencies().attention_factor
@@ -130,8 +130,8 @@ def gguf_rope(method: RopeMethod, architecture: str) -> GgufRope:
             )
         case _:
             raise RopewalkError(
-                f"llama.cpp has no RoPE like {method.name}; extend with one that it has: a new rope_theta, linear, "
-                "yarn, and llama3 or longrope for models like Llama"
+                f"llama.cpp does not implement {method.name}; extend with a method that it has: a new rope_theta, "
+                "linear, yarn, and llama3 or longrope for models like Llama"
             )
 
 

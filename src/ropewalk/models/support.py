@@ -88,7 +88,7 @@ def supported(config: ModelsSettings) -> SupportResult:
         near = difflib.get_close_matches(config.family, table.families, n=1)
         meant = f"did you mean {near[0]}?" if near else "ropewalk models lists the known ones"
         raise RopewalkError(
-            f"transformers {table.transformers} has no causal family {config.family!r}; {meant}"
+            f"transformers {table.transformers} has no causal language model of type {config.family!r}; {meant}"
         )
     return SupportResult(
         table.transformers, {config.family: table.families[config.family]}, table.without_rope

@@ -301,8 +301,8 @@ def _reach(chosen: Setting, current: RopeMethod, head_dim: int | None) -> str:
     if chosen.reaches_target:
         return f"Its context bound of {chosen.reach} covers the target."
     return _no_argument(chosen, current, head_dim) or (
-        f"Its context bound is {chosen.reach}, although a smaller base covers the target: some larger bases fail at "
-        "single distances (see --explain). Published models work beyond their bound."
+        f"Its context bound is {chosen.reach}, although a smaller base covers the target: there are gaps between the "
+        "bases that cover it (see --explain). Published models work beyond their bound."
     )
 
 
@@ -313,9 +313,9 @@ def _no_argument(chosen: Setting, current: RopeMethod, head_dim: int | None) -> 
     # any distance.
     if head_dim is not None and head_dim - rotated >= rotated:
         return (
-            f"The context bound of the {rotated} rotated dimensions is {chosen.reach}. It does not speak against this "
-            f"setting: the other {head_dim - rotated} dimensions of a head do not depend on distance, so the margin of "
-            "the whole head never becomes negative."
+            f"The context bound of the {rotated} rotated dimensions is {chosen.reach}. This does not speak against the "
+            f"setting: the other {head_dim - rotated} dimensions of a head do not depend on distance, and with them "
+            "similar tokens get at least as much attention as random ones at any distance."
         )
     if rotated < FLOOR_DIM:
         return (

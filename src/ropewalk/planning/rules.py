@@ -19,21 +19,32 @@ WIDE = 0.1
 PUBLISHED_DIM = 128
 """rotary_dim of the models behind the published schedules."""
 
+CONTEXT_BOUND = (
+    "context bound: the distance up to which similar tokens always get at least as much attention as random "
+    "tokens"
+)
+"""What the term means, for outputs that give one."""
+SYMBOLS = (
+    "symbols: b base, T trained length, b' and T' those of the extension, d rotary_dim, i rotary pair, "
+    "θ_i its frequency, m distance"
+)
+"""The symbols in a rule's formula, for outputs that give one."""
+
 ORIGINS: dict[str, Origin] = {
     "current": Origin(
-        "the frequencies unchanged",
+        "unchanged frequencies",
         "config.json",
         "beyond the trained length, the slow pairs reach angles not seen in training",
     ),
     "critical-dimension": Origin(
         "b' = b^(ln(T'/2π) / ln(T/2π))",
         "Liu et al., arXiv:2310.05209, theorem 1; used by Gradient for Llama 3",
-        "keeps the number of pairs that complete a turn; ignores the margin B(m), so check the context bound",
+        "considers only how many pairs complete a turn, so check the context bound as well",
     ),
     "length-floor": Origin(
         "the smallest b' with B(m) = Σ cos(m·b'^(-2i/128)) ≥ 0 for all m ≤ T'",
         "Men et al., arXiv:2405.14591, equation 7; the infimum that `ropewalk rope base` prints",
-        "depends on the length alone, and some larger bases fail again: a minimum, not a guarantee",
+        "depends on the length alone, and some larger bases do not reach the length: a minimum, not a guarantee",
     ),
     "recommended": Origin(
         "the larger of critical-dimension and length-floor",
@@ -48,7 +59,7 @@ ORIGINS: dict[str, Origin] = {
     "lower-bound": Origin(
         "the smallest b' above which every base has B(m) = Σ cos(m·b'^(-2i/d)) ≥ 0 for all m ≤ T'",
         "Men et al., arXiv:2405.14591, equation 7; the safe base instead of the infimum, see docs/theory.md",
-        "a necessary condition, derived for similar against random keys; says nothing about the training needed",
+        "necessary, not sufficient: compares attention to similar and random tokens, and says nothing about training",
     ),
 }
 """Formula, source and caveat of each rule for the base except schedules; methods define their own."""

@@ -31,7 +31,7 @@ def _converted(method: RopeMethod, checkpoint: Checkpoint) -> RopeMethod:
         return method
     architecture = ARCHITECTURES.get(checkpoint.model_type)
     if architecture is None:
-        raise UnreadConfigError(f"{method.name} was not tried for {checkpoint.model_type or 'this model'}")
+        raise UnreadConfigError(f"{method.name} was not tested with {checkpoint.model_type or 'this model'}")
     unscaled = Default(method.rotary_dim, method.rope_theta)
     match method:
         case Yarn():
@@ -47,7 +47,7 @@ def _converted(method: RopeMethod, checkpoint: Checkpoint) -> RopeMethod:
         case LongRope():
             return published_longrope(method, checkpoint) if architecture == "phi3" else unscaled
         case _:
-            raise RefusedConfigError(f"it has no RoPE like {method.name}")
+            raise RefusedConfigError(f"it does not implement {method.name}")
 
 
 def _option(model: str, checkpoint: Checkpoint) -> str | None:

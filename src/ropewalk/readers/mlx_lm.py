@@ -45,7 +45,7 @@ def _read(checkpoint: Checkpoint) -> Methods:
     if kind in BY_LAYER:
         return _by_layer(checkpoint)
     if kind not in (*BASES, *UNSCALED, *LONGROPE, *BOTH):
-        raise UnreadConfigError(f"its code for {kind or 'this model'} was not read")
+        raise UnreadConfigError(f"its code for {kind or 'this model'} was not examined")
     stated = checkpoint.stated
     newer = stated.get("rope_parameters") or {} if kind in BOTH else {}
     theta = (

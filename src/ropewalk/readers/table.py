@@ -70,7 +70,7 @@ def checkpoint_of(raw: Mapping[str, Any], model: str = "the model") -> Checkpoin
     inner = raw.get("text_config")
     if config.max_position_embeddings is None:
         raise RopewalkError(
-            f"the config of {model} states no max_position_embeddings, so nobody knows its length; write it into "
+            f"the config of {model} states no max_position_embeddings, so its context length is unknown; write it into "
             "config.json"
         )
     # The readers look for the length at the top of the config, also where it comes from a default or a nested part.
@@ -175,13 +175,17 @@ def refuse_wrong(found: Sequence[Reading], programs: Sequence[str]) -> None:
         if reading.verdict in ("differs", "refuses", "not known"):
             right = [each.key for each in found if each.verdict == "same"]
             raise RopewalkError(
-                f"{reading.program} does not read this RoPE right ({_why(reading)}); it is read right by "
-                f"{', '.join(right)}, and a model extended with a new rope_theta by all"
+                f"{_wrong(reading)}; use a program that computes it correctly ({', '.join(right)}), or extend the "
+                "model with a new rope_theta, which every program computes correctly"
             )
 
 
-def _why(reading: Reading) -> str:
-    return reading.detail if reading.verdict == "differs" else f"{reading.verdict}: {reading.detail}"
+def _wrong(reading: Reading) -> str:
+    if reading.verdict == "not known":
+        return f"it is not known whether {reading.program} computes this RoPE correctly ({reading.detail})"
+    if reading.verdict == "refuses":
+        return f"{reading.program} refuses this RoPE ({reading.detail})"
+    return f"{reading.program} computes this RoPE wrongly ({reading.detail})"
 
 
 def sentences(found: Sequence[Reading], length: int) -> list[str]:
@@ -200,13 +204,14 @@ def sentences(found: Sequence[Reading], length: int) -> list[str]:
 def wrong_servers(found: Sequence[Reading], length: int) -> list[str]:
     """What servers do not compute as the model does, or do not serve without an option, one sentence each."""
     wrong = [each for each in found if each.verdict in ("with an option", "differs", "refuses")]
-    told = [f"behind {each.program}: {_told(each)}" for each in wrong if each.key not in LIBRARIES]
+    told = [f"served by {each.program}: {_told(each)}" for each in wrong if each.key not in LIBRARIES]
     return told + _other_lengths(found, length)
 
 
 def _other_lengths(found: Sequence[Reading], length: int) -> list[str]:
     return [
-        f"{each.program} serves {each.served:,} tokens by itself, not {length:,}: {each.launch}"
+        f"{each.program} serves {each.served:,} tokens by default, not {length:,}; to serve {length:,}, run: "
+        f"{each.launch}"
         for each in found
         if each.served not in (None, length) and each.launch is not None
     ]
@@ -214,7 +219,7 @@ def _other_lengths(found: Sequence[Reading], length: int) -> list[str]:
 
 def _told(reading: Reading) -> str:
     if reading.verdict == "with an option":
-        return f"{reading.detail}; right with {reading.option}"
+        return f"{reading.detail}; correct with: {reading.option}"
     if reading.verdict in ("differs", "same"):
         return reading.detail
     return f"{reading.verdict}, {reading.detail}"

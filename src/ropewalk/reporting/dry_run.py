@@ -75,6 +75,9 @@ def _memory(stage: PlannedStage) -> ResultTable:
     notes = [
         f"{_gb(stage.usable)} are usable; the peak is on rank {stage.rank}, in the {MOMENTS[stage.memory.moment]}"
     ]
+    notes += [
+        f"{part}: {meaning}" for part, meaning in PARTS.items() if part in shown and part in _TO_EXPLAIN
+    ]
     if stage.memory.host:
         notes.append(f"offloaded to CPU memory: {_gb(stage.memory.host)} per device")
     return ResultTable(
@@ -123,6 +126,9 @@ def _findings(stage: PlannedStage) -> Iterator[str]:
         yield f"{where}: the host waits for the GPU {_times(number)} in a step, never within a forward or backward"
 
 
+_TO_EXPLAIN = ("moments", "gathered", "reduction", "working")
+"""Parts of the memory whose name alone does not say what they hold."""
+
 _SENT = {
     "shards": "of parameters and gradients",
     "replicas": "to replicas",
@@ -141,8 +147,8 @@ def _bound(stage: PlannedStage) -> str:
         return counted
     parts = {
         "computation": time.compute_seconds,
-        "exchanges of attention": time.exchange_seconds,
-        "transfers that computation does not hide": time.exposed_seconds,
+        "communication within attention": time.exchange_seconds,
+        "other communication that computation does not hide": time.exposed_seconds,
     }
     most = max(parts, key=lambda name: parts[name])
     shares = ", ".join(f"{name} {seconds / time.seconds:.0%}" for name, seconds in parts.items())

@@ -153,6 +153,6 @@ def describe_experiment(result: ExperimentResult, files: Sequence[Path]) -> Iter
     for each in result.failures:
         yield Text(f"failed   {each.cell}, seed {each.seed}: {shown(each.reason)} (log: {each.log})")
     if result.unfinished:
-        yield Text(f"{result.unfinished} runs are not finished; the same command goes on with them")
+        yield Text(f"{result.unfinished} runs are not finished; run the same command again to resume them")
     for path in files:
         yield Text(f"{'report' if path.suffix == '.html' else 'picture':8} {path}")

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ropewalk.planning.advice import Advice
 from ropewalk.planning.inspection import InspectResult
-from ropewalk.planning.rules import WIDE
+from ropewalk.planning.rules import CONTEXT_BOUND, SYMBOLS, WIDE
 from ropewalk.planning.run import PlanResult
 from ropewalk.planning.settings import InspectSettings, PlanSettings
 from ropewalk.planning.stages import recipe_stages
@@ -33,12 +33,12 @@ def describe_inspection(result: InspectResult, config: InspectSettings) -> Itera
     """The checkpoint's RoPE without a target length; otherwise advice, and with ``explain`` both and all sources."""
     description, advice = result.to_json(), result.advice
     if config.readers:
-        yield from readers_tables(result.readers or (), f"Programs that read {config.model}")
+        yield from readers_tables(result.readers or (), f"RoPE of {config.model} in other programs")
         yield ""
     if advice is None:
         yield _table(description)
         defaults = _default_notes(description["defaults"], description["config_class"])
-        for line in (*defaults, *description["notes"]):
+        for line in (CONTEXT_BOUND, *defaults, *description["notes"]):
             yield f"note: {line}"
         return
     # Defaults take one sentence here, and a line each without a target, because advice has to fit on a screen.
@@ -94,6 +94,7 @@ def describe_plan(result: PlanResult, config: PlanSettings) -> Iterator[Part]:
         yield Text(f"- {line}")
     for line in (*_default_notes(checkpoint.defaults, checkpoint.config_class), *result.notes):
         yield f"note: {line}"
+    yield f"note: {CONTEXT_BOUND}"
     yield Text("\nFor a recipe (choose the steps yourself):\n")
     yield from result.recipe.splitlines()
 
@@ -114,7 +115,10 @@ def describe_advice(advice: Advice, notes: Sequence[str]) -> Iterator[Part]:
         yield Text(advice.lifted.action)
         yield from _recipe(advice.lifted)
         yield from _list("Why, with the windows lifted", advice.lifted.reasons)
-    yield from _list("Note", [*notes, *advice.caveats])
+    lifted = () if advice.lifted is None else advice.lifted.reasons
+    bounds = any("context bound" in reason.lower() for reason in (*advice.reasons, *lifted))
+    meaning = [f"{CONTEXT_BOUND[0].upper()}{CONTEXT_BOUND[1:]}."] if bounds else []
+    yield from _list("Note", [*meaning, *notes, *advice.caveats])
     if advice.settings:
         yield Text(
             "\n--explain shows the setting of every rule, the bases that reach the target, and all sources."
@@ -138,6 +142,7 @@ def _details(advice: Advice) -> Iterator[Part]:
         if setting.method is not None:
             yield from _origin(setting.rule, setting.formula, setting.source, setting.caveat)
     yield from _origin("context bound", *BOUND)
+    yield SYMBOLS
 
 
 def _bases(advice: Advice) -> Iterator[Part]:
@@ -147,16 +152,16 @@ def _bases(advice: Advice) -> Iterator[Part]:
     table.add_column("source")
     table.add_column("rope_theta", justify="right", no_wrap=True)
     if found is not None:
-        table.add_row("critical-dimension law", f"{found.law:,.0f}")
+        table.add_row("rule critical-dimension", f"{found.law:,.0f}")
         table.add_row(
-            "length floor: smallest feasible base with 128 rotary dimensions", f"{found.floor:,.0f}"
+            "rule length-floor: smallest feasible base with 128 rotary dimensions", f"{found.floor:,.0f}"
         )
     feasible = advice.feasible
     if feasible is not None and feasible.reason is None:
         own = f"with {feasible.rotary_dim} rotary dimensions"
-        many = f"{feasible.intervals:,} intervals"
+        many = f"first of {feasible.intervals:,} intervals"
         table.add_row(f"smallest feasible base {own} ({many})", _base(feasible.infimum, feasible.ceiling))
-        wide = f"first feasible interval at least {WIDE:.0%} wide"
+        wide = f"start of the first feasible interval at least {100 * WIDE:.0f} % wide"
         table.add_row(wide, _base(feasible.wide_from, feasible.ceiling))
         safe = f"safe base: every larger base up to {feasible.ceiling:g} is feasible"
         table.add_row(safe, _base(feasible.safe_base, feasible.ceiling))
@@ -165,6 +170,10 @@ def _bases(advice: Advice) -> Iterator[Part]:
         begin = f"from {each.trained_length:,} tokens with base {each.rope_theta:,.0f}"
         table.add_row(f"{each.model}: {each.target_length:,} tokens, {begin}", f"{each.new_theta:,.0f}")
     yield table
+    yield (
+        "feasible: similar tokens get at least as much attention as random ones at every distance up to "
+        f"{advice.target_length:,} tokens"
+    )
     if feasible is not None and feasible.reason is not None:
         yield f"feasible bases: {feasible.reason}"
 
@@ -259,7 +268,7 @@ def _rows(description: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("model type", _text(description["model_type"])),
         ("maximum length", _tokens(description["max_position_embeddings"])),
-        ("trained length", f"{_tokens(description['trained_length'])}, as stated"),
+        ("trained length", f"{_tokens(description['trained_length'])} (stated, not measured)"),
         ("layers", _text(description["num_hidden_layers"])),
         (
             "heads",
@@ -291,7 +300,11 @@ def _critical_text(method: Mapping[str, Any]) -> str:
     dimensions, length = method["critical_dimension"], method["critical_dimension_length"]
     # The count follows from base and trained length alone, whatever a method then does to the frequencies.
     scaled = "" if method["name"] == "default" else ", before scaling"
-    return "not stated" if dimensions is None else f"{dimensions} at {length:,} tokens{scaled}"
+    return (
+        "not stated"
+        if dimensions is None
+        else f"{dimensions} dimensions complete a turn in {length:,} tokens{scaled}"
+    )
 
 
 def _loaded_text(loaded: Mapping[str, Any] | None) -> str:

@@ -13,7 +13,7 @@ def readers_tables(found: Sequence[Reading], title: str) -> list[ResultTable]:
     """One line for each program, whether it computes the same frequencies; then one for each, how to start it."""
     programs = ResultTable(
         title,
-        ("program", "RoPE", "tokens by itself", "difference"),
+        ("program", "RoPE", "default tokens", "difference"),
         tuple(
             (
                 each.program,
@@ -24,10 +24,15 @@ def readers_tables(found: Sequence[Reading], title: str) -> list[ResultTable]:
             for each in found
         ),
         text_columns=4,
-        notes=("same: it computes the frequencies and the attention factor of transformers 5",),
+        notes=(
+            "same: the program computes the same frequencies and attention factor as transformers 5",
+            "default tokens: context length that it serves without an option",
+        ),
     )
     # A table of its own, because a command with overrides is longer than a terminal is wide.
     commands = [(each.program, each.option or each.launch) for each in found]
     lines = tuple((program, command) for program, command in commands if command is not None)
-    served = ResultTable("To serve it right", ("program", "command"), lines, text_columns=2)
+    served = ResultTable(
+        "Commands that serve the whole context correctly", ("program", "command"), lines, text_columns=2
+    )
     return [programs, served] if lines else [programs]

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ropewalk.evaluation.probe import ProbedSetting, ProbeResult
 from ropewalk.planning.bases import BasesResult, BoundResult, FrequenciesResult, ThetaResult
-from ropewalk.planning.rules import tokens_text
+from ropewalk.planning.rules import CONTEXT_BOUND, SYMBOLS, tokens_text
 from ropewalk.reporting.figures.primitives import Figure
 from ropewalk.reporting.figures.rope import (
     decay_figure,
@@ -37,6 +37,7 @@ from ropewalk.rope.theory.published import LOWER_BOUNDS, LOWER_BOUNDS_DIM
 LISTED = 12
 """Largest number of intervals of feasible bases in a table."""
 
+
 CAVEAT = (
     "A low loss before training shows which setting disturbs the model least. It does not show which one is best after "
     "training, or whether the model retrieves distant tokens."
@@ -44,13 +45,17 @@ CAVEAT = (
 
 
 def describe_bound(result: BoundResult) -> Iterator[Part]:
-    """The context bound of each base, and the first negative margin of the requested one."""
+    """The context bound of each base, and the similarity margin where that of the requested one ends."""
     for base in result.bases:
         bound = result.bounds[base]
         far = f"more than {SEARCH_LIMIT:,}" if bound is None else f"{bound:,}"
         yield Text(f"base {base:,.10g}, rotary_dim {result.rotary_dim}: context bound {far} tokens")
     if result.first_violation is not None:
-        yield Text(f"B({result.first_violation}) = {result.margin_there:.3g} is the first negative margin")
+        yield Text(
+            f"With base {result.rope_theta:,.10g}, a similar token gets less attention than a random one for the first "
+            f"time at a distance of {result.first_violation:,} tokens: the similarity margin there is "
+            f"B({result.first_violation}) = {result.margin_there:.3g}"
+        )
 
 
 def bound_figures(result: BoundResult) -> tuple[Figure, Figure]:
@@ -86,9 +91,11 @@ def describe_bases(result: BasesResult) -> Iterator[Part]:
             f"{more}."
         )
         return
-    yield Text(f"Bases that reach {found.length:,} tokens with rotary_dim {found.rotary_dim}")
+    yield Text(
+        f"Bases that reach {found.length:,} tokens with rotary_dim {found.rotary_dim} (feasible bases)"
+    )
     table = Table(show_header=False)
-    table.add_row("infimum", f"{found.infimum:,.9g}")
+    table.add_row("infimum", f"{found.infimum:,.9g}: the smallest feasible base")
     count = len(found.feasible)
     table.add_row(
         "feasible intervals", f"{count:,}; the bases between them are not feasible" if count > 1 else "1"
@@ -111,6 +118,10 @@ def describe_bases(result: BasesResult) -> Iterator[Part]:
     for low, high in sorted(widest):
         intervals.add_row(f"{low:,.9g}", f"{high:,.9g}", f"{100 * (high / low - 1):,.3g} %")
     yield intervals
+    yield (
+        "A base is feasible if similar tokens get at least as much attention as random ones at every distance up to "
+        f"{found.length:,} tokens"
+    )
 
 
 def bases_figure(result: BasesResult, shorter: Sequence[FeasibleBases]) -> Figure:
@@ -145,12 +156,14 @@ def describe_theta(result: ThetaResult) -> Iterator[Part]:
         yield f"recommended: {result.reason}"
     yield f"the context bound of {tokens_text(result.context_bound)} {covers} the target"
     yield (
-        f"critical dimension {result.critical_dimension} of {before.rotary_dim} (base {before.rope_theta:,.10g}, "
-        f"{result.trained_length:,} tokens)"
+        f"critical dimension: {result.critical_dimension} of {before.rotary_dim} dimensions complete a turn within "
+        f"{result.trained_length:,} tokens with base {before.rope_theta:,.10g}"
     )
+    yield CONTEXT_BOUND
     yield f"formula  {origin.formula}"
     yield f"source   {origin.source}"
     yield f"caveat   {origin.caveat}"
+    yield SYMBOLS
 
 
 def theta_figure(result: ThetaResult) -> Figure:
@@ -175,6 +188,7 @@ def describe_frequencies(result: FrequenciesResult) -> Iterator[Part]:
         f"{result.name}, base {result.after.rope_theta:,.10g}, attention factor {attention_factor:.6g}, "
         f"context bound {tokens_text(result.context_bound)}"
     )
+    yield CONTEXT_BOUND
     table = Table()
     for column in (
         "pair",
@@ -258,6 +272,11 @@ def _table(probed: ProbeResult) -> ResultTable:
             "context bound",
         ),
         tuple(cells(result) for result in (*probed.found, *probed.refused)),
+        notes=(
+            f"beyond {probed.trained_length:,}: loss of the tokens after the first {probed.trained_length:,}",
+            "above best: loss minus the lowest loss",
+            CONTEXT_BOUND,
+        ),
     )
 
 

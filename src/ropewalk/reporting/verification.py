@@ -29,6 +29,7 @@ def describe_verification(result: VerifyResult) -> Iterator[Part]:
             )
             for check in result.checks
         ),
+        notes=("budget: the largest error that rounding alone explains",),
     )
     yield ""
     for verdict, word in ((None, "not run"), (False, "failed")):

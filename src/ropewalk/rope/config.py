@@ -185,7 +185,7 @@ def _entries_of_layers(parameters: Config) -> dict[str, Config | None]:
             key != ORIGINAL or all((e or {}).get(key) != value for e in entries.values())
         ):
             raise RopewalkError(
-                f"{key} {value!r} in rope_parameters stands beside layer types, where nothing reads it; move it into "
+                f"{key} {value!r} in rope_parameters is beside the layer types, where nothing reads it; move it into "
                 f"the entry of {' or '.join(entries)}"
             )
     return entries
@@ -292,7 +292,10 @@ def _rotated(config: Config, dim: int, partial: float) -> int:
     if rotated >= 2 and rotated % 2 == 0:
         return rotated
     stated = config.get("rotary_dim")
-    source = f"head_dim {dim}" + ("" if partial == 1 else f" times partial_rotary_factor {partial:g}")
+    key = "qk_rope_head_dim" if config.get("qk_rope_head_dim") else "head_dim"
+    computed = config.get(key) is None and not layer_overrides(config)
+    source = f"{key} {dim}" + (" (hidden_size / num_attention_heads)" if computed else "")
+    source += "" if partial == 1 else f" times partial_rotary_factor {partial:g}"
     raise RopewalkError(
         f"the rotated dimensions of a head must be an even whole number, at least 2, got {rotated} from "
         + (source if stated is None else f"rotary_dim {stated}")

@@ -94,13 +94,13 @@ class ShortFactorSearch(Settings):
         description="Search algorithm: cma-es (best in our measurements) or evolution (the paper's).",
     )
     budget: Annotated[Count, COMMON] = Field(
-        500, ge=1, description="Maximum number of forward passes; each runs one candidate on one row."
+        500, ge=1, description="Maximum number of forward passes; each runs one candidate on one sequence."
     )
     racing: Annotated[bool, ALGORITHM] = Field(
-        True, description="Drop candidates early if they are clearly behind after their first rows."
+        True, description="Drop candidates early if they are clearly behind after their first sequences."
     )
     batch: Annotated[Count, FREE, COMPUTATION] = Field(
-        1, ge=1, description="Number of candidates per forward pass; each takes the memory of one row."
+        1, ge=1, description="Number of candidates per forward pass; each takes the memory of one sequence."
     )
 
     @property
@@ -134,7 +134,7 @@ class SearchSettings(LongFactorSearch):
         "that are hidden in the text).",
     )
     held_out: Annotated[Count, OBJECTIVE] = Field(
-        5, ge=0, description="Maximum number of rows from other documents to evaluate the result on."
+        5, ge=0, description="Maximum number of sequences from other documents to evaluate the result on."
     )
     start_tokens: Annotated[StartTokens, SPACE] = Field(
         (0,),
@@ -145,7 +145,7 @@ class SearchSettings(LongFactorSearch):
         None, description="Attention factor of all candidates. Default: the formula of the LongRoPE paper."
     )
     prefill_chunk: Length | None = Field(
-        None, description="Tokens per forward call, to save memory: 4096, 8k. Default: a whole row."
+        None, description="Tokens per forward call, to save memory: 4096, 8k. Default: a whole sequence."
     )
     seed: Annotated[Seed, ALGORITHM] = Field(0, description="Random seed of the search.")
     dtype: Dtype = "auto"

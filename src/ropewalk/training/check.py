@@ -109,7 +109,7 @@ def _missing(recipe: Recipe, present: bool) -> Iterator[str]:
     if not present:
         yield (
             f"model {recipe.model}: neither a folder here nor in the Hugging Face cache; the run would download it. "
-            "It was not compared with the recipe"
+            "The recipe was not checked against it"
         )
     named: list[tuple[str, Sequence[SourceSpec], Sequence[str]]] = [
         ("data.sources", recipe.data.sources, ()),

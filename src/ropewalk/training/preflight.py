@@ -210,7 +210,7 @@ def _refuse_quantization(asked: str, world: World, device: torch.device, precisi
     if device.type != "cuda":
         # bitsandbytes 0.50 packs weights for a CPU in evaluation, and their product then has no gradient.
         raise RopewalkError(
-            f"{asked}, but bitsandbytes trains on CUDA alone and the device is {device}; leave quantize out"
+            f"{asked}, but bitsandbytes trains only on CUDA, and the device is {device}; leave quantize out"
         )
     if precision != "bfloat16":
         raise RopewalkError(f"{asked}, but precision is {precision}; set precision: bfloat16")
@@ -557,7 +557,7 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
             factor = resolved.router_aux_losses[number - 1]
             lines.append(f"stage {number}: load-balancing loss of the experts has factor {factor:g}")
         if own := describe_own_settings(stage.own_settings):
-            lines.append(f"stage {number} decides for itself: {own}")
+            lines.append(f"stage {number} has its own settings: {own}")
         here, mesh = resolved.stages[number - 1], resolved.mesh
         if here.mesh != mesh:
             lines.append(f"stage {number}: {here.mesh.world_size} processes: {here.mesh}")
@@ -565,7 +565,7 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
             lines.append(f"stage {number}: attention engine {here.engine}")
         for kind, other in resolved.other_ropes[number - 1].items():
             lines.append(
-                f"stage {number}: this RoPE is for layers of full attention; {kind}: {described(other)}"
+                f"stage {number}: this RoPE is for layers of full attention; layers of type {kind}: {described(other)}"
             )
         if origin is not None and takes_recommended_base(stage.rope.limiting):
             reason = recommended_base(*origin, stage.context).reason

@@ -23,6 +23,7 @@ from ropewalk.io.results import Result
 from ropewalk.io.settings import COMMON, MODEL_NAME, FilePath, Length, Option, Settings
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning import PlanSettings, plan
+from ropewalk.planning.rules import CONTEXT_BOUND
 from ropewalk.planning.run import PlanResult, size_of_stage
 from ropewalk.planning.sizing.model_shape import STATE_BYTES, ModelShape, NotEstimated
 from ropewalk.planning.sizing.time import H100
@@ -250,7 +251,7 @@ def reason_for_adapter(planned: PlanResult, machine: MachineFacts) -> str | None
         # Activations are unknown, but no run is smaller than its parameters, gradients and moments.
         if error.state_bytes is None or error.state_bytes <= machine.gpus * machine.gpu_bytes:
             return None
-        return f"all weights do not fit in training on {machine.gpus} GPU here ({error})"
+        return f"training all weights does not fit on {_gpus(machine)} here ({error})"
     except RopewalkError:
         # The config lacks a size; the run itself says what does not fit.
         return None
@@ -259,8 +260,12 @@ def reason_for_adapter(planned: PlanResult, machine: MachineFacts) -> str | None
     try:
         size_of_stage(planned.config, planned.target_length, machine.gpus, here)
     except RopewalkError as error:
-        return f"all weights do not fit in training on {machine.gpus} GPU here ({error})"
+        return f"training all weights does not fit on {_gpus(machine)} here ({error})"
     return None
+
+
+def _gpus(machine: MachineFacts) -> str:
+    return f"{machine.gpus} GPU{'s' * (machine.gpus > 1)}"
 
 
 def recipe_of(
@@ -323,25 +328,27 @@ def recipe_of(
     ]
     if planned.advice.lift:
         lines += [
-            "# The model cannot read the target with these; lifting them is part of the plan.",
+            "# These limits keep the model's attention from reaching the target length; the run removes them.",
             f"lift: [{', '.join(planned.advice.lift)}]",
         ]
     lines.append("stages:")
+    if any("context bound" in stage.reason for stage in planned.stages):
+        lines.append(f"  # {CONTEXT_BOUND[0].upper()}{CONTEXT_BOUND[1:]}.")
     for stage in planned.stages:
         rows, steps = _budget(usable, stage.context)
         share = rows * steps * stage.context / max(1, usable)
-        parameter = stage.recipe_parameter
+        parameter, checkpointing = stage.recipe_parameter, str(stage.context >= 4096).lower()
         lines += [
             f"  # {stage.reason}.",
             f"  - context: {format_length(stage.context)}",
             f"    rope: {{method: {stage.recipe_method}{parameter}}}",
             "    pattern: anchor  # documents see themselves and one first token, not each other (arXiv:2411.13476)",
-            f"    steps: {steps}  # with {rows} rows a step, {share:.0%} of this stage's share of the tokens",
+            f"    steps: {steps}  # with {rows} rows a step, {share:.0%} of the tokens that are planned for this stage",
             f"    rows_per_step: {rows}  # {rows * stage.context:,} tokens a step",
             f"    learning_rate: {2e-4 if adapter else 2e-5}  # {_RATE[adapter is not None]}",
             f"    warmup_steps: {min(20, steps // 5)}",
             "    schedule: constant",
-            f"    gradient_checkpointing: {str(stage.context >= 4096).lower()}  # less memory for a third more time",
+            f"    gradient_checkpointing: {checkpointing}  # true: less memory for a third more time",
         ]
     if adapter:
         lines += [
@@ -377,7 +384,8 @@ def _long_enough(documents: DocumentFacts, target: int) -> list[str]:
     if documents.longest >= target // 4:
         return []
     return [
-        f"  # None of those seen is a quarter of {target:,} tokens long: the model will meet few long dependencies.",
+        f"  # None of these documents is as long as a quarter of {target:,} tokens, so the model will see few long "
+        "dependencies.",
     ]
 
 

@@ -150,7 +150,7 @@ def prepare(
     model = resolved.model
     if layers is not None:
         model = _first_layers(resolved, recipe, layers, scratch)
-        remarks.append(f"the {first_layers(layers)} of {there}")
+        remarks.append(f"verified with only the {first_layers(layers)} of {there}")
     parameters = _parameters(model, recipe)
     _refuse_large(parameters, there, layers)
     # Load once now: unreadable weights should be one error here, not a failure of every check.
@@ -165,10 +165,12 @@ def prepare(
     )
     load_model(model, replace(setup, engine="auto"))
     if stage.rows_per_batch > rows:
-        remarks.append(f"micro-batches of {rows} rows instead of the stage's {stage.rows_per_batch}")
+        remarks.append(
+            f"verified with micro-batches of {rows} rows instead of the stage's {stage.rows_per_batch}"
+        )
     tokens = _row_length(parameters, stage.context, length, rows)
     if tokens < stage.context:
-        remarks.append(f"rows of {tokens:,} tokens instead of the stage's {stage.context:,}")
+        remarks.append(f"verified with rows of {tokens:,} tokens instead of the stage's {stage.context:,}")
     # Rows packed in advance have the stage's length and are cut below; new ones are packed at the short length.
     if here.settings.data.rows:
         packed = _rows_of_stage(recipe, resolved)

@@ -275,7 +275,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "separator inside": (
         lambda t: megatron(t / "a.bin", [[5, 1], [6, 1, 7, 1]]),
         {"separator_id": 1},
-        "document 1: the separator 1 also stands inside the document, at token 1, so it contradicts the index",
+        "document 1: the separator 1 also occurs inside the document, at token 1, so it contradicts the index",
     ),
     "separator missing": (
         lambda t: megatron(t / "a.bin", [[5, 1], [6, 7]]),

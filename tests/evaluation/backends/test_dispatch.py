@@ -56,7 +56,7 @@ def test_a_server_that_dies_ends_the_run_after_the_good_answers() -> None:
     assert 5 <= len(server.requests) <= 7
     assert len(got) == len(set(got)) == len(server.requests)
     message = str(caught.value)
-    assert message.startswith(f"the server at {server.url} stopped responding (")
+    assert message.startswith(f"the server at {server.url} stopped answering prompts (")
     assert message.endswith(f") after {len(got)} of 40 answers; run the same command again to resume")
     assert "refused" in message
 

@@ -15,6 +15,7 @@ from ropewalk.evaluation.backends.responses import (
     one_line,
     read_chat,
     read_completion,
+    read_models,
     retry_after,
 )
 from tests.completion_server import (
@@ -97,6 +98,8 @@ def test_words_of_others_are_one_short_line() -> None:
     assert one_line("a\n\tb\x1b[2Jc\x00 d") == "a b [2Jc d"
     assert one_line("x" * 10_000_000) == "x" * 299 + "…"
     assert len(one_line("é".encode() * 10_000)) == 300
+    with pytest.raises(FaultError, match="the response is not JSON: it is an HTML page"):
+        read_models(b" <!DOCTYPE html><html></html>")
     with pytest.raises(FaultError, match="the response is not JSON: it is empty"):
         read_completion(b"")
 

@@ -379,7 +379,7 @@ def test_nonsense_is_asked_again_and_never_an_answer(nonsense: Reply) -> None:
     with CompletionServer(always(nonsense)) as server:
         stream = backend(server, retries=1, concurrency=1, backoff=0.0).answers(requests_of(2))
         with pytest.raises(
-            RunFailure, match=r"stopped responding \(.+\) after 0 of 2 answers; run the same"
+            RunFailure, match=r"stopped answering prompts \(.+\) after 0 of 2 answers; run the same"
         ) as caught:
             next(stream)
     assert len(server.requests) == 2
@@ -588,11 +588,17 @@ def test_check_says_in_one_sentence_that_nobody_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [Reply(body=HTML), Reply(body=b'{"data": [5]}'), Reply(body=b"[]"), Reply(500, HTML)]
+    ("said", "sentence"),
+    [
+        (Reply(body=HTML), r"/v1/models does not return an OpenAI-style list of models \(.* is not JSON"),
+        (Reply(body=b'{"data": [5]}'), r"does not return an OpenAI-style list of models \(.*\[5\]"),
+        (Reply(body=b"[]"), "does not return an OpenAI-style list of models"),
+        (Reply(500, HTML), r"does not list its models \(HTTP 500"),
+    ],
 )
-def test_check_refuses_a_server_of_another_kind(said: Reply) -> None:
+def test_check_refuses_a_server_of_another_kind(said: Reply, sentence: str) -> None:
     with CompletionServer(echo, models_reply=said) as server:
-        with pytest.raises(RopewalkError, match="no model server responds at"):
+        with pytest.raises(RopewalkError, match=sentence):
             backend(server).check()
         with pytest.raises(
             RopewalkError, match=r"HTTP 404: Not Found\); name .* address usually ends in /v1"

@@ -46,14 +46,16 @@ def test_the_prompts_of_a_server_that_dies_go_to_the_others() -> None:
     assert all(answer.text == f"answer to {answer.index}" for answer in answers)
     (note,) = told
     assert dying.url in note
-    assert note.endswith("1 of 2 servers go on")
+    assert note.endswith("1 of 2 servers continue")
 
 
 def test_servers_that_all_die_end_the_run() -> None:
     broken = always(Reply(500, b"out of memory"))
     with CompletionServer(broken) as first, CompletionServer(broken) as second:
         serving = Serving(url=f"{first.url},{second.url}", concurrency=2, retries=0)
-        with pytest.raises(RunFailure, match=r"stopped responding \(HTTP 500: out of memory\) after 0 of 4"):
+        with pytest.raises(
+            RunFailure, match=r"stopped answering prompts \(HTTP 500: out of memory\) after 0 of 4"
+        ):
             list(server_pool(serving).answers(requests_of(4)))
 
 

@@ -83,7 +83,7 @@ def test_a_share_out_of_range_is_refused_with_its_value(share: object) -> None:
 
 
 def test_a_share_without_a_turning_pair_is_refused() -> None:
-    with pytest.raises(RopewalkError, match="leaves no pair that turns"):
+    with pytest.raises(RopewalkError, match="leaves no pair to rotate"):
         Proportional(8, 1e4, 0.2)
 
 

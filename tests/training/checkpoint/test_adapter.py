@@ -300,7 +300,7 @@ def test_an_adapter_is_no_model_to_load(run):
     [
         (False, 1, "cuda", "bfloat16", "which needs the package bitsandbytes; pip install 'ropewalk"),
         (True, 2, "cuda", "bfloat16", "cannot be sharded over 2 processes; train with one process"),
-        (True, 1, "cpu", "bfloat16", "but bitsandbytes trains on CUDA alone and the device is cpu"),
+        (True, 1, "cpu", "bfloat16", "but bitsandbytes trains only on CUDA, and the device is cpu"),
         (True, 1, "cuda", "float32", "but precision is float32; set precision: bfloat16"),
     ],
 )

@@ -78,8 +78,10 @@ def test_the_run_trains_saves_and_says_the_rope_of_each_layer_type(values):
     (stage,) = summary["stages"]
     assert stage["method"] == "yarn"
     assert stage["other_layers"] == {SLIDING: {"method": "default", "rope_theta": LOCAL}}
-    said = "stage 1: this RoPE is for layers of full attention; sliding_attention: default, rope_theta 20,000"
-    assert said in announcement(resolve(recipe))
+    assert (
+        "stage 1: this RoPE is for layers of full attention; layers of type sliding_attention: default, "
+        "rope_theta 20,000"
+    ) in announcement(resolve(recipe))
 
 
 def test_an_interrupted_run_goes_on_with_the_same_and_refuses_another(values):

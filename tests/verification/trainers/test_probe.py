@@ -14,7 +14,7 @@ from tests.verification.trainers.trainer_cases import FAULTS, faulty_trainer, ll
 NAMED = {
     "none": ([], ""),
     "none, windows": ([], ""),
-    "leak": (["documents apart"], "moves losses of document"),
+    "leak": (["documents apart"], "affects losses of document"),
     "shifted labels": (["labels"], "shifted twice"),
     "crossing targets": (["targets in their document"], "in another document"),
     "mean of means": (["token mean"], "a mean of the means of micro-batches"),

@@ -72,7 +72,10 @@ class AttentionSpec:
 def why_not(engine: EngineName, spec: AttentionSpec) -> str | None:
     """The reason why an engine cannot run this, as a phrase that continues its name; None if it can run it."""
     if spec.ring and engine in ("reference", "flex"):
-        return "needs all keys of a row at once, but parallel.ring brings only the keys that a rank's queries see"
+        return (
+            "needs all keys of a row at once, but with parallel.ring a rank receives only the keys that its queries "
+            "see"
+        )
     # Both are plain torch operations, which run wherever torch does.
     if engine in ("reference", "segments"):
         return None

@@ -149,7 +149,7 @@ def existing_path(name: str) -> Path:
         raise RopewalkError(f"there is no file or folder {name!r}: {error}") from error
     if not exists:
         advice = (
-            "; URLs are not read: copy or mount what lies there, or give hf:owner/name"
+            "; ropewalk does not read URLs: copy or mount the files, or give hf:owner/name"
             if "://" in name
             else ""
         )

@@ -83,7 +83,7 @@ class TokenFile:
         inside = np.flatnonzero(kept == self.separator)
         if len(inside):
             raise RopewalkError(
-                f"{origin}: the separator {self.separator} also stands inside the document, at token "
+                f"{origin}: the separator {self.separator} also occurs inside the document, at token "
                 f"{int(inside[0]) + first}, so it contradicts the index; omit separator_id to follow the index"
             )
         # Where separators stand at beginnings and there is no index, each document is read with that of the next.

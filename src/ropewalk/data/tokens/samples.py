@@ -82,8 +82,8 @@ def _samples(spec: SourceSpec, tokenizer: Any) -> list[TokenSample]:
             (f"; its metadata name {s.stated_tokenizer!r}" for s, _ in found if s.stated_tokenizer), ""
         )
         raise RopewalkError(
-            f"{difference}; {compared['different']} of {len(found)} sampled documents of {spec.path} differ so"
-            f"{stated}; give the tokenizer that produced the ids"
+            f"{difference}; {compared['different']} of {len(found)} sampled documents of {spec.path} differ in this "
+            f"way{stated}; give the tokenizer that produced the ids"
         )
     return [sample for sample, _ in found]
 
@@ -133,8 +133,8 @@ def _sample(document: TokenisedDocument, stated: str | None, tokenizer: Any) -> 
     differs = np.flatnonzero(own[: len(again)] != again[: len(own)])
     at = int(differs[0]) if len(differs) else min(len(own), len(again))
     words = (
-        f"{origin}: the tokenizer {tokenizer.name_or_path!r} makes token {_at(again, at)} of the text of token {at}, "
-        f"which is {_at(own, at)}"
+        f"{origin}: token {at} of the document is {_at(own, at)}, but the tokenizer {tokenizer.name_or_path!r} makes "
+        f"{_at(again, at)} of its text"
     )
     return TokenSample(origin, len(ids), text[:200], comparison, stated), words
 

@@ -143,8 +143,8 @@ def answers_of(
                     finish()
                 else:
                     report(
-                        f"the server at {worker.backend.address} stopped responding ({error.reason}); "
-                        f"{len(workers) - len(lost)} of {len(workers)} servers go on"
+                        f"the server at {worker.backend.address} stopped answering prompts ({error.reason}); "
+                        f"{len(workers) - len(lost)} of {len(workers)} servers continue"
                     )
     finally:
         # Also if the caller closes this generator early: each thread then ends after its current request.

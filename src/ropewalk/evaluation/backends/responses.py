@@ -237,11 +237,15 @@ def retry_after(header: str | None) -> float | None:
     return min(max((at - datetime.now(UTC)).total_seconds(), 0.0), LONGEST_WAIT)
 
 
+_HTML = re.compile(rb"\s*<(!doctype html|html)\b", re.IGNORECASE)
+
+
 def _json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise FaultError(f"the response is not JSON: {one_line(body) or 'it is empty'}") from None
+        what = "it is an HTML page" if _HTML.match(body) else one_line(body) or "it is empty"
+        raise FaultError(f"the response is not JSON: {what}") from None
 
 
 def _whole_characters(text: str) -> str:

@@ -134,13 +134,17 @@ class ServerBackend:
         with self._client(min(self.timeout, CHECK_TIMEOUT)) as client:
             try:
                 body = self._content(client.models.with_raw_response.list)
-                listed = read_models(body)
             except FaultError as fault:
-                # With a named model, a list that fails with an HTTP status does not matter: the server is there.
-                if self.model is None or fault.status is None:
+                if fault.status is None:
                     raise RopewalkError(
                         f"no model server responds at {self.address} ({fault.reason}); start it, or give another "
                         "address"
+                    ) from fault
+                # With a named model, a list that fails with an HTTP status does not matter: the server is there.
+                if self.model is None:
+                    raise RopewalkError(
+                        f"the server at {self.address} does not list its models ({fault.reason}); try again when it "
+                        "has loaded its model, name the model with --server-model, or give another address"
                     ) from fault
             except RefusalError as refusal:
                 if self.model is None:
@@ -148,12 +152,23 @@ class ServerBackend:
                         f"the server at {self.address} does not list its models ({refusal}); name the model with "
                         "--server-model, or correct the address: an OpenAI-compatible address usually ends in /v1"
                     ) from refusal
+            else:
+                listed = self._listed(body)
         self.model = self.model or self._only(listed or [])
         self.served = self._says(body)
         with self._client(self.timeout) as client:
             self._agree(client, listed)
         self._checked = True
         return self.model
+
+    def _listed(self, body: bytes) -> list[str]:
+        try:
+            return read_models(body)
+        except FaultError as fault:
+            raise RopewalkError(
+                f"{self.address.rstrip('/')}/models does not return an OpenAI-style list of models ({fault.reason}); "
+                "give the address of a model server's API, which usually ends in /v1"
+            ) from fault
 
     def _says(self, models: bytes) -> Served:
         """Return what the list of models says of this one, or else what other paths of the server say."""
@@ -194,8 +209,8 @@ class ServerBackend:
                 ).prompt_tokens
             except FaultError as fault:
                 raise RopewalkError(
-                    f"the server at {self.address} does not respond ({fault.reason}); restart it, or give another "
-                    "address"
+                    f"the server at {self.address} does not answer a request for one token ({fault.reason}); restart "
+                    "it, or give another address"
                 ) from fault
             except RefusalError as refusal:
                 self._do_without(refusal, listed)
@@ -283,7 +298,7 @@ class ServerBackend:
         Raises:
             RopewalkError: by the call itself, if a prompt is empty, ``max_new_tokens`` is less than 1, or
                 :meth:`check` fails.
-            RunFailure: if the server stops responding, or rejects requests of any content, such as those with this
+            RunFailure: if the server stops answering, or rejects requests of any content, such as those with this
                 API key. Answers to pending requests are yielded first.
         """
         check_requests(requests)
@@ -426,7 +441,8 @@ class ServerBackend:
             return RunFailure(f"the server at {self.address} rejected a prompt {after} ({failure})")
         reason = failure.reason if isinstance(failure, FaultError) else "an unexpected error, shown above"
         return RunFailure(
-            f"the server at {self.address} stopped responding ({reason}) {after}; run the same command again to resume"
+            f"the server at {self.address} stopped answering prompts ({reason}) {after}; run the same command again to "
+            "resume"
         )
 
     def _only(self, listed: list[str]) -> str:

@@ -455,7 +455,9 @@ def finite(number: float) -> float | None:
 class PerplexitySettings(Settings):
     """Settings of perplexity."""
 
-    stride: Annotated[int, WHAT] = Field(STRIDE, ge=1, description="Tokens by which a sliding window moves.")
+    stride: Annotated[int, WHAT] = Field(
+        STRIDE, ge=1, description="Number of tokens by which the window of sliding-window perplexity moves."
+    )
     most_windows: Annotated[int | None, WHAT, Option(name="--windows")] = Field(
         None, ge=1, description="Maximum number of sliding windows per document. Default: no limit."
     )

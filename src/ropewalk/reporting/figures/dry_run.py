@@ -35,8 +35,9 @@ def memory_figure(result: PlannedRun) -> Figure:
     return Figure(
         panels,
         title=f"{result.model} on {result.ranks} x {result.device}: memory of a GPU during a step",
-        caption="What a GPU holds from the forward to the update, by a run of the step without data. States are "
-        "parameters, gradients and AdamW's moments; gathered are FSDP's buffers. The dashed line is the usable memory.",
+        caption="Memory of a GPU from the forward pass to the update, estimated by running the step without data. "
+        "States: parameters, gradients and AdamW's moments; gathered: FSDP's buffers. The dashed line is the usable "
+        "memory.",
         height=style.HEIGHT_INCHES * (1 if len(panels) == 1 else 0.7 * len(panels)),
     )
 

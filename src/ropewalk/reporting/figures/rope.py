@@ -296,9 +296,9 @@ def feasible_bases_figure(
     narrow = any(high < low * thin for low, high in zip(bands.low, bands.high, strict=True))
     pale = " (paler where bands and gaps are too narrow to distinguish)" if narrow else ""
     words = (
-        "Filled: feasible bases, whose margin B(m) is non-negative at every distance up to the context length"
-        f"{pale}. Gaps in a column are infeasible bases. There are no gaps from the safe base up to "
-        f"{base_text(ceiling)} (dashed), the largest base searched."
+        "Filled: feasible bases, with which similar tokens get at least as much attention as random ones at every "
+        f"distance up to the context length{pale}. Gaps in a column are infeasible bases. There are no gaps from the "
+        f"safe base up to {base_text(ceiling)} (dashed), the largest base searched."
     )
     return Figure((panel,), words, title, 4.6)
 

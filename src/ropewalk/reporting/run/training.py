@@ -262,7 +262,7 @@ def reported(result: RunResult) -> RunResult:
 
 def describe_stop(result: StoppedRun) -> Iterator[Part]:
     """Where a run has stopped, and how it goes on."""
-    yield f"stopped after stage {result.stage} of {result.stages}, as --until-stage says"
+    yield f"stopped after stage {result.stage} of {result.stages} because of --until-stage"
     yield f"{'checkpoint':10} {result.checkpoint}"
     yield f"{'next':10} the same command with --resume, and without --until-stage, trains stage {result.stage + 1}"
 
@@ -301,4 +301,4 @@ def describe_run(result: RunResult) -> Iterator[Part]:
         yield f"{name:8} {value}"
     if result.readers:
         yield ""
-        yield from readers_tables(result.readers, "Programs that read the model")
+        yield from readers_tables(result.readers, "RoPE of the model in other programs")

@@ -50,7 +50,7 @@ class Proportional(RopeMethod):
             )
         if not self.turning_pairs:
             raise RopewalkError(
-                f"{PARTIAL} {self.partial_rotary_factor:g} of {self.rotary_dim} dimensions leaves no pair that turns"
+                f"{PARTIAL} {self.partial_rotary_factor:g} of {self.rotary_dim} dimensions leaves no pair to rotate"
             )
 
     @property

@@ -205,21 +205,23 @@ def recommended_theta(
     beyond = ", the longest length examined," if length < target_length else ""
     if law > max(floor, LARGEST_PUBLISHED) and covers(rotary_dim, rope_theta, target_length):
         reason = (
-            f"the present base covers {target_length:,} tokens; the critical-dimension law gives {law:,.0f}, and no "
-            f"published model was extended with more than {LARGEST_PUBLISHED:,.0f}"
+            f"with the present base, similar tokens get at least as much attention as random ones at every distance up "
+            f"to {target_length:,} tokens; the rule critical-dimension would give {law:,.0f}, and no published model "
+            f"was extended with more than {LARGEST_PUBLISHED:,.0f}"
         )
         return Recommendation(rope_theta, CURRENT, reason, law, floor)
     if law >= floor:
-        need = "even " if length > target_length else ""
+        even, least = ("even ", "only") if length > target_length else ("", "at least")
         reason = (
-            "the critical-dimension law, which keeps as many pairs completing a period as in training, gives "
-            f"{law:,.0f}, and {need}{length:,} tokens{beyond} need at least {floor:,.0f}"
+            f"with base {law:,.0f}, as many rotary pairs complete a turn within the target length as did within the "
+            f"trained length (rule critical-dimension); {even}{length:,} tokens{beyond} need a base of {least} "
+            f"{floor:,.0f} (rule length-floor)"
         )
         return Recommendation(law, CRITICAL_DIMENSION, reason, law, floor)
     reason = (
-        f"{floor:,.0f} is the smallest base that keeps similar tokens attractive (B(m) ≥ 0) up to "
-        f"{length:,} tokens{beyond} with {FLOOR_DIM} rotated dimensions; the critical-dimension law "
-        f"gives less, {law:,.0f}"
+        f"{floor:,.0f} is the smallest base with which similar tokens get at least as much attention as random ones at "
+        f"every distance up to {length:,} tokens{beyond} (rule length-floor, {FLOOR_DIM} rotated dimensions); the rule "
+        f"critical-dimension gives less, {law:,.0f}"
     )
     return Recommendation(floor, LENGTH_FLOOR, reason, law, floor)
 

@@ -67,8 +67,8 @@ def scaled_theta(rope_theta: float, trained_length: int, target_length: int) -> 
     # float ** float raises instead of giving infinity.
     except OverflowError:
         raise RopewalkError(
-            f"from {trained_length} to {target_length} tokens the scaling law gives a base beyond floating "
-            f"point ({rope_theta} to the power {exponent:.1f}); extend in smaller stages"
+            f"from {trained_length} to {target_length} tokens, the rule critical-dimension gives a base beyond "
+            f"floating point ({rope_theta} to the power {exponent:.1f}); extend in smaller stages"
         ) from None
 
 

@@ -18,20 +18,21 @@ class Export(Settings):
 
     weights: Literal["last", "best", "average"] = Field(
         "last",
-        description="last: those after the last step; best: those with the best score during training; average: the "
-        "mean of the last checkpoints' weights (arXiv:2411.13476 averages the scores of five checkpoints instead)",
+        description="weights to export; last: those after the last step; best: those with the best score during "
+        "training; average: the mean of the last checkpoints' weights (arXiv:2411.13476 averages the scores of five "
+        "checkpoints instead)",
     )
     average_of: Count = Field(
         AVERAGE_OF,
         ge=2,
-        description="average: number of latest checkpoints; checkpoints.keep must be as large",
+        description="average: number of latest checkpoints to average; checkpoints.keep must be at least as large",
     )
     by: str | None = Field(
         None,
         min_length=1,
-        description="best: the score that decides, such as passkey/1024 or ruler/vt/4096. A suite or task alone, such "
-        "as ruler or ruler/vt, stands for the mean of all its scores. Of equal scores the latest is the best. default: "
-        "the only suite during training",
+        description="best: the score that decides, such as passkey/1024 or ruler/vt/4096; a suite or task alone, such "
+        "as ruler or ruler/vt, stands for the mean of all its scores; among equal scores, the latest counts as the "
+        "best; default: the only suite during training",
     )
 
     @model_validator(mode="before")

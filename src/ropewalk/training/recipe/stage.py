@@ -148,9 +148,9 @@ class Stage(Settings):
     )
     moments: Annotated[Moments, BEGUN] = Field(
         "keep",
-        description="what becomes of AdamW's moments of the stage before; keep: go on with them; reset: start from "
-        "zero; rewarm: start from them as if they were the average of one step, so that they soon follow the new "
-        "stage. A run that began before this key existed resets them",
+        description="AdamW's moments at the start of the stage; keep: those of the stage before; reset: zero; rewarm: "
+        "those of the stage before, counted as the average of a single step, so that they soon follow the new stage. "
+        "A run that began before this key existed resets them",
     )
     data: Annotated[StageData | None, BEGUN] = Field(
         None, description="documents of this stage; keys that are not given are the run's"

@@ -154,7 +154,7 @@ def documents_apart(moves: Sequence[Move], several: bool) -> Outcome:
     leaks = [move for move in moves if move.moved != move.source]
     if not leaks:
         return (
-            Outcome(0.0, 0.0, True, "no token moves another document's losses")
+            Outcome(0.0, 0.0, True, "no token affects another document's losses")
             if several
             else Outcome.not_run(
                 "each micro-batch held one document; raise the batch size, or turn on packing, to see leaks"
@@ -167,7 +167,7 @@ def documents_apart(moves: Sequence[Move], several: bool) -> Outcome:
         first.change,
         0.0,
         False,
-        f"token {first.token} of document {first.source} moves losses of {_documents(others)}, by up to "
+        f"token {first.token} of document {first.source} affects losses of {_documents(others)}, by up to "
         f"{first.change:.2g} nats; {pairs} pairs of documents leak; give the attention the documents' boundaries "
         "(position_ids that restart and no attention_mask, or cu_seq_lens with an engine that reads them)",
     )
@@ -177,14 +177,14 @@ def causal(moves: Sequence[Move]) -> Outcome:
     """No token moves earlier losses of its own document."""
     back = [move for move in moves if move.moved == move.source]
     if not back:
-        return Outcome(0.0, 0.0, True, "no token moves earlier losses of its document")
+        return Outcome(0.0, 0.0, True, "no token affects earlier losses of its document")
     first = max(back, key=lambda move: move.change)
     return Outcome(
         first.change,
         0.0,
         False,
-        f"token {first.token} of document {first.source} moves losses before it, by up to {first.change:.2g} nats; use "
-        "a causal mask",
+        f"token {first.token} of document {first.source} affects losses before it, by up to {first.change:.2g} nats; "
+        "use a causal mask",
     )
 
 
@@ -363,7 +363,7 @@ def token_mean(ranks: Sequence[Sequence[Weights]], averages: bool) -> Outcome:
             else f"{len(groups)} micro-batches of {sizes.pop()} targets each"
         )
         return Outcome.not_run(
-            f"the step had {what}, in which a mean of means is the token mean; use several micro-batches of different "
+            f"the step had {what}, where a mean of means equals the token mean; use several micro-batches of different "
             "size (gradient_accumulation_steps, or torchrun)"
         )
     return Outcome.within(
