@@ -290,7 +290,9 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(RopewalkError, match=f"no folder or file {model}"):
             read_model_config(model)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RopewalkError, match="no folder nobody/nothing, and the Hub has") as caught:
+    with pytest.raises(
+        RopewalkError, match="no folder nobody/nothing, and no config.json could be loaded"
+    ) as caught:
         read_model_config("nobody/nothing")
     assert len(str(caught.value).splitlines()) == 1
 
@@ -300,6 +302,9 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         ({"model_type": "gpt2"}, "model type 'gpt2' \\(GPT2Config\\) has no RoPE parameters"),
         ({"model_type": "bloom"}, "BloomConfig"),
+        ({"model_type": "blt"}, r"\(blt\) reads bytes in patches"),
+        ({"model_type": "gemma4_assistant"}, r"\(gemma4_assistant\) drafts tokens .*; extend that model$"),
+        ({"model_type": "gemma4_unified_assistant"}, "extend that model$"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi positions and no RoPE \\(FalconConfig\\)"),
         ({"model_type": "granitemoehybrid"}, "position_embedding_type is None"),
         ({"model_type": "own", **SMALL}, "no rope_theta"),

@@ -4,9 +4,14 @@ import json
 
 import pytest
 
+from ropewalk.models.config_file import config_from_json
+from ropewalk.models.support import packing_refusal
 from ropewalk.planning import InspectSettings, inspect
+from ropewalk.planning.inspection import advise_on
 from ropewalk.planning.sizing.model_shape import ModelShape
+from ropewalk.versions import older_transformers
 from tests.planning.planning_cases import LLAMA, printed
+from tests.versions import NEWEST
 
 
 @pytest.mark.parametrize("target", [None, 32768])
@@ -25,3 +30,60 @@ def test_the_numbers_of_a_config_are_those_of_the_shape(whole: str) -> None:
     found = inspect(InspectSettings(model=whole))
     shape = ModelShape.from_config(found.config)
     assert (shape.heads, shape.kv_heads, shape.head_dim) == (32, 8, 128)
+
+
+STABLELM = {
+    "model_type": "stablelm",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000,
+    "partial_rotary_factor": 0.25,
+}
+INDEXED = {
+    "model_type": "deepseek_v32",
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "index_topk": 2048,
+    "max_position_embeddings": 163840,
+    "rope_theta": 10000,
+    "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
+}
+
+
+@pytest.mark.skipif(
+    older_transformers(NEWEST) is not None, reason="the table of families holds for the newest"
+)
+def test_what_only_the_code_of_a_family_refuses_is_said_before_weights_are_read() -> None:
+    """No key of StableLM's config says that its attention passes nothing on; the table of families does."""
+    (refusal,) = config_from_json(STABLELM, "m").reach_refusals(32768)
+    assert refusal.startswith(
+        "does not support packed rows: StableLmAttention does not pass keyword arguments"
+    )
+    assert advise_on(config_from_json(STABLELM, "m"), 32768).refusals == (refusal,)
+    assert config_from_json({**STABLELM, "model_type": "phi"}, "m").reach_refusals(32768) == []
+
+
+def test_the_table_of_another_transformers_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ropewalk.models.support.version", lambda _: "99.0")
+    assert packing_refusal("stablelm") is None
+
+
+@pytest.mark.skipif(
+    older_transformers("5.20") is not None, reason="an older transformers has no deepseek_v32"
+)
+def test_indexed_attention_has_rope_over_all_earlier_tokens() -> None:
+    """DeepSeek-V3.2 chooses 2,048 of all earlier tokens: its RoPE limits the context as with full attention."""
+    config = config_from_json(INDEXED, "m")
+    assert config.context_layers(config.trained_length) == list(range(61))
+    assert not any("no RoPE" in note or "no layer has RoPE" in note for note in config.planning_notes)
+    assert config.planning_notes[0].startswith(
+        "every layer attends to 2,048 earlier tokens, which an indexer chooses"
+    )
+    assert any("indexed_attention (layer 0)" in refusal for refusal in config.reach_refusals(2**20))

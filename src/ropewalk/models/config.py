@@ -17,6 +17,7 @@ from typing import Any
 from ropewalk.attention.choices import Limit
 from ropewalk.attention.options import Locality, stacked_reach
 from ropewalk.errors import RopewalkError
+from ropewalk.models.support import packing_refusal
 from ropewalk.rope.config import OF_LAYERS, head_dim, layer_overrides, methods_from_config
 from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
 
@@ -672,6 +673,10 @@ class ModelConfig:
     def reach_refusals(self, context: int, keeps_rope: bool = False) -> list[str]:
         """Those :meth:`training_refusals` that no edit of the config removes; with the same arguments."""
         refused = self.packing_refusals()
+        # What only the code of a family shows, and not its config.
+        shown = None if refused else packing_refusal(self.model_type)
+        if shown is not None:
+            refused.append(f"does not support packed rows: {shown}")
         widest = self.widest_window
         if widest is not None and widest < context:
             layers = self.layers

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from importlib.metadata import version
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -93,6 +94,22 @@ def supported(config: ModelsSettings) -> SupportResult:
     return SupportResult(
         table.transformers, {config.family: table.families[config.family]}, table.without_rope
     )
+
+
+def packing_refusal(model_type: str | None) -> str | None:
+    """Why packed rows did not pass through the small model of a family; None if they did, or if nobody knows.
+
+    A different transformers than the tested one may have changed the family's code, so nothing is known of it.
+    """
+    table = _table()
+    if (
+        model_type is None
+        or model_type not in table.families
+        or version("transformers") != table.transformers
+    ):
+        return None
+    found = table.families[model_type]["packed_training"]
+    return found.reason if found.status == REFUSED else None
 
 
 @cache
