@@ -291,7 +291,7 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             read_model_config(model)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        RopewalkError, match="no folder nobody/nothing, and no config.json could be loaded"
+        RopewalkError, match="no folder nobody/nothing, and no config\\.json could be loaded"
     ) as caught:
         read_model_config("nobody/nothing")
     assert len(str(caught.value).splitlines()) == 1
