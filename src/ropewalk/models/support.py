@@ -30,7 +30,7 @@ COLUMNS = {
 }
 """The features that are tested with each family, by their names in JSON and in text."""
 
-TESTED, REFUSED, NOT_TRIED = "tested", "refused", "not tried"
+TESTED, REFUSED = "tested", "refused"
 
 
 class ModelsSettings(Settings):
@@ -46,8 +46,8 @@ class Support:
     """The result for one feature and one family.
 
     Attributes:
-        status: ``tested``, ``refused``, or ``not tried``.
-        reason: why it is refused or was not tried; if ``tested``, what it requires. May be empty.
+        status: ``tested`` or ``refused``.
+        reason: why it is refused; if ``tested``, what it requires. May be empty.
     """
 
     status: str
