@@ -1,5 +1,6 @@
 """Nothing that others wrote commands the terminal: not through a console, a table, a bar, a note or an error."""
 
+import importlib
 import io
 import json
 import sys
@@ -80,6 +81,9 @@ def test_errors_of_any_kind_are_shown_harmless(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from ropewalk.planning import inspection
+
+    # Imported for the first time under the replacement, it would keep the broken function for all tests that follow.
+    importlib.import_module("ropewalk.planning.run")
 
     def broken(model: str, given_length: int | None) -> None:
         raise error(f"{EVIL}\nerror: forged" + "x" * 10_000)
