@@ -22,6 +22,11 @@ pytestmark = [
 ]
 
 
+ROUNDED = 2.0**-8
+"""Of a tensor's largest value: tensor cores may round factors to TF32, 2**-11, and gradients of two numbers in which
+terms cancel, such as OLMo hybrid's ``A_log``, are off by some times that. Rows that restart nowhere are off by 2.4."""
+
+
 def logits_and_gradients(model, ids, layout):
     logits = model(input_ids=ids, layout=layout).logits
     (logits * torch.linspace(-1, 1, logits.numel(), device=logits.device).view_as(logits)).sum().backward()
@@ -61,4 +66,4 @@ def test_a_packed_row_is_as_exact_as_padded_batches(family, training, monkeypatc
         oracle.set_experts_implementation("eager")
     exact = logits_and_gradients(attached(oracle), ids, layout)
     # Both round the same products in another order.
-    assert worst(packed, exact) <= 2 * worst(padded, exact)
+    assert worst(packed, exact) <= max(2 * worst(padded, exact), ROUNDED)
