@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,37 @@ from ropewalk.readers.table import checkpoint_of, readings_of
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/readers.md"
 SOURCES = "<!-- sources: written by scripts/readers_page.py -->", "<!-- /sources -->"
+Groups = dict[tuple[str, str], list[str]]
 PUBLISHED = "<!-- published: written by scripts/readers_page.py -->", "<!-- /published -->"
 WITHOUT_ROPE = ("nemotron-3-nano-30b-a3b",)
-CELLS = {"same": "same", "with an option": "**option**", "differs": "**differs**", "refuses": "**refuses**",
-    "not known": "–"}  # fmt: skip
+CELLS = {"same": "same", "with an option": "**option**", "long inputs only": "**long only**",
+    "differs": "**differs**", "refuses": "**refuses**", "not known": "–"}  # fmt: skip
+WHY: Mapping[tuple[str, str], str] = {
+    (
+        "gpt_oss",
+        "mlx-lm",
+    ): "mlx-lm rounds the ends of yarn's ramp to whole pairs, and this config says not to",
+    (
+        "internlm2",
+        "sglang",
+    ): "dynamic NTK raises the base with the length of each input; SGLang takes one for all, that of "
+    "the longest input, also within the trained length",
+    ("gemma4_text", "transformers-4"): "the model and its rope type came with transformers 5",
+}
+"""Why a program differs from transformers 5 or refuses, by type of model and key of the program."""
+WHY_TWO_LISTS = {
+    "input": "",
+    "start": "it takes one list when it starts, so that short inputs get the long factors in a server for long ones",
+    "pass": "each pass has one list, so that short inputs get the long factors beside a long one",
+}
+"""Why a program that reads longrope right is wrong for short inputs, by what chooses between its two lists."""
+WHY_LENGTH = {
+    "linear": "the stated length already includes the factor, and the program multiplies once more",
+    "dynamic": "the program multiplies the stated length by the factor",
+    "yarn": "the program takes original length × factor, and the config states the length without scaling",
+    "longrope": "without an option it stays within the original length, where the short factors are right",
+}
+"""Why a program serves another length than the config states, by method."""
 
 
 def configs() -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -46,23 +74,59 @@ def sources() -> str:
 
 
 def published() -> str:
-    """The table of published configs, and every difference in words."""
+    """The table of published configs; every difference, other length and gap with its reason.
+
+    Raises:
+        KeyError: if a difference or a length has no reason, so that none can be published.
+    """
     # transformers 5 defines what a config means.
     others = [each for each in READERS if each.key != "transformers"]
-    rows, told = [], []
+    rows, differences = [], []
+    two_lists: Groups = defaultdict(list)
+    lengths: Groups = defaultdict(list)
+    unread: Groups = defaultdict(list)
     for name, raw in configs():
         checkpoint = checkpoint_of(raw, name)
         found = {each.key: each for each in readings_of(checkpoint, name)}
         cells = [cell(found[each.key], checkpoint.length) for each in others]
         rows.append(f"| {name} | {checkpoint.length:,} | {' | '.join(cells)} |")
-        told += [
-            f"- {name}, {each.program}: {found[each.key].detail}"
-            for each in others
-            if found[each.key].verdict in ("with an option", "differs", "refuses")
-        ]
+        for each in others:
+            reading = found[each.key]
+            if reading.verdict == "not known":
+                kind = checkpoint.model_type
+                reason = reading.detail.replace(f" for {kind}", "").replace(f" of {kind}", "")
+                unread[each.program, reason].append(name)
+            elif reading.verdict == "long inputs only":
+                two_lists[name, WHY_TWO_LISTS[each.chooses]].append(each.program)
+            elif reading.verdict != "same":
+                why = WHY[checkpoint.model_type, each.key]
+                differences.append(f"- {name}, {each.program}: {why} ({reading.detail})")
+            if reading.served not in (None, checkpoint.length):
+                (method,) = checkpoint.methods().values()
+                lengths[f"{name} {reading.served:,}", WHY_LENGTH[method.name]].append(each.program)
+    differences += reasons(two_lists)
     head = ["model", "tokens", *(each.program for each in others)]
     table = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |", *rows]
-    return "\n".join([*table, "", "The differences:", "", *told])
+    parts = {
+        "The differences, and why:": differences,
+        "Other lengths than the config's unless an option sets them, and why:": reasons(lengths),
+        "Not known, and why:": [
+            f"- {program}: {why}: {', '.join(names)}" for (program, why), names in unread.items()
+        ],
+    }
+    return "\n".join([*table, *(line for title, lines in parts.items() for line in ("", title, "", *lines))])
+
+
+def reasons(programs: Groups) -> list[str]:
+    """One line for each reason and the programs that it holds for, with the models.
+
+    Args:
+        programs: names of programs by model and reason.
+    """
+    models: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (model, why), names in programs.items():
+        models[", ".join(names), why].append(model)
+    return [f"- {', '.join(found)} in {names}: {why}" for (names, why), found in models.items()]
 
 
 def replaced(text: str, marks: tuple[str, str], content: str) -> str:

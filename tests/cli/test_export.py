@@ -135,8 +135,8 @@ def test_what_other_programs_do_otherwise_is_said(
         return {each["key"]: (each["verdict"], each["detail"]) for each in said(capsys)["readers"]}
 
     both = readers("both", short_factor=SHORT)
-    assert both["vllm"][0] == both["mlx-lm"][0] == "same"
-    assert both["vllm"][1].startswith(f"inputs of up to {ORIGINAL} tokens get the factors of longer ones")
+    assert both["vllm"][0] == both["mlx-lm"][0] == "long inputs only"
+    assert both["vllm"][1].startswith(f"differs at inputs of up to {ORIGINAL} tokens in a longer context")
     assert both["transformers"][1].startswith(f"the factors change when a sequence passes {ORIGINAL} tokens")
     assert both["llama.cpp"][0] == "with an option"
     one = readers("one", short_factor=LONG)
@@ -506,5 +506,5 @@ def test_help_names_every_program_that_for_takes(
     monkeypatch.setenv("COLUMNS", "400")
     assert program.main(["export", "--help"]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "--for PROGRAM" in line)
-    named = line.partition("wrongly: ")[2].partition(". May")[0]
+    named = line.partition("wrongly: ")[2].partition(". ")[0]
     assert named.replace(" or ", ", ").split(", ") == [each.key for each in READERS]

@@ -26,12 +26,15 @@ def test_a_file_is_corrected_and_the_changes_are_named(files, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "RoPE   longrope, architecture llama" in shown
     assert "change tensor rope_factors_long.weight with 8 factors (new)" in shown
-    assert f"llama-server -m {out}" in shown
+    assert f"next   llama-server -m {out} -c 1536 serves inputs above 256 tokens" in shown
+    assert f"next   llama-server -m {out} -c 256 serves inputs up to 256 tokens" in shown
+    assert "inputs of up to 256 tokens differ in a longer context" in shown
     again = tmp_path / "c.gguf"
     assert program.main(["export", str(model), "--gguf", str(out), "--out", str(again), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["changes"] == []
     assert found["method"] == "longrope"
+    assert len(found["launch"]) == 2
 
 
 def test_the_model_of_a_run_is_found(files, tmp_path, capsys):

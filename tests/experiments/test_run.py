@@ -25,10 +25,11 @@ from ropewalk.experiments.run import conclusion
 from ropewalk.experiments.settings import CompareSettings
 from ropewalk.io.files import write_json
 from ropewalk.io.lock import locked
+from tests.places import ROOT
 
 SMALL = (
     # Tokenising the embedded documents would take most of a run's time.
-    f"data.sources=[{Path(__file__).parents[2] / 'docs' / 'how-to'}]",
+    f"data.sources=[{ROOT / 'tests/compatibility/inputs/documents.jsonl'}]",
     "stages.0.context=384",
     "stages.0.steps=4",
     "stages.0.warmup_steps=0",

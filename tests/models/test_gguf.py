@@ -10,6 +10,7 @@ import torch
 gguf = pytest.importorskip("gguf", reason="needs the gguf package")
 
 from benchmarks.llama_cpp import (  # noqa: E402
+    CONTEXT,
     HEAD_DIM,
     IN_SHORT_CONTEXT,
     LENGTHS,
@@ -23,6 +24,7 @@ from ropewalk.errors import RopewalkError  # noqa: E402
 from ropewalk.models import gguf as written  # noqa: E402
 from ropewalk.models.config_file import config_from_json  # noqa: E402
 from ropewalk.models.gguf import LONG, ONE, SHORT, gguf_rope, write_gguf  # noqa: E402
+from ropewalk.readers.table import checkpoint_of, readings_of  # noqa: E402
 from ropewalk.rope import Default, DynamicNtk, Linear, Llama3, LongRope, Yarn  # noqa: E402
 
 THETA = 10000.0
@@ -204,6 +206,32 @@ def test_llama_cpp_computes_what_transformers_computes(family, name, tmp_path):
     if name not in ("theta", "linear") and (family, name) != ("phi3", "longrope"):
         # As the converter writes it, the model is another one: the comparison would see it.
         assert max(divergences(model, source, LENGTHS[2:])) > 100 * EXACT
+
+
+def test_llama_cpp_has_one_list_of_longrope_for_each_context_as_the_commands_say(converted, tmp_path):
+    pytest.importorskip("xllamacpp", reason="needs the xllamacpp package, which has llama.cpp")
+    model, source, config = converted
+    result = write_gguf(source, config, tmp_path / "two.gguf")
+    long, short = (int(command.split(" -c ")[1]) for command in result.launch.values())
+    assert list(result.launch) == [f"inputs above {ORIGINAL} tokens", f"inputs up to {ORIGINAL} tokens"]
+    assert max(map(abs, divergences(model, result.out, LENGTHS[2:], long))) < EXACT
+    assert max(map(abs, divergences(model, result.out, IN_SHORT_CONTEXT, short))) < EXACT
+    # What the note and the table of readers say of a long context.
+    assert min(divergences(model, result.out, LENGTHS[:2], long)) > 100 * EXACT
+    read = checkpoint_of({**model.config.to_dict()}, "m")
+    (reading,) = (each for each in readings_of(read, "m") if each.key == "llama.cpp")
+    assert (reading.short, reading.commands[1][1]) == (ORIGINAL, f"llama-server -m FILE -c {long}")
+    assert reading.launch_short == f"llama-server -m FILE -c {short}"
+
+
+def test_llama_cpp_computes_equal_lists_at_every_length(tmp_path):
+    pytest.importorskip("xllamacpp", reason="needs the xllamacpp package, which has llama.cpp")
+    model = tiny_model("llama", {**METHODS["longrope"], "short_factor": METHODS["longrope"]["long_factor"]})
+    convert(model, tmp_path / "a.gguf")
+    result = write_gguf(tmp_path / "a.gguf", config_from_json(model.config.to_dict()), tmp_path / "b.gguf")
+    assert result.notes == ()
+    assert result.launch == {"it": f"llama-server -m {result.out} -c {CONTEXT}"}
+    assert max(map(abs, divergences(model, result.out, LENGTHS))) < EXACT
 
 
 def test_the_package_is_named_where_it_is_missing(monkeypatch, tmp_path):

@@ -7,7 +7,16 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.readers.reader import Checkpoint
-from ropewalk.readers.table import READERS, difference, readings, readings_of, refuse_wrong, sentences
+from ropewalk.readers.table import (
+    READERS,
+    cautions,
+    difference,
+    readings,
+    readings_of,
+    refuse_wrong,
+    sentences,
+    wrong_servers,
+)
 from ropewalk.rope import Default, Linear, LongRope, Yarn, for_all_readers
 from tests.readers.recorded import checkpoint, record
 
@@ -68,6 +77,74 @@ def test_factors_chosen_once_differ_for_short_inputs_alone() -> None:
     assert difference(LONG, LONG, 1024, fixed=True) == ""
 
 
+def test_two_lists_of_longrope_are_right_for_short_and_long_inputs_with_a_command_each() -> None:
+    found = {each.key: each for each in readings_of(checkpoint("llama longrope both"), "my/model")}
+    assert {key: each.verdict for key, each in found.items()} == {
+        "transformers": "same",
+        "transformers-4": "same",
+        "vllm": "long inputs only",
+        "vllm-0.25": "long inputs only",
+        "sglang": "long inputs only",
+        "llama.cpp": "with an option",
+        "mlx-lm": "long inputs only",
+    }
+    entry = checkpoint("llama longrope both").stated["rope_parameters"]
+    pairs = enumerate(zip(entry["short_factor"], entry["long_factor"], strict=True))
+    largest = max(1024 * 5e4 ** (-pair / 8) * abs(1 / short - 1 / long) for pair, (short, long) in pairs)
+    apart = f"angles off by up to {largest:.3g} rad at 1,024 tokens"
+    for key in ("vllm", "vllm-0.25", "llama.cpp", "mlx-lm"):
+        assert found[key].short == 1024
+        assert found[key].detail.endswith(
+            f"differs at inputs of up to 1,024 tokens in a longer context: they get the long factors, {apart}"
+        )
+    long, short = "inputs above 1,024 tokens", "inputs up to 1,024 tokens"
+    assert found["vllm"].commands == [
+        (long, "vllm serve my/model --max-model-len 4096"),
+        (short, "vllm serve my/model --max-model-len 1024"),
+    ]
+    assert found["llama.cpp"].commands == [
+        ("first", "ropewalk export my/model --gguf CONVERTED --out FILE"),
+        (long, "llama-server -m FILE -c 4096"),
+        (short, "llama-server -m FILE -c 1024"),
+    ]
+    assert [inputs for inputs, _ in found["mlx-lm"].commands] == [long]
+    # Each pass of SGLang has one list: no input may be read in parts.
+    assert "batched with longer ones" in found["sglang"].detail
+    assert (
+        found["sglang"]
+        .commands[0][1]
+        .endswith("--context-length 4096 --chunked-prefill-size -1 --disable-radix-cache")
+    )
+
+
+def test_equal_lists_are_the_same_for_every_program_that_reads_them() -> None:
+    long = checkpoint("llama longrope both").stated["rope_parameters"]["long_factor"]
+    raw = record()["configs"]["llama longrope both"]
+    one = {key: {**raw[key], "short_factor": long} for key in ("rope_parameters", "rope_scaling")}
+    found = readings_of(checkpoint("llama longrope both", **one), "my/model")
+    assert {each.key for each in found if each.short is not None} == set()
+    assert {each.key for each in found if each.verdict != "same"} == {"llama.cpp"}
+
+
+def test_programs_with_a_command_for_each_length_are_named_and_one_without_is_refused() -> None:
+    found = readings_of(checkpoint("llama longrope both"), "my/model")
+    chosen = ["transformers", "vllm", "llama.cpp"]
+    refuse_wrong(found, chosen)
+    told = cautions(found, chosen)
+    assert [each.split(":")[0] for each in told] == ["vLLM 0.30 and later", "llama.cpp"]
+    assert "inputs up to 1,024 tokens: llama-server -m FILE -c 1024" in told[1]
+    with pytest.raises(
+        RopewalkError, match=r"mlx-lm 0\.32 computes .* give longrope the same short_factor and"
+    ):
+        refuse_wrong(found, ["mlx-lm"])
+    behind = wrong_servers(found, 4096)
+    assert [each.split(":")[0] for each in behind[:-1]] == [
+        f"served by {program}"
+        for program in ("vLLM 0.30 and later", "vLLM 0.25 to 0.29", "SGLang 0.5", "llama.cpp", "mlx-lm 0.32")
+    ]
+    assert behind[-1].startswith("one server is correct for inputs of every length if short_factor")
+
+
 def test_sentences_name_lengths_and_options() -> None:
     told = sentences(readings_of(checkpoint("llama linear both"), "my/model"), 4096)
     assert told[0].endswith("mlx-lm 0.32: the same frequencies")
@@ -77,7 +154,7 @@ def test_sentences_name_lengths_and_options() -> None:
     )
     odd = sentences(readings_of(checkpoint("llama yarn-attention both"), "my/model"), 4096)
     assert any(each.startswith("SGLang 0.5: attention factor 1.13863, not 1") for each in odd)
-    assert any("correct with: ropewalk export my/model --gguf FILE" in each for each in odd)
+    assert any("correct with: ropewalk export my/model --gguf CONVERTED" in each for each in odd)
 
 
 def test_a_program_that_reads_it_wrongly_is_refused_by_name() -> None:

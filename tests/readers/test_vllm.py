@@ -20,11 +20,11 @@ def test_it_computes_what_vllm_computed() -> None:
     assert differing(VLLM_BEFORE_030, "vllm-0.25") == []
 
 
-@pytest.mark.parametrize("dropped", ["served", "fixed", "methods"])
+@pytest.mark.parametrize("dropped", ["served", "chooses", "methods"])
 def test_a_wrong_reader_is_noticed(dropped: str) -> None:
     wrong = {
         "served": replace(VLLM, served=lambda read: read.length),
-        "fixed": replace(VLLM, fixed=False),
+        "chooses": replace(VLLM, chooses="input"),
         "methods": replace(VLLM, methods=VLLM_BEFORE_030.methods),
     }
     assert differing(wrong[dropped], "vllm")

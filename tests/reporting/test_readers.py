@@ -20,5 +20,19 @@ def test_each_program_has_a_line_with_the_command_that_is_right() -> None:
     assert commands.rows == (("A", "a serve"), ("B", "b serve --right"))
 
 
+def test_a_program_that_is_right_for_long_inputs_alone_has_a_line_for_each() -> None:
+    two = Reading("a", "A", "long inputs only", "differs at", 64, "a --long", None, 64, "a --short")
+    one = Reading("b", "B", "with an option", "no factors", 64, "b --long", "b first", 64)
+    table, commands = readers_tables([two, one], "Programs")
+    assert [row[1] for row in table.rows] == ["differs up to 64", "with an option, then differs up to 64"]
+    assert any("short_factor equals long_factor" in note for note in table.notes)
+    assert commands.rows == (
+        ("A, inputs above 64 tokens", "a --long"),
+        ("A, inputs up to 64 tokens", "a --short"),
+        ("B, first", "b first"),
+        ("B, inputs above 64 tokens", "b --long"),
+    )
+
+
 def test_programs_without_a_command_have_no_table_of_commands() -> None:
     assert len(readers_tables([Reading("c", "C", "refuses", "it stops")], "Programs")) == 1

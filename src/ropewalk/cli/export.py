@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,7 +62,8 @@ def export(
         Option(name="--for", metavar="PROGRAM", repeated=True),
         Field(
             description="Refuse a checkpoint if this program computes its RoPE wrongly: transformers, transformers-4, "
-            "vllm, vllm-0.25, sglang, llama.cpp or mlx-lm."
+            "vllm, vllm-0.25, sglang, llama.cpp or mlx-lm. If it needs one command for short inputs and another for "
+            "long ones, both are named."
         ),
     ] = None,
     stage: Annotated[
@@ -143,7 +145,10 @@ def export(
         repository = None if push is None else _repository(push, public)
         exported = None if rope is None or out is None else _exported(model, rope, out, repository, programs)
         pushed = (
-            None if repository is None else _pushed(model if out is None else str(out), repository, programs)
+            None
+            if repository is None
+            # An exported checkpoint was compared when it was written.
+            else _pushed(model if out is None else str(out), repository, programs if exported is None else [])
         )
     if as_json:
         values = (
@@ -199,7 +204,7 @@ def _about_gguf(found: GgufResult) -> list[tuple[str, str]]:
             for each in found.changes or ("none: llama.cpp reads the converter's file correctly",)
         ),
         *(("note", each) for each in found.notes),
-        ("next", f"llama-server -m {found.out} serves it"),
+        *(("next", f"{command} serves {inputs}") for inputs, command in found.launch.items()),
     ]
 
 
@@ -223,20 +228,24 @@ def _exported(
 def _pushed(model: str, repository: Repository, programs: Sequence[str]) -> PushResult:
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.io.lock import locked
-    from ropewalk.readers import readings, refuse_wrong
+    from ropewalk.readers import cautions, readings, refuse_wrong
     from ropewalk.reporting.run.model_card import write_model_card
     from ropewalk.training.publish import folder_to_push, push
     from ropewalk.training.run_folder import RECIPE
 
     folder, run = folder_to_push(model), Path(model).expanduser()
+    told: list[str] = []
     if programs:
-        refuse_wrong(readings(str(folder)), programs)
+        found = readings(str(folder))
+        refuse_wrong(found, programs)
+        told = cautions(found, programs)
     # Locked, so that no run rewrites the model while it is uploaded.
     with locked(run, "push later"):
         if (run / RECIPE).is_file():
             # The card's commands name the repository.
             write_model_card(run, repository.name)
-        return push(folder, repository, ConsoleReporter(notes))
+        pushed = push(folder, repository, ConsoleReporter(notes))
+    return replace(pushed, notes=(*pushed.notes, *told))
 
 
 def _about(found: ExportResult) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ from ropewalk.io.results import Result
 from ropewalk.models.config import ModelConfig
 from ropewalk.rope import Default, Linear, Llama3, LongRope, RopeMethod, Yarn
 from ropewalk.rope.methods.base import unscaled_inv_freq
+from ropewalk.rope.methods.longrope import RIGHT_AT_EVERY_LENGTH
 
 ONE, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 """Tensors of factors, by which llama.cpp divides frequencies: at every length, or beyond and up to the original one."""
@@ -40,11 +41,13 @@ class GgufRope:
         metadata: values by key, without the architecture in front.
         tensors: tensors of factors by name, one factor for each rotary pair.
         notes: what the user needs to know, in one sentence each.
+        short: inputs of up to so many tokens need a context of that length; None if any context serves them.
     """
 
     metadata: Mapping[str, str | int | float]
     tensors: Mapping[str, Sequence[float]]
     notes: tuple[str, ...] = ()
+    short: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class GgufResult(Result):
         method: RoPE method of the model's config.
         changes: what differs from the source, in one phrase each; empty if it was right.
         notes: what the user needs to know, in one sentence each.
+        launch: command of llama.cpp by the inputs that it serves right, in words.
     """
 
     source: Path
@@ -66,6 +70,7 @@ class GgufResult(Result):
     method: str
     changes: tuple[str, ...]
     notes: tuple[str, ...]
+    launch: Mapping[str, str]
 
 
 def gguf_rope(method: RopeMethod, architecture: str) -> GgufRope:
@@ -113,7 +118,12 @@ def gguf_rope(method: RopeMethod, architecture: str) -> GgufRope:
             return GgufRope(base | scaled, {ONE: factors})
         case LongRope():
             _needs(architecture, method, (LONG, SHORT))
-            original = method.original_max_position_embeddings
+            original, short = method.original_max_position_embeddings, method.switch_length
+            differs = (
+                f"llama.cpp takes the long factors if its context (-c) is above {original} tokens, and the short ones "
+                f"otherwise; transformers goes by the length of each input, so inputs of up to {original} tokens "
+                f"differ in a longer context and are right with -c {original}; {RIGHT_AT_EVERY_LENGTH}"
+            )
             return GgufRope(
                 base
                 | {
@@ -122,11 +132,8 @@ def gguf_rope(method: RopeMethod, architecture: str) -> GgufRope:
                     f"{PREFIX}attn_factor": float(attention),
                 },
                 {LONG: method.long_factor, SHORT: method.short_factor},
-                (
-                    f"llama.cpp takes the long factors if its context (-c) is above {original} tokens, and the short "
-                    f"ones otherwise; transformers goes by the length of each input, so inputs of up to {original} "
-                    "tokens differ in a longer context",
-                ),
+                () if short is None else (differs,),
+                short,
             )
         case _:
             raise RopewalkError(
@@ -189,7 +196,16 @@ def write_gguf(source: Path, config: ModelConfig, out: Path) -> GgufResult:
     with replacing(out) as partial:
         _copy(gguf, reader, partial, metadata, stale, wanted.tensors)
     changes = _changes(reader, present, metadata, stale, wanted.tensors)
-    return GgufResult(source, out, architecture, method.name, tuple(changes), wanted.notes)
+    launch = _launch(out, config.max_position_embeddings, wanted.short)
+    return GgufResult(source, out, architecture, method.name, tuple(changes), wanted.notes, launch)
+
+
+def _launch(out: Path, length: int | None, short: int | None) -> dict[str, str]:
+    server = f"llama-server -m {out}"
+    whole = server if length is None else f"{server} -c {length}"
+    if short is None:
+        return {"it": whole}
+    return {f"inputs above {short:,} tokens": whole, f"inputs up to {short:,} tokens": f"{server} -c {short}"}
 
 
 def _package() -> Any:

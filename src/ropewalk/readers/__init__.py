@@ -4,13 +4,22 @@ Each module restates from a program's source how it reads a config. The file and
 """
 
 from ropewalk.readers.reader import Checkpoint, Reader
-from ropewalk.readers.table import READERS, Reading, readings, refuse_wrong, sentences, wrong_servers
+from ropewalk.readers.table import (
+    READERS,
+    Reading,
+    cautions,
+    readings,
+    refuse_wrong,
+    sentences,
+    wrong_servers,
+)
 
 __all__ = [
     "READERS",
     "Checkpoint",
     "Reader",
     "Reading",
+    "cautions",
     "readings",
     "refuse_wrong",
     "sentences",

@@ -56,7 +56,7 @@ def _option(model: str, checkpoint: Checkpoint) -> str | None:
     except RopewalkError:
         # A file has no field that would express this method.
         return None
-    return f"ropewalk export {model} --gguf FILE --out NEW"
+    return f"ropewalk export {model} --gguf CONVERTED --out FILE"
 
 
 def _served(checkpoint: Checkpoint) -> int:
@@ -67,6 +67,10 @@ def _launch(model: str, checkpoint: Checkpoint) -> str:
     return f"llama-server -m FILE -c {checkpoint.length}"
 
 
+def _launch_short(model: str, tokens: int) -> str:
+    return f"llama-server -m FILE -c {tokens}"
+
+
 LLAMA_CPP = Reader(
     "llama.cpp",
     "llama.cpp",
@@ -75,5 +79,6 @@ LLAMA_CPP = Reader(
     _served,
     _launch,
     _option,
-    fixed=True,
+    chooses="start",
+    launch_short=_launch_short,
 )

@@ -131,5 +131,5 @@ MLX_LM = Reader(
     _served,
     _launch,
     # The long factors for every input.
-    fixed=True,
+    chooses="start",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import RopeMethod, methods_from_config
@@ -74,8 +74,11 @@ class Reader:
         served: tokens that it serves if no option sets the length; None if it has no such limit.
         launch: command that serves ``model`` with the whole context; None if the program is a library.
         option: command with which it computes the model's frequencies where it does not without; None if there is none.
-        fixed: whether it chooses the frequencies once, for the longest input that it is started for. transformers
-            chooses them for each input.
+        chooses: what decides between longrope's two lists of factors: the length of each ``input``, as in
+            transformers; the longest input that the program is ``start``ed for; or, in each forward ``pass``, the
+            largest position in it.
+        launch_short: command that serves ``model`` with longrope's short factors, for inputs of up to so many tokens;
+            None if there is none.
     """
 
     key: str
@@ -85,7 +88,13 @@ class Reader:
     served: Callable[[Checkpoint], int | None]
     launch: Callable[[str, Checkpoint], str | None]
     option: Callable[[str, Checkpoint], str | None] = lambda model, checkpoint: None
-    fixed: bool = False
+    chooses: Literal["input", "start", "pass"] = "input"
+    launch_short: Callable[[str, int], str | None] = lambda model, tokens: None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the frequencies are the same for every input."""
+        return self.chooses == "start"
 
 
 def refuse_unknown(methods: Methods, known: tuple[type[RopeMethod], ...]) -> None:

@@ -57,7 +57,15 @@ def _served(checkpoint: Checkpoint) -> int:
 
 
 def _launch(model: str, checkpoint: Checkpoint) -> str:
-    return f"python -m sglang.launch_server --model-path {model} --context-length {checkpoint.length}"
+    command = _launch_short(model, checkpoint.length)
+    if all(method.switch_length is None for method in checkpoint.methods().values()):
+        return command
+    # Of an input that is read in parts, or that begins like an earlier one, keys would have the short factors.
+    return f"{command} --chunked-prefill-size -1 --disable-radix-cache"
+
+
+def _launch_short(model: str, tokens: int) -> str:
+    return f"python -m sglang.launch_server --model-path {model} --context-length {tokens}"
 
 
 SGLANG = Reader(
@@ -67,4 +75,7 @@ SGLANG = Reader(
     _read,
     _served,
     _launch,
+    # Phi3LongRoPEScaledRotaryEmbedding.forward: torch.any(positions > original), over all tokens of the pass.
+    chooses="pass",
+    launch_short=_launch_short,
 )

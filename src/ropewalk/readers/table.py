@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from ropewalk.errors import RopewalkError
@@ -16,11 +16,14 @@ from ropewalk.readers.sglang import SGLANG
 from ropewalk.readers.transformers import TRANSFORMERS_4, TRANSFORMERS_5
 from ropewalk.readers.vllm import VLLM, VLLM_BEFORE_030
 from ropewalk.rope import RopeMethod
+from ropewalk.rope.methods.longrope import RIGHT_AT_EVERY_LENGTH
 
 READERS = (TRANSFORMERS_5, TRANSFORMERS_4, VLLM, VLLM_BEFORE_030, SGLANG, LLAMA_CPP, MLX_LM)
 LIBRARIES = (TRANSFORMERS_5.key, TRANSFORMERS_4.key)
 """Programs that serve nobody."""
-Verdict = Literal["same", "with an option", "differs", "refuses", "not known"]
+Verdict = Literal["same", "with an option", "long inputs only", "differs", "refuses", "not known"]
+LEFT_OUT = ("attention_factor", "mscale", "mscale_all_dim")
+"""Fields that decide the attention factor alone."""
 FLOAT32 = 2.0**-24
 """Half a unit of float32, in which the programs compute: a smaller relative difference has no effect in them."""
 
@@ -31,11 +34,14 @@ class Reading:
 
     Attributes:
         key, program: as in :class:`Reader`.
-        verdict: ``same``: it computes the model's frequencies; ``with an option``: with the option alone.
+        verdict: ``same``: it computes the model's frequencies; ``with an option``: with the option alone;
+            ``long inputs only``: started for the whole context, it is wrong for inputs of up to ``short`` tokens.
         detail: the difference or the reason, in one phrase; empty for ``same``.
         served: tokens that it serves if no option sets the length; None if unknown or unlimited.
         launch: command that serves the model right with its whole context; None if there is none.
         option: what has to be done for ``with an option``; None otherwise.
+        short: inputs of up to so many tokens differ under ``launch``, although longer ones do not; None if none do.
+        launch_short: command that serves inputs of up to ``short`` tokens right; None if there is none.
     """
 
     key: str
@@ -45,10 +51,25 @@ class Reading:
     served: int | None = None
     launch: str | None = None
     option: str | None = None
+    short: int | None = None
+    launch_short: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
         return asdict(self)
+
+    @property
+    def commands(self) -> list[tuple[str, str]]:
+        """Which inputs, in words, and the command that is right for them; no words if all inputs have one command."""
+        if self.short is None:
+            command = self.option or self.launch
+            return [] if command is None else [("", command)]
+        found = [
+            ("first", self.option),
+            (f"inputs above {self.short:,} tokens", self.launch),
+            (f"inputs up to {self.short:,} tokens", self.launch_short),
+        ]
+        return [(inputs, command) for inputs, command in found if command is not None]
 
 
 def readings(model: str, name: str | None = None) -> list[Reading]:
@@ -98,23 +119,49 @@ def _reading(reader: Reader, checkpoint: Checkpoint, model: str) -> Reading:
         if layer_type in theirs and (text := difference(method, theirs[layer_type], length, reader.fixed))
     ]
     served, launch = reader.served(checkpoint), reader.launch(model, checkpoint)
-    detail = "; ".join(dict.fromkeys(found))
+    changed = (
+        [instead(ours[kind], method) for kind, method in theirs.items() if kind in ours] if found else []
+    )
+    detail = "; ".join(dict.fromkeys(filter(None, [*changed, *found])))
     switches = [method.switch_length for method in ours.values()]
     short = next((tokens for tokens in switches if tokens is not None and tokens < length), None)
     # A program that is started for one length has the factors that are right for the inputs that need them.
     right = not found or not any(difference(ours[kind], method, length) for kind, method in theirs.items())
-    if right and short is not None:
-        detail = (
-            f"inputs of up to {short:,} tokens get the factors of longer ones: {detail}"
-            if reader.fixed
-            else f"the factors change when a sequence passes {short:,} tokens, and cached keys keep the earlier ones"
+    option = None if right else reader.option(model, checkpoint)
+    if not right and option is None:
+        return Reading(reader.key, reader.program, "differs", detail, served)
+    verdict: Verdict = "same" if right else "with an option"
+    if short is None:
+        return Reading(reader.key, reader.program, verdict, detail, served, launch, option)
+    if reader.chooses == "input":
+        detail = f"the factors change when a sequence passes {short:,} tokens, and cached keys keep the earlier ones"
+        return Reading(reader.key, reader.program, verdict, detail, served, launch, option)
+    wrong = _wrong_when_short(reader, ours, length, short)
+    return Reading(
+        reader.key,
+        reader.program,
+        "long inputs only" if right else verdict,
+        wrong if right else f"{detail}; then {wrong}",
+        served,
+        launch,
+        option,
+        short,
+        reader.launch_short(model, short),
+    )
+
+
+def _wrong_when_short(reader: Reader, ours: Mapping[str | None, RopeMethod], length: int, short: int) -> str:
+    """What a program makes of short inputs that has the model's own lists, and chooses between them otherwise."""
+    parts = [difference(method, method, length, fixed=True) for method in ours.values()]
+    apart = "; ".join(dict.fromkeys(filter(None, parts)))
+    if reader.chooses == "pass":
+        return (
+            f"differs at inputs of up to {short:,} tokens that are batched with longer ones: they get the long "
+            f"factors, {apart}"
         )
-    if right:
-        return Reading(reader.key, reader.program, "same", detail, served, launch)
-    option = reader.option(model, checkpoint)
-    if option is not None:
-        return Reading(reader.key, reader.program, "with an option", detail, served, launch, option)
-    return Reading(reader.key, reader.program, "differs", detail, served)
+    return (
+        f"differs at inputs of up to {short:,} tokens in a longer context: they get the long factors, {apart}"
+    )
 
 
 def difference(ours: RopeMethod, theirs: RopeMethod, length: int, fixed: bool = False) -> str:
@@ -146,6 +193,30 @@ def difference(ours: RopeMethod, theirs: RopeMethod, length: int, fixed: bool = 
     return ", ".join(dict.fromkeys(parts))
 
 
+def instead(ours: RopeMethod, theirs: RopeMethod) -> str:
+    """What a program computes instead of the model's method, in the words of a config; empty if that is the method.
+
+    The attention factor is left out, because :func:`difference` states the two that are computed.
+    """
+    if type(ours) is not type(theirs):
+        return f"it computes {theirs.name} with rope_theta {theirs.rope_theta:.10g}, not {ours.name}"
+    parts = []
+    for field in fields(ours):
+        own, other = getattr(ours, field.name), getattr(theirs, field.name)
+        if own == other or field.name in LEFT_OUT:
+            continue
+        parts.append(
+            f"other values of {field.name}"
+            if isinstance(own, tuple)
+            else f"{field.name} {_value(other)}, not {_value(own)}"
+        )
+    return f"it computes {ours.name} with {', '.join(parts)}" if parts else ""
+
+
+def _value(value: object) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else str(value).lower()
+
+
 def require_known(programs: Sequence[str]) -> None:
     """Raise for the first program that has no reader.
 
@@ -159,7 +230,11 @@ def require_known(programs: Sequence[str]) -> None:
 
 
 def refuse_wrong(found: Sequence[Reading], programs: Sequence[str]) -> None:
-    """Raise for the first of these programs that does not compute the model's RoPE.
+    """Raise for the first of these programs that cannot be started so that it computes the model's RoPE.
+
+    A program that is right for short and for long inputs, but with two commands, is not refused: servers of longrope
+    models are usually started for one of the two, and Phi-3 takes no other method. :func:`cautions` has the sentence
+    for the user. One that no command makes right for short inputs is refused.
 
     Args:
         found: result of :func:`readings`.
@@ -172,11 +247,16 @@ def refuse_wrong(found: Sequence[Reading], programs: Sequence[str]) -> None:
     by_key = {each.key: each for each in found}
     for program in programs:
         reading = by_key[program]
-        if reading.verdict in ("differs", "refuses", "not known"):
+        unserved = reading.short is not None and reading.launch_short is None
+        if unserved or reading.verdict in ("differs", "refuses", "not known"):
             right = [each.key for each in found if each.verdict == "same"]
+            remedy = (
+                "give longrope the same short_factor and long_factor, or extend the model with yarn or a new rope_theta"
+                if unserved
+                else "extend the model with a new rope_theta, which every program computes correctly"
+            )
             raise RopewalkError(
-                f"{_wrong(reading)}; use a program that computes it correctly ({', '.join(right)}), or extend the "
-                "model with a new rope_theta, which every program computes correctly"
+                f"{_wrong(reading)}; use a program that computes it correctly ({', '.join(right)}), or {remedy}"
             )
 
 
@@ -186,6 +266,12 @@ def _wrong(reading: Reading) -> str:
     if reading.verdict == "refuses":
         return f"{reading.program} refuses this RoPE ({reading.detail})"
     return f"{reading.program} computes this RoPE wrongly ({reading.detail})"
+
+
+def cautions(found: Sequence[Reading], programs: Sequence[str]) -> list[str]:
+    """One sentence for each of these programs that needs one command for short inputs and another for long ones."""
+    chosen = [each for each in found if each.key in programs and each.short is not None]
+    return [f"{each.program}: {_told(each)}" for each in chosen]
 
 
 def sentences(found: Sequence[Reading], length: int) -> list[str]:
@@ -198,14 +284,15 @@ def sentences(found: Sequence[Reading], length: int) -> list[str]:
     same = [each.program for each in found if each.verdict == "same"]
     told = [f"{', '.join(same)}: the same frequencies"] if same else []
     told += [f"{each.program}: {_told(each)}" for each in found if each.detail]
-    return told + _other_lengths(found, length)
+    return told + _other_lengths(found, length) + _remedy(found)
 
 
 def wrong_servers(found: Sequence[Reading], length: int) -> list[str]:
     """What servers do not compute as the model does, or do not serve without an option, one sentence each."""
-    wrong = [each for each in found if each.verdict in ("with an option", "differs", "refuses")]
-    told = [f"served by {each.program}: {_told(each)}" for each in wrong if each.key not in LIBRARIES]
-    return told + _other_lengths(found, length)
+    fine = ("same", "not known")
+    wrong = [each for each in found if each.verdict not in fine and each.key not in LIBRARIES]
+    told = [f"served by {each.program}: {_told(each)}" for each in wrong]
+    return told + _other_lengths(found, length) + _remedy(found)
 
 
 def _other_lengths(found: Sequence[Reading], length: int) -> list[str]:
@@ -213,11 +300,21 @@ def _other_lengths(found: Sequence[Reading], length: int) -> list[str]:
         f"{each.program} serves {each.served:,} tokens by default, not {length:,}; to serve {length:,}, run: "
         f"{each.launch}"
         for each in found
-        if each.served not in (None, length) and each.launch is not None
+        # A program with two commands has named the length of each.
+        if each.served not in (None, length) and each.launch is not None and each.short is None
     ]
 
 
+def _remedy(found: Sequence[Reading]) -> list[str]:
+    return [RIGHT_AT_EVERY_LENGTH] if any(each.short is not None for each in found) else []
+
+
 def _told(reading: Reading) -> str:
+    if reading.short is not None:
+        told = "; ".join(f"{inputs}: {command}" for inputs, command in reading.commands)
+        return f"{reading.detail}; {told}" + (
+            "" if reading.launch_short else "; no command gives them the short ones"
+        )
     if reading.verdict == "with an option":
         return f"{reading.detail}; correct with: {reading.option}"
     if reading.verdict in ("differs", "same"):

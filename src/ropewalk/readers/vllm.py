@@ -112,6 +112,10 @@ def _launch(model: str, checkpoint: Checkpoint) -> str:
     return f"vllm serve {model} --max-model-len {checkpoint.length}"
 
 
+def _launch_short(model: str, tokens: int) -> str:
+    return f"vllm serve {model} --max-model-len {tokens}"
+
+
 def _overrides(model: str, checkpoint: Checkpoint) -> str | None:
     """The attention factor under the key that these versions read: ``attn_factor``, relative to the formula."""
     method = checkpoint.methods().get(None)
@@ -132,7 +136,8 @@ VLLM = Reader(
     _current,
     _served,
     _launch,
-    fixed=True,
+    chooses="start",
+    launch_short=_launch_short,
 )
 VLLM_BEFORE_030 = Reader(
     "vllm-0.25",
@@ -142,5 +147,6 @@ VLLM_BEFORE_030 = Reader(
     _served_before,
     _launch,
     _overrides,
-    fixed=True,
+    chooses="start",
+    launch_short=_launch_short,
 )

@@ -7,6 +7,15 @@ from collections.abc import Sequence
 from ropewalk.readers import Reading
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import ResultTable
+from ropewalk.rope.methods.longrope import RIGHT_AT_EVERY_LENGTH
+
+
+def verdict_cell(reading: Reading) -> str:
+    """The verdict, with the length up to which inputs differ although longer ones do not."""
+    if reading.short is None:
+        return reading.verdict
+    differs = f"differs up to {reading.short:,}"
+    return differs if reading.verdict == "long inputs only" else f"{reading.verdict}, then {differs}"
 
 
 def readers_tables(found: Sequence[Reading], title: str) -> list[ResultTable]:
@@ -17,7 +26,7 @@ def readers_tables(found: Sequence[Reading], title: str) -> list[ResultTable]:
         tuple(
             (
                 each.program,
-                each.verdict,
+                verdict_cell(each),
                 MISSING if each.served is None else f"{each.served:,}",
                 each.detail or MISSING,
             )
@@ -27,11 +36,15 @@ def readers_tables(found: Sequence[Reading], title: str) -> list[ResultTable]:
         notes=(
             "same: the program computes the same frequencies and attention factor as transformers 5",
             "default tokens: context length that it serves without an option",
+            *([RIGHT_AT_EVERY_LENGTH] if any(each.short is not None for each in found) else []),
         ),
     )
     # A table of its own, because a command with overrides is longer than a terminal is wide.
-    commands = [(each.program, each.option or each.launch) for each in found]
-    lines = tuple((program, command) for program, command in commands if command is not None)
+    lines = tuple(
+        (f"{each.program}, {inputs}" if inputs else each.program, command)
+        for each in found
+        for inputs, command in each.commands
+    )
     served = ResultTable(
         "Commands that serve the whole context correctly", ("program", "command"), lines, text_columns=2
     )

@@ -14,7 +14,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.store import model_digest
 from ropewalk.models.export import ExportResult, refuse_existing
 from ropewalk.models.export import export as export_checkpoint
-from ropewalk.readers.table import checkpoint_of, readings_of, refuse_wrong
+from ropewalk.readers.table import cautions, checkpoint_of, readings_of, refuse_wrong
 from ropewalk.rope import LongRope
 from ropewalk.search.factor_table import Factors, checkpoint, method_of, read_factors
 
@@ -103,7 +103,8 @@ def export(model: str, rope: Path | str, out: Path | str, programs: Sequence[str
         model: folder, Hub id, or ``embedded``.
         rope: factor table, for example from ``ropewalk search``.
         out: new folder to write to.
-        programs: programs that must read the checkpoint right, by their keys in ``ropewalk.readers``.
+        programs: programs that must read the checkpoint right, by their keys in ``ropewalk.readers``. Where one needs
+            a command for short inputs and another for long ones, the notes have both.
 
     Raises:
         RopewalkError: if ``out`` exists, the model or the table cannot be read, the factors do not fit the model,
@@ -120,11 +121,15 @@ def export(model: str, rope: Path | str, out: Path | str, programs: Sequence[str
             f"--start-tokens 0, or evaluate with ropewalk eval {model} --rope {rope}"
         )
 
+    told: list[str] = []
+
     def check(stated: Mapping[str, Any]) -> None:
-        refuse_wrong(readings_of(checkpoint_of(stated, model), str(out)), programs)
+        found = readings_of(checkpoint_of(stated, model), str(out))
+        refuse_wrong(found, programs)
+        told.extend(cautions(found, programs))
 
     written = export_checkpoint(path, table.method, table.context, out, load_tokenizer(path), model, check)
     # Hashing the weights takes long for large models, so only where the table has a digest to compare with.
     digest = model_digest(path) if table.factors.model.digest else None
-    notes = (*other_checkpoint(table.record, digest), *written.notes)
+    notes = (*other_checkpoint(table.record, digest), *written.notes, *told)
     return replace(written, notes=notes, factors=table.record)

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 MSCALES = ("short_mscale", "long_mscale")
 """Keys through which vLLM reads the attention factor."""
+RIGHT_AT_EVERY_LENGTH = (
+    "one server is correct for inputs of every length if short_factor equals long_factor, or if the model was extended "
+    "with yarn or a new rope_theta"
+)
+"""What to do about programs that do not choose between the two lists as transformers does."""
 
 
 def longrope_attention_factor(factor: float, original_length: int) -> float:
