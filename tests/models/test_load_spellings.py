@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, Phi3Config
+from transformers import CONFIG_MAPPING, Gemma3TextConfig, Phi3Config
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
+from ropewalk.errors import RopewalkError
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.config_file import config_from_json
 from ropewalk.models.export import export
 from ropewalk.models.load import read_config, with_both_spellings, with_rope, written_config
 from ropewalk.models.support import ModelsSettings, supported
@@ -21,6 +24,14 @@ from ropewalk.rope import Default, Linear, Llama3, LongRope, RopeMethod, Yarn, m
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.places import ROOT
 
+GEMMA_3 = Gemma3TextConfig(
+    head_dim=8,
+    sliding_window=24,
+    num_hidden_layers=6,
+    hidden_size=32,
+    num_attention_heads=4,
+    max_position_embeddings=256,
+)
 METHODS: tuple[RopeMethod, ...] = (
     Default(8, 5e5),
     Linear(8, 1e4, 4.0),
@@ -106,3 +117,33 @@ def test_phi_3_is_written_as_older_programs_read_it_or_refuse_it(
         assert float(cosine[0, 0, 0]) == pytest.approx(attention_factor, rel=1e-6)
         wanted = torch.cos((length - 1) * method.frequencies(length).inv_freq).float() * attention_factor
         torch.testing.assert_close(cosine[0, 1, : len(wanted)], wanted, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("method", [Default(8, 7e6), Linear(8, 1e6, 8.0), Yarn(8, 1e6, 4.0, 256)])
+def test_gemma_3_is_written_with_both_bases_for_older_programs(method: RopeMethod) -> None:
+    """transformers 4 and mlx-lm read ``rope_theta`` and ``rope_local_base_freq``; transformers 5 reads the same."""
+    config = ModelConfig.of(GEMMA_3)
+    changed = with_rope(config, method, 1024)
+    stated = written_config(changed.source)
+    local = config.other_ropes["sliding_attention"].rope_theta
+    assert (stated["rope_theta"], stated["rope_local_base_freq"]) == (method.rope_theta, local)
+    read = Gemma3TextConfig.from_dict(dict(stated))
+    assert ModelConfig.of(read).methods == config_from_json(stated).methods == changed.methods
+    verdicts = {each.key: each.verdict for each in readings_of(checkpoint_of(stated), "my/model")}
+    assert [verdicts[key] for key in ("transformers", "transformers-4", "mlx-lm")] == ["same"] * 3
+    # Without the older keys, both would compute something else.
+    alone = without(stated, "rope_theta", "rope_local_base_freq", "rope_scaling")
+    others = {each.key: each.verdict for each in readings_of(checkpoint_of(alone), "my/model")}
+    assert [others[key] for key in ("transformers-4", "mlx-lm")] == ["differs"] * 2
+
+
+def test_two_spellings_of_gemma_3_that_say_different_things_are_refused() -> None:
+    changed = with_rope(ModelConfig.of(GEMMA_3), Linear(8, 1e6, 8.0), 1024)
+    stated = written_config(changed.source)
+    for scaling in ({"rope_type": "linear", "factor": 4.0}, {"rope_type": "llama3", "factor": 8.0}):
+        with pytest.raises(RopewalkError):
+            methods_from_config({**stated, "rope_scaling": scaling})
+    with pytest.raises(
+        RopewalkError, match=r"both rope_scaling .*factor': 4.* says something else; keep one"
+    ):
+        methods_from_config({**stated, "rope_scaling": {"rope_type": "linear", "factor": 4.0}})

@@ -51,6 +51,8 @@ TEMPERATURE = "llama_4_scaling_beta"
 """``β`` of Ministral 3: its attention multiplies queries by ``1 + β·ln(1 + floor(position / T))``, where ``T`` is
 ``original_max_position_embeddings`` of the same entry. It is not part of the rotation and is kept unchanged."""
 READS_TEMPERATURE = ("ministral3",)
+TWO_BASES = ("gemma3_text",)
+"""Types with ``rope_local_base_freq`` beside ``rope_theta`` in transformers 4."""
 OF_LAYERS = "per_layer_config"
 """Values of single layers by their number, where they differ from the config's own."""
 
@@ -192,17 +194,20 @@ def _entries_of_layers(parameters: Config) -> dict[str, Config | None]:
 
 
 def _nested_methods(config: Config, parameters: Config) -> dict[str | None, RopeMethod]:
-    if config.get("rope_scaling"):
-        raise RopewalkError(
-            f"the config has both rope_scaling {dict(config['rope_scaling'])} and rope_parameters with layer types; "
-            "keep one of them"
-        )
     methods: dict[str | None, RopeMethod] = {}
     for layer_type, entry in parameters.items():
         if entry is not None:
             if entry.get("rope_theta") is None:
                 raise RopewalkError(f"no rope_theta for layer type {layer_type!r} in rope_parameters")
             methods[layer_type] = _method(config, entry, layer_type)
+    scaling, full = config.get("rope_scaling"), methods.get("full_attention")
+    if scaling and (
+        full is None or full != _method(config, {"rope_theta": full.rope_theta, **scaling}, "full_attention")
+    ):
+        raise RopewalkError(
+            f"the config has both rope_scaling {dict(scaling)} and rope_parameters with layer types, and "
+            "full_attention there says something else; keep one of them"
+        )
     # A base at the top level may repeat that of a layer type. If it repeats none, it is unclear which one was meant.
     for key in ("rope_theta", "rope_local_base_freq"):
         stated = config.get(key)
@@ -413,6 +418,17 @@ def replace_methods(
     return written
 
 
+def _two_bases(parameters: Config) -> dict[str, Any]:
+    """Parameters by layer type in the keys of transformers 4's Gemma 3; empty if these have no place for them."""
+    full, local = (parameters.get(kind) for kind in ("full_attention", "sliding_attention"))
+    if not full or not local or local.get("rope_type", Default.name) != Default.name:
+        return {}
+    older = {"rope_theta": full["rope_theta"], "rope_local_base_freq": local["rope_theta"]}
+    if full.get("rope_type", Default.name) != Default.name:
+        older["rope_scaling"] = {key: value for key, value in full.items() if key != "rope_theta"}
+    return older
+
+
 def _keys_kept(config: Config) -> tuple[str, ...]:
     """Keys of the entry that do not affect frequencies in text."""
     if config.get("model_type") in READS_AXES:
@@ -490,10 +506,12 @@ def with_older_keys(config: Config) -> dict[str, Any]:
     """A copy of a config in the 5.x spelling that states its RoPE in the keys of transformers 4 as well.
 
     Programs that read the file themselves, or with transformers 4, know only those, and would silently run a default
-    base without them. A config with a RoPE for each layer type, or with keys that the older spelling has no place for,
-    is returned unchanged.
+    base without them. A config with a RoPE for each layer type (Gemma 3's excepted), or with keys that the older
+    spelling has no place for, is returned unchanged.
     """
     entry = config.get("rope_parameters") or {}
+    if config.get("model_type") in TWO_BASES:
+        return {**config, **_two_bases(entry)}
     if "rope_theta" not in entry or any(key in entry for key in (*OF_AXES, TEMPERATURE)):
         return dict(config)
     scaling = {key: value for key, value in entry.items() if key not in ("rope_theta", PARTIAL)}
