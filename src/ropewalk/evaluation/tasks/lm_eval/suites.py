@@ -545,7 +545,9 @@ class HarnessSettings(Settings):
         dict[str, ExistingPath],
         BeforeValidator(lambda value: pairs(value, "TASK=PATH", "hellaswag=data/hellaswag.jsonl")),
         Option(name="--lm-eval-data", metavar="TASK=PATH", repeated=True),
-    ] = Field({}, description="Local file or folder with a task's data, instead of its dataset on the Hub.")
+    ] = Field(
+        {}, description="Local file or folder with the data of a task, by its name; other tasks use the Hub."
+    )
     harness_tasks: Annotated[FilePath | None, Option(name="--lm-eval-include")] = Field(
         None, description="Folder with the YAML files of your own lm_eval tasks."
     )
