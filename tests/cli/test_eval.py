@@ -281,9 +281,9 @@ def test_scores_are_computed_again_without_a_model(
     ("arguments", "message"),
     [
         (["--suite", "perplexity,pass-key"], "unknown --suite 'pass-key'; did you mean passkey?"),
-        (["--suite", ","], "--suite: ',' contains no name"),
+        (["--suite", ","], "--suite: ',' is empty; give one or more values"),
         (["--lengths", "12q"], "'12q' is not a length"),
-        (["--lengths", ","], "--lengths: ',' contains no name"),
+        (["--lengths", ","], "--lengths: ',' is empty; give one or more values"),
         (
             ["--lengths", "64", "--suite", "passkey"],
             "do not fit in 64 tokens with this tokenizer: passkey needs",

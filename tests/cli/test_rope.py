@@ -161,7 +161,7 @@ def test_frequencies_of_dynamic_and_longrope(run, tmp_path: Path) -> None:
         ),
         ("plan nowhere/at-all/there --to 1M", "there is no folder or file nowhere/at-all/there"),
         ("plan embedded --to 1M --rule yarm", "unknown rule 'yarm'"),
-        ("plan embedded --to 1M --rule current", "the rule current changes nothing"),
+        ("plan embedded --to 1M --rule current", "the rule 'current' keeps RoPE as it is"),
         ("theta --rope-theta 1e4 --from 4k --to 1025M --rotary-dim 128", "may be at most 1073741824 tokens"),
         ("bound --rope-theta 1e4 --rotary-dim 1000000", "at most 2048 rotated dimensions, got 1000000"),
         ("plan embedded --to 128", "must be above the trained length, got 128 and 256"),

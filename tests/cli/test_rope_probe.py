@@ -141,7 +141,7 @@ def test_what_has_no_meaning_is_not_run(
     [
         (["--rules", "ntk,yarrn"], "unknown rule 'yarrn'"),
         (["--rules", "theta=big"], "theta=big is not a number"),
-        (["--rules", ","], "--rules: ',' contains no name"),
+        (["--rules", ","], "--rules: ',' is empty; give one or more values"),
         (["--to", "12q"], "'12q' is not a length"),
         (["--to", "32"], "--to 32 is shorter than the model's trained length of 64 tokens"),
         (["--from", "0"], "'0' is 0 tokens"),

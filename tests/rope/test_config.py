@@ -275,7 +275,7 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
                 "rope_scaling": {"type": "yarn", "factor": 2.0, "finetuned": "yes"},
                 **LENGTH,
             },
-            "finetuned must be true or false, got 'yes'",
+            "finetuned in the RoPE parameters of the config must be true or false, got 'yes'",
         ),
         (
             {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0, "finetuned": True}},
@@ -309,7 +309,7 @@ def test_the_original_length_is_not_more_than_the_present_one(scaling: dict[str,
         "rope_scaling": {**scaling, **(original if inside else {})},
         **({} if inside else original),
     }
-    with pytest.raises(RopewalkError, match="8192 is more than max_position_embeddings 4096"):
+    with pytest.raises(RopewalkError, match="8192, the length before the extension, is more than max_position_embeddings 4096"):
         methods_from_config({**config, "max_position_embeddings": 4096})
     assert methods_from_config({**config, "max_position_embeddings": 8192})
 

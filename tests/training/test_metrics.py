@@ -126,7 +126,8 @@ def test_missing_steps_are_refused_until_the_user_says_that_they_are_lost(log: M
     with pytest.raises(RopewalkError) as refused:
         log.check([3, 0, 2])
     assert (
-        str(refused.value) == f"{told}; restore the file, or resume without these steps after: touch {lost}"
+        str(refused.value)
+        == f"{told}; restore the file. To resume without these steps instead, first run: touch {lost}"
     )
     lost.touch()
     assert log.check([3, 0, 2]) == f"{told}, which {LOST} allows"

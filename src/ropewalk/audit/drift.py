@@ -118,7 +118,7 @@ def measure_drift(
     check_rows(rows)
     check_shifts(shifts, delta2)
     if not series:
-        raise RopewalkError("a drift needs at least one dtype, got none")
+        raise RopewalkError("there is no dtype to audit; give at least one, such as bfloat16")
     length = len(rows[0])
     cuts = cut_lengths(length)
     found: list[_Rows] = []

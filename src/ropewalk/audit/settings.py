@@ -104,18 +104,20 @@ class AuditSettings(Settings):
         "largest to the context length that you want to use.",
     )
     delta2: Shift = Field(
-        16, description="Start position (Δ₂) with which those of --shifts are compared, in tokens."
+        16,
+        description="Reference position, in tokens: sequences that start at each of --shifts are compared with those "
+        "that start here.",
     )
     dtypes: Annotated[Dtypes, COMMON] = Field(
         AUDITED_DTYPES,
-        description="Dtypes to audit, separated by commas. The ablation, the mitigations and the first-token "
-        "experiment use the first one.",
+        description="Dtypes to audit, separated by commas. The ablation (each operation in turn in float64), "
+        "the mitigations and the first-token experiment use the first one.",
     )
     ablation_samples: Annotated[Count, Option(formerly=("--ladder-samples",))] = Field(
         4,
         ge=1,
-        description="Maximum number of sequences for everything that runs in float64 (ablation, mitigations, "
-        "first-token experiment) and for the random control.",
+        description="Maximum number of sequences for the ablation, the mitigations, the first-token experiment and "
+        "--random-control, which also run in float64.",
     )
     random_control: Annotated[bool, Option(formerly=("--twin",))] = Field(
         True, description="Also measure the same model with randomly initialised weights."

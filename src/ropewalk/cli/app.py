@@ -31,7 +31,7 @@ SUMMARIES = {
     "extend": "Extend a model's context: evaluate, change RoPE, train, evaluate again, save.",
     "compare": "Compare choices: run a recipe with varied keys and seeds, or read finished runs.",
     "recipe": "List and show the shipped recipes, and check a recipe before a run.",
-    "export": "Publish a run's model, write a checkpoint of a run or of a search, or correct a GGUF file.",
+    "export": "Upload a run's model, write a model from a run or a factor table, or complete a GGUF file.",
     "eval": "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
     "verify": "Verify that packing, parallelism and checkpoints do not change your model's results, and that "
     "RoPE is correct.",

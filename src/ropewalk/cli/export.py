@@ -33,7 +33,9 @@ def export(
     rope: Annotated[
         FilePath | None,
         Option(group=COMMON.group, metavar="FILE"),
-        Field(description="Factor table, for example from ropewalk search. Needs --out."),
+        Field(
+            description="Factor table: a .json file of LongRoPE factors, which ropewalk search writes. Needs --out."
+        ),
     ] = None,
     gguf: Annotated[
         FilePath | None,
@@ -76,10 +78,11 @@ def export(
     public: Annotated[bool, Field(description="Make the uploaded model public. Needs --push.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Publish a run's model, write a checkpoint of a run or of a search, or correct a GGUF file.
+    """Upload a run's model, write a model from a run or a factor table, or complete a GGUF file.
 
     --push uploads the model with its card. --step writes a checkpoint of a run as a model; the run may be finished
-    or still training. --rope writes a checkpoint with unchanged weights. --gguf and --out copy a file for llama.cpp
+    or still training. --rope writes a copy of a model with the factors of a table in its
+    config; its weights are unchanged. --gguf and --out copy a file for llama.cpp
     and add what its converter leaves out.
     """
     from ropewalk.readers import readings

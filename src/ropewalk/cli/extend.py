@@ -36,8 +36,8 @@ def extend(
         tuple[FilePath, ...],
         Option(metavar="FILE", repeated=True),
         Field(
-            description="Factor table from ropewalk search, used by the stage whose context equals the table's target "
-            "length."
+            description="Factor table (a .json file of LongRoPE factors, which ropewalk search writes), used by the "
+            "stage whose context equals the table's target length."
         ),
     ] = (),
     resume: Annotated[

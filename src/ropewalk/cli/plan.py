@@ -26,8 +26,8 @@ def plan(
 ) -> None:
     """Estimate memory, time and cost of a recipe on GPUs that you need not have.
 
-    Runs the recipe's training step for one rank of the mesh, on tensors that have shapes but no data. Of the model, it
-    reads only config.json. Takes a minute or two.
+    Simulates the recipe's training step as one of its GPUs would run it, on fake tensors, so it needs no GPU. Of the
+    model, it reads only config.json. Takes a minute or two.
     """
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.dry_run.run import plan as run

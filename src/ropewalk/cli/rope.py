@@ -44,11 +44,11 @@ def bound_command(settings: BoundSettings, *, plot: PlotFile = None, as_json: Js
 
 
 def base_command(settings: BasesSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Compute the RoPE bases that reach a context length: the smallest, all intervals, and the safe base.
+    """Compute which RoPE bases are feasible for a context length: the smallest, all intervals, and the safe base.
 
-    A base is feasible if a similar token gets at least as much attention as a random one at every distance up to the
-    length. Feasible bases form intervals with gaps between them. The infimum is the smallest feasible base; from the
-    safe base up to --ceiling, every base is feasible.
+    A base is feasible if a key similar to the query gets, on average, at least as much attention as a random key at
+    every distance up to the length. Feasible bases form intervals with gaps between them. The infimum is the smallest
+    feasible base; from the safe base up to --ceiling, every base is feasible.
     """
     from ropewalk.planning.bases import bases_for, bases_for_halves
     from ropewalk.reporting import draw
@@ -67,10 +67,11 @@ def base_command(settings: BasesSettings, *, plot: PlotFile = None, as_json: Jso
 
 
 def theta_command(settings: ThetaSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Compute a base for a longer context by a scaling rule, and the context that it reaches.
+    """Compute a base for a longer context by a rule, and the context that it reaches.
 
-    critical-dimension keeps the number of dimensions that complete a turn within the context, ntk how far the slowest
-    pair turns. length-floor is the infimum, for 128 dimensions, and lower-bound the safe base of ropewalk rope base.
+    critical-dimension keeps the number of dimensions that complete a turn within the context, ntk the angle of the
+    slowest pair over it; recommended is the larger of critical-dimension and length-floor, the smallest feasible base.
+    lower-bound is the safe base of `ropewalk rope base`.
     """
     from ropewalk.planning.bases import theta_for
     from ropewalk.reporting import draw

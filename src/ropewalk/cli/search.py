@@ -118,7 +118,10 @@ def show_command(
     plot: PlotFile = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a factor table: its model and length, its origin, and its factors next to those of PI, NTK and YaRN."""
+    """Show a factor table, a .json file with a LongRoPE factor for each pair of dimensions.
+
+    Its model and length, its origin, and its factors beside those of position interpolation (PI), NTK and YaRN.
+    """
     from ropewalk.reporting.search import describe_factors
     from ropewalk.search.factor_table import read_factors
 

@@ -208,7 +208,8 @@ class MixtureSettings(Settings):
 
     weights: Annotated[BySource | None, COMMON] = Field(
         None,
-        description="Number of epochs over each source: books=2,web=0.5. Sources that are not named get 1.",
+        description="Number of epochs over each source, or their ratio with --total-tokens: books=2,web=0.5. Default: "
+        "1 each.",
     )
     shares: BySource | None = Field(
         None, description="Share of the tokens for each source, instead of weights: books=0.3,web=0.7."
@@ -229,12 +230,12 @@ class MixtureSettings(Settings):
         None,
         gt=0,
         lt=1,
-        description="Share of each source's tokens that lie in long documents, instead of a long factor.",
+        description="Draw this share of each source's tokens from long documents. Replaces --long-factor.",
     )
     length_shares: LengthShares | None = Field(
         None,
-        description="Share of the tokens for each range of document lengths, instead of one limit for long documents. "
-        "Each range is named by its shortest length: 0=0.3,4k=0.3,32k=0.4.",
+        description="Share of the tokens for each range of document lengths, instead of --long-from. "
+        "0=0.3,4k=0.3,32k=0.4: 30 % from documents below 4k tokens, 30 % from 4k to 32k, 40 % from 32k up.",
     )
     per: Literal["source", "corpus"] = Field(
         "source",
@@ -244,12 +245,13 @@ class MixtureSettings(Settings):
         4.0,
         ge=1,
         le=1e6,
-        description="Maximum number of epochs over the documents of one source and length range, on average.",
+        description="Maximum number of times that the documents of one source and length range are read, on average "
+        "over these documents.",
     )
     shortage: Literal["refuse", "cap"] = Field(
         "refuse",
-        description="If a source cannot fill its share within the maximum number of epochs: refuse the mixture, or "
-        "(cap) use what there is and report the missing tokens.",
+        description="What to do if a source cannot fill its share within --max-epochs. refuse: stop before packing; "
+        "cap: use what there is and report the missing tokens.",
     )
     shuffle: bool = Field(
         False, description="Read documents in random order; any other mixture setting implies it."
@@ -337,10 +339,10 @@ class InterleaveSettings(Settings):
     on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
     min_length: Annotated[Length, Option(name="--chunk-min")] = Field(
-        64, ge=1, description="Do not cut documents shorter than this many tokens."
+        64, ge=1, description="Shortest document to cut into chunks, in tokens."
     )
     max_length: Annotated[Length, Option(name="--chunk-max")] = Field(
-        2048, ge=1, description="Do not cut documents longer than this many tokens."
+        2048, ge=1, description="Longest document to cut into chunks, in tokens."
     )
     parts: Annotated[
         tuple[Annotated[Count, Field(ge=2)], ...],
@@ -351,7 +353,9 @@ class InterleaveSettings(Settings):
         tuple[float, float],
         BeforeValidator(_comma_list(float)),
         Option(name="--chunk-cuts", metavar="NUMBER,NUMBER", text=_with_commas),
-    ] = Field((0.2, 0.8), description="Fractions of the document's length between which each cut is drawn.")
+    ] = Field(
+        (0.2, 0.8), description="Range in which each cut is drawn, as fractions of the document's length."
+    )
     seed: Annotated[Seed, Option(hidden=True)] = Field(
         0, description="Random seed for the cuts and the shuffle."
     )
@@ -396,7 +400,8 @@ class RowPolicies(Settings):
 
     bos: Bos = Field(
         "auto",
-        description="Where to add BOS; auto: once per row (the anchor) for the pattern anchor, else per document.",
+        description="Where to add BOS. auto: with the pattern anchor once per row, as the anchor; otherwise before "
+        "each document.",
     )
     eos: bool = Field(True, description="End every document with EOS.")
     tag: str | None = Field(
@@ -410,7 +415,8 @@ class RowPolicies(Settings):
         "than a row.",
     )
     remainder: Remainder = Field(
-        "drop", description="How to handle the last row if it is not full (best_fit: the emptiest row)."
+        "drop",
+        description="What to do with the last row if it is not full. With best_fit: with the emptiest row.",
     )
     interleave: InterleaveSettings | None = Field(
         None, description="Cut the documents of a row into chunks and shuffle them."
@@ -441,7 +447,9 @@ class PackingSettings(RowPolicies):
         ge=2, description="Length of a row, which is one training sequence, in tokens: 131072, 128k, 1M."
     )
     pattern: Annotated[Pattern, COMMON] = Field(
-        "anchor", description="Attention pattern: which tokens of a row attend to each other."
+        "anchor",
+        description="What a token attends to: full, all earlier tokens; intra_document, its document; anchor, its "
+        "document and the first token of the row.",
     )
     positions: Positions = Field(
         "continuous", description="Whether RoPE positions run through the row or restart in each document."

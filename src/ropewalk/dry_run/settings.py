@@ -19,7 +19,8 @@ class HardwareSettings(Settings):
     gpus: Annotated[int | None, COMMON] = Field(
         None,
         ge=1,
-        description="Number of GPUs. Default: as many as the recipe's parallel requests, or one node of 8.",
+        description="Number of GPUs. Default: the number that the recipe's key parallel asks for, otherwise one node "
+        "of 8.",
     )
     gpu: Annotated[Gpu, COMMON] = Field(
         "h100", description="GPU model, with the memory and speed of its data sheet."

@@ -128,7 +128,8 @@ def _model(resolved: ResolvedRecipe, number: int, rope: RopeMethod) -> LossModel
         if resolved.adapter.settings.quantize is not None:
             raise EngineError(
                 f"a dry run cannot quantize weights, and adapter.quantize is {resolved.adapter.settings.quantize}; "
-                "plan without it: frozen weights then take 2 bytes per parameter instead of about 0.6"
+                "set it to none for the dry run, which then counts 2 bytes per frozen weight; a real run with it needs "
+                "about 0.6"
             )
         compute = torch.bfloat16 if stage.precision == "bfloat16" else None
         resolved.adapter.add_to(model, torch.float32, compute)

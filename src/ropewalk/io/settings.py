@@ -150,7 +150,7 @@ def _parts(value: Any) -> Any:
         return value
     parts = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
     if not parts:
-        raise ValueError(f"{value!r} contains no name")
+        raise ValueError(f"{value!r} is empty; give one or more values, separated by commas")
     return parts
 
 

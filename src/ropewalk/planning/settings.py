@@ -55,7 +55,7 @@ class PlanSettings(Settings):
         None,
         description="Rule that sets RoPE: critical-dimension, length-floor, ntk, lower-bound, "
         "schedule:NAME, linear, yarn, "
-        "llama3, or theta=5e6. Default: the recommendation of `inspect --target`.",
+        "llama3, or theta=5e6. Default: the rule that `ropewalk inspect MODEL --target LENGTH` recommends.",
     )
     explain: bool = Field(
         False,
@@ -106,8 +106,8 @@ class ThetaSettings(ExtendedRope):
 
     rule: str = Field(
         "recommended",
-        description="Rule: recommended, critical-dimension, length-floor, ntk, lower-bound, or schedule:NAME, a base "
-        "published by gradient, lwm or anchorcontext.",
+        description="Rule: recommended, critical-dimension, length-floor, ntk, lower-bound, or a published base: "
+        "schedule:gradient, schedule:lwm, schedule:anchorcontext.",
     )
     ceiling: float | None = Field(
         None,

@@ -89,7 +89,9 @@ def plan_stages(
     contexts = stage_contexts(trained_length, target_length)
     if rule == CURRENT:
         # `current` is a row of comparisons only; planning with it would train without extending.
-        raise RopewalkError("the rule current changes nothing, so there is nothing to plan; omit --rule")
+        raise RopewalkError(
+            "the rule 'current' keeps RoPE as it is, so there is nothing to plan; omit --rule"
+        )
     check_target(target_length)
     name = rule or (RECOMMENDED if is_unscaled(current) else current.name)
     if name == RECOMMENDED and recommended_base(current, trained_length, target_length).rule == CURRENT:

@@ -82,7 +82,9 @@ class MetricsLog:
             return f"{message}, which {lost.name} allows"
         if self._is_unfinished():
             message += "; its last line is ignored because it does not end with a newline"
-        raise RopewalkError(f"{message}; restore the file, or resume without these steps after: touch {lost}")
+        raise RopewalkError(
+            f"{message}; restore the file. To resume without these steps instead, first run: touch {lost}"
+        )
 
     def rewind(self, done: Sequence[int], dropped: Path) -> str | None:
         """Remove the steps after a checkpoint from the log, since a resumed run computes them again.

@@ -66,7 +66,9 @@ class InitSettings(Settings):
         "document, body or raw_content.",
     )
     rule: str | None = Field(
-        None, description="Rule that sets RoPE, as for `ropewalk rope plan`. Default: its recommendation."
+        None,
+        description="Rule that sets RoPE, as for `ropewalk rope plan`. Default: what `ropewalk inspect --target` "
+        "recommends.",
     )
 
 

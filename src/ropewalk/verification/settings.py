@@ -43,7 +43,7 @@ class TrainerProbeSettings(Settings):
     target: Annotated[Text, Option(argument=True)] = Field(
         description="Function that makes the trainer, as module:function or file.py:function. It takes the documents "
         "(lists of token ids) or nothing, and returns a transformers Trainer (TRL's SFTTrainer is one), a pair "
-        "(model, step), or the losses of the documents."
+        "(model, step), where step() runs one step forward and backward, or the losses of the documents."
     )
     config: Text | None = Field(
         None,
@@ -55,7 +55,7 @@ class TrainerProbeSettings(Settings):
     length: Annotated[Length, COMMON] = Field(
         16,
         ge=8,
-        description="Length of the longest document in tokens; only shorter sliding windows are checked.",
+        description="Length of the longest document, in tokens. A sliding window is checked only if it is shorter.",
     )
     tokens: Count = Field(16, ge=2, description="Number of tokens of a document to perturb, one at a time.")
     first_token: Count = Field(

@@ -285,7 +285,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "ds index cut off": (
         lambda t: write(t, a__ds=IDS, **{"a__ds__index": struct.pack("<Q", 4)[:-1]}),
         {},
-        r"a\.ds\.index has 7 bytes, not a multiple of 8",
+        r"a\.ds\.index has 7 bytes, but a datatrove index has a multiple of 8",
     ),
     "ds index lacks documents": (
         lambda t: write(t, a__ds=IDS, a__ds__index=struct.pack("<Q", 2), a__ds__metadata=b"x|2\n4\n4 T"),

@@ -216,7 +216,7 @@ def test_short_factors_need_a_last_stage_of_longrope():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "longrope needs factors; set long_factor .*factors: FILE, or search"),
+        ({}, "longrope needs factors; set one of long_factor .*, factors .*, or search"),
         ({"exact_rope": False, "rope": {"search": {}}}, r"stages\.0\.rope: a search .*exact_rope: true"),
         (
             {"exact_rope": False, "rope": {"long_factor": LONG}, "short_context": {}},

@@ -344,7 +344,7 @@ def _datatrove_ends(index: Path) -> NDArray[np.int64]:
         content = stream.read()
     if len(content) % 8:
         raise RopewalkError(
-            f"{index} has {len(content)} bytes, not a multiple of 8 as an index of datatrove; it is cut off"
+            f"{index} has {len(content)} bytes, but a datatrove index has a multiple of 8; the file is cut off"
         )
     ends = np.frombuffer(content, "<u8")
     # Larger values would become negative numbers, which the check of the order finds.

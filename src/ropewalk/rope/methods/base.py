@@ -106,8 +106,8 @@ class ConfigEntry:
         original, length = self.original_length(), whole_number(self.config, MAX_LENGTH)
         if length is not None and original > length:
             raise RopewalkError(
-                f"{ORIGINAL} {original} is more than max_position_embeddings {length}, though it is the length "
-                "before the extension; correct the wrong one"
+                f"{ORIGINAL} {original}, the length before the extension, is more than max_position_embeddings "
+                f"{length}; correct the wrong one"
             )
         return original
 

@@ -150,7 +150,9 @@ class Yarn(RopeMethod):
         original = entry.original_length() if stated else entry.length_before_extension()
         finetuned = entry.values.get("finetuned", False)
         if not isinstance(finetuned, bool):
-            raise RopewalkError(f"finetuned must be true or false, got {finetuned!r}")
+            raise RopewalkError(
+                f"finetuned in the RoPE parameters of the config must be true or false, got {finetuned!r}"
+            )
         optional = {
             key: value
             for key, value in entry.values.items()

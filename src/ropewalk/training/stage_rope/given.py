@@ -61,8 +61,8 @@ class GivenRope(_Settled):
         if rope.method == LongRope.name:
             if parameters["long_factor"] is None:
                 raise RopewalkError(
-                    "longrope needs factors; set long_factor (short_factor defaults to all ones), factors: FILE, or "
-                    "search: {}"
+                    "longrope needs factors; set one of long_factor (a list; without short_factor, that is all ones), "
+                    "factors (a factor table's file), or search ({} searches them with the default settings)"
                 )
             if parameters["short_factor"] is None:
                 # Texts up to the original length then keep the angles that they had before the run.

@@ -373,8 +373,8 @@ def _fitted(name: str, make: Make, room: Room, units: int, step: int) -> Stream:
             tries += used <= step
             if tries > MOST_TRIES:
                 raise RopewalkError(
-                    f"task {name}, as NVIDIA's script makes it, does not fit in {room.length} tokens even at its "
-                    f"smallest size, {step}; choose a longer length, or remove --compat nvidia"
+                    f"task {name}, as NVIDIA's RULER script makes it, does not fit in {room.length} tokens even at its "
+                    f"smallest size of {step} units of text; choose a longer length, or remove --compat nvidia"
                 )
         yield made, used
 
