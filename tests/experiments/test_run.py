@@ -123,7 +123,8 @@ def test_killed_at_random_the_grid_ends_with_the_same_bytes(grid, tmp_path):
         assert process.poll() is None, "the grid ended before it was killed"
         process.send_signal(SIGNALS[place])
         process.communicate()
-        ends_within(10, out)
+        # A step, its checkpoint and the end of the process take seconds where four workers share two cores.
+        ends_within(30, out)
     assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
     assert weights(out) == {run: digest for run, digest in expected.items() if run.endswith("seed-0")}
 
