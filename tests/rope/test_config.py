@@ -309,7 +309,10 @@ def test_the_original_length_is_not_more_than_the_present_one(scaling: dict[str,
         "rope_scaling": {**scaling, **(original if inside else {})},
         **({} if inside else original),
     }
-    with pytest.raises(RopewalkError, match="8192, the length before the extension, is more than max_position_embeddings 4096"):
+    with pytest.raises(
+        RopewalkError,
+        match="8192, the length before the extension, is more than max_position_embeddings 4096",
+    ):
         methods_from_config({**config, "max_position_embeddings": 4096})
     assert methods_from_config({**config, "max_position_embeddings": 8192})
 
