@@ -500,6 +500,21 @@ def test_a_checkpoint_that_a_named_program_reads_wrongly_is_not_written(
     assert "--for needs --rope FILE or --push" in capsys.readouterr().err
 
 
+def test_a_named_program_with_a_command_for_each_length_is_told_both_and_one_without_is_refused(
+    run: Run, write: Write, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    asked_for = ("export", checkpoint, "--rope", write(short_factor=SHORT), "--out", out, "--for", "vllm")
+    assert run(*asked_for, "--for", "mlx-lm") == 2
+    refused = " ".join(capsys.readouterr().err.split())
+    assert "mlx-lm 0.32 computes this RoPE wrongly (differs at inputs of up to" in refused
+    assert run(*asked_for, "--for", "llama.cpp", "--json") == 0
+    vllm, llama_cpp = said(capsys)["notes"][-2:]
+    for length in (ORIGINAL, TARGET):
+        assert f"vllm serve {out} --max-model-len {length}" in vllm
+        assert f"llama-server -m FILE -c {length}" in llama_cpp
+
+
 def test_help_names_every_program_that_for_takes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
