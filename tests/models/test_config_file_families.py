@@ -68,7 +68,7 @@ def wrong(text: dict[str, Any]) -> list[dict[str, Any]]:
         ("glm4_moe_lite", {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
         ("glm4_moe_lite", {"v_head_dim": 0}, "v_head_dim is 0"),
         ("longcat_flash", {"qk_rope_head_dim": 63}, "got 63 from qk_rope_head_dim 63"),
-        ("ministral", {"sliding_window": 0, "layer_types": None}, "sliding_window is 0 .* each layer of type sliding"),
+        ("ministral", {"sliding_window": 0, "layer_types": None}, "sliding_window is 0 in the config for layer 0,"),
         ("nemotron_h", {"layer_types": None, "layers_block_type": None, "hybrid_override_pattern": "M-Q*"},
          r"hybrid_override_pattern is 'M-Q\*' .* unknown letter 'Q' for layer 2; the known ones are M \(Mamba-2\)"),
         ("qwen3_5_text", {"full_attention_interval": 0, "layer_types": None}, "full_attention_interval is 0"),

@@ -841,9 +841,9 @@ def check_layers(config: Mapping[str, Any]) -> None:
         # isinstance would accept true, which is an int in Python.
         if value is not None and (type(value) is not int or value < smallest):
             kind = of_kinds.get(key)
-            where = f" for layer {kinds.index(kind)}" if kind in kinds else ""
-            if kind is not None and not kinds:
-                where = f" for each layer of type {kind}"
+            # Without a list of types, those that the config would have with a width in this place.
+            named = kinds if stated else _kinds_with(config, key)
+            where = f" for layer {list(named).index(kind)}" if kind in named else ""
             raise RopewalkError(
                 f"{key} is {value!r} in the config{where}, but must be a whole number of at least {smallest}"
             )
@@ -877,6 +877,15 @@ def check_layers(config: Mapping[str, Any]) -> None:
     _check_heads_of_layers(config)
     _check_list(config, "layer_types", str, "the name of a type")
     _check_list(config, "no_rope_layers", int, "1 for a layer with RoPE and 0 for one without")
+
+
+def _kinds_with(config: Mapping[str, Any], key: str) -> Sequence[str]:
+    """Layer types of a config without a list of them, if it stated a width under this key; empty if unreadable."""
+    layers = config.get("num_hidden_layers")
+    known = type(layers) is int and layers > 0 and key in WIDTHS.values()
+    pattern = config.get("sliding_window_pattern")
+    readable = pattern is None or (isinstance(pattern, str | int) and bool(pattern))
+    return _derived_kinds({**config, key: 1}) if known and readable else ()
 
 
 def check_recurrent_heads(config: Mapping[str, Any], kinds: Sequence[str]) -> None:
