@@ -1,5 +1,6 @@
 """What is published: the metadata of the package, and the workflow that builds it from a tag."""
 
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,26 @@ def test_the_source_package_leaves_out_settings_of_development() -> None:
     urls = settings["project"]["urls"]
     assert {"Repository", "Documentation", "Changelog", "Issues"} <= urls.keys()
     assert all(url.startswith("https://") for url in urls.values())
+
+
+def test_no_file_of_the_repository_is_ignored_because_packages_leave_out_what_git_ignores() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("a source package has no list of the repository's files")
+    command = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == []
+
+
+def test_every_step_of_the_workflow_is_one_action_or_a_script_that_bash_reads(release: Any) -> None:
+    for name, job in release["jobs"].items():
+        assert (
+            {"runs-on", "steps"} <= job.keys() <= {"needs", "runs-on", "environment", "permissions", "steps"}
+        )
+        assert job.get("needs", name) in release["jobs"]
+        for step in job["steps"]:
+            assert len(step.keys() & {"uses", "run"}) == 1
+            assert step.keys() <= {"name", "uses", "with", "run"}
+            # A step with `run` has no inputs.
+            assert not step.keys() >= {"run", "with"}
+            read = subprocess.run(["bash", "-n"], input=step.get("run", ""), text=True, capture_output=True)
+            assert (read.returncode, read.stderr) == (0, "")
