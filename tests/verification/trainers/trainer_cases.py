@@ -115,7 +115,9 @@ class LosesTheta(Trainer):
     def save_model(self, folder, *args, **kwargs):
         super().save_model(folder, *args, **kwargs)
         file = Path(folder) / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "rope_parameters": None}))
+        # Rank 0 alone saves.
+        if self.args.should_save:
+            file.write_text(json.dumps({**json.loads(file.read_text()), "rope_parameters": None}))
 
 
 def lost_theta():
