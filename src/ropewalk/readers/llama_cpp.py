@@ -10,8 +10,9 @@ from dataclasses import replace
 from ropewalk.errors import RopewalkError
 from ropewalk.models.gguf import gguf_rope
 from ropewalk.readers.reader import Checkpoint, Methods, Reader, RefusedConfigError, UnreadConfigError
-from ropewalk.readers.vllm import formula, published_longrope
+from ropewalk.readers.vllm import formula
 from ropewalk.rope import Default, Linear, Llama3, LongRope, RopeMethod, Yarn
+from ropewalk.rope.methods.longrope import longrope_attention_factor
 
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3",
@@ -45,7 +46,12 @@ def _converted(method: RopeMethod, checkpoint: Checkpoint) -> RopeMethod:
                 return unscaled
             return replace(method, original_max_position_embeddings=ORIGINAL_OF_LLAMA3)
         case LongRope():
-            return published_longrope(method, checkpoint) if architecture == "phi3" else unscaled
+            if architecture != "phi3":
+                return unscaled
+            # Its converter writes the formula's attention factor, whatever the config states.
+            original = method.original_max_position_embeddings
+            published = longrope_attention_factor(checkpoint.length / original, original)
+            return replace(method, attention_factor=published)
         case _:
             raise RefusedConfigError(f"it does not implement {method.name}")
 
