@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ropewalk.models.config_file import config_from_json
-from ropewalk.models.support import packing_refusal
+from ropewalk.models.support import REFUSED_BY_CODE, ModelsSettings, packing_refusal, supported
 from ropewalk.planning import InspectSettings, inspect
 from ropewalk.planning.inspection import advise_on
 from ropewalk.planning.sizing.model_shape import ModelShape
@@ -87,3 +87,11 @@ def test_indexed_attention_has_rope_over_all_earlier_tokens() -> None:
         "every layer attends to 2,048 earlier tokens, which an indexer chooses"
     )
     assert any("indexed_attention (layer 0)" in refusal for refusal in config.reach_refusals(2**20))
+
+
+def test_a_refusal_for_a_value_of_the_small_model_is_not_passed_on() -> None:
+    """Moshi's small model has a window of 7 tokens that its code ignores; a checkpoint may have none."""
+    families = supported(ModelsSettings()).families
+    assert families["moshi"]["packed_training"].status == "refused"
+    assert packing_refusal("moshi") is None
+    assert {families[name]["packed_training"].status for name in REFUSED_BY_CODE} == {"refused"}

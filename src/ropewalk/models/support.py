@@ -31,6 +31,8 @@ COLUMNS = {
 """The features that are tested with each family, by their names in JSON and in text."""
 
 TESTED, REFUSED = "tested", "refused"
+REFUSED_BY_CODE = ("falcon", "gpt_neox_japanese", "modernbert-decoder", "nemotron", "stablelm")
+"""Families refused for what their code does. Others are refused for their config, which may differ in a checkpoint."""
 
 
 class ModelsSettings(Settings):
@@ -97,19 +99,14 @@ def supported(config: ModelsSettings) -> SupportResult:
 
 
 def packing_refusal(model_type: str | None) -> str | None:
-    """Why packed rows did not pass through the small model of a family; None if they did, or if nobody knows.
+    """Why no model of a family can be trained on packed rows; None if its config decides, or if nobody knows.
 
     A different transformers than the tested one may have changed the family's code, so nothing is known of it.
     """
     table = _table()
-    if (
-        model_type is None
-        or model_type not in table.families
-        or version("transformers") != table.transformers
-    ):
+    if model_type not in REFUSED_BY_CODE or version("transformers") != table.transformers:
         return None
-    found = table.families[model_type]["packed_training"]
-    return found.reason if found.status == REFUSED else None
+    return table.families[model_type]["packed_training"].reason
 
 
 @cache
