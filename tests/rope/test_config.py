@@ -255,7 +255,7 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
                 "rope_scaling": {"type": "linear", "factor": 2.0},
                 "rope_parameters": {"full_attention": {"rope_theta": 1e6}},
             },
-            "and rope_parameters with layer types",
+            "contradicts rope_parameters",
         ),
         ({"text_config": {"rope_theta": 1e4}}, "under text_config"),
         (

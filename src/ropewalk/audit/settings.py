@@ -110,19 +110,22 @@ class AuditSettings(Settings):
     )
     dtypes: Annotated[Dtypes, COMMON] = Field(
         AUDITED_DTYPES,
-        description="Dtypes to audit, separated by commas. The ablation (each operation in turn in float64), "
-        "the mitigations and the first-token experiment use the first one.",
+        description="Dtypes to audit, separated by commas. In the first one, the audit also runs each operation in "
+        "turn in float64 (ablation), tries mitigations, and moves the first token alone.",
     )
     ablation_samples: Annotated[Count, Option(formerly=("--ladder-samples",))] = Field(
         4,
         ge=1,
-        description="Maximum number of sequences for the ablation, the mitigations, the first-token experiment and "
-        "--random-control, which also run in float64.",
+        description="Maximum number of sequences for these additional measurements and --random-control, which also "
+        "run in float64.",
     )
     random_control: Annotated[bool, Option(formerly=("--twin",))] = Field(
         True, description="Also measure the same model with randomly initialised weights."
     )
-    costs: bool = Field(True, description="Measure the time and memory that each mitigation takes.")
+    costs: bool = Field(
+        True,
+        description="Measure the time and memory that each mitigation takes, such as RoPE or attention in float32.",
+    )
     seed: Seed = Field(0, description="Random seed of the randomly initialised weights.")
 
     @model_validator(mode="after")

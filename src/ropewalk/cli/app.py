@@ -31,12 +31,13 @@ SUMMARIES = {
     "extend": "Extend a model's context: evaluate, change RoPE, train, evaluate again, save.",
     "compare": "Compare choices: run a recipe with varied keys and seeds, or read finished runs.",
     "recipe": "List and show the shipped recipes, and check a recipe before a run.",
-    "export": "Upload a run's model, write a model from a run or a factor table, or complete a GGUF file.",
+    "export": "Upload a run's model, write a model from a run or a factor table, or add missing RoPE data to a GGUF "
+    "file.",
     "eval": "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
     "verify": "Verify that packing, parallelism and checkpoints do not change your model's results, and that "
     "RoPE is correct.",
-    "probe-trainer": "Probe a trainer for leaks between documents, wrong targets, wrong loss averages, and wrong RoPE "
-    "and windows.",
+    "probe-trainer": "Probe a trainer for leaks between documents, wrong targets, loss averages, RoPE and sliding "
+    "windows.",
 }
 """One line on each command, in the order of the help; available without importing the command's module."""
 

@@ -30,8 +30,8 @@ Paths = Annotated[
     Field(
         min_length=1,
         description="JSON Lines (.jsonl, .jsonl.gz, .jsonl.zst), Parquet, Arrow, text or source-code files, folders "
-        "of them, hf:owner/name[:config][@split], or embedded. Records hold text or token ids. Token files of "
-        "Megatron (.bin), datatrove (.ds) and OLMo (.npy) are read too.",
+        "of them, hf:owner/name[:config][@split], or bundled text: embedded. Records hold text or token ids. "
+        "Token files of Megatron (.bin), datatrove (.ds) and OLMo (.npy) are read too.",
     ),
 ]
 
@@ -97,7 +97,7 @@ def stats(
         Field(
             min_length=1,
             description="One folder of packed rows, or documents: JSON Lines, Parquet, Arrow, text or source-code "
-            "files, folders, hf:owner/name[:config][@split], or embedded.",
+            "files, folders, hf:owner/name[:config][@split], or bundled text: embedded.",
         ),
     ],
     settings: CountSettings,
@@ -106,7 +106,10 @@ def stats(
     plot: Annotated[PlotFile, COMMON] = None,
     as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
-    """Count documents and tokens by source: lengths, repeats, and the attention that each pattern skips."""
+    """Count documents and tokens by source; show lengths, duplicates, and the attention that each pattern saves.
+
+    The saving is the share of a full row's attention scores that intra_document and anchor leave out.
+    """
     from ropewalk.data import run
     from ropewalk.planning.inspection import trained_length_beside
     from ropewalk.reporting import draw

@@ -71,7 +71,7 @@ def evaluate(
         Option(metavar="KEY=DEGREE"),
         Field(
             description="Parallelism degrees under torchrun, such as shard=2,sequence=4 (sequence is Ulysses, ring is "
-            "context parallel). Default: all processes are sequence."
+            "context parallel). Default: sequence over all processes."
         ),
     ] = None,
     as_json: Annotated[JsonFlag, COMMON] = False,

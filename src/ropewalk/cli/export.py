@@ -56,7 +56,7 @@ def export(
         str | None,
         Option(group=COMMON.group, metavar="OWNER/NAME"),
         Field(
-            description="Upload the model to this repository on the Hugging Face Hub, which is private if new."
+            description="Upload the model to this repository on the Hugging Face Hub. A new repository is private."
         ),
     ] = None,
     for_: Annotated[
@@ -64,8 +64,8 @@ def export(
         Option(name="--for", metavar="PROGRAM", repeated=True),
         Field(
             description="Refuse a checkpoint if this program computes its RoPE wrongly: transformers, transformers-4, "
-            "vllm, vllm-0.25, sglang, llama.cpp or mlx-lm. If it needs one command for short inputs and another for "
-            "long ones, both are named."
+            "vllm, vllm-0.25, sglang, llama.cpp or mlx-lm. If it must be started in one way for short inputs and in "
+            "another for long ones, both commands are printed."
         ),
     ] = None,
     stage: Annotated[
@@ -78,12 +78,12 @@ def export(
     public: Annotated[bool, Field(description="Make the uploaded model public. Needs --push.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Upload a run's model, write a model from a run or a factor table, or complete a GGUF file.
+    """Upload a run's model, write a model from a run or a factor table, or add missing RoPE data to a GGUF file.
 
     --push uploads the model with its card. --step writes a checkpoint of a run as a model; the run may be finished
     or still training. --rope writes a copy of a model with the factors of a table in its
-    config; its weights are unchanged. --gguf and --out copy a file for llama.cpp
-    and add what its converter leaves out.
+    config; its weights are unchanged. --gguf and --out copy a GGUF file and add the factors, attention factor and
+    lengths that llama.cpp's converter leaves out.
     """
     from ropewalk.readers import readings
     from ropewalk.readers.table import require_known
@@ -121,7 +121,7 @@ def export(
     if out is not None and rope is None and gguf is None:
         raise UsageError("--out needs --rope FILE, --gguf FILE or --step N")
     if gguf is not None and push is not None:
-        raise UsageError("--gguf and --push cannot be combined; --push uploads the checkpoint of a run")
+        raise UsageError("--gguf and --push cannot be combined; --push uploads a checkpoint, not a GGUF file")
     if rope is None and push is None and gguf is None:
         raise UsageError(
             "give --rope FILE and --out DIR to write a checkpoint, --gguf FILE and --out FILE to correct a GGUF file, "

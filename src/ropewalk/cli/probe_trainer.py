@@ -9,7 +9,7 @@ from ropewalk.verification.settings import TrainerProbeSettings
 
 
 def probe_trainer(settings: TrainerProbeSettings, *, as_json: JsonFlag = False) -> None:
-    """Probe a trainer for leaks between documents, wrong targets, wrong loss averages, and wrong RoPE and windows.
+    """Probe a trainer for leaks between documents, wrong targets, loss averages, RoPE and sliding windows.
 
     Runs one step of the trainer on generated documents, then changes one token at a time to see which losses change.
 

@@ -69,9 +69,10 @@ def base_command(settings: BasesSettings, *, plot: PlotFile = None, as_json: Jso
 def theta_command(settings: ThetaSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
     """Compute a base for a longer context by a rule, and the context that it reaches.
 
-    critical-dimension keeps the number of dimensions that complete a turn within the context, ntk the angle of the
-    slowest pair over it; recommended is the larger of critical-dimension and length-floor, the smallest feasible base.
-    lower-bound is the safe base of `ropewalk rope base`.
+    critical-dimension keeps how many dimensions complete a turn within the context; ntk keeps the slowest pair's angle
+    over it. length-floor is the smallest base at which a similar key outscores a random one at every
+    distance up to the target; above lower-bound, all bases do. recommended: the larger of critical-dimension and
+    length-floor.
     """
     from ropewalk.planning.bases import theta_for
     from ropewalk.reporting import draw
@@ -164,7 +165,7 @@ app = make_group(
         make_command(
             theta_command,
             "theta",
-            "ropewalk rope theta --rope-theta 500000 --from 8k --to 256k --rotary-dim 128",
+            "ropewalk rope theta --rope-theta 1e4 --from 2k --to 32k --rotary-dim 64",
         ),
         make_command(
             frequencies_command,

@@ -120,7 +120,8 @@ def show_command(
 ) -> None:
     """Show a factor table, a .json file with a LongRoPE factor for each pair of dimensions.
 
-    Its model and length, its origin, and its factors beside those of position interpolation (PI), NTK and YaRN.
+    The output has the table's model, length and origin, and its factors next to those of position interpolation (PI),
+    NTK and YaRN.
     """
     from ropewalk.reporting.search import describe_factors
     from ropewalk.search.factor_table import read_factors

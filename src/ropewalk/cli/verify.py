@@ -26,7 +26,7 @@ class VerifyOutput(Settings):
 def verify(settings: VerifySettings, output: VerifyOutput) -> None:
     """Verify that packing, parallelism and checkpoints do not change your model's results, and that RoPE is correct.
 
-    On the machines of a run: torchrun --nproc-per-node 4 -m ropewalk verify recipe.yaml
+    With the processes that a run will use: torchrun --nproc-per-node 4 -m ropewalk verify recipe.yaml
     """
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.io.files import write_json

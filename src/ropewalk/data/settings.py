@@ -144,7 +144,7 @@ class SourceFields(Settings):
         None,
         ge=0,
         description="Token id that separates the documents of a token file (.bin, .ds, .npy) without an index. It is "
-        "removed; the settings bos and eos decide which special tokens the rows contain.",
+        "removed. bos and eos of `ropewalk data pack` decide which special tokens the rows contain.",
     )
     token_dtype: TokenType | None = Field(
         None, description="Type of the ids in a token file that does not state it."
@@ -208,7 +208,7 @@ class MixtureSettings(Settings):
 
     weights: Annotated[BySource | None, COMMON] = Field(
         None,
-        description="Number of epochs over each source, or their ratio with --total-tokens: books=2,web=0.5. Default: "
+        description="Epochs over each source: books=2,web=0.5. With --total-tokens, only their ratio counts. Default: "
         "1 each.",
     )
     shares: BySource | None = Field(
@@ -245,8 +245,8 @@ class MixtureSettings(Settings):
         4.0,
         ge=1,
         le=1e6,
-        description="Maximum number of times that the documents of one source and length range are read, on average "
-        "over these documents.",
+        description="Maximum number of epochs over the documents of one source and length range, as a mean over these "
+        "documents.",
     )
     shortage: Literal["refuse", "cap"] = Field(
         "refuse",
@@ -416,7 +416,7 @@ class RowPolicies(Settings):
     )
     remainder: Remainder = Field(
         "drop",
-        description="What to do with the last row if it is not full. With best_fit: with the emptiest row.",
+        description="What to do with the last row (best_fit: the emptiest row) if it is not full.",
     )
     interleave: InterleaveSettings | None = Field(
         None, description="Cut the documents of a row into chunks and shuffle them."
@@ -565,8 +565,8 @@ class WorkSettings(Settings):
 
     engine: Annotated[Literal["embedded", "ray"], Option()] = Field(
         "embedded",
-        description="Where to do the work: embedded (processes on this machine) or ray (tasks on a Ray cluster, whose "
-        "nodes share --out).",
+        description="What runs the work: embedded (processes that ropewalk starts on this machine) or ray (tasks on a "
+        "Ray cluster, whose nodes share --out).",
     )
     address: Annotated[str | None, Option(metavar="HOST:PORT")] = Field(
         None,

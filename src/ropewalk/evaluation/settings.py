@@ -145,7 +145,8 @@ class Loading(BaseSettings):
     prefill_chunk: Length = Field(8192, description="Prompt tokens per forward pass.")
     engine: str = Field(
         "auto",
-        description="Attention engine for perplexity by position: auto, reference, segments, flex or varlen.",
+        description="Attention engine for perplexity by position: auto, segments (SDPA), flex (FlexAttention), varlen "
+        "(FlashAttention) or reference (a dense mask, for tests).",
     )
     dtype: Dtype = "auto"
     device: Device = "auto"
@@ -190,7 +191,7 @@ class EvaluationSettings(BaseSettings):
     parallel: Annotated[str | None, HOW, Option(metavar="KEY=DEGREE")] = Field(
         None,
         description="Parallelism degrees under torchrun, such as shard=2,sequence=4 (sequence is Ulysses, ring is "
-        "context parallel). Default: all processes are sequence.",
+        "context parallel). Default: sequence over all processes.",
     )
     samples_dir: Annotated[Folder | None, Option(group="Output")] = Field(
         None,

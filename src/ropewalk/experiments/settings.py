@@ -37,15 +37,16 @@ class CompareSettings(Settings):
     )
     share: Annotated[str | None, Option(name="--cell", metavar="I/N")] = Field(
         None,
-        description="Run only part I of N of the runs, counted from 1, as one job of a job array. When all parts are "
-        "done, run the command without --cell for the results.",
+        description="Run only the I-th of N equal parts of all runs, as one job of a job array; I counts from 1. When "
+        "all parts are done, run the command without --cell for the results.",
     )
     jobs: Count | None = Field(
         None, ge=1, description="Number of runs at a time. Default: one for each GPU, or one on a CPU."
     )
     launch: str | None = Field(
         None,
-        description="Launcher of each run, for example 'torchrun --nproc-per-node 8'. Default: this Python.",
+        description="Launcher of each run, for example 'torchrun --nproc-per-node 8'. Default: none; each run is one "
+        "process.",
     )
 
     @field_validator("what")

@@ -73,8 +73,9 @@ class OutputHead:
         # Not >, so that NaN is refused too.
         if not difference <= PROBE_TOLERANCE * unit * (1 + expected.abs().max()):
             raise RopewalkError(
-                f"{type(model).__name__} computes its logits in a way that ropewalk does not support (they differ by "
-                f"{float(difference):.2g}), so it cannot be trained or evaluated in chunks"
+                f"{type(model).__name__}'s logits differ by {float(difference):.2g} from its output head's product "
+                "with the last hidden state, so ropewalk cannot compute its loss in chunks, and cannot train or "
+                "evaluate it"
             )
         return head
 

@@ -39,7 +39,9 @@ class ModelsSettings(Settings):
     """The family to look up."""
 
     family: Annotated[str | None, Option(argument=True)] = Field(
-        None, description="One family, as config.json calls it in model_type, with all reasons."
+        None,
+        description="Show one family (model_type in config.json), with every reason for what is refused. Default: all "
+        "families.",
     )
 
 

@@ -53,13 +53,12 @@ class PlanSettings(Settings):
     )
     rule: str | None = Field(
         None,
-        description="Rule that sets RoPE: critical-dimension, length-floor, ntk, lower-bound, "
-        "schedule:NAME, linear, yarn, "
-        "llama3, or theta=5e6. Default: the rule that `ropewalk inspect MODEL --target LENGTH` recommends.",
+        description="How to set RoPE: a rule of `ropewalk rope theta --help`, or linear, yarn, llama3, or theta=5e6. "
+        "Default: what `ropewalk inspect MODEL --target LENGTH` recommends.",
     )
     explain: bool = Field(
         False,
-        description="Also list the base that each rule gives beside published ones. Takes 10 seconds at 128K and a "
+        description="Also list the base that each rule gives, next to published bases. Takes 10 seconds at 128K and a "
         "minute or more at 1M.",
     )
     processes: Annotated[int | None, Option(hidden=True)] = Field(
@@ -106,8 +105,8 @@ class ThetaSettings(ExtendedRope):
 
     rule: str = Field(
         "recommended",
-        description="Rule: recommended, critical-dimension, length-floor, ntk, lower-bound, or a published base: "
-        "schedule:gradient, schedule:lwm, schedule:anchorcontext.",
+        description="Rule: recommended, critical-dimension, length-floor, ntk, lower-bound, or a published "
+        "base: schedule:gradient, schedule:lwm, schedule:anchorcontext.",
     )
     ceiling: float | None = Field(
         None,

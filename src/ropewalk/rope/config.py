@@ -205,8 +205,8 @@ def _nested_methods(config: Config, parameters: Config) -> dict[str | None, Rope
         full is None or full != _method(config, {"rope_theta": full.rope_theta, **scaling}, "full_attention")
     ):
         raise RopewalkError(
-            f"the config has both rope_scaling {dict(scaling)} and rope_parameters with layer types, and "
-            "full_attention there says something else; keep one of them"
+            f"rope_scaling {dict(scaling)} contradicts rope_parameters['full_attention'] in the config; remove one of "
+            "them"
         )
     # A base at the top level may repeat that of a layer type. If it repeats none, it is unclear which one was meant.
     for key in ("rope_theta", "rope_local_base_freq"):

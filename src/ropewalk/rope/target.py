@@ -200,7 +200,7 @@ def _base(text: str) -> float:
     try:
         base = float(text)
     except ValueError:
-        raise RopewalkError(f"theta={text} is not a number; write theta=5e6") from None
+        raise RopewalkError(f"theta={text} is not a number; write for example theta=5e6") from None
     check_theta(base)
     return base
 

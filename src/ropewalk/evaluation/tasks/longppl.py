@@ -575,7 +575,8 @@ class LongPplSettings(Settings):
     )
     evaluator: Annotated[str | None, BeforeValidator(_resolved), WHAT, Option(metavar="MODEL")] = Field(
         None,
-        description="Checkpoint that selects LongPPL's key tokens, with any tokenizer. Default: the model itself.",
+        description="Checkpoint that selects LongPPL's key tokens; its tokenizer may differ from the model's. Default: "
+        "the model itself.",
     )
 
 

@@ -96,7 +96,7 @@ class BenchmarkSettings(BaseSettings):
         0,
         ge=0,
         description="Number of tokens that a thinking model may spend before its answer, which alone is scored. Needs "
-        "--chat. Default: the chat template is told not to think.",
+        "--chat. With 0, the chat template turns thinking off.",
     )
     threshold: float = Field(
         85.6, ge=0, le=100, description="Score in percent above which a length counts as effective."

@@ -56,7 +56,7 @@ def check_mesh(
     if row_length < shape.sequence_degree:
         raise RopewalkError(
             f"a sequence of {row_length} tokens cannot be split over {shape.sequence_degree} ranks (parallel.ring x "
-            f"parallel.sequence); use at most {row_length}"
+            f"parallel.sequence); use at most {row_length} {_ranks(row_length)}"
         )
     each = shape.data_degree * rows_per_batch
     if rows_per_step < 1 or rows_per_step % each:
