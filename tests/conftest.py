@@ -1,6 +1,7 @@
 """Shared by all tests: where the reference files lie, and quiet libraries."""
 
 import gc
+import itertools
 import os
 from pathlib import Path
 
@@ -42,9 +43,26 @@ def pytest_collection(session):
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Tests that take minutes begin first, so that no worker is left with one when the others have finished."""
-    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    """Each process begins with some of the slow files, so that none is left with one when the others have finished."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    slow = {}
+    for item in items:
+        if item.get_closest_marker("slow"):
+            slow.setdefault(item.path, []).append(item)
+    fast = iter([item for item in items if not item.get_closest_marker("slow")])
+    # A longer time-out marks the longest. A file stays whole: its tests share what they set up.
+    files = sorted(
+        slow.values(), key=lambda tests: not any(test.get_closest_marker("timeout") for test in tests)
+    )
+    ordered = []
+    for worker in range(workers):
+        # xdist gives each process as many tests, in this order.
+        size = (len(items) - len(ordered)) // (workers - worker)
+        share = list(itertools.chain.from_iterable(files[worker::workers]))
+        ordered += [*share, *itertools.islice(fast, max(0, size - len(share)))]
+    items[:] = [*ordered, *fast]
 
 
 @pytest.hookimpl(wrapper=True)
