@@ -29,7 +29,7 @@ def test_formulas_agree_with_the_real_step(aside, tmp_path, mesh, ranks, rank, c
         assert counted < estimated < 1.03 * counted
     else:
         assert counted == estimated
-    # Measured are 1.16 to 1.42, the most with a ring, whose exchange the formulas add to the peak of the MLP although
-    # it is over by then. A formula that were lower than the peak would choose meshes that do not fit.
+    # Measured are 1.16 to 1.27: the formulas add tensors of a layer's backward that are not all held at one moment. A
+    # formula that were lower than the peak would choose meshes that do not fit.
     peak, formula = found["peak"]
-    assert peak < formula < 1.45 * peak
+    assert peak < formula < 1.3 * peak

@@ -33,8 +33,8 @@ class Memory:
         gathered: layers that FSDP has gathered, with one gradient and the buffers of its reduction.
         activations: tensors that layers save for the backward; only their inputs under checkpointing.
         layer: tensors and gradients of one layer in its backward, including Ulysses exchanges.
-        ring: keys and values that one layer received from the context-parallel ring, with the gradients and copies of
-            one exchange.
+        ring: keys and values that one layer received from the context-parallel ring, and what the gradients and copies
+            of one exchange need beyond ``layer``.
         loss: logits of one chunk with their gradient, and the last hidden states.
         root_reduction: full gradient of the root and its float32 buffer, at the end of a backward.
         host: offloaded layer inputs in CPU memory.
@@ -96,6 +96,10 @@ def estimate_memory(run: ShardedRun) -> Memory:
     root, gathered, reduction = _gathered(run)
     inputs = run.places * shape.hidden * width
     received, exchange = _ring_bytes(run)
+    held, of_mlp, of_attention = _layer_bytes(run)
+    layer = held + max(of_mlp, of_attention, 0)
+    # The exchange is part of attention's backward, when the MLP's is over.
+    exchanging = held + max(of_mlp, of_attention + exchange, 0)
     if not run.checkpointing:
         # Every layer saves its activations, its input and the keys and values it received.
         kept = shape.layers * run.places * (_saved(shape, run.mesh.sequence, width) + shape.hidden * width)
@@ -110,8 +114,8 @@ def estimate_memory(run: ShardedRun) -> Memory:
         root=root,
         gathered=gathered,
         activations=kept,
-        layer=run.places * _layer_bytes(run),
-        ring=exchange + (received if run.checkpointing else 0),
+        layer=layer,
+        ring=exchanging - layer + (received if run.checkpointing else 0),
         loss=_loss_bytes(run),
         root_reduction=reduction,
         host=shape.layers * inputs if run.offload else 0,
@@ -183,8 +187,11 @@ def _backward_of_mlp(shape: ModelShape, width: int) -> int:
     return max(dense, copies, 2 * (experts.copies * experts.intermediate + experts.shared) * width)
 
 
-def _layer_bytes(run: ShardedRun) -> int:
-    """Bytes per token in the backward of one layer, including its recomputed activations under checkpointing."""
+def _layer_bytes(run: ShardedRun) -> tuple[int, int, int]:
+    """Bytes of one layer in its backward: throughout, more in the MLP's, and more in attention's.
+
+    Recomputed activations stay throughout. Attention's part is less by what the MLP has freed, and may be negative.
+    """
     shape, sequence, width = run.model, run.mesh.sequence, run.compute_bytes
     query, kv, output = _head_widths(shape, sequence)
     mlp, free = _backward_of_mlp(shape, width), _saved_by_mlp(shape, width)
@@ -194,9 +201,8 @@ def _layer_bytes(run: ShardedRun) -> int:
     # Inside the kernel: gradients of the output before and after the exchange, and the gradients it returns.
     kernel = (2 * output + query + kv) * width - free + _flash_bytes(shape, sequence, width)
     stream = 2 * shape.hidden * width
-    return (
-        stream + max(mlp, attention, kernel, 0) + (_saved(shape, sequence, width) if run.checkpointing else 0)
-    )
+    held = stream + (_saved(shape, sequence, width) if run.checkpointing else 0)
+    return run.places * held, run.places * mlp, run.places * max(attention, kernel)
 
 
 def _flash_bytes(shape: ModelShape, sequence: int, width: int) -> int:
