@@ -1,4 +1,4 @@
-"""Plans of long contexts on many GPUs: memory, bytes and time of a step, from dry runs. Takes half an hour.
+"""Plans of long contexts on many GPUs: memory, bytes and time of a step, from dry runs. Takes an hour and a half.
 
     python -m benchmarks.planned_runs
 
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,6 +28,7 @@ from benchmarks.common import RESULTS, machine
 from ropewalk.dry_run import HardwareSettings, plan
 from ropewalk.dry_run import run as planner
 from ropewalk.dry_run.played import Played, Player, play
+from ropewalk.io.lengths import parse_length
 from ropewalk.models import losses
 from ropewalk.training.recipe.file import parse_recipe
 
@@ -82,7 +83,7 @@ MODELS["Llama 2 7B"] = MODELS["Llama 3.1 8B"] | {
 
 @dataclass(frozen=True)
 class Run:
-    """A run to plan; each row is one document, layers are checkpointed, and a data-parallel group gets one row a step.
+    """A run to plan; layers are checkpointed, and a data-parallel group gets one row a step.
 
     Attributes:
         model: a key of ``MODELS``.
@@ -90,8 +91,10 @@ class Run:
         mesh: degrees of parallelism.
         offload: whether activations are offloaded to CPU memory.
         gpu: kind of GPU.
-        beside: whose published run it stands beside; empty for the table of meshes.
+        beside: whose published run it stands beside.
         all_logits: hold the logits of all tokens at once, as the published run does and ropewalk never would.
+        documents: tokens of each document; "" for one document per row.
+        table: the table of ``docs/scaling.md`` that it is for: ``meshes``, ``fewest``, ``documents`` or ``published``.
     """
 
     model: str
@@ -101,6 +104,8 @@ class Run:
     gpu: str = "h100"
     beside: str = ""
     all_logits: bool = False
+    documents: str = ""
+    table: str = "meshes"
 
     @property
     def gpus(self) -> int:
@@ -113,42 +118,43 @@ class Run:
         parts += (
             ["offload"] * self.offload + ["all logits"] * self.all_logits + [self.beside] * bool(self.beside)
         )
+        parts += [f"documents of {self.documents}"] * bool(self.documents)
         return ", ".join(parts)
 
 
 LLAMA_8B, LLAMA_70B = "Llama 3.1 8B", "Llama 3.1 70B"
 # The most telling ones first: a run that is stopped leaves the rest for later.
 RUNS = (
-    Run("Qwen3 8B", "1M", {"sequence": 8}, offload=True, beside="TRL"),
+    Run("Qwen3 8B", "1M", {"sequence": 8}, offload=True, beside="TRL", table="published"),
     Run(LLAMA_8B, "1M", {"sequence": 8}, offload=True),
-    Run(LLAMA_8B, "1100000", {"sequence": 8}, beside="ALST"),
-    Run(LLAMA_8B, "2400000", {"sequence": 8}, offload=True, beside="ALST"),
-    Run(LLAMA_8B, "256k", {"ring": 8}, beside="torchtitan", all_logits=True),
-    Run("Llama 2 7B", "700000", {"ring": 8}, gpu="a100", beside="EasyContext"),
-    Run(LLAMA_70B, "2M", {"shard": 8, "ring": 8, "sequence": 8}),
+    Run(LLAMA_8B, "1100000", {"sequence": 8}, beside="ALST", table="published"),
+    Run(LLAMA_8B, "2400000", {"sequence": 8}, offload=True, beside="ALST", table="published"),
+    Run(LLAMA_8B, "256k", {"ring": 8}, beside="torchtitan", table="published", all_logits=True),
+    Run("Llama 2 7B", "700000", {"ring": 8}, gpu="a100", beside="EasyContext", table="published"),
+    Run(LLAMA_70B, "2M", {"shard": 4, "ring": 16, "sequence": 8}),
     Run(LLAMA_8B, "128k", {"shard": 4, "sequence": 2}),
     Run(LLAMA_8B, "1M", {"shard": 4, "ring": 2, "sequence": 8}),
     Run(LLAMA_8B, "4M", {"ring": 8, "sequence": 8}),
     Run(LLAMA_70B, "128k", {"shard": 8, "sequence": 8}),
     Run(LLAMA_70B, "1M", {"shard": 2, "ring": 8, "sequence": 8}),
-    Run(LLAMA_70B, "4M", {"ring": 64, "sequence": 8}),
-    Run("Qwen3 8B", "1M", {"ring": 8}, offload=True, beside="TRL"),
-    Run("Llama 2 7B", "64k", {"shard": 8}, gpu="a100", beside="EasyContext"),
-    Run("Llama 2 7B", "512k", {"ring": 8}, gpu="a100", beside="EasyContext"),
-    Run(LLAMA_8B, "256k", {"ring": 8}, beside="torchtitan"),
+    Run(LLAMA_70B, "4M", {"shard": 2, "ring": 32, "sequence": 8}),
+    Run("Qwen3 8B", "1M", {"ring": 8}, offload=True, beside="TRL", table="published"),
+    Run("Llama 2 7B", "64k", {"shard": 8}, gpu="a100", beside="EasyContext", table="published"),
+    Run("Llama 2 7B", "512k", {"ring": 8}, gpu="a100", beside="EasyContext", table="published"),
+    Run(LLAMA_8B, "256k", {"ring": 8}, beside="torchtitan", table="published"),
     Run(LLAMA_8B, "1M", {"shard": 16, "ring": 8, "sequence": 8}),
     Run(LLAMA_8B, "128k", {"shard": 32, "sequence": 2}),
-    Run(LLAMA_70B, "1M", {"shard": 2, "ring": 4, "sequence": 8}, offload=True),
+    Run(LLAMA_70B, "1M", {"ring": 8, "sequence": 8}),
     Run(LLAMA_8B, "4M", {"ring": 4, "sequence": 8}, offload=True),
     Run(LLAMA_70B, "4M", {"ring": 16, "sequence": 8}, offload=True),
     Run(LLAMA_70B, "128k", {"shard": 128, "sequence": 8}),
     Run(LLAMA_70B, "1M", {"shard": 16, "ring": 8, "sequence": 8}),
-    Run(LLAMA_70B, "4M", {"shard": 2, "ring": 64, "sequence": 8}),
+    Run(LLAMA_70B, "4M", {"shard": 4, "ring": 32, "sequence": 8}),
     Run(LLAMA_8B, "4M", {"shard": 4, "ring": 8, "sequence": 8}),
     Run(LLAMA_8B, "4M", {"shard": 4, "ring": 32, "sequence": 8}),
     Run(LLAMA_8B, "1M", {"ring": 2, "sequence": 8}),
     Run(LLAMA_8B, "128k", {"shard": 128, "sequence": 8}),
-    Run(LLAMA_8B, "32k", {"shard": 8}, beside="torchtitan", all_logits=True),
+    Run(LLAMA_8B, "32k", {"shard": 8}, beside="torchtitan", table="published", all_logits=True),
     Run(LLAMA_8B, "128k", {"shard": 8, "sequence": 2}),
     Run(LLAMA_8B, "1M", {"shard": 8, "ring": 2, "sequence": 8}),
     Run(LLAMA_70B, "1M", {"shard": 4, "ring": 8, "sequence": 8}),
@@ -165,6 +171,31 @@ RUNS = (
     Run(LLAMA_8B, "4M", {"shard": 4, "ring": 16, "sequence": 8}),
     Run(LLAMA_8B, "128k", {"shard": 128, "sequence": 4}),
 )
+# Fewer GPUs than the rows of the table, to find how few will do, with offload and without.
+FEWER = (
+    Run(LLAMA_8B, "128k", {"sequence": 4}, table="fewest"),
+    Run(LLAMA_8B, "128k", {"sequence": 2}, table="fewest"),
+    Run(LLAMA_8B, "128k", {"sequence": 2}, offload=True, table="fewest"),
+    Run(LLAMA_8B, "1M", {"sequence": 8}, table="fewest"),
+    Run(LLAMA_8B, "1M", {"sequence": 4}, offload=True, table="fewest"),
+    Run(LLAMA_8B, "4M", {"ring": 4, "sequence": 8}, table="fewest"),
+    Run(LLAMA_8B, "4M", {"ring": 2, "sequence": 8}, offload=True, table="fewest"),
+    Run(LLAMA_70B, "128k", {"shard": 2, "ring": 2, "sequence": 8}, table="fewest"),
+    Run(LLAMA_70B, "128k", {"ring": 2, "sequence": 8}, offload=True, table="fewest"),
+    Run(LLAMA_70B, "128k", {"ring": 2, "sequence": 8}, table="fewest"),
+    Run(LLAMA_70B, "1M", {"shard": 2, "ring": 4, "sequence": 8}, offload=True, table="fewest"),
+    Run(LLAMA_70B, "1M", {"ring": 4, "sequence": 8}, table="fewest"),
+    Run(LLAMA_70B, "1M", {"ring": 4, "sequence": 8}, offload=True, table="fewest"),
+    Run(LLAMA_70B, "1M", {"ring": 2, "sequence": 8}, offload=True, table="fewest"),
+    Run(LLAMA_70B, "2M", {"ring": 16, "sequence": 8}, table="fewest"),
+    Run(LLAMA_70B, "2M", {"ring": 8, "sequence": 8}, table="fewest"),
+    Run(LLAMA_70B, "2M", {"ring": 8, "sequence": 8}, offload=True, table="fewest"),
+    Run(LLAMA_70B, "2M", {"ring": 4, "sequence": 8}, offload=True, table="fewest"),
+    Run(LLAMA_70B, "4M", {"ring": 32, "sequence": 8}, table="fewest"),
+    Run(LLAMA_70B, "4M", {"ring": 16, "sequence": 8}, table="fewest"),
+    Run(LLAMA_70B, "4M", {"ring": 8, "sequence": 8}, offload=True, table="fewest"),
+)
+PACKED = tuple(replace(run, documents="8k", table="documents") for run in RUNS if run.table == "meshes")
 
 
 def play_with_all_logits(*arguments: Any) -> Played:
@@ -200,7 +231,9 @@ def planned(run: Run) -> dict[str, Any]:
             "parallel": run.mesh,
             "stages": [stage],
         }
-        hardware = HardwareSettings(gpus=run.gpus, gpu=run.gpu, document_length=2**30)
+        # Longer than every row unless the run says otherwise.
+        length = parse_length(run.documents) if run.documents else 2**30
+        hardware = HardwareSettings(gpus=run.gpus, gpu=run.gpu, document_length=length)
         began = time.perf_counter()
         with (
             mock.patch.object(planner, "in_own_process", in_own_process) if run.all_logits else nullcontext()
@@ -216,6 +249,7 @@ def planned(run: Run) -> dict[str, Any]:
         "offload": run.offload,
         "beside": run.beside,
         "all_logits": run.all_logits,
+        "table": run.table,
         "seconds_to_plan": time.perf_counter() - began,
         **found,
     }
@@ -226,7 +260,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "planned_runs.json")
     options = parser.parse_args()
     known = json.loads(options.out.read_text())["runs"] if options.out.exists() else {}
-    for run in RUNS:
+    for run in (*RUNS, *FEWER, *PACKED):
         if run.name not in known:
             known[run.name] = planned(run)
             text = {"benchmark": "planned_runs", "machine": machine(), "runs": known}

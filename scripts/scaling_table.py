@@ -15,20 +15,22 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
 from ropewalk.parallel import MeshShape
-from ropewalk.planning import H100, ModelShape, ShardedRun, choose_mesh, estimate_memory, estimate_step
+from ropewalk.planning import H100, ModelShape, ShardedRun, choose_mesh, estimate_memory
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scaling.md"
 BEGIN, END = "<!-- scaling: written by scripts/scaling_table.py -->", "<!-- /scaling -->"
 PLANNED_BEGIN, PLANNED_END = "<!-- planned: written by scripts/scaling_table.py -->", "<!-- /planned -->"
+FEWEST_BEGIN, FEWEST_END = "<!-- fewest: written by scripts/scaling_table.py -->", "<!-- /fewest -->"
 PLANNED = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "planned_runs.json"
 MODELS = {
     "Llama 3.1 8B": ModelShape(32, 4096, 14336, 32, 8, 128, 128256),
     "Llama 3.1 70B": ModelShape(80, 8192, 28672, 64, 8, 128, 128256),
 }
 TOKENS_PER_STEP = 2**24
-DOCUMENT_LENGTH = 2**13
 RANKS = (8, 16, 64, 128, 256, 512, 1024)
 SCALES = {"": 1.0, "GB": 1e9, "GB/s": 1e9, "TFLOP/s": 1e12, "µs": 1e-6}
+SAME = ("model", "context", "mesh", "offload")
+"""What a run and the one with short documents have in common."""
 STATES = ("parameters", "gradients", "moments")
 COLUMNS = (
     "GPUs",
@@ -46,7 +48,18 @@ COLUMNS = (
     "tokens/s",
     "**share of peak**",
     "bound by",
-    f"tokens/s, {format_length(DOCUMENT_LENGTH)} documents (formula)",
+    "tokens/s, 8k documents",
+)
+FEWEST_COLUMNS = (
+    "model",
+    "rows of",
+    "GPUs",
+    "mesh",
+    "peak",
+    "GPUs with offload",
+    "mesh, offload",
+    "peak, offload",
+    "too few",
 )
 BESIDE_COLUMNS = (
     "beside",
@@ -71,14 +84,14 @@ def assumptions() -> str:
     return "\n".join(lines)
 
 
-def runs() -> list[dict[str, Any]]:
-    """The dry runs of ``benchmarks.planned_runs``."""
+def runs(*tables: str) -> list[dict[str, Any]]:
+    """The dry runs of ``benchmarks.planned_runs`` for these tables."""
     found: dict[str, Any] = json.loads(PLANNED.read_text(encoding="utf-8"))["runs"]
-    return list(found.values())
+    return [run for run in found.values() if run["table"] in tables]
 
 
 def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; of its columns, those up to the mesh are text."""
+    """A Markdown table; of its columns, those up to the first mesh are text."""
     text = columns.index("mesh") + 1
     rule = ["---"] * text + ["--:"] * (len(columns) - text)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, rule, *lines))
@@ -114,7 +127,7 @@ def line(model: ModelShape, run: dict[str, Any]) -> list[str]:
     """A dry run, beside what the formulas expect of its mesh."""
     memory, parts, sent = run["memory"], run["memory"]["parts"], run["sent"]
     shape = ShardedRun(model, mesh_of(run["mesh"]), run["context"], offload=run["offload"])
-    packed = estimate_step(shape, TOKENS_PER_STEP // run["context"], document_length=DOCUMENT_LENGTH)
+    (packed,) = (each for each in runs("documents") if all(each[key] == run[key] for key in SAME))
     sizes = (
         sum(parts[part] for part in STATES),
         parts["gathered"] + parts["reduction"],
@@ -136,7 +149,7 @@ def line(model: ModelShape, run: dict[str, Any]) -> list[str]:
         f"{run['time']['tokens_per_second']:,.0f}",
         f"**{100 * run['time']['utilisation']:.0f} %**",
         bound(run),
-        f"{packed.tokens_per_second:,.0f}",
+        f"{packed['time']['tokens_per_second']:,.0f}",
     ]
 
 
@@ -171,9 +184,8 @@ def written() -> str:
     """The machines, and a table for each model and length that dry runs were made of."""
     parts = ["### What is assumed of the machines", assumptions()]
     meshes: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for run in runs():
-        if not run["beside"]:
-            meshes.setdefault((run["model"], run["context"]), []).append(run)
+    for run in runs("meshes"):
+        meshes.setdefault((run["model"], run["context"]), []).append(run)
     for (name, length), found in sorted(
         meshes.items(), key=lambda each: (list(MODELS).index(each[0][0]), each[0][1])
     ):
@@ -184,12 +196,35 @@ def written() -> str:
     return "\n\n".join(parts)
 
 
+def fewest() -> str:
+    """The fewest GPUs of all dry runs that hold a row, without offload and with it, and the most that do not."""
+    tried = runs("meshes", "fewest")
+    lines = []
+    for name in MODELS:
+        for length in sorted({run["context"] for run in tried if run["model"] == name}):
+            cells: list[str] = []
+            for offload in (False, True):
+                found = [
+                    run
+                    for run in tried
+                    if (run["model"], run["context"], run["offload"]) == (name, length, offload)
+                ]
+                best = min((run for run in found if run["fits"]), key=lambda run: run["gpus"], default=None)
+                fewer = [run["gpus"] for run in found if best is None or run["gpus"] < best["gpus"]]
+                cells += (
+                    ["–", "–", "–"]
+                    if best is None
+                    else [f"**{best['gpus']}**", best["mesh"], gigabytes(best["memory"]["peak"])]
+                )
+                cells.append(str(max(fewer)) if fewer else "–")
+            lines.append((name, format_length(length), *cells))
+    return table(FEWEST_COLUMNS, lines)
+
+
 def published() -> str:
     """The dry runs that stand beside published ones."""
     lines = []
-    for run in sorted(
-        (run for run in runs() if run["beside"]), key=lambda run: (run["beside"], run["context"])
-    ):
+    for run in sorted(runs("published"), key=lambda run: (run["beside"], run["context"])):
         memory, time = run["memory"], run["time"]
         settings = ", offload" * run["offload"] + ", all logits at once" * run["all_logits"]
         lines.append(
@@ -228,6 +263,7 @@ def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     wanted = between(text, BEGIN, END, written())
     wanted = between(wanted, PLANNED_BEGIN, PLANNED_END, published())
+    wanted = between(wanted, FEWEST_BEGIN, FEWEST_END, fewest())
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(wanted, encoding="utf-8")
     elif wanted != text:

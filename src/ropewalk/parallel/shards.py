@@ -60,7 +60,7 @@ class RowShards:
         ends = [0, *(end for _, end in covered)]
         if [start for start, _ in covered] != ends[:-1] or ends[-1] != self.total_length:
             raise RopewalkError(
-                f"chunks must cover the row's {self.total_length} tokens exactly once, got {self.chunks}"
+                f"the ranks' chunks must cover the row's {self.total_length} tokens exactly once, got {self.chunks}"
             )
 
     @property

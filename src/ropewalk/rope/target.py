@@ -8,6 +8,7 @@ frequencies they were trained with, and combining two methods has no agreed mean
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from ropewalk.errors import RopewalkError
@@ -207,6 +208,12 @@ def _base(text: str) -> float:
 
 def bound_at(method: RopeMethod, length: int) -> int:
     """The context bound of a method's frequencies for sequences of ``length`` tokens; at most ``SEARCH_LIMIT``."""
+    return _bound(tuple(method.frequencies(length).inv_freq.tolist()))
+
+
+# Seconds where the bound is millions of tokens, and one answer asks for that of the same frequencies several times.
+@lru_cache(maxsize=64)
+def _bound(inv_freq: tuple[float, ...]) -> int:
+    bound = context_bound(inv_freq)
     # None means no violation within the search, so the bound is at least its limit.
-    bound = context_bound(method.frequencies(length).inv_freq)
     return SEARCH_LIMIT if bound is None else bound
