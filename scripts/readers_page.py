@@ -38,8 +38,8 @@ WHY: Mapping[tuple[str, str], str] = {
 """Why a program differs from transformers 5 or refuses, by type of model and key of the program."""
 WHY_TWO_LISTS = {
     "input": "",
-    "start": "it takes one list when it starts, so that short inputs get the long factors in a server for long ones",
-    "pass": "each pass has one list, so that short inputs get the long factors beside a long one",
+    "start": "it chooses a list of factors once, so short inputs get the long one in a server for long inputs",
+    "pass": "each forward pass has one list of factors, so short inputs get the long ones in a batch with a long input",
 }
 """Why a program that reads longrope right is wrong for short inputs, by what chooses between its two lists."""
 WHY_LENGTH = {

@@ -19,7 +19,7 @@ BY_LAYER = {
 
 def test_a_method_of_layer_types_is_not_one_of_all_layers() -> None:
     assert checkpoint("llama theta newer").method() == Default(16, 5e4)
-    with pytest.raises(UnreadConfigError, match="layers of 2 types"):
+    with pytest.raises(UnreadConfigError, match="with 2 layer types"):
         checkpoint_of(BY_LAYER).method()
 
 

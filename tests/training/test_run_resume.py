@@ -212,7 +212,7 @@ def test_a_checkpoint_under_another_steps_name_is_refused(cut, tmp_path, capsys)
     (folder / "stage0-step000002").rename(folder / "stage0-step000003")
     said = refused(capsys, tmp_path, cut)
     assert "checkpoint stage0-step000003 is damaged" in said
-    assert "the folder contains stage0-step000002 under another name; rename it to that" in said
+    assert "the folder contains the checkpoint stage0-step000002; rename it back to that name" in said
 
 
 @pytest.mark.parametrize("key", ["stage", "step", "tokens"])

@@ -186,8 +186,8 @@ class Recorder(TorchDispatchMode):
                 return func(*args, **kwargs)
             except (DynamicOutputShapeException, DataDependentOutputException) as error:
                 raise EngineError(
-                    f"the dry run cannot follow {_name(func)} at {_where()}: its result depends on data, for which the "
-                    "host would wait in training as well"
+                    f"the dry run cannot follow {_name(func)} at {_where()}: its result depends on the "
+                    "values of tensors, for which a training step would also have to wait"
                 ) from error
             except RuntimeError as error:
                 if "same device" not in str(error):

@@ -479,7 +479,7 @@ class ModelConfig:
         if "windows" in wanted:
             if not self.can_lift_windows:
                 raise RopewalkError(
-                    f"the windows of {self.model} cannot be lifted: its layers of type "
+                    f"the sliding windows of {self.model} cannot be removed: its layers of type "
                     f"{', '.join(sorted(self._kinds_with_windows))} are "
                     "chunked or have their own RoPE"
                 )
@@ -492,7 +492,7 @@ class ModelConfig:
         lifted = self.with_decoder_values(values)
         if [layer.rotates for layer in lifted.layers] != [layer.rotates for layer in self.layers]:
             raise RopewalkError(
-                f"the windows of {self.model} cannot be lifted: they determine which of its layers have RoPE"
+                f"the sliding windows of {self.model} cannot be removed: they determine which of its layers have RoPE"
             )
         return lifted
 
@@ -861,7 +861,7 @@ def check_layers(config: Mapping[str, Any]) -> None:
         experts = config.get(key)
         if type(chosen) is int and type(experts) is int and experts > 0 and not 1 <= chosen <= experts:
             raise RopewalkError(
-                f"num_experts_per_tok is {chosen} in the config, but must be 1 to {experts}, the {key}"
+                f"num_experts_per_tok is {chosen} in the config, but must be from 1 to {experts} ({key})"
             )
     switch = config.get("use_sliding_window")
     if switch is not None and not isinstance(switch, bool):

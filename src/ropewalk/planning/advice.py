@@ -417,7 +417,7 @@ def _setting_action(
         if isinstance(current, LongRope):
             return (
                 f"Search new rescale factors for {target_length:,} tokens with `ropewalk search`: the factors of a "
-                "longrope checkpoint hold for one length, and no formula gives those for another."
+                "longrope checkpoint are valid for one length, and no formula gives those for another."
             )
         return f"There is no recommendation for {target_length:,} tokens."
     if chosen.rule == CURRENT:

@@ -83,7 +83,7 @@ def plan_stages(
     """
     if isinstance(current, LongRope):
         raise RopewalkError(
-            "the factors of a longrope checkpoint hold for one length, and no rule gives those for a longer one; "
+            "the factors of a longrope checkpoint are valid for one length, and no formula gives those for another; "
             "search new factors with `ropewalk search`"
         )
     contexts = stage_contexts(trained_length, target_length)

@@ -78,7 +78,7 @@ def _as_version_4(checkpoint: Checkpoint) -> Methods:
     known["rope_theta"] = bases[kind] if stated is None else stated
     newer = checkpoint.stated.get("rope_parameters") or {}
     if PARTIAL in newer and PARTIAL not in checkpoint.stated:
-        raise UnreadConfigError(f"the {PARTIAL} of its class for {kind} was not examined")
+        raise UnreadConfigError(f"which {PARTIAL} its config class for {kind} uses was not examined")
     scaling = dict(known.get("rope_scaling") or {})
     if kind == "phi3" and scaling and scaling.keys() != PHI3_KEYS:
         raise RefusedConfigError(

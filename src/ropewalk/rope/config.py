@@ -154,7 +154,9 @@ def methods_from_config(config: Config) -> dict[str | None, RopeMethod]:
     if isinstance(config.get("text_config"), Mapping) and not any(
         config.get(key) for key in ("rope_parameters", "rope_theta")
     ):
-        raise RopewalkError("this config contains the language model's under text_config; pass that one")
+        raise RopewalkError(
+            "this config contains the language model's config under text_config; pass config.text_config"
+        )
     parameters, scaling = config.get("rope_parameters"), config.get("rope_scaling")
     for key, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         if value and not isinstance(value, Mapping):

@@ -53,7 +53,7 @@ class AnsweredSample:
             raise TypeError("prompt must be a list of parts, and prompt_characters a number")
         prompt = tuple((start, text) for start, text in parts)
         if not all(isinstance(start, int) and isinstance(text, str) for start, text in prompt):
-            raise TypeError("a part of the prompt must be a number and a text")
+            raise TypeError("each part of the prompt must be a pair of a number and a text")
         # In order and without overlap, or gaps() would count negative lengths.
         ends = [0, *(start + len(text) for start, text in prompt)]
         starts = [*(start for start, _ in prompt), length]

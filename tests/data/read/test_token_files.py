@@ -315,7 +315,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "ds metadata": (
         lambda t: write(t, a__ds=IDS, a__ds__index=struct.pack("<Q", 4), a__ds__metadata=b"x|3\n4\n4 T"),
         {},
-        r"a\.ds\.metadata must name the tokenizer and the bytes of a token",
+        r"a\.ds\.metadata must give the tokenizer and the number of bytes per token",
     ),
     "ds loss mask": (
         lambda t: write(t, a__ds=IDS, a__ds__index=struct.pack("<Q", 4), a__ds__loss=b"\1\0\1\1"),

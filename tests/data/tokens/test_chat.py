@@ -387,7 +387,7 @@ def test_a_chat_longer_than_a_row_is_left_out_or_cut_as_asked_and_counted(folder
         ({"messages": ["hello"]}, "message 1 must be an object"),
         ({"messages": [{"role": "<|im_end|>", "content": "x"}]}, "message 1 must have a role"),
         ({"messages": [{"role": "user", "content": ["x"]}]}, "content of message 1 must be a string"),
-        ({"messages": [{"role": "user", "content": "x"}]}, "no message of the role assistant"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "no message with the role assistant"),
         ({"messages": TALK, "tools": "x"}, "tools must be a list of objects"),
     ],
 )

@@ -64,7 +64,7 @@ def test_digest_is_that_of_the_words(tmp_path: Path) -> None:
         (
             "essays.pdf",
             "a",
-            "is not in a supported format of essays; give a folder of .txt files, a .txt file, or",
+            "is not a supported source of essays; give a folder of .txt files, a .txt file, or",
         ),
     ],
 )

@@ -51,10 +51,13 @@ LONGROPE = {"context": 8192, "steps": 0, "rope": "longrope"}
             r"export must be last, best, average, or a mapping of weights, average_of and by, got 5",
         ),
         ({"export": {"weight": "last"}}, r"unknown key export\.weight; did you mean weights\?"),
-        ({"export": {"average_of": 3}}, r"average_of: 3 has no effect with weights: last; remove it"),
+        (
+            {"export": {"average_of": 3}},
+            r"average_of \(3\) has no effect if weights is last; remove average_of",
+        ),
         (
             {"export": {"weights": "average", "by": "passkey"}},
-            r"by: passkey has no effect with weights: average",
+            r"by \(passkey\) has no effect if weights is average",
         ),
         ({"export": {"weights": "average", "average_of": 1}}, r"export\.average_of must be 2 or more, got 1"),
         (

@@ -90,7 +90,7 @@ def bomb(form, first):
         (b"seed: 1\nseed: 2", "the key seed occurs twice, the second time in line 2"),
         (b"\xff\xfe", "is not UTF-8"),
         (b"!!python/object/apply:os.getcwd []", "is not YAML"),
-        (b"? [a, b]\n: 1", "the key in line 1 is a list or a mapping; a key must be a word"),
+        (b"? [a, b]\n: 1", "the key in line 1 is a list or a mapping; a key must be a string"),
         (b"seed: 1\n? {a: b}\n: 1", "the key in line 2 is a list or a mapping"),
         (b"a: " + b"[" * 5000, "is nested too deeply"),
         (b"{a: " * 5000, "is nested too deeply"),
@@ -118,7 +118,7 @@ def test_files_that_are_no_recipes(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("? [a, b]", "a key must be a word"),
+        ("? [a, b]", "a key must be a string"),
         ("[" * 5000, "is nested too deeply"),
         ("&a [*a]", "refers to a value that contains it"),
         ("{a: 1, a: 2}", "the key a occurs twice"),

@@ -108,7 +108,7 @@ def _conversation(record: Mapping[str, Any], field: str, origin: str) -> str:
             )
         message["content"] = content
     if all(message["role"] != "assistant" for message in messages):
-        raise RopewalkError(f"{origin}: the conversation has no message of the role assistant to train on")
+        raise RopewalkError(f"{origin}: the conversation has no message with the role assistant to train on")
     tools = _without_nulls(record.get("tools"))
     if tools is not None and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
         raise RopewalkError(f"{origin}: tools must be a list of objects, got {kind_name(tools)}")

@@ -333,8 +333,8 @@ def _datatrove_metadata(path: Path) -> tuple[str | None, int | None, int | None]
     name, bar, width = lines[0].rpartition("|") if lines else ("", "", "")
     if not bar or width not in ("2", "4") or len(lines) < 2 or not lines[1].isdecimal():
         raise RopewalkError(
-            f"{place} must name the tokenizer and the bytes of a token (2 or 4), as in `gpt2|2`, and then the number "
-            f"of tokens, got {lines[:2]}"
+            f"{place} must give the tokenizer and the number of bytes per token (2 or 4) in its first line, as in "
+            f"`gpt2|2`, and the number of tokens in its second, got {lines[:2]}"
         )
     return name.removesuffix(f"|{width}"), int(width), int(lines[1])
 

@@ -133,7 +133,7 @@ def _words_of(source: Path) -> tuple[str, ...]:
         text = read_text(source).strip()
     else:
         raise RopewalkError(
-            f"{source} is not in a supported format of essays; give a folder of .txt files, a .txt file, or RULER's "
+            f"{source} is not a supported source of essays; give a folder of .txt files, a .txt file, or RULER's "
             "PaulGrahamEssays.json"
         )
     if not text.strip():

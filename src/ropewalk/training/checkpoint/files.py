@@ -125,7 +125,7 @@ def read_record(path: Path) -> Record:
         # The latest checkpoint is found by its name, so a renamed folder would resume at the wrong step.
         if _NAME.fullmatch(path.name) and place_of(path) != (position.stage, position.step):
             raise ValueError(
-                f"the folder contains {checkpoint_name(position)} under another name; rename it to that"
+                f"the folder contains the checkpoint {checkpoint_name(position)}; rename it back to that name"
             )
         if oldest:
             return Record(position)

@@ -46,10 +46,10 @@ class Export(Settings):
     def _check(self) -> Export:
         if self.average_of != AVERAGE_OF and self.weights != "average":
             raise ValueError(
-                f"average_of: {self.average_of} has no effect with weights: {self.weights}; remove it"
+                f"average_of ({self.average_of}) has no effect if weights is {self.weights}; remove average_of"
             )
         if self.by is not None and self.weights != "best":
-            raise ValueError(f"by: {self.by} has no effect with weights: {self.weights}; remove it")
+            raise ValueError(f"by ({self.by}) has no effect if weights is {self.weights}; remove by")
         return self
 
     @model_serializer(mode="wrap")

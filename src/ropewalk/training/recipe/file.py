@@ -106,7 +106,7 @@ class _StrictLoader(yaml.SafeLoader):
         for key, _ in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise RopewalkError(f"the key in line {line} is a list or a mapping; a key must be a word")
+                raise RopewalkError(f"the key in line {line} is a list or a mapping; a key must be a string")
             # PyYAML alone would let the last of two equal keys win.
             if key.value in seen:
                 raise RopewalkError(
