@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from ropewalk.data.settings import InterleaveSettings, MixtureSettings, SourceSpec
 from ropewalk.evaluation.settings import OWN
-from ropewalk.io.settings import Settings, model_in
+from ropewalk.io.settings import Option, Settings, model_in
 from ropewalk.training.recipe import changes as recipe_changes
 from ropewalk.training.recipe import recipe
 from ropewalk.training.recipe.changes import is_group
@@ -65,9 +65,26 @@ def default(field: Any) -> str:
     return f"`{yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}`"
 
 
-def meaning(field: Any) -> str:
-    """A field's description as Markdown: brackets outside code are no links."""
-    return re.sub(r"(`[^`]*`)|([\[\]])", lambda found: found[1] or f"\\{found[2]}", field.description)
+def meaning(model: type[Settings], field: Any) -> str:
+    """A field's description as Markdown: brackets outside code are no links, and options are keys of the same model."""
+    keys = {option(name, other): name for name, other in model.model_fields.items()}
+    text = re.sub(
+        r"--[a-z-]+", lambda found: f"`{keys[found[0]]}`" if found[0] in keys else found[0], field.description
+    )
+    # Several values on the command line are a mapping in YAML.
+    text = re.sub(r"\w+=[\d.]*\w(,\w+=[\d.]*\w)+", lambda found: f"`{mapping(found[0])}`", text)
+    return re.sub(r"(`[^`]*`)|([\[\]])", lambda found: found[1] or f"\\{found[2]}", text)
+
+
+def option(name: str, field: Any) -> str:
+    """The option that sets a field."""
+    named = [each.name for each in field.metadata if isinstance(each, Option) and each.name]
+    return named[0] if named else f"--{name.replace('_', '-')}"
+
+
+def mapping(values: str) -> str:
+    """``a=1,b=2`` as YAML."""
+    return "{" + values.replace("=", ": ").replace(",", ", ") + "}"
 
 
 def on_resume(model: type[Settings], name: str) -> str:
@@ -81,7 +98,7 @@ def reference() -> str:
     parts = []
     for title, prefix, model in TABLES:
         rows = [
-            f"| `{prefix}{name}` | {default(field)} | {meaning(field)} | {on_resume(model, name)} |"
+            f"| `{prefix}{name}` | {default(field)} | {meaning(model, field)} | {on_resume(model, name)} |"
             for name, field in model.model_fields.items()
         ]
         head = [f"### {title}", "", "| key | default | meaning | `--resume` |", "| --- | --- | --- | --- |"]

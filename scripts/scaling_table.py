@@ -56,9 +56,10 @@ FEWEST_COLUMNS = (
     "GPUs",
     "mesh",
     "peak",
+    "too few",
     "GPUs with offload",
-    "mesh, offload",
-    "peak, offload",
+    "mesh",
+    "peak",
     "too few",
 )
 BESIDE_COLUMNS = (

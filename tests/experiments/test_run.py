@@ -196,7 +196,7 @@ def test_a_grid_needs_a_folder_of_its_own(tmp_path):
     with pytest.raises(RopewalkError, match="give --out"):
         compare(settings())
     (tmp_path / "mine.txt").write_text("x")
-    with pytest.raises(RopewalkError, match="holds other files"):
+    with pytest.raises(RopewalkError, match="is not empty, and is not"):
         compare(settings(), RunContext(output=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     (tmp_path / "mine.txt").rename(tmp_path / "grid.json")

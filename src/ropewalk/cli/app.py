@@ -22,7 +22,7 @@ SUMMARIES = {
     "inspect": "Show a checkpoint's RoPE and the context it supports; with --target, what that length needs.",
     "models": "Show which model families are supported, and why others are not.",
     "init": "Write a commented recipe that fits the model, the documents and this machine.",
-    "plan": "Estimate memory, time and cost of a recipe on GPUs that you need not have.",
+    "plan": "Estimate memory, time and cost of a recipe, without the GPUs.",
     "rope": "Compute RoPE bounds, bases, frequencies and training plans; probe RoPE settings on a checkpoint.",
     "audit": "Measure how far limited precision breaks a model's relative positions, which operation causes it, and "
     "what mitigates it.",

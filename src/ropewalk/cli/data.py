@@ -139,7 +139,7 @@ def preview(
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the first packed rows: documents, chunks, tags, anchor, padding, and tokens excluded from the loss."""
+    """Show the first packed rows: documents and their chunks, tags, anchor, padding, and tokens without loss."""
     from ropewalk.data import run
     from ropewalk.reporting.data import preview_lines
 

@@ -62,7 +62,9 @@ def evaluate(
         ),
     ] = "embedded:validation",
     average: Annotated[
-        bool, HOW, Field(description="Report the mean over the last checkpoints in the folder MODEL.")
+        bool,
+        HOW,
+        Field(description="Evaluate the last checkpoints in the folder MODEL, and report their mean scores."),
     ] = False,
     last: Annotated[int, HOW, Field(ge=1, description="Number of checkpoints that --average includes.")] = 5,
     parallel: Annotated[

@@ -24,7 +24,7 @@ def plan(
     plot: PlotFile = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Estimate memory, time and cost of a recipe on GPUs that you need not have.
+    """Estimate memory, time and cost of a recipe, without the GPUs.
 
     Simulates the recipe's training step as one of its GPUs would run it, on fake tensors, so it needs no GPU. Of the
     model, it reads only config.json. Takes a minute or two.

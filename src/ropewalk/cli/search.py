@@ -37,8 +37,8 @@ def search(
         Length,
         COMMON,
         Field(
-            description="Target length in tokens: 2048, 32k, 1M. For a longrope checkpoint, a target up to its "
-            "original length searches the short factors."
+            description="Target length in tokens: 2048, 32k, 1M. If MODEL is a longrope checkpoint and "
+            "LENGTH is at most its original length, the command searches the short factors."
         ),
     ],
     text: Annotated[

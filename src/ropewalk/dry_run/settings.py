@@ -19,7 +19,7 @@ class HardwareSettings(Settings):
     gpus: Annotated[int | None, COMMON] = Field(
         None,
         ge=1,
-        description="Number of GPUs. Default: the number that the recipe's key parallel asks for, otherwise one node "
+        description="Number of GPUs. Default: the product of the degrees in the recipe's parallel, otherwise one node "
         "of 8.",
     )
     gpu: Annotated[Gpu, COMMON] = Field(

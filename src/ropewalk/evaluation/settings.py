@@ -185,7 +185,7 @@ class EvaluationSettings(BaseSettings):
         "bundled text: embedded or embedded:validation.",
     )
     average: Annotated[bool, HOW] = Field(
-        False, description="Report the mean over the last checkpoints in the folder MODEL."
+        False, description="Evaluate the last checkpoints in the folder MODEL, and report their mean scores."
     )
     last: Annotated[int, HOW] = Field(5, ge=1, description="Number of checkpoints that --average includes.")
     parallel: Annotated[str | None, HOW, Option(metavar="KEY=DEGREE")] = Field(

@@ -165,7 +165,9 @@ def _started(settings: CompareSettings, output: Path) -> Grid:
             refuse_other_grid(_read_record(path), grid.record(), output)
         # The lock that was just taken is no sign of another use of the folder.
         elif any(entry.name != f".{GRID}.lock" for entry in output.iterdir()):
-            raise RopewalkError(f"{output} holds other files and no grid; give another --out")
+            raise RopewalkError(
+                f"{output} is not empty, and is not the folder of a ropewalk compare run; give another --out"
+            )
         write_json(path, grid.record())
         for each in grid.runs:
             if not each.file.is_file():

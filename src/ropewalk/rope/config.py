@@ -91,7 +91,7 @@ def head_dim(config: Config, layer_type: str | None = None) -> int:
         if other is not None:
             raise RopewalkError(
                 f"layers {meant[0]} and {other} share one RoPE, but head_dim is {widths[meant[0]]} in the first and "
-                f"{widths[other]} in the second; state rope_parameters for each layer type, with one head_dim in each"
+                f"{widths[other]} in the second; give each layer type its own rope_parameters, with one head_dim"
             )
         # If no layer has this type, none of the overrides applies to it.
         if meant:

@@ -94,13 +94,15 @@ class ShortFactorSearch(Settings):
         description="Search algorithm: cma-es (best in our measurements) or evolution (the paper's).",
     )
     budget: Annotated[Count, COMMON] = Field(
-        500, ge=1, description="Maximum number of forward passes; each runs one candidate on one sequence."
+        500, ge=1, description="Maximum number of measurements, each of one candidate on one sequence."
     )
     racing: Annotated[bool, ALGORITHM] = Field(
         True, description="Drop candidates early if they are clearly behind after their first sequences."
     )
     batch: Annotated[Count, FREE, COMPUTATION] = Field(
-        1, ge=1, description="Number of candidates per forward pass; each takes the memory of one sequence."
+        1,
+        ge=1,
+        description="Number of candidates to measure in one forward pass; each takes the memory of one sequence.",
     )
 
     @property

@@ -84,8 +84,8 @@ def writable_repository(name: str, public: bool = False) -> Repository:
 
     if not _NAME.fullmatch(name) or len(name) > MOST_IN_NAME:
         raise RopewalkError(
-            f"--push {name!r} is not the name of a repository; write OWNER/NAME with letters, digits, single - and ., "
-            f"and _, at most {MOST_IN_NAME} characters"
+            f"--push {name!r} is not the name of a repository; write OWNER/NAME with letters, digits, underscores, "
+            f"hyphens and dots (no two hyphens or dots in a row), at most {MOST_IN_NAME} characters"
         )
     if get_token() is None:
         raise RopewalkError(

@@ -320,7 +320,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "ds loss mask": (
         lambda t: write(t, a__ds=IDS, a__ds__index=struct.pack("<Q", 4), a__ds__loss=b"\1\0\1\1"),
         {},
-        r"a\.ds\.loss masks tokens out of the loss",
+        r"a\.ds\.loss is a loss mask",
     ),
     "orphan index": (
         lambda t: write(t, a__ds__index=IDS).parent,
@@ -362,7 +362,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "raw file of wider ids": (
         lambda t: write(t, a__bin=LONG.astype("<u4").tobytes()),
         {"separator_id": 7, "token_dtype": "uint16"},
-        r"a\.bin: read as uint16, every second one of the first 200 .* as in uint32; state token_dtype uint32",
+        r"a\.bin: read as uint16, every second one of the first 200 .* the ids are uint32; set token_dtype to uint32",
     ),
     "raw file of narrower ids": (
         lambda t: write(t, a__bin=LONG.astype("<u2").tobytes()),

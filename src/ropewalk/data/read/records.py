@@ -200,7 +200,8 @@ def read_parquet(
             columns = _columns(path, spec, file.schema_arrow.names)
             if file.num_row_groups < (start if stop is None else stop):
                 raise RopewalkError(
-                    f"{path} has {file.num_row_groups} row groups, but had more when it was split; run again"
+                    f"{path} changed while it was read: it has {file.num_row_groups} row groups, but had more before; "
+                    "run again"
                 )
             rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
             if sum(rows) != file.metadata.num_rows:

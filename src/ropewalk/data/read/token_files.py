@@ -195,8 +195,8 @@ def _opened(path: Path, separator: int | None, stated: str | None, stamps: tuple
     size = stamps[0][1]
     if any(each.name.endswith(".loss") for each, _, _ in stamps):
         raise RopewalkError(
-            f"{path}.loss masks tokens out of the loss, which ropewalk cannot read; give the documents as chats, or "
-            "move the mask away to train on every token"
+            f"{path}.loss is a loss mask, which ropewalk does not support; give the documents as chats, or move this "
+            "file away to train on every token"
         )
     tokenizer = ends = None
     header = 0
@@ -435,8 +435,8 @@ def _refuse_halves(path: Path, ids: NDArray[Any], stated: str | None) -> None:
         wider = f"uint{16 * ids.itemsize}"
         raise RopewalkError(
             f"{path}: read as {ids.dtype.name}, every second one of the first {len(head)} token ids is below {_UPPER}, "
-            f"as in {wider}; "
-            + (f"state token_dtype {wider}" if stated else "the file is cut off in the middle")
+            f"which suggests that the ids are {wider}; "
+            + (f"set token_dtype to {wider}" if stated else "the file seems to be cut off in the middle")
         )
 
 

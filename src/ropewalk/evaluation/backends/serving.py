@@ -79,8 +79,8 @@ class Serving(Settings):
     )
     endpoint: Endpoint = Field(
         "completions",
-        description="Endpoint: completions, or chat for servers without completions, which apply the chat template "
-        "themselves. chat needs --chat.",
+        description="Endpoint: completions, or chat for servers that have only the chat endpoint and apply the chat "
+        "template themselves. chat needs --chat.",
     )
     extra: Annotated[
         dict[str, Any],

@@ -571,7 +571,7 @@ class LongPplSettings(Settings):
     short_context: Annotated[Length, WHAT] = Field(
         SHORT_CONTEXT,
         ge=STEPS_OF_SHORT_CONTEXT,
-        description="Short context of LongPPL in tokens; it moves in steps of a quarter of its length.",
+        description="Length of LongPPL's short sliding window in tokens; its stride is a quarter of it.",
     )
     evaluator: Annotated[str | None, BeforeValidator(_resolved), WHAT, Option(metavar="MODEL")] = Field(
         None,

@@ -74,8 +74,8 @@ class BenchmarkSettings(BaseSettings):
     )
     tasks: Annotated[CommaList, COMMON] = Field(
         (),
-        description="Run only these tasks of their suites, such as niah_single_1,sliding. Other suites run their "
-        "default tasks.",
+        description="Run only these tasks of the suites that they belong to, such as niah_single_1,sliding. Other "
+        "suites run their default tasks.",
     )
     exclude: CommaList = Field((), description="Do not run these tasks, such as niah_multikey_3,cwe.")
     samples: Annotated[Count, COMMON] = Field(

@@ -297,7 +297,7 @@ def needle_figure(results: Sequence[TaskResult], title: str = "", caption: str |
     values = [[_depth_score(column.get(depth)) for column in cells] for depth in depths]
     if not any(math.isfinite(value) for row in values for value in row):
         raise RopewalkError(
-            "there is no score by depth to draw; pass results of a needle task whose details have depths"
+            "no result has scores by depth, so there is nothing to draw; pass results of a needle task"
         )
     is_numbered = len(depths) <= NUMBERED_ROWS and len(columns) <= NUMBERED_COLUMNS
     size = (8.5 if len(columns) <= 8 else 7.0) if is_numbered else 0.0
@@ -382,7 +382,7 @@ def retention_figure(
     tasks = list(dict.fromkeys(each.task for each in every if each.unit == "percent"))
     plotted = [r for r in every if r.unit == "percent" and r.status == "ok" and math.isfinite(r.score)]
     if not plotted:
-        raise RopewalkError("there is no score in percent to draw")
+        raise RopewalkError("no result has a score in percent, so there is nothing to draw")
     height = 0.8 / len(series)
     marks: list[Mark] = []
     for number, results in enumerate(series.values()):

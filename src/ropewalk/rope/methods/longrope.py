@@ -72,7 +72,7 @@ class LongRope(RopeMethod):
         "attention_factor": ATTENTION,
         "short_factor": "one for each rotary pair; defaults to the checkpoint's, or to 1s",
         "long_factor": "one for each rotary pair",
-        "start_tokens": "first tokens that keep the RoPE unscaled; must be 0, because a config cannot store it",
+        "start_tokens": "number of initial tokens with unscaled RoPE; must be 0, as a config can store no other",
     }
     config_keys: ClassVar[tuple[str, ...] | None] = (
         "factor", "short_factor", "long_factor", "attention_factor", *MSCALES, ORIGINAL

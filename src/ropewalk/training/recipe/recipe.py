@@ -101,13 +101,13 @@ class Recipe(Settings):
     lift: Annotated[list[Limit], SAME] = Field(
         [],
         description="limits of the model's attention to remove. windows: layers with a sliding window attend to "
-        "their whole document, which they have to learn in training; dual_chunk_attention: the exported config no "
-        "longer asks servers for it",
+        "their whole document (training must teach them to); dual_chunk_attention: the exported config no longer "
+        "enables it in servers",
     )
     adapter: Annotated[AdapterSettings | None, DECIDES] = Field(
         None,
-        description="train small matrices (LoRA) beside the model's weights instead of the weights; the result is "
-        "the merged model, and the adapter itself",
+        description="train a LoRA adapter instead of the model's weights; the result is the merged model, and the "
+        "adapter itself",
     )
     optimizer: Optimizer = Field(
         Optimizer(), description="AdamW settings of all stages that do not set their own"
@@ -124,19 +124,19 @@ class Recipe(Settings):
     )
     parallel: Annotated[ParallelOrAuto, ONWARD] = Field(
         "auto",
-        description="how the processes of torchrun share the model and the rows; auto: split rows no finer "
-        "than memory requires",
+        description="how the processes of torchrun share the model and the rows; auto: split each row over as "
+        "few processes as memory allows",
     )
     step_timeout: Annotated[Count, FREE] = Field(
         3600,
         ge=1,
-        description="seconds without a completed step after which a run of several processes ends, and names the "
-        "processes that hold it up; must be longer than the longest step",
+        description="a run of several processes ends if no step completes for this many seconds, and names the "
+        "processes that are stuck; must be longer than the longest step",
     )
     engine: Annotated[Literal["auto", EngineName], ONWARD] = Field(
         "auto",
-        description="attention engine; auto: segments on a CPU; on CUDA the first of varlen, flex and "
-        "segments that can run",
+        description="attention engine; auto: segments (SDPA) on a CPU; on CUDA the first of varlen (FlashAttention), "
+        "flex (FlexAttention) and segments that can run",
     )
     exact_rope: Annotated[bool, DECIDES] = Field(
         True, description="compute angles in float64 and rotate in float32; false: as transformers does"

@@ -43,8 +43,8 @@ class Search(LongFactorSearch):
 
     weights: Literal["current", "checkpoint"] = Field(
         "current",
-        description="weights to search on: current, those that the stage starts from, or checkpoint, the recipe's "
-        "model (as the LongRoPE paper does for its first two lengths)",
+        description="weights to search on. current: those that the stage starts from; checkpoint: those of the "
+        "recipe's model (as the LongRoPE paper does for its first two lengths)",
     )
 
     @model_validator(mode="after")

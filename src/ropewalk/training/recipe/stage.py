@@ -176,7 +176,8 @@ class Stage(Settings):
         False, description="store only the input of each layer, and recompute the layer in the backward pass"
     )
     offload_activations: Annotated[bool, FREE] = Field(
-        False, description="store those inputs in CPU memory; requires gradient_checkpointing"
+        False,
+        description="keep the inputs that gradient_checkpointing stores in CPU memory; requires gradient_checkpointing",
     )
 
     @property

@@ -537,7 +537,7 @@ def _common(values: Sequence[Any]) -> Any:
 
 
 class HarnessSettings(Settings):
-    """Settings of the suites that lm_eval runs."""
+    """Settings of all suites that lm_eval runs: short, longbench and lm_eval."""
 
     group: ClassVar[str | None] = "Short context (lm_eval)"
 
@@ -546,7 +546,8 @@ class HarnessSettings(Settings):
         BeforeValidator(lambda value: pairs(value, "TASK=PATH", "hellaswag=data/hellaswag.jsonl")),
         Option(name="--lm-eval-data", metavar="TASK=PATH", repeated=True),
     ] = Field(
-        {}, description="Local file or folder with the data of a task, by its name; other tasks use the Hub."
+        {},
+        description="Local files or folders with the data of tasks, by the task's name; other tasks load from the Hub.",
     )
     harness_tasks: Annotated[FilePath | None, Option(name="--lm-eval-include")] = Field(
         None, description="Folder with the YAML files of your own lm_eval tasks."
@@ -557,7 +558,7 @@ class HarnessSettings(Settings):
 
 
 class LmEvalSettings(Settings):
-    """Settings of the suite lm_eval."""
+    """Settings of the suite lm_eval alone, which runs any of its tasks."""
 
     harness_names: Annotated[CommaList, HARNESS, Option(name="--lm-eval-tasks")] = Field(
         (), description="Tasks, groups or tags that the suite lm_eval runs."

@@ -189,8 +189,8 @@ class RulerSettings(Settings):
 
     compat: Annotated[Literal["none", "nvidia"], WHAT] = Field(
         "none",
-        description="Source of RULER's prompts: nvidia (exactly those of NVIDIA's scripts) or none (each sample has "
-        "its own random seed).",
+        description="Whose generator makes RULER's prompts: nvidia (exactly the prompts of NVIDIA's scripts) or none "
+        "(ropewalk's own, with a random seed for each sample).",
     )
     squad: Annotated[FileOrName | None, TEXTS] = Field(
         None, description="SQuAD v2 dev file for qa_1, or hub to load it from the Hub."
