@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from ropewalk import RopewalkError
+from ropewalk.models.kv_cache import cache_argument, cache_of
 from ropewalk.models.load import attach
 
 
@@ -30,9 +31,9 @@ def test_a_deep_copy_of_a_cache_is_filled_by_itself() -> None:
     model = tiny_model()
     prompt = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(torch.tensor([[1, 2, 3]]), past_key_values=prompt, use_cache=True)
+        model(torch.tensor([[1, 2, 3]]), **cache_argument(prompt), use_cache=True)
         copied = copy.deepcopy(prompt)
-        model(torch.tensor([[4, 5]]), past_key_values=copied, use_cache=True)
+        model(torch.tensor([[4, 5]]), **cache_argument(copied), use_cache=True)
     assert (prompt.get_seq_length(), copied.get_seq_length()) == (3, 5)
     assert torch.equal(copied.layers[0].keys[..., :3, :], prompt.layers[0].keys)
 
@@ -44,7 +45,7 @@ def test_cache_is_freed_without_the_garbage_collector() -> None:
     gc.disable()
     try:
         with torch.no_grad():
-            model(torch.tensor([[1, 2, 3]]), past_key_values=cache, use_cache=True)
+            model(torch.tensor([[1, 2, 3]]), **cache_argument(cache), use_cache=True)
         assert cache.get_seq_length() == 3
         assert cache.layers[0].keys.dtype == cache.layers[0].values.dtype
         gone = weakref.ref(cache)
@@ -58,8 +59,8 @@ def test_a_token_in_the_middle_without_what_came_before_it_is_refused() -> None:
     """What Phi-3 of transformers before 5.20 asks for in ``generate``, beside what others ask for."""
     model, token = tiny_model(), torch.tensor([[4]])
     with torch.no_grad():
-        cache = model(token, position_ids=torch.tensor([[0]]), use_cache=True).past_key_values
-        model(token, position_ids=torch.tensor([[1]]), past_key_values=cache, use_cache=True)
+        cache = cache_of(model(token, position_ids=torch.tensor([[0]]), use_cache=True))
+        model(token, position_ids=torch.tensor([[1]]), **cache_argument(cache), use_cache=True)
         model(token, position_ids=torch.tensor([[20]]), use_cache=False)
         model(torch.tensor([[4, 5]]), position_ids=torch.tensor([[20, 21]]), use_cache=True)
         with pytest.raises(

@@ -10,6 +10,7 @@ from torch import nn
 
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
+from ropewalk.models.kv_cache import cache_in, cache_of
 from ropewalk.rope import RotaryEmbedding, RotaryRows
 
 _CHOICE = "_ropewalk_long"
@@ -77,7 +78,7 @@ def keep_one_choice(model: nn.Module) -> None:
 
 
 def _refuse_switch(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    cache = kwargs.get("past_key_values")
+    cache = cache_in(kwargs)
     if cache is None:
         _refuse_lost_cache(args, kwargs)
         return
@@ -114,8 +115,8 @@ def _refuse_lost_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 def _remember(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     """Record the choice of a call that created its cache itself."""
-    cache = getattr(output, "past_key_values", None)
-    if cache is None or kwargs.get("past_key_values") is not None:
+    cache = cache_of(output)
+    if cache is None or cache_in(kwargs) is not None:
         return
     if limits := _limits(decoder):
         setattr(cache, _CHOICE, _choice(decoder, limits, 0, args, kwargs)[1])

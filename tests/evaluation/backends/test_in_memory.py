@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import GenerationRequest, InMemoryBackend, argmax_matches
 from ropewalk.evaluation.backends import in_memory as decoding
+from ropewalk.models.kv_cache import cache_in
 from ropewalk.models.load import attach
 from ropewalk.rope import RotaryEmbedding
 from tests.marks import slow_after
@@ -285,7 +286,7 @@ def test_lengths_never_share_a_batch_and_the_longest_come_first() -> None:
     prefills: list[int] = []
 
     def see(module: Any, args: Any, kwargs: Any) -> None:
-        if kwargs["past_key_values"].get_seq_length() == 0:
+        if cache_in(kwargs).get_seq_length() == 0:
             prefills.append(len(kwargs["input_ids"]))
 
     model.register_forward_pre_hook(see, with_kwargs=True)
@@ -426,9 +427,7 @@ def test_torch_says_on_the_cpu_what_is_recognised_as_a_lack_of_memory() -> None:
 def test_nothing_of_a_cache_outlives_its_batch() -> None:
     model = tiny()
     caches = []
-    model.register_forward_pre_hook(
-        lambda _, args, kwargs: caches.append(kwargs["past_key_values"]), with_kwargs=True
-    )
+    model.register_forward_pre_hook(lambda _, args, kwargs: caches.append(cache_in(kwargs)), with_kwargs=True)
     decoding.greedy_ids(model, [ragged_requests()[0].input_ids], 3, 100, NO_ENDING)
     assert caches
     assert all(not cache.layers for cache in caches)

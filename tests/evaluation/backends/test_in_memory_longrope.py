@@ -16,6 +16,7 @@ from transformers import DynamicCache, GenerationConfig
 from ropewalk import RopewalkError
 from ropewalk.evaluation.backends import in_memory as decoding
 from ropewalk.evaluation.backends.likelihoods import causal_losses
+from ropewalk.models.kv_cache import cache_argument, cache_of
 from ropewalk.models.load import ModelSetup, attach, generating, load_model, rope_of
 from ropewalk.models.losses import OutputHead
 from ropewalk.rope import LongRope
@@ -57,7 +58,7 @@ def step_by_step(model: Any, ids: list[int], prompt: int, chunk: int) -> Tensor:
     while start < len(ids):
         end = min(start + chunk, prompt) if start < prompt else start + 1
         with torch.no_grad():
-            output = model(torch.tensor([ids[start:end]]), past_key_values=cache, use_cache=True)
+            output = model(torch.tensor([ids[start:end]]), **cache_argument(cache), use_cache=True)
         found.append(output.logits[0])
         start = end
     return torch.cat(found)
@@ -136,10 +137,10 @@ def test_a_switch_in_the_middle_is_refused_and_says_what_to_do(folders: dict[str
     # A cache that was begun with the long factors goes on with them alone, also one that the call itself made.
     for given in (DynamicCache(config=model.config), None):
         with generating(model, len(ids)), torch.no_grad():
-            cache = model(prompt, past_key_values=given, use_cache=True).past_key_values
-            model(torch.tensor([ids[PROMPT : PROMPT + 1]]), past_key_values=cache)
+            cache = cache_of(model(prompt, **cache_argument(given), use_cache=True))
+            model(torch.tensor([ids[PROMPT : PROMPT + 1]]), **cache_argument(cache))
         with pytest.raises(RopewalkError, match=r"long factors, but this call, .* would use the short ones"):
-            model(torch.tensor([ids[PROMPT + 1 : PROMPT + 2]]), past_key_values=cache)
+            model(torch.tensor([ids[PROMPT + 1 : PROMPT + 2]]), **cache_argument(cache))
     # A copy is as careful, and nothing is refused that cannot switch.
     with pytest.raises(RopewalkError, match=message):
         step_by_step(copy.deepcopy(model), ids, PROMPT, 5)
@@ -161,7 +162,7 @@ def test_a_prompt_that_is_padded_is_as_long_as_its_positions_say(folders: dict[s
         for part in (slice(0, 45), slice(45, 60)):
             seen = mask[:, : part.stop]
             output = model(
-                row[:, part], attention_mask=seen, position_ids=places[:, part], past_key_values=cache
+                row[:, part], attention_mask=seen, position_ids=places[:, part], **cache_argument(cache)
             )
     assert same(output.logits[0, -1], full_logits(model, ids)[-1])
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, evaluating
 from ropewalk.models.generation import generating, unpinned_methods
+from ropewalk.models.kv_cache import cache_argument
 
 LEAST_CHUNK = 256
 """Smallest chunk in tokens; smaller chunks would save almost no memory."""
@@ -162,7 +163,7 @@ def _logits(model: Any, cache: Any, ids: Tensor, mask: Tensor, positions: Tensor
         input_ids=ids,
         attention_mask=mask,
         position_ids=positions,
-        past_key_values=cache,
+        **cache_argument(cache),
         use_cache=True,
         # Logits of a whole chunk over the vocabulary would take more memory than the rest of the pass.
         logits_to_keep=keep,

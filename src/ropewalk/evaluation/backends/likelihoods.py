@@ -19,6 +19,7 @@ from ropewalk.evaluation.backends.in_memory import PREFILL_CHUNK, argmax_matches
 from ropewalk.evaluation.backends.protocol import evaluating
 from ropewalk.evaluation.rows import Ids, Window
 from ropewalk.models.generation import unpinned_methods
+from ropewalk.models.kv_cache import cache_argument
 from ropewalk.models.losses import OutputHead, chunked_token_losses, decoder_of, token_losses
 from ropewalk.rope import RotaryEmbedding
 
@@ -130,7 +131,7 @@ def causal_losses(
         for losses_of_piece, ids, targets in pieces:
             # The cache holds earlier pieces, so each piece sees what it would see in one pass, at a fraction
             # of its memory.
-            hidden = decoder(ids, past_key_values=cache, use_cache=True).last_hidden_state
+            hidden = decoder(ids, **cache_argument(cache), use_cache=True).last_hidden_state
             _score(losses_of_piece, hidden, targets, head)
     return losses
 

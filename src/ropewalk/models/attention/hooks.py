@@ -26,6 +26,7 @@ from ropewalk.attention.layout import PackedLayout, cached_per_layout
 from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.generation import unpinned_methods
+from ropewalk.models.kv_cache import cache_in
 from ropewalk.models.losses import decoder_of
 from ropewalk.parallel import ShardedLayouts, sharded_attend
 from ropewalk.rope import RotaryEmbedding
@@ -287,8 +288,8 @@ class LayoutHooks:
             kwargs = self._checked(args, kwargs)
             call = kwargs["layout"]
             _pin_length(module, call, pinned, own_positions=given is None)
-        if call is None and kwargs.get("past_key_values") is not None:
-            _round_keys_into(kwargs["past_key_values"])
+        if call is None and (cache := cache_in(kwargs)) is not None:
+            _round_keys_into(cache)
         # If the layout does not reach an inner module, the outer record stays, so its attention raises an error.
         self._marks.append((_current.set(call if call is not None else _current.get()), pinned))
         return args, kwargs
@@ -326,8 +327,8 @@ class LayoutHooks:
         # An empty one comes with RowCollator's batches, so that other models fail.
         if mask is not None and mask.numel():
             raise RopewalkError("a layout already defines visibility; leave attention_mask out")
-        if kwargs.get("past_key_values") is not None:
-            raise RopewalkError("a packed row has no key/value cache; leave past_key_values out")
+        if cache_in(kwargs) is not None:
+            raise RopewalkError("a packed row has no key/value cache; leave it out of the call")
         position_ids = kwargs.get("position_ids")
         if position_ids is None:
             # transformers would count from 0 in each tensor, which is wrong for shards and for position reset.
@@ -348,7 +349,7 @@ def _with_every_query(module: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     Gemma 4 drops the others before layers that share keys. A layout describes whole rows; and without a mask, causal
     attention of several queries would be aligned with the first keys, which transformers prevents for SDPA by its name.
     """
-    keep, cache = kwargs.get("logits_to_keep"), kwargs.get("past_key_values")
+    keep, cache = kwargs.get("logits_to_keep"), cache_in(kwargs)
     if (
         not isinstance(keep, int)
         or keep < 1
@@ -428,7 +429,7 @@ class _RoundedUpdate:
 def _refuse_restarts(kwargs: dict[str, Any]) -> None:
     """Raise for position ids that restart: they mean packed documents, whose boundaries must not be guessed."""
     positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
-    if not isinstance(positions, Tensor) or kwargs.get("past_key_values") is not None:
+    if not isinstance(positions, Tensor) or cache_in(kwargs) is not None:
         return
     restarts = positions.diff(dim=-1) <= 0
     if isinstance(mask, Tensor) and mask.shape[-1] == positions.shape[-1] and mask.ndim == 2:

@@ -25,14 +25,13 @@ from ropewalk.errors import EngineError
 from ropewalk.models.attention.hooks import LayoutCall, has_layout
 from ropewalk.models.attention.kernels import boundary_keywords
 from ropewalk.models.config import ModelConfig
+from ropewalk.models.kv_cache import NAMES as CACHES
 from ropewalk.models.losses import decoder_of
 from ropewalk.versions import older_transformers
 
 SHORT = 32
 """Runs of up to this many tokens share a batch. Longer runs share one with runs of more than half their length, so
 padding at most doubles the work."""
-CACHES = ("past_key_values", "cache_params")
-"""Names of mixers' arguments for the cache of their state."""
 PACKED_SINCE = {"lfm2": "5.22", "lfm2_moe": "5.22"}
 """Model types whose layers pass the layout on to their mixer only from this transformers on."""
 

@@ -1,0 +1,35 @@
+"""Keys and values of earlier tokens in a call of a model: transformers 5.24 renamed their argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache as cached
+from typing import Any
+
+NAMES = ("cache", "past_key_values", "cache_params")
+"""Names of the argument: since transformers 5.24, and before it in models and in recurrent mixers."""
+
+
+def cache_in(arguments: Mapping[str, Any]) -> Any:
+    """The cache among a call's keyword arguments, by any of its names; None without one."""
+    return next((arguments[name] for name in NAMES if arguments.get(name) is not None), None)
+
+
+def cache_of(output: Any) -> Any:
+    """The cache that a model's output contains; None without one."""
+    return next((found for name in NAMES if (found := getattr(output, name, None)) is not None), None)
+
+
+def cache_argument(cache: Any) -> dict[str, Any]:
+    """The keyword argument that gives a model a cache."""
+    return {_name(): cache}
+
+
+@cached
+def _name() -> str:
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    # The argument has the name of the output's field. Later versions take the earlier name too, with a warning.
+    named = {field.name for field in fields(CausalLMOutputWithPast)}
+    return next(name for name in NAMES if name in named)
