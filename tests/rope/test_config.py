@@ -377,7 +377,7 @@ def test_entries_are_what_each_spelling_writes() -> None:
         (({}, 16), "one method for all layers, or"),
         (
             ({"a": DynamicNtk(8, 1e4, 2.0, 512), "b": DynamicNtk(8, 1e4, 2.0, 256)}, 8),
-            "one max_position_embeddings, but the layer types need 512, 256",
+            "only one max_position_embeddings, but the layer types need 512 and 256",
         ),
     ],
 )

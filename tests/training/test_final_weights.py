@@ -166,9 +166,9 @@ def test_a_deleted_or_damaged_checkpoint_is_refused_by_name(values, tmp_path, ca
     shutil.rmtree(checkpoint(values, "stage0-step000004"))
     average = {**best, "export": {"weights": "average", "average_of": 2}}
     said = refused(capsys, tmp_path, average)
-    assert "export averages the last 2 checkpoints, but there are 1 of stage 1" in said
+    assert "export averages the last 2 checkpoints, but the run has only 1 of stage 1" in said
     assert said.endswith("set export=last")
-    with pytest.raises(RopewalkError, match="but there are 1"):
+    with pytest.raises(RopewalkError, match="but the run has only 1"):
         final_weights(Path(values["output"]), recipe_of(average), checkpoint(values, name))
 
 

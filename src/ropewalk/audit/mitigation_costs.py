@@ -183,7 +183,7 @@ class _Bench:
         if name in FLOAT32_MITIGATIONS and arrived is not None and torch.float32 not in arrived:
             raise EngineError(
                 f"the layers of {type(self.model).__name__} round queries and keys to {_name(self.dtype)} after their "
-                "rotation, so a more precise rotation is lost before the product"
+                "rotation, which discards the precision of a float32 rotation before q·k"
             )
         # Short passes are repeated until a turn is long enough for the clock and for scheduling noise.
         self._passes[name] = max(1, min(TURN_PASSES, int(TURN_SECONDS / took)))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def bound_command(settings: BoundSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Compute the context bound of a base: the distance up to which a similar token gets at least as much attention
-    as a random one.
+    """Compute the context bound of a base: the distance up to which a key similar to the query gets at least as much
+    attention as a random key.
     """
     from ropewalk.planning.bases import bound_of
     from ropewalk.reporting import draw
@@ -47,8 +47,8 @@ def base_command(settings: BasesSettings, *, plot: PlotFile = None, as_json: Jso
     """Compute which RoPE bases are feasible for a context length: the smallest, all intervals, and the safe base.
 
     A base is feasible if a key similar to the query gets, on average, at least as much attention as a random key at
-    every distance up to the length. Feasible bases form intervals with gaps between them. The infimum is the smallest
-    feasible base; from the safe base up to --ceiling, every base is feasible.
+    every distance up to the length. Feasible bases form intervals with gaps between them. The infimum is the lower end
+    of the first interval; from the safe base up to --ceiling, every base is feasible.
     """
     from ropewalk.planning.bases import bases_for, bases_for_halves
     from ropewalk.reporting import draw

@@ -35,9 +35,8 @@ class InspectSettings(Settings):
     )
     explain: bool = Field(
         False,
-        description="With --target, also show the checkpoint's RoPE, the base that each rule gives beside "
-        "published ones, "
-        "and all sources. Takes 10 seconds at 128K and a minute or more at 1M.",
+        description="With --target, also show the checkpoint's RoPE, the base that each rule gives next to "
+        "published bases, and all sources. Takes 10 seconds at 128K and a minute or more at 1M.",
     )
 
 

@@ -304,7 +304,7 @@ def _rotated(config: Config, dim: int, partial: float) -> int:
     source = f"{key} {dim}" + (" (hidden_size / num_attention_heads)" if computed else "")
     source += "" if partial == 1 else f" times partial_rotary_factor {partial:g}"
     raise RopewalkError(
-        f"the rotated dimensions of a head must be an even whole number, at least 2, got {rotated} from "
+        f"the number of rotated dimensions per head must be even and at least 2, got {rotated} from "
         + (source if stated is None else f"rotary_dim {stated}")
     )
 
@@ -377,8 +377,8 @@ def config_entries(
         local = by_layer.get("sliding_attention")
         if set(written) != {"full_attention", "sliding_attention"} or not isinstance(local, Default):
             raise RopewalkError(
-                "the config format of transformers 4.x holds only full_attention, and sliding_attention of type "
-                "default; got "
+                "the config format of transformers 4.x has room for one RoPE of full_attention and a plain base of "
+                "sliding_attention, got "
                 f"{', '.join(f'{key} {method.name}' for key, method in by_layer.items())}; write the format of 5.x"
             )
         entries["rope_local_base_freq"] = local.rope_theta
@@ -472,7 +472,7 @@ def _beside(by_layer: Mapping[str | None, RopeMethod]) -> dict[str, Any]:
         for key, length in method.top_level().items():
             if entries.setdefault(key, length) != length:
                 raise RopewalkError(
-                    f"a config has one {key}, but the layer types need {entries[key]}, {length}"
+                    f"a config can state only one {key}, but the layer types need {entries[key]} and {length}"
                 )
     return entries
 

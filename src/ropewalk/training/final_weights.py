@@ -85,7 +85,7 @@ def final_weights(output: Path, recipe: Recipe, last: Path) -> FinalWeights:
         there = [path for path in checkpoints_in(output / CHECKPOINTS) if place_of(path)[0] == stage]
         if len(there) < export.average_of:
             raise RopewalkError(
-                f"export averages the last {export.average_of} checkpoints, but there are {len(there)} of stage "
+                f"export averages the last {export.average_of} checkpoints, but the run has only {len(there)} of stage "
                 f"{stage + 1} in {output / CHECKPOINTS}; "
                 + (f"set export.average_of={len(there)}" if len(there) > 1 else "set export=last")
             )

@@ -195,7 +195,7 @@ def test_a_figure_explains_itself_unless_the_caller_does(make: Any) -> None:
         (ablation, {"operations": [("a", [0.0, 0.0])]}, "above 0"),
         (mitigations, {"mitigations": []}, "no mitigation to draw"),
         (mitigations, {"mitigations": [("a", math.inf, 1.0, None)]}, "infinite"),
-        (first_token, {"effects": []}, "no shifted tokens"),
+        (first_token, {"effects": []}, "no results for moving the first token"),
         (first_token, {"effects": [("a", NAN, NAN, NAN)]}, "no finite"),
     ],
 )

@@ -127,7 +127,7 @@ def test_documents_are_read_whole_by_all_tasks_but_perplexity_of_rows(
         ({"during": {"samples": 2}}, r"during\.samples has no effect without every; set every to a number"),
         ({"every": 0}, r"evaluation\.every must be 1 or more, got 0"),
         ({"every": True}, r"evaluation\.every must be a whole number"),
-        ({"every": 2, "suites": []}, r"every 2 has no effect without a suite; add one to suites"),
+        ({"every": 2, "suites": []}, r"every \(2\) has no effect without a suite; add one to suites"),
         (
             {"every": 2, "during": {"suites": ["ruler"]}},
             r"during\.suites has ruler, but suites has only perplexity, passkey; add it there",

@@ -294,7 +294,7 @@ def test_each_table_goes_to_the_stage_of_its_length(longrope_values, tmp_path):
         ([63], (64,), "63 tokens, but no stage"),
         ([64, 64], (64, 128), "both for 64 tokens, but stage 1 takes only one"),
         ([64, 128], (64,), "128 tokens, but no stage"),
-        ([64], (64, 64), "64 tokens, and 2 stages have that context"),
+        ([64], (64, 64), "64 tokens, but 2 stages have that context, not one"),
     ],
 )
 def test_a_table_without_a_stage_of_its_own_is_refused(longrope_values, tmp_path, lengths, contexts, message):

@@ -66,7 +66,7 @@ def listed_files(manifest: Path, row_files: Iterable[tuple[Any, Any]]) -> list[t
         if plain_name(name, manifest) != rows_file(number):
             raise RopewalkError(f"{manifest} is damaged: it lists {name!r} instead of {rows_file(number)}")
         if type(rows) is not int or rows < 1:
-            raise RopewalkError(f"{manifest} is damaged: it gives {name} {rows!r} rows")
+            raise RopewalkError(f"{manifest} is damaged: it says that {name} has {rows!r} rows")
         files.append((name, rows))
     return files
 

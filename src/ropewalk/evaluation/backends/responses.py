@@ -77,7 +77,7 @@ def read_completion(body: bytes) -> Completion:
         case {"choices": [{"text": str(text)} as choice, *_]}:
             pass
         case _:
-            raise FaultError(f"a response without a text: {one_line(body)}")
+            raise FaultError(f"the response has no text: {one_line(body)}")
     reason = choice.get("finish_reason")
     if reason in _BROKEN_OFF:
         raise FaultError(f"the server aborted an answer ({reason})")
@@ -108,9 +108,9 @@ def read_chat(body: bytes) -> Completion:
     content = message.get("content")
     thoughts = message.get("reasoning_content") or message.get("reasoning")
     if not isinstance(content, str | None) or not isinstance(thoughts, str | None):
-        raise FaultError(f"a response without a text: {one_line(body)}")
+        raise FaultError(f"the response has no text: {one_line(body)}")
     if content is None and thoughts is None:
-        raise FaultError(f"a response without a text: {one_line(body)}")
+        raise FaultError(f"the response has no text: {one_line(body)}")
     text = content or ""
     if thoughts:
         text = f"{THOUGHTS}{thoughts}{END_OF_THOUGHTS if text else ''}{text}"

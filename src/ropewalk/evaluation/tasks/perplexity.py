@@ -179,7 +179,9 @@ def check_edges(bin_edges: Sequence[int]) -> None:
     """Raise if the edges do not form bins."""
     edges = list(bin_edges)
     if len(edges) < 2 or edges[0] < 0 or any(b <= a for a, b in pairwise(edges)):
-        raise RopewalkError(f"bin edges must be at least two increasing numbers from 0 on, got {edges}")
+        raise RopewalkError(
+            f"bin edges must be two or more numbers, 0 or more, in increasing order, got {edges}"
+        )
 
 
 def _bin(scored: list[_Scored], start: int, end: int) -> PositionBin:

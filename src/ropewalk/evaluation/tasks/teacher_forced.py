@@ -151,7 +151,9 @@ def teacher_forced_task_result(
         RopewalkError: if there are no samples.
     """
     if not samples:
-        raise RopewalkError("a result needs at least one sample, got none; pass the samples of one length")
+        raise RopewalkError(
+            "a result needs at least one sample, got none; pass all samples of one context length"
+        )
     # As generation would: one wrong token makes another answer.
     scores = [float(share == 1) for share in shares]
     low, high = score_interval(scores)

@@ -410,7 +410,9 @@ def first_token_figure(
             and between the two.
     """
     if not effects:
-        raise RopewalkError("there are no shifted tokens to draw")
+        raise RopewalkError(
+            "the audit has no results for moving the first token, so there is nothing to draw"
+        )
     values = _table("attention difference by shifted tokens", [each[1:] for each in effects], 3)
     # A value that is 0 up to rounding must not force a logarithmic axis.
     seen = values[values > CLIP * np.nanmax(values)]

@@ -113,7 +113,7 @@ def attention_upper_bound(inv_freq: torch.Tensor | ArrayLike, positions: ArrayLi
 def _violations(theta: Floats, limit: int) -> Iterator[NDArray[np.int64]]:
     """Distances with a negative margin in increasing order, block by block; float32 finds them, float64 decides."""
     if limit < 0:
-        raise RopewalkError(f"the length to examine must be 0 tokens or more, got {limit}")
+        raise RopewalkError(f"the number of tokens to examine must be 0 or more, got {limit}")
     # B(0) is the number of pairs, which is never negative, so the search starts at 1.
     first, size = 1, _FIRST_BLOCK
     while first <= limit:

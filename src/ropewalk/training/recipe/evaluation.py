@@ -124,7 +124,7 @@ class Evaluation(_Suites):
                 raise ValueError(f"during.{key} has no effect without every; set every to a number of steps")
             return
         if not self.suites:
-            raise ValueError(f"every {self.every} has no effect without a suite; add one to suites")
+            raise ValueError(f"every ({self.every}) has no effect without a suite; add one to suites")
         for name in during.suites or ():
             if name not in self.suites:
                 raise ValueError(

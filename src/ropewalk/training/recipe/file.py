@@ -230,9 +230,7 @@ def _child(target: Any, part: str, override: str) -> Any:
     if isinstance(target, list):
         return target[_index(target, part, override)]
     if not isinstance(target, dict):
-        raise RopewalkError(
-            f"--set {override!r}: there is no key {part} here, because {target!r} is a value and has no keys"
-        )
+        raise RopewalkError(f"--set {override!r}: {target!r} is a plain value, so it has no key {part}")
     # A section that the file leaves out may still get keys.
     return target.setdefault(part, {})
 

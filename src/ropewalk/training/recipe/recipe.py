@@ -225,7 +225,8 @@ class Recipe(Settings):
             return self
         if not steps:
             raise ValueError(
-                f"export {export.weights} needs training in the last stage, which has 0 steps; set last"
+                f"export {export.weights} needs training in the last stage, which has 0 steps; "
+                "set export to last"
             )
         if self.short_context is not None:
             raise ValueError(

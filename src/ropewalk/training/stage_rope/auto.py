@@ -115,8 +115,8 @@ class AutoRope(StageRope):
         if choice is not None and self.candidates(before).get(choice.name) != choice.method:
             raise RopewalkError(
                 f"{output / CHOICES} records {choice.name} with rope_theta {choice.method.rope_theta:g} for stage "
-                f"{self.number + 1}, but that choice is not among the stage's candidates; put back the file as the run "
-                "wrote it, or start a new run"
+                f"{self.number + 1}, but that choice is not among the stage's candidates; restore the file that "
+                "the run wrote, or start a new run"
             )
         if choice is None and begun:
             raise RopewalkError(
@@ -138,7 +138,7 @@ class AutoRope(StageRope):
         if not math.isfinite(results[0].loss):
             raise context.world.known_to_all(
                 RunFailure(
-                    f"stage {self.number + 1}: the loss of every candidate of rope auto is NaN or infinite "
+                    f"stage {self.number + 1}: with rope: auto, the loss of every candidate is NaN or infinite "
                     f"({', '.join(candidates)}); check the checkpoint, or set rope_theta with method theta"
                 )
             )

@@ -176,8 +176,8 @@ def _stage_of(recipe: Recipe, path: str | Path, length: int, tables: int) -> int
     there = ", ".join(map(str, contexts))
     if fitting:
         raise RopewalkError(
-            f"the factor table {path} is for {length} tokens, and {len(fitting)} stages have that context; assign it "
-            "in the recipe with rope: {method: longrope, factors: FILE}"
+            f"the factor table {path} is for {length} tokens, but {len(fitting)} stages have that context, not one; "
+            "assign it in the recipe with rope: {method: longrope, factors: FILE}"
         )
     raise RopewalkError(
         f"the factor table {path} is for {length} tokens, but no stage has that context; the stages have {there}; "

@@ -151,8 +151,8 @@ def _of_step(
         subject.step()
     if not batches:
         raise RopewalkError(
-            f"the step of {subject.name} ran no forward pass of the model's decoder with input_ids; return the model "
-            "that the step trains"
+            f"the step of {subject.name} did not call the model's decoder with input_ids; let the function return the "
+            "model that the step trains"
         )
     moves, several = checks.moves_of(model, batches, settings.tokens, spare)
     own = {

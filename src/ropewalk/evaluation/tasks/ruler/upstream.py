@@ -314,7 +314,7 @@ def _fwe(task: word_counting.FrequentWordsTask, tokens: Tokens, length: int) -> 
     step, size = budget // 32, budget // word_counting.TOKENS_PER_WORD
     if size <= word_counting.ANSWERS:
         raise RopewalkError(
-            f"{task.name} of NVIDIA's script does not fit in {length} tokens; choose a longer length"
+            f"{task.name} of NVIDIA's RULER script does not fit in {length} tokens; choose a longer length"
         )
 
     def vocabulary() -> list[str]:
@@ -344,7 +344,7 @@ def _fwe(task: word_counting.FrequentWordsTask, tokens: Tokens, length: int) -> 
             units -= step
             if units < -step:
                 raise RopewalkError(
-                    f"{task.name} of NVIDIA's script does not fit in {length} tokens; choose a longer length"
+                    f"{task.name} of NVIDIA's RULER script does not fit in {length} tokens; choose a longer length"
                 )
         yield made, units
 
@@ -514,6 +514,6 @@ def _question_fitted(
         if documents > DOCUMENTS_STEP:
             documents -= DOCUMENTS_STEP
     raise RopewalkError(
-        f"{task.name} of NVIDIA's script, with {DOCUMENTS_STEP} documents or more, does not fit in {room.length} "
+        f"{task.name} of NVIDIA's RULER script, with {DOCUMENTS_STEP} documents or more, does not fit in {room.length} "
         "tokens; choose a longer length, or remove --compat nvidia"
     )
