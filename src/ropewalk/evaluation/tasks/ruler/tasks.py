@@ -189,7 +189,7 @@ class RulerSettings(Settings):
 
     compat: Annotated[Literal["none", "nvidia"], WHAT] = Field(
         "none",
-        description="Whose generator makes RULER's prompts: nvidia (exactly the prompts of NVIDIA's RULER scripts) or none "
+        description="Whose generator makes RULER's prompts: nvidia (exactly the prompts of NVIDIA's scripts) or none "
         "(ropewalk's own, with a random seed for each sample).",
     )
     squad: Annotated[FileOrName | None, TEXTS] = Field(
