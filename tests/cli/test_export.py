@@ -512,7 +512,7 @@ def test_a_named_program_with_a_command_for_each_length_is_told_both_and_one_wit
     vllm, llama_cpp = said(capsys)["notes"][-2:]
     for length in (ORIGINAL, TARGET):
         assert f"vllm serve {out} --max-model-len {length}" in vllm
-        assert f"llama-server -m FILE -c {length}" in llama_cpp
+        assert f"llama-server -m FILE.gguf -c {length}" in llama_cpp
 
 
 def test_help_names_every_program_that_for_takes(

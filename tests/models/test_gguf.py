@@ -220,8 +220,8 @@ def test_llama_cpp_has_one_list_of_longrope_for_each_context_as_the_commands_say
     assert min(divergences(model, result.out, LENGTHS[:2], long)) > 100 * EXACT
     read = checkpoint_of({**model.config.to_dict()}, "m")
     (reading,) = (each for each in readings_of(read, "m") if each.key == "llama.cpp")
-    assert (reading.short, reading.commands[1][1]) == (ORIGINAL, f"llama-server -m FILE -c {long}")
-    assert reading.launch_short == f"llama-server -m FILE -c {short}"
+    assert (reading.short, reading.commands[1][1]) == (ORIGINAL, f"llama-server -m FILE.gguf -c {long}")
+    assert reading.launch_short == f"llama-server -m FILE.gguf -c {short}"
 
 
 def test_llama_cpp_computes_equal_lists_at_every_length(tmp_path):

@@ -20,7 +20,7 @@ def test_a_base_and_linear_need_nothing() -> None:
 def test_longrope_of_a_llama_runs_unscaled_and_export_gguf_corrects_it() -> None:
     read = checkpoint("llama longrope newer")
     assert only(LLAMA_CPP.methods(read)) == Default(16, 5e4)
-    assert LLAMA_CPP.option("m", read) == "ropewalk export m --gguf CONVERTED --out FILE"
+    assert LLAMA_CPP.option("m", read) == "ropewalk export m --gguf CONVERTED.gguf --out FILE.gguf"
     # Qwen's files have no room for the factors.
     assert LLAMA_CPP.option("m", checkpoint("qwen3 longrope newer")) is None
 

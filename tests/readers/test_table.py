@@ -103,9 +103,9 @@ def test_two_lists_of_longrope_are_right_for_short_and_long_inputs_with_a_comman
         (short, "vllm serve my/model --max-model-len 1024"),
     ]
     assert found["llama.cpp"].commands == [
-        ("first", "ropewalk export my/model --gguf CONVERTED --out FILE"),
-        (long, "llama-server -m FILE -c 4096"),
-        (short, "llama-server -m FILE -c 1024"),
+        ("first", "ropewalk export my/model --gguf CONVERTED.gguf --out FILE.gguf"),
+        (long, "llama-server -m FILE.gguf -c 4096"),
+        (short, "llama-server -m FILE.gguf -c 1024"),
     ]
     assert [inputs for inputs, _ in found["mlx-lm"].commands] == [long]
     # Each pass of SGLang has one list: no input may be read in parts.
@@ -132,7 +132,7 @@ def test_programs_with_a_command_for_each_length_are_named_and_one_without_is_re
     refuse_wrong(found, chosen)
     told = cautions(found, chosen)
     assert [each.split(":")[0] for each in told] == ["vLLM 0.30 and later", "llama.cpp"]
-    assert "inputs up to 1,024 tokens: llama-server -m FILE -c 1024" in told[1]
+    assert "inputs up to 1,024 tokens: llama-server -m FILE.gguf -c 1024" in told[1]
     with pytest.raises(
         RopewalkError, match=r"mlx-lm 0\.32 computes .* give longrope the same short_factor and"
     ):
@@ -154,7 +154,7 @@ def test_sentences_name_lengths_and_options() -> None:
     )
     odd = sentences(readings_of(checkpoint("llama yarn-attention both"), "my/model"), 4096)
     assert any(each.startswith("SGLang 0.5: attention factor 1.13863, not 1") for each in odd)
-    assert any("correct with: ropewalk export my/model --gguf CONVERTED" in each for each in odd)
+    assert any("correct with: ropewalk export my/model --gguf CONVERTED.gguf" in each for each in odd)
 
 
 def test_a_program_that_reads_it_wrongly_is_refused_by_name() -> None:

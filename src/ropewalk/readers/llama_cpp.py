@@ -62,7 +62,7 @@ def _option(model: str, checkpoint: Checkpoint) -> str | None:
     except RopewalkError:
         # A file has no field that would express this method.
         return None
-    return f"ropewalk export {model} --gguf CONVERTED --out FILE"
+    return f"ropewalk export {model} --gguf CONVERTED.gguf --out FILE.gguf"
 
 
 def _served(checkpoint: Checkpoint) -> int:
@@ -70,11 +70,11 @@ def _served(checkpoint: Checkpoint) -> int:
 
 
 def _launch(model: str, checkpoint: Checkpoint) -> str:
-    return f"llama-server -m FILE -c {checkpoint.length}"
+    return f"llama-server -m FILE.gguf -c {checkpoint.length}"
 
 
 def _launch_short(model: str, tokens: int) -> str:
-    return f"llama-server -m FILE -c {tokens}"
+    return f"llama-server -m FILE.gguf -c {tokens}"
 
 
 LLAMA_CPP = Reader(

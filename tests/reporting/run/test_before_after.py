@@ -116,3 +116,18 @@ def test_no_effect_is_seldom_announced():
         ]
         announced += "no score differs" not in said(*sides)
     assert announced <= 5 + 2 * math.sqrt(100 * 0.05 * 0.95)
+
+
+@pytest.mark.parametrize(("n", "few"), [(5, True), (6, False)])
+def test_a_score_of_too_few_samples_to_differ_by_more_than_chance_is_named(n, few):
+    # All samples wrong before and right after: the largest difference there is.
+    before, after = ([result(right, "niah", n=n)] for right in (0, n))
+    (niah,) = run_differences(
+        {name: [each[0].to_json()] for name, each in (("before", before), ("after", after))}
+    )
+    assert (niah.p_value < 0.05) is not few
+    told = (
+        " No difference in niah at 1,024 tokens could be more than chance, because fewer than 6 samples were measured "
+        "(5)."
+    )
+    assert said(before, after).endswith(told) is few

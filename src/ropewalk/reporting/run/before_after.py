@@ -32,8 +32,12 @@ def difference_tables(differences: Sequence[ScoreDifference]) -> list[ResultTabl
     return [comparison_table(differences, ("before", "after"))] if differences else []
 
 
+FEWEST_SAMPLES = 6
+"""With fewer, the permutation test cannot give a p-value below 0.05: the least of 5 pairs is 2 in 32."""
+
+
 def conclusion(trained: int, context: int, differences: Sequence[ScoreDifference]) -> str:
-    """One sentence on what became better and worse by more than chance, as far as it was measured.
+    """What became better and worse by more than chance, as far as it was measured, and what had too few samples.
 
     Args:
         trained, context: context before and after the run, in tokens.
@@ -53,7 +57,9 @@ def conclusion(trained: int, context: int, differences: Sequence[ScoreDifference
     # The first improvement of each unit and the first deterioration are named; the others are counted.
     named = [*_first_of_each_unit(better), *worse[:1]]
     if not named:
-        return f"After {what}, no score differs by more than chance ({len(tested)} compared)."
+        return (
+            f"After {what}, no score differs by more than chance ({len(tested)} compared).{_too_few(tested)}"
+        )
     clauses = [f"{_change(each)} ({_size(each, number == 0)})" for number, each in enumerate(named)]
     rest = len(tested) - len(named)
     if rest:
@@ -69,7 +75,25 @@ def conclusion(trained: int, context: int, differences: Sequence[ScoreDifference
                 f"of {rest} other scores, {_listed([f'{count} {verb}' for count, verb in counts if count])}"
             )
         clauses.append(f"{others} by more than chance")
-    return f"After {what}, {'; '.join(clauses)}."
+    return f"After {what}, {'; '.join(clauses)}.{_too_few(tested)}"
+
+
+def _too_few(tested: Sequence[ScoreDifference]) -> str:
+    """A sentence on scores that could not have differed by more than chance, whatever they are."""
+    few = [each for each in tested if each.n < FEWEST_SAMPLES]
+    if not few:
+        return ""
+    # The longest first: it is what the run was made for.
+    first, others = min(few, key=_order), len(few) - 1
+    more = f" and {others} other score{'s' * (others > 1)}" if others else ""
+    return (
+        f" No difference in {shown(task_words(first.suite, first.task), 100)}{_at(first)}{more} could be more than "
+        f"chance, because fewer than {FEWEST_SAMPLES} samples were measured ({first.n})."
+    )
+
+
+def _at(each: ScoreDifference) -> str:
+    return "" if each.length is None else f" at {each.length:,} tokens"
 
 
 def _is_better(each: ScoreDifference) -> bool:
@@ -92,10 +116,9 @@ def _first_of_each_unit(differences: Sequence[ScoreDifference]) -> list[ScoreDif
 def _change(each: ScoreDifference) -> str:
     """``passkey at 1,024 tokens rose from 29 % to 100 %``."""
     style = number if each.unit == "perplexity" else lambda score: f"{one_decimal(score)} %"
-    at = "" if each.length is None else f" at {each.length:,} tokens"
     verb = "rose" if each.difference > 0 else "fell"
     return (
-        f"{shown(task_words(each.suite, each.task), 100)}{at} {verb} from {style(each.score_a)} to "
+        f"{shown(task_words(each.suite, each.task), 100)}{_at(each)} {verb} from {style(each.score_a)} to "
         f"{style(each.score_b)}"
     )
 
