@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ def assumptions() -> str:
     return "\n".join(lines)
 
 
+@cache
 def runs(*tables: str) -> list[dict[str, Any]]:
     """The dry runs of ``benchmarks.planned_runs`` for these tables."""
     found: dict[str, Any] = json.loads(PLANNED.read_text(encoding="utf-8"))["runs"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from ropewalk.models.kv_cache import NAMES, cache_argument, cache_in, cache_of
+from ropewalk.models.kv_cache import NAMES, cache_argument, cache_in, cache_of, present_name
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +31,11 @@ def test_a_model_fills_the_cache_that_it_is_given_and_returns_it(model):
     assert cache.get_seq_length() == 3
     assert cache_of(output) is cache
     assert cache_of(model(torch.tensor([[1]]), use_cache=False)) is None
+
+
+def test_earlier_names_of_an_output_are_not_read_since_transformers_warns_of_them():
+    class Output:
+        def __getattr__(self, name):
+            assert name == present_name()
+
+    assert cache_of(Output()) is None

@@ -37,7 +37,7 @@ class CompareSettings(Settings):
     )
     share: Annotated[str | None, Option(name="--cell", metavar="I/N")] = Field(
         None,
-        description="Run only the I-th of N equal parts of all runs, as one job of a job array; I counts from 1. When "
+        description="Run only the I-th of N parts of all runs, as one job of a job array; I counts from 1. When "
         "all parts are done, run the command without --cell for the results.",
     )
     jobs: Count | None = Field(

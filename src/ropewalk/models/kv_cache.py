@@ -18,18 +18,20 @@ def cache_in(arguments: Mapping[str, Any]) -> Any:
 
 def cache_of(output: Any) -> Any:
     """The cache that a model's output contains; None without one."""
-    return next((found for name in NAMES if (found := getattr(output, name, None)) is not None), None)
+    # By its present name alone: to read an earlier one makes transformers warn, even where there is no cache.
+    return getattr(output, present_name(), None)
 
 
 def cache_argument(cache: Any) -> dict[str, Any]:
     """The keyword argument that gives a model a cache."""
-    return {_name(): cache}
+    return {present_name(): cache}
 
 
 @cached
-def _name() -> str:
+def present_name() -> str:
+    """The name that the installed transformers gives the argument of its models, and the field of their outputs."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
-    # The argument has the name of the output's field. Later versions take the earlier name too, with a warning.
+    # The argument has the name of the output's field.
     named = {field.name for field in fields(CausalLMOutputWithPast)}
     return next(name for name in NAMES if name in named)
