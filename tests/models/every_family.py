@@ -215,9 +215,11 @@ SHARED_NOTHING: dict[str, Any] = {
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "apertus": {"max_position_embeddings": None},
+    "apertus1p5_text": {"max_position_embeddings": None},
     "bamba": {"attn_layer_indices": [1, 3]},
     "bailing_hybrid": {"layer_types": STATEFUL, "num_experts_per_token": 2, "num_expert_group": 1},
     "cwm": {"max_position_embeddings": None},
+    "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "falcon_h1": {"mamba_d_ssm": 32},
     "gemma3": {"num_hidden_layers": 6},
     "gemma3_text": {"num_hidden_layers": 6},

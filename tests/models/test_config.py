@@ -16,6 +16,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import attach
 from tests.models.families import LOCAL, tiny_model
+from tests.versions import pretend_transformers
 
 FOUR = {"num_hidden_layers": 4, "head_dim": 64, "rope_theta": 1e4, "max_position_embeddings": 32768}
 F, S = "full_attention", "sliding_attention"
@@ -433,6 +434,17 @@ def test_families_that_need_a_width_are_those_that_transformers_runs_none_of_wit
     fails = "runs no" in " ".join(ModelConfig.of(bare).packing_refusals())
     with pytest.raises(ValueError, match="Could not find") if fails else nullcontext():
         model(torch.arange(3, 13)[None])
+
+
+def test_llama4_without_chunks_needs_a_transformers_that_asks_its_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = tiny_model("llama4", sharp=True).config.to_dict()
+    values.update(attention_chunk_size=None, layer_types=[F] * len(values["layer_types"]))
+    config = transformers.Llama4TextConfig.from_dict(values)
+    for version, refused in (("5.23.4", True), ("5.24.0", False), ("6.0.0", False)):
+        pretend_transformers(monkeypatch, version)
+        assert ("attention_chunk_size null" in " ".join(ModelConfig.of(config).packing_refusals())) == refused
 
 
 def test_what_there_is_not_is_not_lifted() -> None:

@@ -20,6 +20,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.models.support import packing_refusal
 from ropewalk.rope.config import OF_LAYERS, head_dim, layer_overrides, methods_from_config
 from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
+from ropewalk.versions import older_transformers
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 SERVED = (FULL, SLIDING, CHUNKED)
@@ -50,6 +51,8 @@ DRAFTS = "drafts tokens from the hidden states and keys of another model; extend
 NO_DECODERS = {
     "blt": "reads bytes in patches that another model of it chooses, and has four RoPEs; ropewalk extends models of "
     "one decoder that reads tokens",
+    "dory": "runs some of its layers several times for a token; ropewalk trains, plans and checks models that run each "
+    "layer once",
     "gemma4_assistant": DRAFTS,
     "gemma4_unified_assistant": DRAFTS,
 }
@@ -62,7 +65,15 @@ NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "m
 """Config keys for the number of experts that a layer's router chooses from."""
 ROTATE_IN_WINDOWS_ALONE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1")
 """Model types whose full-attention layers have no RoPE if other layers have a window."""
-WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "openai_privacy_filter")
+WITH_SINKS = (
+    "flint",
+    "gpt_oss",
+    "granite_swa",
+    "granitemoe_swa",
+    "hy_v4",
+    "hy_v4_vl_text",
+    "openai_privacy_filter",
+)
 """Model types with a learned attention sink in every layer."""
 CHANGES_ITS_MASK = ("doge",)
 """Model types whose attention adds its own scores to the mask, which no engine receives."""
@@ -84,6 +95,8 @@ MASK_EVERY_KIND = {
 }
 """Model types for which transformers builds the mask of windows or chunks even if no layer has one, and fails if the
 config has no width for it; with the key of that width."""
+ASKS_THE_LAYERS_SINCE = {"llama4_text": "5.24"}
+"""Those of them for which a later transformers builds no such mask if no layer needs it, with its version."""
 WIDTHS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
 """The key that limits how far back layers of a type see."""
 BEYOND_ANY_CONTEXT = 2**30
@@ -650,6 +663,9 @@ class ModelConfig:
                 f"supports full and sliding attention, and recurrent layers of {', '.join(MIXERS)}"
             )
         width = MASK_EVERY_KIND.get(self.model_type or "")
+        since = ASKS_THE_LAYERS_SINCE.get(self.model_type or "")
+        if since is not None and older_transformers(since) is None:
+            width = None
         if width is not None and self.values.get(width) is None:
             refused.append(
                 f"has {width} null in its config, with which transformers runs no {self.model_type}, whatever its "

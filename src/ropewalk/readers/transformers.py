@@ -117,7 +117,7 @@ def _none(model: str, checkpoint: Checkpoint) -> None:
 TRANSFORMERS_5 = Reader(
     "transformers",
     "transformers 5",
-    "transformers/modeling_rope_utils.py of 5.23.0",
+    "transformers/modeling_rope_utils.py of 5.24.0",
     _as_version_5,
     _length,
     _none,

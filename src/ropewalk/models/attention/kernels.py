@@ -35,6 +35,7 @@ FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "kimi_linear": KIMI_DELTA,
         "lfm2": CONVOLUTION,
         "lfm2_moe": CONVOLUTION,
+        "lfm3": CONVOLUTION,
         "nemotron_h": MAMBA_2,
         "olmo_hybrid": DELTA_RULE,
         "qwen3_5_moe_text": DELTA_RULE,
@@ -44,7 +45,7 @@ FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 """For each model type the functions of its mixers that may be kernels, with the parameter for the boundaries.
 
-Lightning attention (MiniMax) and the convolution of LFM3 have no kernel in transformers.
+Lightning attention (MiniMax) has no kernel in transformers, and the convolution of LFM3 none before 5.24.
 """
 KEYWORDS = {"torch_chunk_gated_delta_rule": "cu_seq_lens_q"}
 """Functions whose mixer takes their boundaries under another name than their kernel."""
