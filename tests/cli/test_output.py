@@ -72,6 +72,15 @@ def test_what_reporting_yields_is_printed_each_in_its_way(
     assert " ".join(line.strip() for line in lines[5:]) == words
 
 
+def test_without_a_terminal_or_a_width_no_line_is_folded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    words = "word " * 40 + "and/a/long/path" * 10
+    output.show([Text(words), ResultTable(words, ("a",), (("b",),), notes=(words,))])
+    assert [line for line in capsys.readouterr().out.splitlines() if line == words] == [words] * 3
+
+
 @pytest.mark.parametrize("error", [RopewalkError, KeyError, OSError])
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
 def test_errors_of_any_kind_are_shown_harmless(

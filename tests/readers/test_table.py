@@ -17,6 +17,7 @@ from ropewalk.readers.table import (
     sentences,
     wrong_servers,
 )
+from ropewalk.reporting.readers import readers_tables
 from ropewalk.rope import Default, Linear, LongRope, Yarn, for_all_readers
 from tests.readers.recorded import checkpoint, record
 
@@ -115,6 +116,14 @@ def test_two_lists_of_longrope_are_right_for_short_and_long_inputs_with_a_comman
         .commands[0][1]
         .endswith("--context-length 4096 --chunked-prefill-size -1 --disable-radix-cache")
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"), [("llama longrope both", "CONVERTED.gguf"), ("llama theta both", "FILE.gguf")]
+)
+def test_commands_for_llama_cpp_say_where_their_file_comes_from(name: str, needed: str) -> None:
+    _, commands = readers_tables(readings_of(checkpoint(name), "my/model"), "title")
+    assert commands.notes == (f"{needed}: the model as converted by llama.cpp's convert_hf_to_gguf.py",)
 
 
 def test_equal_lists_are_the_same_for_every_program_that_reads_them() -> None:

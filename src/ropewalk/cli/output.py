@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -58,6 +59,10 @@ class Terminal(Console):
         for segment in super().render(renderable, options):
             # Control segments are rich's own, such as the cursor movements of a progress bar.
             yield segment if segment.control else Segment(harmless(segment.text), segment.style)
+
+    def put(self, part: RenderableType) -> None:
+        """Print a part of a result, folded at the width of the terminal or of COLUMNS; files and pipes have none."""
+        self.print(part, soft_wrap=not self.is_terminal and "COLUMNS" not in os.environ)
 
     def say(self, text: str) -> None:
         """Print one line, never truncated; line breaks within it, for example in a file name, are escaped."""
@@ -140,7 +145,7 @@ def print_whole(table: Any) -> None:
     # Measured on a wide page, because rich limits the width it reports to that of the page.
     wide = console.options.update(max_width=1000)
     console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-    console.print(table)
+    console.put(table)
 
 
 def show(parts: Iterable[Part]) -> None:
@@ -154,7 +159,7 @@ def show(parts: Iterable[Part]) -> None:
         elif isinstance(part, ResultTable):
             print_whole(part.rich())
         else:
-            console.print(part)
+            console.put(part)
 
 
 def _finite(value: Any) -> Any:

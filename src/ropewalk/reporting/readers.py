@@ -45,7 +45,17 @@ def readers_tables(found: Sequence[Reading], title: str) -> list[ResultTable]:
         for each in found
         for inputs, command in each.commands
     )
+    # The file that a command names first: with `ropewalk export --gguf`, FILE.gguf is made of it.
+    needed = next(
+        (name for name in ("CONVERTED.gguf", "FILE.gguf") for _, line in lines if name in line), None
+    )
     served = ResultTable(
-        "Commands that serve the whole context correctly", ("program", "command"), lines, text_columns=2
+        "Commands that serve the whole context correctly",
+        ("program", "command"),
+        lines,
+        text_columns=2,
+        notes=()
+        if needed is None
+        else (f"{needed}: the model as converted by llama.cpp's convert_hf_to_gguf.py",),
     )
     return [programs, served] if lines else [programs]
