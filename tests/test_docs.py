@@ -57,14 +57,12 @@ def test_yaml_blocks_are_recipes(text):
 
 
 def session(page: Path) -> list[tuple[str, list[str]]]:
-    """The commands of a page's console blocks, each with its output; "> " continues a command."""
+    """The commands of a page's console blocks, each with its output."""
     commands: list[tuple[str, list[str]]] = []
     for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
         for line in block.splitlines():
             if line.startswith("$ "):
                 commands.append((line[2:], []))
-            elif line.startswith("> "):
-                commands[-1] = (f"{commands[-1][0]}\n{line[2:]}", commands[-1][1])
             else:
                 commands[-1][1].append(line)
     return commands
@@ -88,6 +86,10 @@ def test_console_blocks_run_in_one_folder_and_print_lines_of_the_same_form(page,
         (tmp_path / "recipe.yaml").write_text(
             re.sub(r"rows: \d+, samples: \d+", "rows: 2, samples: 2", fewer)
         )
+    for name, text in re.findall(
+        r'^```\w+ title="(.*?)"\n(.*?)^```', page.read_text(), re.DOTALL | re.MULTILINE
+    ):
+        (tmp_path / name).write_text(text)
     commands = session(page)
     script = "set -e; trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
     script += "".join(f"echo @@@\n{command}\n" for command, _ in commands)
