@@ -245,8 +245,7 @@ class MixtureSettings(Settings):
         4.0,
         ge=1,
         le=1e6,
-        description="Maximum number of epochs over the documents of one source and length range, as a mean over these "
-        "documents.",
+        description="How many times documents may be read, on average over those of one source and length range.",
     )
     shortage: Literal["refuse", "cap"] = Field(
         "refuse",

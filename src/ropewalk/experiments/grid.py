@@ -232,11 +232,11 @@ def refuse_other_grid(before: Mapping[str, Any], now: Mapping[str, Any], output:
     if before.get("base") != now["base"]:
         keys = [key for key in now["base"] if before.get("base", {}).get(key) != now["base"][key]]
         raise RopewalkError(
-            f"{output} holds a grid of another recipe ({', '.join(keys) or 'other keys'} differ); {advice}"
+            f"{output} holds the comparison of another recipe ({', '.join(keys) or 'other keys'} differ); {advice}"
         )
     if list(before["vary"]) != list(now["vary"]):
         raise RopewalkError(
-            f"{output} holds a grid that varies {', '.join(before['vary'])}, not {', '.join(now['vary'])}; {advice}"
+            f"{output} holds a comparison of {', '.join(before['vary'])}, not {', '.join(now['vary'])}; {advice}"
         )
     for key, values in before["vary"].items():
         # New values may only be appended: the first one is the reference, and names of cells must stay.

@@ -42,8 +42,8 @@ class TrainerProbeSettings(Settings):
 
     target: Annotated[Text, Option(argument=True)] = Field(
         description="Function that makes the trainer, as module:function or file.py:function. It takes the documents "
-        "(lists of token ids) or nothing, and returns a transformers Trainer (TRL's SFTTrainer is one), a pair "
-        "(model, step), where step() runs one step forward and backward, or the losses of the documents."
+        "(lists of token ids) or nothing. It returns one of three: a transformers Trainer (TRL's SFTTrainer is one); "
+        "a pair (model, step), where step() runs one forward and backward pass; the losses of the documents."
     )
     config: Text | None = Field(
         None,

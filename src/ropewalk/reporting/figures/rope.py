@@ -428,6 +428,6 @@ def _check_lengths(trained: int, target: int) -> None:
     """Raise RopewalkError unless ``1 <= trained <= target``."""
     if not 1 <= trained <= target:
         raise RopewalkError(
-            f"cannot draw a trained length of {trained} and a target length of {target}; the trained length must be at "
+            f"cannot plot a trained length of {trained} and a target length of {target}; the trained length must be at "
             "least 1 and at most the target"
         )
