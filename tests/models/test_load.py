@@ -434,9 +434,9 @@ def test_layers_that_a_config_says_wrong_are_refused_by_number_before_weights(fa
             r"layers of type conv \(layer 0\)|Gemma3TextConfig rejects the config .* 'conv'",
         ),
         (
-            "llama4",
-            {"attention_chunk_size": None, "layer_types": ["full_attention"] * 4},
-            "attention_chunk_size null .* transformers runs no llama4_text",
+            "ministral",
+            {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+            "sliding_window null .* transformers runs no ministral",
         ),
     ],
 )

@@ -43,7 +43,7 @@ def test_an_attention_factor_of_yarn_divides_the_programs() -> None:
         "transformers": "same",
         "transformers-4": "same",
         "vllm": "same",
-        "vllm-0.25": "with an option",
+        "vllm-0.22": "with an option",
         "sglang": "differs",
         "llama.cpp": "with an option",
         "mlx-lm": "differs",
@@ -57,7 +57,7 @@ def test_as_ropewalk_writes_it_more_programs_read_an_attention_factor_of_yarn() 
     written = Checkpoint({**read.stated, **completed, "rope_scaling": scaling}, completed)
     found = {each.key: each.verdict for each in readings_of(written, "my/model")}
     others = [key for key, verdict in found.items() if verdict != "same"]
-    assert others == ["vllm-0.25", "llama.cpp"]
+    assert others == ["vllm-0.22", "llama.cpp"]
     assert {found[key] for key in others} == {"with an option"}
 
 
@@ -84,7 +84,7 @@ def test_two_lists_of_longrope_are_right_for_short_and_long_inputs_with_a_comman
         "transformers": "same",
         "transformers-4": "same",
         "vllm": "long inputs only",
-        "vllm-0.25": "long inputs only",
+        "vllm-0.22": "long inputs only",
         "sglang": "long inputs only",
         "llama.cpp": "with an option",
         "mlx-lm": "long inputs only",
@@ -93,7 +93,7 @@ def test_two_lists_of_longrope_are_right_for_short_and_long_inputs_with_a_comman
     pairs = enumerate(zip(entry["short_factor"], entry["long_factor"], strict=True))
     largest = max(1024 * 5e4 ** (-pair / 8) * abs(1 / short - 1 / long) for pair, (short, long) in pairs)
     apart = f"angles off by up to {largest:.3g} rad at 1,024 tokens"
-    for key in ("vllm", "vllm-0.25", "llama.cpp", "mlx-lm"):
+    for key in ("vllm", "vllm-0.22", "llama.cpp", "mlx-lm"):
         assert found[key].short == 1024
         assert found[key].detail.endswith(
             f"differs at inputs of up to 1,024 tokens in a longer context: they get the long factors, {apart}"
@@ -149,7 +149,7 @@ def test_programs_with_a_command_for_each_length_are_named_and_one_without_is_re
     behind = wrong_servers(found, 4096)
     assert [each.split(":")[0] for each in behind[:-1]] == [
         f"served by {program}"
-        for program in ("vLLM 0.30 and later", "vLLM 0.25 to 0.29", "SGLang 0.5", "llama.cpp", "mlx-lm 0.32")
+        for program in ("vLLM 0.30 and later", "vLLM 0.22 to 0.29", "SGLang 0.5", "llama.cpp", "mlx-lm 0.32")
     ]
     assert behind[-1].startswith("one server is correct for inputs of every length if short_factor")
 
@@ -168,7 +168,7 @@ def test_sentences_name_lengths_and_options() -> None:
 
 def test_a_program_that_reads_it_wrongly_is_refused_by_name() -> None:
     found = readings_of(checkpoint("llama yarn-attention both"), "my/model")
-    refuse_wrong(found, ["transformers", "vllm", "vllm-0.25", "llama.cpp"])
+    refuse_wrong(found, ["transformers", "vllm", "vllm-0.22", "llama.cpp"])
     with pytest.raises(RopewalkError, match=r"SGLang 0\.5 computes this RoPE wrongly \(attention factor"):
         refuse_wrong(found, ["vllm", "sglang"])
     with pytest.raises(RopewalkError, match="unknown program 'ollama'; choose from transformers, "):

@@ -17,7 +17,7 @@ from tests.readers.test_reader import BY_LAYER
 
 def test_it_computes_what_vllm_computed() -> None:
     assert differing(VLLM, "vllm") == []
-    assert differing(VLLM_BEFORE_030, "vllm-0.25") == []
+    assert differing(VLLM_BEFORE_030, "vllm-0.22") == []
 
 
 @pytest.mark.parametrize("dropped", ["served", "chooses", "methods"])

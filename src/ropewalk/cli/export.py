@@ -64,7 +64,7 @@ def export(
         Option(name="--for", metavar="PROGRAM", repeated=True),
         Field(
             description="Refuse a checkpoint if this program computes its RoPE wrongly: transformers, transformers-4, "
-            "vllm, vllm-0.25, sglang, llama.cpp or mlx-lm. If it must be started in one way for short inputs and in "
+            "vllm, vllm-0.22, sglang, llama.cpp or mlx-lm. If it must be started in one way for short inputs and in "
             "another for long ones, both commands are printed."
         ),
     ] = None,

@@ -140,8 +140,8 @@ VLLM = Reader(
     launch_short=_launch_short,
 )
 VLLM_BEFORE_030 = Reader(
-    "vllm-0.25",
-    "vLLM 0.25 to 0.29",
+    "vllm-0.22",
+    "vLLM 0.22 to 0.29",
     "vllm/model_executor/layers/rotary_embedding and vllm/config/model.py of 0.25.0 and 0.29.0",
     _before,
     _served_before,
