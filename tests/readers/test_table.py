@@ -17,7 +17,8 @@ from ropewalk.readers.table import (
     sentences,
     wrong_servers,
 )
-from ropewalk.reporting.readers import readers_tables
+from ropewalk.reporting.readers import readers_parts
+from ropewalk.reporting.tables import ResultTable
 from ropewalk.rope import Default, Linear, LongRope, Yarn, for_all_readers
 from tests.readers.recorded import checkpoint, record
 
@@ -122,7 +123,8 @@ def test_two_lists_of_longrope_are_right_for_short_and_long_inputs_with_a_comman
     ("name", "needed"), [("llama longrope both", "CONVERTED.gguf"), ("llama theta both", "FILE.gguf")]
 )
 def test_commands_for_llama_cpp_say_where_their_file_comes_from(name: str, needed: str) -> None:
-    _, commands = readers_tables(readings_of(checkpoint(name), "my/model"), "title")
+    *_, commands = readers_parts(readings_of(checkpoint(name), "my/model"), "title")
+    assert isinstance(commands, ResultTable)
     assert commands.notes == (f"{needed}: the model as converted by llama.cpp's convert_hf_to_gguf.py",)
 
 

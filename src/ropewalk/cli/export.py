@@ -87,7 +87,7 @@ def export(
     """
     from ropewalk.readers import readings
     from ropewalk.readers.table import require_known
-    from ropewalk.reporting.readers import readers_tables
+    from ropewalk.reporting.readers import readers_parts
 
     if step is not None or stage is not None:
         if step is None:
@@ -163,7 +163,7 @@ def export(
         return
     if exported is not None:
         _say(_about(exported))
-        show(readers_tables(readings(str(exported.out)), "RoPE of the checkpoint in other programs"))
+        show(readers_parts(readings(str(exported.out)), "RoPE of the checkpoint in other programs"))
     if pushed is not None:
         _say(_about_push(pushed))
 

@@ -17,7 +17,7 @@ from ropewalk.planning.settings import InspectSettings, PlanSettings
 from ropewalk.planning.stages import recipe_stages
 from ropewalk.reporting.figures.primitives import Figure
 from ropewalk.reporting.figures.rope import periods_figure
-from ropewalk.reporting.readers import readers_tables
+from ropewalk.reporting.readers import readers_parts
 from ropewalk.reporting.tables import Part
 from ropewalk.rope import RopeMethod
 
@@ -33,7 +33,7 @@ def describe_inspection(result: InspectResult, config: InspectSettings) -> Itera
     """The checkpoint's RoPE without a target length; otherwise advice, and with ``explain`` both and all sources."""
     description, advice = result.to_json(), result.advice
     if config.readers:
-        yield from readers_tables(result.readers or (), f"RoPE of {config.model} in other programs")
+        yield from readers_parts(result.readers or (), f"RoPE of {config.model} in other programs")
         yield ""
     if advice is None:
         yield _table(description)

@@ -21,7 +21,7 @@ from ropewalk.reporting.figures.evaluation import passkey_figure, perplexity_fig
 from ropewalk.reporting.figures.search import FactorLines, search_figure
 from ropewalk.reporting.figures.training import curve_figure, training_figure
 from ropewalk.reporting.page import Page, write_page
-from ropewalk.reporting.readers import readers_tables
+from ropewalk.reporting.readers import readers_parts
 from ropewalk.reporting.run.before_after import conclusion, difference_tables, run_differences, run_results
 from ropewalk.reporting.run.model_card import write_model_card
 from ropewalk.reporting.run.samples import SAMPLES, write_samples_page
@@ -301,4 +301,4 @@ def describe_run(result: RunResult) -> Iterator[Part]:
         yield f"{name:8} {value}"
     if result.readers:
         yield ""
-        yield from readers_tables(result.readers, "RoPE of the model in other programs")
+        yield from readers_parts(result.readers, "RoPE of the model in other programs")
