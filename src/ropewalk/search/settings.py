@@ -86,8 +86,8 @@ class ShortFactorSearch(Settings):
     largest: Annotated[float | None, SPACE] = Field(
         None,
         ge=SMALLEST,
-        description="Upper bound of the factors. Default: 1.25 times the extension ratio; for short factors, half of "
-        "the largest long factor.",
+        description="Upper bound of the factors. Default for long factors: 1.25 times the extension ratio; for short "
+        "factors: half of the largest long factor, and at least 1.25.",
     )
     algorithm: Annotated[AlgorithmName, ALGORITHM] = Field(
         DEFAULT_ALGORITHM,

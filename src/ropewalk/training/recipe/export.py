@@ -32,7 +32,7 @@ class Export(Settings):
         min_length=1,
         description="best: the score that decides, such as passkey/1024 or ruler/vt/4096; a suite or task alone, such "
         "as ruler or ruler/vt, stands for the mean of all its scores; among equal scores, the latest counts as the "
-        "best; default: the only suite during training",
+        "best; default: the suite of the evaluations during training, if there is only one",
     )
 
     @model_validator(mode="before")

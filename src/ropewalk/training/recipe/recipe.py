@@ -100,9 +100,9 @@ class Recipe(Settings):
     )
     lift: Annotated[list[Limit], SAME] = Field(
         [],
-        description="limits of the model's attention to remove: windows, dual_chunk_attention or both. Without "
-        "windows, layers with a sliding window attend to their whole document, which training must teach them; "
-        "without dual_chunk_attention, the exported config no longer enables it in servers",
+        description="limits of the model's attention to remove: windows, dual_chunk_attention or both. If windows "
+        "is listed, layers with a sliding window attend to their whole document, which training must teach them; if "
+        "dual_chunk_attention is listed, the exported config no longer enables it in servers",
     )
     adapter: Annotated[AdapterSettings | None, DECIDES] = Field(
         None,
