@@ -93,7 +93,7 @@ class TaskResult:
         task: name of the task within the suite.
         length: tokens of prompt and answer together; None for tasks whose prompts have no set length.
         n: number of independent samples: prompts, or rows of text.
-        score: correct answers in percent, or perplexity; a missing score is NaN, never 0.
+        score: correct answers in percent, or perplexity; a missing score is NaN (in JSON null), never 0.
         ci95: 95 % interval of the score, in the score's unit.
         status: ``ok`` or ``not run``.
         reason: why the task was not run, or a remark on the score.

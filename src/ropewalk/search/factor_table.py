@@ -105,7 +105,7 @@ class SearchRecord(_Strict):
         largest: upper bound of the factors.
         start_tokens: start-token counts n̂ in the search space.
         device, dtype: device and dtype of the model during the search.
-        candidates: number of candidates measured, including those that racing dropped.
+        candidates: number of candidates measured, including those that racing dropped after some of the rows.
         ended_by: ``budget``, or ``algorithm`` if the algorithm had no further candidates; None in older tables.
         seconds: wall-clock time of the run that completed the search.
     """

@@ -118,7 +118,7 @@ class RunResult(Result):
         short_context: perplexity at the original length before and after; None if it was not measured.
         before, after: evaluation results before and after training.
         during: stage, step and scores of each evaluation during training.
-        exported: checkpoints whose weights were exported, and why; None for that of the last step.
+        exported: checkpoints whose weights were exported, and why they were chosen; None if they are of the last step.
         history: changes of the recipe made by ``--resume``.
         seconds: duration of this process.
         versions: versions of the software, and the machine.
@@ -126,7 +126,7 @@ class RunResult(Result):
         source: the model before the run: its name, its id and revision on the Hub, what its model card says of its
             licence, the SHA-256 of its config and weights, and its RoPE. None in the summaries of earlier versions.
         files: paths of the report and its figures; None until they are written.
-        readers: what other programs make of the model; None until the report is written.
+        readers: how other programs read the model; None until the report is written.
     """
 
     output: Path

@@ -64,7 +64,7 @@ class VerifyResult(Result):
 
     Attributes:
         model: model of the recipe.
-        layers: number of first layers that were verified; None for all layers.
+        layers: number of layers that were verified, counted from the first; None for all layers.
         rows, length: number of packed rows that were verified, and tokens per row.
         context: context of the recipe's first stage, tokens.
         pattern, precision, device: attention pattern, precision and device of the run that was verified.
