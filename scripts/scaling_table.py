@@ -70,8 +70,8 @@ BESIDE_COLUMNS = (
     "GPUs",
     "mesh",
     "peak",
-    "of it states",
-    "s a step",
+    "of which states",
+    "s per step",
     "tokens/s",
 )
 
