@@ -31,14 +31,14 @@ WHY: Mapping[tuple[str, str], str] = {
     (
         "internlm2",
         "sglang",
-    ): "dynamic NTK raises the base with the length of each input; SGLang takes one for all, that of "
-    "the longest input, also within the trained length",
+    ): "dynamic NTK raises the base with the length of each input; SGLang uses one base for all inputs, that of "
+    "the longest input that it serves, even for inputs within the trained length",
     ("gemma4_text", "transformers-4"): "the model and its rope type came with transformers 5",
 }
 """Why a program differs from transformers 5 or refuses, by type of model and key of the program."""
 WHY_TWO_LISTS = {
     "input": "",
-    "start": "it chooses a list of factors once, so short inputs get the long one in a server for long inputs",
+    "start": "it chooses a list of factors once, so short inputs get the long list in a server for long inputs",
     "pass": "each forward pass has one list of factors, so short inputs get the long ones in a batch with a long input",
 }
 """Why a program that reads longrope right is wrong for short inputs, by what chooses between its two lists."""

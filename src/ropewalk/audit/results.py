@@ -381,7 +381,7 @@ def _compared(audit: Audit, found: Drift) -> list[str]:
         # The random control runs on fewer rows; only the same rows are compared.
         same_rows = found.per_sample[: len(random.per_sample)]
         ratio = sum(same_rows) / len(same_rows) / random.D
-        clauses.append(f"with random weights D = {random.D:.2g}{_trained(ratio)}")
+        clauses.append(f"in {audit.dtype} with random weights D = {random.D:.2g}{_trained(ratio)}")
     return clauses
 
 
@@ -435,9 +435,9 @@ def _first_token(audit: Audit) -> str:
     if math.isnan(effect.share_of_D):
         explained = ""
     elif effect.share_of_D <= 0:
-        explained = ", and rounding it contributes nothing"
+        explained = ", and rounding that token contributes nothing"
     else:
-        explained = f", and rounding it accounts for {_percent(effect.share_of_D)}"
+        explained = f", and rounding that token causes {_percent(effect.share_of_D)}"
     if sink.index == 0:
         attended = f"it receives {_percent(sink.attention)} of the attention"
     else:
@@ -446,8 +446,8 @@ def _first_token(audit: Audit) -> str:
             f"{_percent(sink.first_attention)}"
         )
     return (
-        f"the first token carries {_percent(carried)} of the drift{explained} ({attended}, where an even share would "
-        f"be {_percent(sink.even_attention)})"
+        f"attention to the first token makes up {_percent(carried)} of the drift{explained} ({attended}, where an even "
+        f"share would be {_percent(sink.even_attention)})"
     )
 
 
@@ -499,7 +499,7 @@ def _mitigation(audit: Audit) -> str:
         )
         text = f"{best.name.capitalize()} {verb} the D of fused attention from {base.D:.3g} to {best.D:.3g}{cost}"
         if default is not None and default is not best and math.isfinite(default.D):
-            text += f" (ropewalk's default, {DEFAULT}, to {default.D:.3g})"
+            text += f"; ropewalk's default, {DEFAULT}, lowers it to {default.D:.3g}"
     return text + _far(audit) + "."
 
 

@@ -135,7 +135,10 @@ def make_command(function: Callable[..., None], name: str, example: str) -> App:
         The command, which can be passed to :func:`make_group`.
     """
     summary, _ = _paragraphs(function)
-    app = App(name=name, help=summary, **_looks(example, function))
+    # cyclopts would call an argument that may be left out ARGS.
+    omissible = [f"[{each.name}]" for each in settings_of(function) if each.positional and not each.required]
+    usage = " ".join(["Usage: ropewalk", name, "[OPTIONS]", *omissible]) if omissible else None
+    app = App(name=name, help=summary, usage=usage, **_looks(example, function))
     app.default(bound(function))
     return app
 

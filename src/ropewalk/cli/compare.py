@@ -29,7 +29,7 @@ def compare(
     """Compare choices: run a recipe with varied keys and seeds, or read finished runs.
 
     Every combination of the varied values is a cell, and each cell is run with every seed. The order of rows and the
-    evaluation samples are the same in all cells with one seed. Each run has its own folder under OUT/cells. If one
+    evaluation samples depend on the seed alone, not on the cell. Each run has its own folder under OUT/cells. If one
     fails, the others go on; run the same command again to resume what was interrupted.
     """
 

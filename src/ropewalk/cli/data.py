@@ -106,7 +106,7 @@ def stats(
     plot: Annotated[PlotFile, COMMON] = None,
     as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
-    """Count documents and tokens by source; show lengths, duplicates, and the attention that each pattern saves.
+    """Count documents and tokens by source; show lengths, duplicates, and what each attention pattern saves.
 
     The saving is the share of a full row's attention scores that intra_document and anchor leave out.
     """
@@ -139,7 +139,7 @@ def preview(
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the first packed rows: documents and their chunks, tags, anchor, padding, and tokens without loss."""
+    """Show the first packed rows: documents, chunks, tags, anchor (first token), padding, and tokens without loss."""
     from ropewalk.data import run
     from ropewalk.reporting.data import preview_lines
 

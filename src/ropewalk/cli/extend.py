@@ -49,8 +49,8 @@ def extend(
         int | None,
         Field(
             description="With --resume: train this stage and all later ones again, starting from the checkpoint of the "
-            "stage before. Stages count from 1 here, and from 0 in --set. What was trained so far moves to "
-            "earlier/ in the output folder."
+            "stage before. Stages count from 1 here, and from 0 in --set. Later checkpoints and "
+            "results move to the folder earlier/ in the output folder."
         ),
     ] = None,
     until_stage: Annotated[

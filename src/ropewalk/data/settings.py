@@ -144,7 +144,7 @@ class SourceFields(Settings):
         None,
         ge=0,
         description="Token id that separates the documents of a token file (.bin, .ds, .npy) without an index. It is "
-        "removed. bos and eos of `ropewalk data pack` decide which special tokens the rows contain.",
+        "removed. --bos and --eos of `ropewalk data pack` decide which special tokens the rows contain.",
     )
     token_dtype: TokenType | None = Field(
         None, description="Type of the ids in a token file that does not state it."
@@ -168,7 +168,9 @@ class SourceSpec(SourceFields):
         source_field: use dots to reach nested records (``meta.redpajama_set_name``).
     """
 
-    path: str = Field(description="File, folder, hf:owner/name[:config][@split], or embedded.")
+    path: str = Field(
+        description="File, folder, hf:owner/name[:config][@split], or embedded (text that ropewalk ships)."
+    )
     name: str | None = Field(
         None,
         description="Source name for all documents; default: the source field of the record, else the file stem.",
@@ -245,7 +247,7 @@ class MixtureSettings(Settings):
         4.0,
         ge=1,
         le=1e6,
-        description="How many times documents may be read, on average over those of one source and length range.",
+        description="Maximum number of epochs over the documents of each source and length range.",
     )
     shortage: Literal["refuse", "cap"] = Field(
         "refuse",
@@ -399,8 +401,8 @@ class RowPolicies(Settings):
 
     bos: Bos = Field(
         "auto",
-        description="Where to add BOS. auto: with the pattern anchor once per row, as the anchor; otherwise before "
-        "each document.",
+        description="Where to add BOS. auto: with --pattern anchor, once at the beginning of each row, where it is "
+        "the anchor; otherwise before each document.",
     )
     eos: bool = Field(True, description="End every document with EOS.")
     tag: str | None = Field(

@@ -19,8 +19,8 @@ class HardwareSettings(Settings):
     gpus: Annotated[int | None, COMMON] = Field(
         None,
         ge=1,
-        description="Number of GPUs. Default: the product of the degrees in the recipe's parallel, otherwise one node "
-        "of 8.",
+        description="Number of GPUs. Default: the product of the degrees under the recipe's key parallel; 8, which is "
+        "one node, if the recipe does not have this key.",
     )
     gpu: Annotated[Gpu, COMMON] = Field(
         "h100", description="GPU model, with the memory and speed of its data sheet."

@@ -222,7 +222,8 @@ class ProbeSettings(BaseSettings):
     )
     rules: Annotated[CommaList, COMMON] = Field(
         ("current", "critical-dimension", "ntk", "linear", "yarn"),
-        description="RoPE settings to probe, separated by commas; theta=5e6 sets the RoPE base directly.",
+        description="RoPE settings to probe, separated by commas: current (the config's), a rule of `ropewalk rope "
+        "theta`, linear, yarn, or a base such as theta=5e6.",
     )
     rows: int = Field(4, ge=1, description="Maximum number of sequences of --to tokens to measure on.")
     from_length: Annotated[Length | None, Option(name="--from")] = Field(

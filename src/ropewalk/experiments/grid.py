@@ -166,8 +166,8 @@ def make_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[
     for number, stage in enumerate(base.stages):
         if stage.seed is not None and seeds > 1:
             raise RopewalkError(
-                f"stages.{number}.seed {stage.seed} would be the same in all {seeds} runs of different seeds; leave "
-                "it out of the recipe, or give --seeds 1"
+                f"stages.{number}.seed {stage.seed} would give all {seeds} runs the same seed in this stage; leave it "
+                "out of the recipe, or give --seeds 1"
             )
     numbers = tuple(base.seed + n for n in range(seeds))
     combinations = list(itertools.product(*(each.values for each in varied)))

@@ -134,7 +134,7 @@ def run(settings: CompareSettings, context: RunContext | None = None) -> Experim
         failures = _run_all(grid, settings, context)
         cells = _finished_cells(grid)
         reference = grid.cells[0]
-        # Runs of other shares (--cell) count as unfinished, because other jobs may still make them.
+        # Runs of other parts (--part) count as unfinished, because other jobs may still make them.
         unfinished = sum(not _is_finished(each) for each in grid.runs) - len(failures)
         if not cells:
             first = f": {failures[0].reason} (see {failures[0].log})" if failures else ""

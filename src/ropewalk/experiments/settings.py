@@ -35,10 +35,10 @@ class CompareSettings(Settings):
         (),
         description="Override a key of the recipe in every cell, such as stages.0.steps=20.",
     )
-    share: Annotated[str | None, Option(name="--cell", metavar="I/N")] = Field(
+    share: Annotated[str | None, Option(name="--part", metavar="I/N")] = Field(
         None,
-        description="Run only the I-th of N parts of all runs, as one job of a job array; I counts from 1. When "
-        "all parts are done, run the command without --cell for the results.",
+        description="Divide all runs into N parts and run only part I, counted from 1, as one job of a job array. When "
+        "all parts are done, run the command without --part for the results.",
     )
     jobs: Count | None = Field(
         None, ge=1, description="Number of runs at a time. Default: one for each GPU, or one on a CPU."

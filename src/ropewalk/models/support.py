@@ -40,8 +40,8 @@ class ModelsSettings(Settings):
 
     family: Annotated[str | None, Option(argument=True)] = Field(
         None,
-        description="Show one family (model_type in config.json), with every reason for what is refused. Default: all "
-        "families.",
+        description="Show one family (model_type in config.json), with the reason for each part that is refused. "
+        "Default: all families.",
     )
 
 

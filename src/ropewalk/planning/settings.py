@@ -35,8 +35,9 @@ class InspectSettings(Settings):
     )
     explain: bool = Field(
         False,
-        description="With --target, also show the checkpoint's RoPE, the base that each rule gives next to "
-        "published bases, and all sources. Takes 10 seconds at 128K and a minute or more at 1M.",
+        description="With --target, also show what inspect shows without it, the base that each rule gives "
+        "next to published bases, and the papers behind the rules. Takes 10 seconds at 128K and a minute or more at "
+        "1M.",
     )
 
 
@@ -117,7 +118,8 @@ class FrequenciesSettings(ExtendedRope):
     """Settings of ``ropewalk rope frequencies``: the method whose frequencies to compute."""
 
     method: str = Field(
-        description="RoPE method: default, theta, linear, ntk, dynamic, yarn, llama3 or longrope."
+        description="RoPE method: default (RoPE as it is), theta (the base of the critical-dimension rule for --to), "
+        "linear, ntk, dynamic, yarn, llama3 or longrope."
     )
     factor: float | None = Field(
         None,

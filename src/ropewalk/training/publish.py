@@ -129,7 +129,7 @@ def folder_to_push(model: str) -> Path:
     refuse_adapter(path)
     if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
         raise RopewalkError(
-            f"{path} has no config.json with weights in safetensors, so it cannot be uploaded as a model"
+            f"{path} lacks a config.json or weights in safetensors, so it cannot be uploaded as a model"
         )
     wrong = check_export(path) if (path / EXPORT_RECORD).is_file() else None
     if wrong is not None:

@@ -566,7 +566,9 @@ def test_layers_that_cannot_run_in_float64_are_refused_by_name():
     model, weight = tiny("llama"), torch.zeros(32, 32)
     # A weight that is no parameter stays in float32.
     model.model.layers[1].mlp.forward = lambda hidden: hidden @ weight
-    with pytest.raises(EngineError, match="LlamaForCausalLM cannot run in float64, which the audit needs"):
+    with pytest.raises(
+        EngineError, match="the audit runs LlamaForCausalLM in float64, but the model fails in it"
+    ):
         AuditedModel.of(model)
 
 

@@ -114,7 +114,7 @@ def test_a_caption_of_the_caller_takes_the_place_of_the_own_one(make: Any) -> No
         (decay, {"series": {}}, "no bound"),
         (decay, {"series": {"a": ([0], [1.0])}}, "no point at 1"),
         (slowest, {"series": {}}, "no angle"),
-        (slowest, {"series": {"a": ([3000, 4000], [1.0, 2.0])}}, "no position up to"),
+        (slowest, {"series": {"a": ([3000, 4000], [1.0, 2.0])}}, "has no point up to"),
         (slowest, {"trained_length": 9000}, "trained length of 9000"),
         (periods, {"series": {}}, "no period"),
         (periods, {"series": {"a": [1.0, math.inf]}}, "not finite"),

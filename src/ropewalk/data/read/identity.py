@@ -90,7 +90,7 @@ def embedded_corpus(path: str) -> list[Document]:
     try:
         return list(retrieval_documents() if known is None else embedded_documents(known))
     except OSError as error:
-        raise RopewalkError(f"cannot read the embedded corpus: {error}") from error
+        raise RopewalkError(f"cannot read the documents that ropewalk ships (embedded): {error}") from error
 
 
 def file_identities(spec: SourceSpec, paths: Sequence[Path]) -> list[FileIdentity]:

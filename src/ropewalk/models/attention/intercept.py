@@ -688,7 +688,7 @@ def _probe(model: Any, positions: Tensor, dtype: torch.dtype) -> None:
         ) from error
     except RuntimeError as error:
         what = str(dtype).removeprefix("torch.")
-        raise EngineError(f"{name} cannot run in {what}, which the audit needs: {error}") from error
+        raise EngineError(f"the audit runs {name} in {what}, but the model fails in it: {error}") from error
 
 
 def _check_calls(model: Any, calls: list[AttentionCall]) -> None:

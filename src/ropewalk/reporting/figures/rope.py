@@ -147,7 +147,9 @@ def slowest_pair_figure(
     # Only the unchanged model was trained, so its angles alone are the ones seen in training.
     seen = y[x <= trained_length]
     if not len(seen):
-        raise RopewalkError(f"the first series has no position up to the trained length of {trained_length}")
+        raise RopewalkError(
+            f"the first curve, of the unchanged model, has no point up to the trained length of {trained_length} tokens"
+        )
     marks: list[Mark] = [
         Span(0, trained_length, Fill(SHADE), name="trained positions"),
         Span(

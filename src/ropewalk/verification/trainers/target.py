@@ -159,8 +159,8 @@ def _of_trainer(trainer: Any, documents: list[list[int]] | None) -> Subject:
     if documents is not None:
         if getattr(trainer.args, "packing", False):
             raise RopewalkError(
-                f"{name} packs its data when it is made; let TARGET take one argument, the documents as lists of token "
-                "ids, and give them to the trainer as train_dataset with a column input_ids"
+                f"{name} packs its data in its constructor; make TARGET a function of one argument, the documents as "
+                "lists of token ids, which gives them to the trainer as train_dataset with a column input_ids"
             )
         trainer.train_dataset = [{"input_ids": ids, "labels": ids} for ids in documents]
 
