@@ -33,7 +33,7 @@ def test_a_check_says_what_it_would_train(capsys):
 
 def test_mistakes_end_with_status_2_and_one_sentence(capsys):
     for arguments, sentence in (
-        (["show", "dmo"], "there is no shipped recipe 'dmo'; did you mean demo"),
+        (["show", "dmo"], "ropewalk has no recipe 'dmo'; did you mean demo"),
         (["check", "demo", "--set", "stages.0.stepz=3"], "unknown key stages.0.stepz; did you mean steps?"),
         (["check", "nothing.yaml"], "cannot read recipe nothing.yaml"),
     ):

@@ -111,13 +111,13 @@ class AuditSettings(Settings):
     dtypes: Annotated[Dtypes, COMMON] = Field(
         AUDITED_DTYPES,
         description="Dtypes to audit, separated by commas. In the first one, the audit also runs each operation in "
-        "turn in float64 (ablation), tries mitigations, and moves the first token alone.",
+        "turn in float64 (ablation), tries mitigations, and shifts the position of the first token only.",
     )
     ablation_samples: Annotated[Count, Option(formerly=("--ladder-samples",))] = Field(
         4,
         ge=1,
-        description="Maximum number of sequences for these additional measurements and --random-control, which also "
-        "run in float64.",
+        description="Maximum number of sequences for ablation, mitigations, first token and --random-control, "
+        "which also run in float64.",
     )
     random_control: Annotated[bool, Option(formerly=("--twin",))] = Field(
         True, description="Also measure the same model with randomly initialised weights."

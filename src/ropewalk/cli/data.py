@@ -29,9 +29,9 @@ Paths = Annotated[
     tuple[str, ...],
     Field(
         min_length=1,
-        description="JSON Lines (.jsonl, .jsonl.gz, .jsonl.zst), Parquet, Arrow, text or source-code files, folders "
-        "of them, hf:owner/name[:config][@split], or bundled text: embedded. Records hold text or token ids. "
-        "Token files of Megatron (.bin), datatrove (.ds) and OLMo (.npy) are read too.",
+        description="JSON Lines (.jsonl, .jsonl.gz, .jsonl.zst), Parquet, Arrow, text, source code, token files (see "
+        "the end), folders of these, hf:owner/name[:config][@split], or bundled text: embedded. Records hold text or "
+        "token ids. Token files are those of Megatron (.bin), datatrove (.ds) and OLMo (.npy).",
     ),
 ]
 
@@ -139,7 +139,7 @@ def preview(
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the first packed rows: documents, chunks, tags, anchor (first token), padding, and tokens without loss."""
+    """Show the first packed rows: documents, chunks, source tags, anchor (first token), padding, untrained tokens."""
     from ropewalk.data import run
     from ropewalk.reporting.data import preview_lines
 

@@ -175,8 +175,7 @@ app = make_group_with_default(
     "Search rescale factors (LongRoPE) for a longer context; show and import factor tables.",
     search,
     own_name="run",
-    example="ropewalk search meta-llama/Llama-3.1-8B --to 1M --text books/ --out factors.json   "
-    "See also: ropewalk search show --help, ropewalk search import --help",
+    example="ropewalk search meta-llama/Llama-3.1-8B --to 1M --text books/ --out factors.json",
 )
 app.command(make_command(show_command, "show", "ropewalk search show factors.json --plot factors.png"))
 app.command(

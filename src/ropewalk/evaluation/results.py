@@ -119,7 +119,7 @@ class TaskResult:
 
     def __post_init__(self) -> None:
         if self.status not in ("ok", "not run"):
-            raise RopewalkError(f"unknown status {self.status!r}; choose ok or not run")
+            raise RopewalkError(f"unknown status {self.status!r}; choose 'ok' or 'not run'")
         if self.status == "not run" and (not math.isnan(self.score) or not self.reason):
             raise RopewalkError(
                 f"the result of {self.task}, which was not run, must have a reason and a score of NaN"

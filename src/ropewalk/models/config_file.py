@@ -620,7 +620,7 @@ def _name_the_layer(values: Mapping[str, Any]) -> None:
         if kind not in (*ALLOWED_LAYER_TYPES, *OLD_LAYER_TYPES):
             raise RopewalkError(
                 f"layer_types is {kind!r} in the config for layer {number}, a type unknown to transformers; "
-                f"ropewalk serves {', '.join(SERVED)}, and recurrent layers as {', '.join(RECURRENT)}"
+                f"ropewalk supports {', '.join(SERVED)}, and for recurrent layers {', '.join(RECURRENT)}"
             )
     for key in PATTERNS_IN_LETTERS if decoder.get("model_type") == "nemotron_h" else ():
         pattern = decoder.get(key)

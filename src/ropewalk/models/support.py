@@ -40,7 +40,7 @@ class ModelsSettings(Settings):
 
     family: Annotated[str | None, Option(argument=True)] = Field(
         None,
-        description="Show one family (model_type in config.json), with the reason for each part that is refused. "
+        description="Show one family (model_type in config.json), with the reason for each feature that is refused. "
         "Default: all families.",
     )
 

@@ -35,7 +35,7 @@ class InspectSettings(Settings):
     )
     explain: bool = Field(
         False,
-        description="With --target, also show what inspect shows without it, the base that each rule gives "
+        description="With --target, also show what inspect shows without --target, the base that each rule gives "
         "next to published bases, and the papers behind the rules. Takes 10 seconds at 128K and a minute or more at "
         "1M.",
     )

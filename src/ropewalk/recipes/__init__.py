@@ -27,5 +27,5 @@ def recipe_text(name: str) -> str:
     if name not in recipes:
         near = difflib.get_close_matches(name, recipes, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
-        raise RopewalkError(f"there is no shipped recipe {name!r}; {meant}There are {', '.join(recipes)}")
+        raise RopewalkError(f"ropewalk has no recipe {name!r}; {meant}it ships {', '.join(recipes)}")
     return recipes[name]

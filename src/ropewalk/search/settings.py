@@ -140,8 +140,8 @@ class SearchSettings(LongFactorSearch):
     )
     start_tokens: Annotated[StartTokens, SPACE] = Field(
         (0,),
-        description="Number of initial tokens whose RoPE angles stay unscaled. The word search tries the numbers of "
-        "the LongRoPE paper. config.json can store only 0.",
+        description='Number of initial tokens whose RoPE angles stay unscaled. With the value "search", the '
+        "numbers in the LongRoPE paper are tried. config.json can store only 0.",
     )
     attention_factor: Annotated[float | None, SPACE] = Field(
         None, description="Attention factor of all candidates. Default: the formula of the LongRoPE paper."

@@ -180,7 +180,7 @@ def refuse_steps_without_targets(resolved: ResolvedRecipe, rows: Sequence[Packed
             if silent.issuperset(wanted):
                 raise RopewalkError(
                     f"stage {number + 1}: step {step + 1} has no token to train on, because all chats in its rows were "
-                    "cut before their first answer; set long_documents to skip"
+                    "cut before their first answer; set long_documents: skip"
                 )
 
 

@@ -494,7 +494,7 @@ def test_forced_targets_are_read_in_smaller_chunks_where_memory_is_short() -> No
     [
         (GenerationRequest((), 4, 100), "a prompt has no tokens"),
         (GenerationRequest((1, 2), 0, 100), r"max_new_tokens of request 1 must be 1 or more, got 0"),
-        (GenerationRequest((1,) * 97, 4, 100), r"request 1 needs 101 tokens .*, but its length is 100"),
+        (GenerationRequest((1,) * 97, 4, 100), r"request 1 needs 101 tokens .*, but may have only 100"),
         (
             GenerationRequest((1, VOCABULARY), 4, 100),
             rf"token id {VOCABULARY}, but the model's vocabulary has ids 0 to {VOCABULARY - 1}",

@@ -48,7 +48,7 @@ LONGROPE = {"context": 8192, "steps": 0, "rope": "longrope"}
         ({"export": "lsat"}, r"unknown export\.weights 'lsat'; did you mean last\?"),
         (
             {"export": 5},
-            r"export must be last, best, average, or a mapping of weights, average_of and by, got 5",
+            r"export must be last, best, average, or a mapping with the keys weights, average_of and by, got 5",
         ),
         ({"export": {"weight": "last"}}, r"unknown key export\.weight; did you mean weights\?"),
         (

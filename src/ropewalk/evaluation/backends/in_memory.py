@@ -419,7 +419,7 @@ def check_room(index: int, request: GenerationRequest) -> None:
     needed = len(request.input_ids) + request.max_new_tokens
     if needed > request.length:
         raise RopewalkError(
-            f"request {index} needs {needed} tokens for prompt and answer, but its length is {request.length}"
+            f"request {index} needs {needed} tokens for prompt and answer, but may have only {request.length}"
         )
 
 

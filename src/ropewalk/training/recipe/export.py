@@ -39,7 +39,9 @@ class Export(Settings):
     @classmethod
     def _from_word(cls, value: Any) -> Any:
         if not isinstance(value, str | dict | Export):
-            raise ValueError("must be last, best, average, or a mapping of weights, average_of and by")
+            raise ValueError(
+                "must be last, best, average, or a mapping with the keys weights, average_of and by"
+            )
         return {"weights": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
