@@ -109,7 +109,9 @@ def published() -> str:
     table = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |", *rows]
     parts = {
         "The differences, and why:": differences,
-        "Lengths that a program uses instead of the config's unless an option sets one, and why:": reasons(lengths),
+        "Lengths that a program uses instead of the config's unless an option sets one, and why:": reasons(
+            lengths
+        ),
         "Not known, and why:": [
             f"- {program}: {why}: {', '.join(names)}" for (program, why), names in unread.items()
         ],
