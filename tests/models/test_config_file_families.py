@@ -13,8 +13,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config import NUMBERS_OF_EXPERTS
 from ropewalk.models.config_file import MAY_BE_DENSE, config_from_json
+from ropewalk.models.config_layers import NUMBERS_OF_EXPERTS
 from ropewalk.models.load import load_model
 from ropewalk.models.support import ModelsSettings, supported
 from tests.marks import slow_after

@@ -14,8 +14,9 @@ import transformers
 from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config import ROTATE_IN_WINDOWS_ALONE, WITH_SINKS, ModelConfig
+from ropewalk.models.config import ModelConfig
 from ropewalk.models.config_file import build, class_of, read_model_config
+from ropewalk.models.config_layers import ROTATE_IN_WINDOWS_ALONE, WITH_SINKS
 from tests.checkpoint_cases import CASES, path_of
 from tests.models.families import COMMON, FAMILIES
 

@@ -25,20 +25,18 @@ from huggingface_hub.errors import StrictDataclassError
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import check_model_place, not_found
-from ropewalk.models.config import (
+from ropewalk.models.config import ModelConfig, decoder_key, refuse_no_decoder
+from ropewalk.models.config_layers import (
     FULL,
     HYBRID,
     NUMBERS_OF_EXPERTS,
     RECURRENT,
     SERVED,
     SLIDING,
-    ModelConfig,
     check_layers,
     check_list_lengths,
     check_recurrent_heads,
-    decoder_key,
     layer_values,
-    refuse_no_decoder,
     shape_values,
 )
 from ropewalk.rope import ROPE_KEYS, RopeMethod, methods_from_config

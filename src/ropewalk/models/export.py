@@ -11,7 +11,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import new_folder, remove_left_overs
 from ropewalk.io.lock import locked
 from ropewalk.io.results import Result
-from ropewalk.models.config import BASES_OF_LAYERS
+from ropewalk.models.config_layers import BASES_OF_LAYERS
 from ropewalk.models.load import (
     ModelSetup,
     left_out,

@@ -24,7 +24,7 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.io.files import check_model_place, not_found, parse_json, refuse_adapter, write_json
 from ropewalk.models.attention import hooks as attention_hooks
 from ropewalk.models.attention import recurrent as recurrent_layers
-from ropewalk.models.config import BASES_OF_LAYERS, ModelConfig, decoder_key
+from ropewalk.models.config import ModelConfig, decoder_key
 from ropewalk.models.config_file import (
     CONFIG_ERRORS,
     class_of,
@@ -33,6 +33,7 @@ from ropewalk.models.config_file import (
     read_config_file,
     read_model_config,
 )
+from ropewalk.models.config_layers import BASES_OF_LAYERS
 from ropewalk.models.generation import generating as generating
 from ropewalk.models.generation import keep_one_choice
 from ropewalk.models.origin import cached_folder

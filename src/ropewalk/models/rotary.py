@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config import FULL, ModelConfig
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.config_layers import FULL
 from ropewalk.rope import METHODS, STYLES, Default, RopeMethod, RotaryEmbedding, RotaryRows
 
 PROBE_POSITIONS = 64

@@ -23,7 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.config import CHANGES_ITS_MASK, CHUNKED, INDEXED, ModelConfig
+from ropewalk.models.config import CHANGES_ITS_MASK, ModelConfig
+from ropewalk.models.config_layers import CHUNKED, INDEXED
 from ropewalk.models.losses import OutputHead, decoder_of
 from ropewalk.models.rotary import positions_for, rotary_module
 from ropewalk.rope import RopeMethod, Style
