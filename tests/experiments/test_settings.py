@@ -11,8 +11,8 @@ from ropewalk.experiments.settings import CompareSettings
     [
         ({"what": ()}, "must name a recipe"),
         ({"what": ("demo",)}, "nothing to compare"),
-        ({"what": ("a", "b"), "vary": ("x=1,2",)}, "vary applies to a recipe"),
-        ({"what": ("a", "b"), "share": "1/2"}, "share applies to a recipe"),
+        ({"what": ("a", "b"), "vary": ("x=1,2",)}, "--vary applies to a recipe"),
+        ({"what": ("a", "b"), "share": "1/2"}, "--part applies to a recipe"),
         ({"what": ("demo",), "vary": ("x=1,2",), "share": "3/2"}, "I/N"),
         ({"what": ("demo",), "vary": ("x=1,2",), "share": "0/2"}, "I/N"),
         ({"what": ("demo",), "vary": ("x=1,2",), "share": "1"}, "I/N"),

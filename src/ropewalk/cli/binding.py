@@ -137,7 +137,7 @@ def make_command(function: Callable[..., None], name: str, example: str) -> App:
     summary, _ = _paragraphs(function)
     # cyclopts would call an argument that may be left out ARGS.
     omissible = [f"[{each.name}]" for each in settings_of(function) if each.positional and not each.required]
-    usage = " ".join(["Usage: ropewalk", name, "[OPTIONS]", *omissible]) if omissible else None
+    usage = _usage(name, omissible) if omissible else None
     app = App(name=name, help=summary, usage=usage, **_looks(example, function))
     app.default(bound(function))
     return app
@@ -163,11 +163,14 @@ def make_group_with_default(
         own_name: hidden name of the default command, for an argument that is spelled like another command.
     """
     words = [setting.name for setting in settings_of(function) if setting.positional]
-    usage = " ".join(["Usage: ropewalk", name, "[OPTIONS]", *words])
-    app = App(name=name, help=help, usage=usage, **_looks(example, function))
+    app = App(name=name, help=help, usage=_usage(name, words), **_looks(example, function))
     app.default(bound(function))
     app.command(App(name=own_name, default_command=bound(function), show=False, **_looks(example, function)))
     return app
+
+
+def _usage(name: str, arguments: Sequence[str]) -> str:
+    return " ".join(["Usage: ropewalk", name, "[OPTIONS]", *arguments])
 
 
 def _paragraphs(function: Callable[..., None]) -> tuple[str, str]:

@@ -35,7 +35,7 @@ class CompareSettings(Settings):
         (),
         description="Override a key of the recipe in every cell, such as stages.0.steps=20.",
     )
-    share: Annotated[str | None, Option(name="--part", metavar="I/N")] = Field(
+    share: Annotated[str | None, Option(name="--part", metavar="I/N", formerly=("--cell",))] = Field(
         None,
         description="Divide all runs into N parts and run only part I, counted from 1, as one job of a job array. When "
         "all parts are done, run the command without --part for the results.",
@@ -68,7 +68,14 @@ class CompareSettings(Settings):
     @model_validator(mode="after")
     def _one_or_the_other(self) -> CompareSettings:
         if len(self.what) > 1:
-            given = [name for name in ("vary", "overrides", "share", "jobs", "launch") if getattr(self, name)]
+            options = {
+                "vary": "vary",
+                "overrides": "set",
+                "share": "part",
+                "jobs": "jobs",
+                "launch": "launch",
+            }
+            given = [f"--{option}" for name, option in options.items() if getattr(self, name)]
             if given:
                 raise ValueError(
                     f"{given[0]} applies to a recipe, but {len(self.what)} finished runs are given; leave it out"

@@ -118,7 +118,7 @@ class FrequenciesSettings(ExtendedRope):
     """Settings of ``ropewalk rope frequencies``: the method whose frequencies to compute."""
 
     method: str = Field(
-        description="RoPE method: default (RoPE as it is), theta (the base of the critical-dimension rule for --to), "
+        description="RoPE method: default (RoPE as it is), theta (the base that `ropewalk rope theta` recommends), "
         "linear, ntk, dynamic, yarn, llama3 or longrope."
     )
     factor: float | None = Field(
