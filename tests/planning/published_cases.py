@@ -81,14 +81,16 @@ def row(name: str) -> str:
         return f"| {name} | – | – | – | {' | '.join(told)} |"
     method, trained = config.full_attention_rope, config.trained_length
     limiting, layers = len(config.context_layers(trained)), len(config.layers)
-    rope = f"{method.name} {getattr(method, 'factor', 1):g}, " if not isinstance(method, Default) else ""
+    # Longrope has a factor for each pair, so none to show.
+    factor = f" {method.factor:g}" if hasattr(method, "factor") else ""
+    rope = "" if isinstance(method, Default) else f"{method.name}{factor}, "
     return f"| {name} | {trained:,} | {rope}{method.rope_theta:.3g} | {limiting} of {layers} | {' | '.join(told)} |"
 
 
 def table() -> str:
     """All rows as Markdown."""
     head = [
-        "| model | trained for | RoPE | layers that limit | at 128K | at 1M |",
+        "| model | trained for | RoPE | layers that limit | for 128K | for 1M |",
         "| --- | --: | --- | --- | --- | --- |",
     ]
     return "\n".join([*head, *map(row, NAMES)])

@@ -192,7 +192,7 @@ def test_a_short_text_is_read_again(demo):
         ({"documents": ["", "  \n"]}, "the 2 documents contain no word"),
         ({"count": 0}, "1 or more rows, got 0"),
         ({"needles": Needles(256, 0)}, "1 or more needles, got 0"),
-        ({"needles": Needles(-1)}, "0 or more tokens beyond, got -1"),
+        ({"needles": Needles(-1)}, "0 or more tokens between a needle and its answer, got -1"),
         (
             {"length": 300},
             "4 needles at least 256 tokens before their answers do not fit in 300 tokens; use ",

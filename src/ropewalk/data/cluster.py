@@ -257,8 +257,8 @@ def wait_until(seen: Callable[[], bool], folder: Path) -> None:
     while not seen():
         if time.monotonic() > end:
             raise RopewalkError(
-                f"a node of the Ray cluster has written to {folder}, but the files are not there: the node does not "
-                "share this folder; give --out and --token-store on storage that all nodes mount at the same path"
+                f"a node of the Ray cluster has written to {folder}, but this machine does not see the files: the "
+                "node does not share this folder; give --out and --token-store on storage that all nodes mount at the same path"
             )
         time.sleep(pause)
         pause = min(2 * pause, 5.0)

@@ -154,7 +154,11 @@ def needle_rows(
             that suffices), or the tokenizer cannot encode the text.
     """
     hidden, beyond = needles.count, length // 2 if needles.beyond is None else needles.beyond
-    for name, value, least in (("rows", count, 1), ("needles", hidden, 1), ("tokens beyond", beyond, 0)):
+    for name, value, least in (
+        ("rows", count, 1),
+        ("needles", hidden, 1),
+        ("tokens between a needle and its answer", beyond, 0),
+    ):
         if value < least:
             raise RopewalkError(f"needle rows require {least} or more {name}, got {value}")
     words = [word for document in documents for word in document.split()]

@@ -275,8 +275,8 @@ def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch
     if loading["missing_keys"]:
         # transformers initialises missing weights randomly and would have saved them.
         raise RopewalkError(
-            f"the checkpoint in {resolved.model} lacks the weight {min(loading['missing_keys'])}, which the "
-            f"{first_layers(layers)} need; restore the checkpoint's weight files"
+            f"the checkpoint in {resolved.model} lacks the weight {min(loading['missing_keys'])} of its "
+            f"{first_layers(layers)}; restore the checkpoint's weight files"
         )
     resolved.tokenizer.save_pretrained(folder)
     return str(folder)

@@ -345,7 +345,8 @@ def test_key_tokens_of_another_tokenizer_are_found_by_their_characters() -> None
     assert found.documents[0].all_tokens == len(document) - 1
     cut = len(first) + 1
     with pytest.raises(
-        RopewalkError, match=r"more than 12 tokens of the evaluator words.*, truncated to \d+ tokens.*has 12$"
+        RopewalkError,
+        match=r"more than 12 tokens .* as the evaluator words counts them; .*, truncated to \d+ tokens.*has 12$",
     ):
         long_perplexity(
             WindowReader(model, identity(), None),

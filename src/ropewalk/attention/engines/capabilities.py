@@ -74,7 +74,7 @@ def why_not(engine: EngineName, spec: AttentionSpec) -> str | None:
     if spec.ring and engine in ("reference", "flex"):
         return (
             "needs all keys of a row at once, but with parallel.ring a rank receives only the keys that its queries "
-            "see"
+            "attend to"
         )
     # Both are plain torch operations, which run wherever torch does.
     if engine in ("reference", "segments"):

@@ -114,8 +114,8 @@ def _group(
     for given in backend.answers(requests):
         if not 0 <= given.index < len(unknown) or log.has(unknown[given.index].key):
             raise RunFailure(
-                f"the backend returned an unexpected answer for {group[0].task}: to prompt {given.index} of "
-                f"{len(unknown)}, which does not exist or was answered before"
+                f"the backend returned an answer for {group[0].task} that was not requested: prompt {given.index} of "
+                f"{len(unknown)} does not exist or was answered before"
             )
         done += 1
         if progress is not None:

@@ -20,6 +20,9 @@ from ropewalk.errors import RopewalkError
 
 _CONSONANTS = "bcdfghjklmnpqrstvwxz"
 _VOWELS = "aeiou"
+NOT_INSTALLED = (
+    "the word lists need the package wonderwords, which is not installed; run pip install wonderwords"
+)
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,7 @@ class WordLists:
 
 def words_unavailable() -> str | None:
     """Return why the word lists are missing, or None."""
-    if _assets() is None:
-        return "the word lists need the package wonderwords; run pip install wonderwords"
-    return None
+    return NOT_INSTALLED if _assets() is None else None
 
 
 @lru_cache(maxsize=1)
@@ -53,7 +54,7 @@ def word_lists() -> WordLists:
     """
     assets = _assets()
     if assets is None:
-        raise RopewalkError(f"wonderwords is not installed; {words_unavailable()}")
+        raise RopewalkError(NOT_INSTALLED)
     nouns, adjectives, verbs = (_lines(assets / f"{name}list.txt") for name in ("noun", "adjective", "verb"))
     return WordLists(nouns, adjectives, verbs)
 
