@@ -258,7 +258,8 @@ def wait_until(seen: Callable[[], bool], folder: Path) -> None:
         if time.monotonic() > end:
             raise RopewalkError(
                 f"a node of the Ray cluster has written to {folder}, but this machine does not see the files: the "
-                "node does not share this folder; give --out and --token-store on storage that all nodes mount at the same path"
+                "node does not share this folder; give --out and --token-store on storage that all nodes mount at the "
+                "same path"
             )
         time.sleep(pause)
         pause = min(2 * pause, 5.0)
@@ -301,7 +302,8 @@ def _probe(versions: dict[str, str], markers: Sequence[Path]) -> str | None:
                 return f"cannot write to the folder {marker.parent}: {error}"
             return (
                 f"does not share the folder {marker.parent}; give --out and --token-store on storage that all nodes "
-                "mount at the same path"
+                "mount at the "
+                "same path"
             )
     return None
 

@@ -37,16 +37,16 @@ class ScoreDifference:
 
     Attributes:
         suite, task, length, unit: as in both results.
-        n: number of samples, which both results share.
-        score_a, score_b: the two scores.
+        n: number of samples, the same ones in both results.
+        score_a, score_b: the scores of A and B.
         difference: B - A in percentage points; for perplexities B / A - 1 in percent.
-        ci95: paired 95 % interval of the difference (``paired_score_interval``; for perplexities Student's interval
-            of the mean loss); NaN if the samples do not determine one.
-        p_value: two-sided p-value of a permutation test that swaps A and B within samples at random; the null
-            hypothesis is that A and B are exchangeable. NaN if there are too few samples.
-        p_adjusted: p-value after Holm's correction over all differences tested together.
+        ci95: 95 % interval of the difference, paired by sample: a normal interval after Bonett and Price (2012), or for
+            perplexities Student's t interval of the mean loss. NaN (null in JSON) if the samples do not determine one.
+        p_value: two-sided p-value of a permutation test that swaps A and B within samples at random. NaN (null in
+            JSON) if there are too few samples.
+        p_adjusted: ``p_value`` after Holm's correction for all differences of the comparison.
         real: whether ``p_adjusted`` is below 0.05.
-        reason: why the two cannot be compared, or None.
+        reason: why the two scores cannot be compared; None if they can.
     """
 
     suite: str

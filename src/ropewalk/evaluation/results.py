@@ -47,11 +47,11 @@ class PositionBin:
     """Perplexity of the targets whose index in the row is ``start <= index < end``.
 
     Attributes:
-        start, end: range of positions in tokens.
-        n_tokens: number of scored targets.
+        start, end: first position of the bin, and the position after its last one, in tokens.
+        n_tokens: number of scored targets in the bin.
         n_windows: number of rows with at least one scored target in the bin.
-        perplexity: exp of the token-weighted mean loss; NaN if nothing was scored.
-        ci95: 95 % interval over rows; NaN with fewer than two rows.
+        perplexity: exp of the mean loss per token; NaN (null in JSON) if nothing was scored.
+        ci95: 95 % interval of the perplexity over rows; NaN (null in JSON) with fewer than two rows.
     """
 
     start: int
@@ -92,16 +92,17 @@ class TaskResult:
         suite: name of the suite, as on the command line.
         task: name of the task within the suite.
         length: tokens of prompt and answer together; None for tasks whose prompts have no set length.
-        n: number of independent samples: prompts, or rows of text.
-        score: correct answers in percent, or perplexity; a missing score is NaN (in JSON null), never 0.
+        n: number of independent samples, which are prompts, or rows of text for perplexities.
+        score: correct answers in percent, or perplexity. A missing score is NaN (null in JSON), never 0.
         ci95: 95 % interval of the score, in the score's unit.
         status: ``ok`` or ``not run``.
-        reason: why the task was not run, or a remark on the score.
-        details: facts about the run, JSON values.
-        positions: perplexity by position; empty for other tasks.
+        reason: why the task was not run, or a remark on the score; None if there is neither.
+        details: facts about how the task was run.
+        positions: perplexity by position in the row. Empty, and left out of JSON, for other tasks.
         unit: unit of the score.
-        samples: one JSON object per sample, in the order of ``index``, with its ``score`` in percent or, for a
-            perplexity, with ``nats`` and ``tokens``. Paired comparisons read them.
+        samples: one JSON object per sample, in the order of its ``index``. It has the ``score`` in percent or, for a
+            perplexity, the summed loss in ``nats`` and the number of ``tokens``. Paired comparisons use these objects.
+            Empty, and left out of JSON, if there are none.
     """
 
     suite: str

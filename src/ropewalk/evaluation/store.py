@@ -44,17 +44,17 @@ class Prediction:
     """A model's answer to one sample, with everything that scoring needs but without the prompt.
 
     Attributes:
-        suite, task, length, index: identify the sample.
-        prompt_sha256: digest of the sample's text and answer prefix; detects predictions for another prompt.
+        suite, task, length, index: suite, task, length in tokens and number of the sample.
+        prompt_sha256: SHA-256 of the prompt, by which ropewalk notices an answer to another prompt.
         prediction: the generated text, without the prompt.
         references: strings that a correct answer contains.
         metric: name of the metric.
         score: score from 0 to 1.
-        prompt_tokens, bos_count: numbers of tokens and BOS tokens in the prompt as the model read it.
-        fill: share of the length that the prompt and the maximum answer occupy.
-        new_tokens: tokens of the answer; None if a server does not report them.
-        finished: whether the model ended the answer itself; None if unknown.
-        details: details of the sample.
+        prompt_tokens, bos_count: number of tokens, and of BOS tokens among them, in the prompt as the model read it.
+        fill: tokens of the prompt and of the longest allowed answer, as a fraction of ``length``.
+        new_tokens: number of tokens of the answer; None if a server does not report it.
+        finished: whether the model itself ended the answer; None if unknown.
+        details: what the task records about the sample, such as the depth of a needle.
     """
 
     suite: str

@@ -45,8 +45,8 @@ class ShardedBackend:
             EngineError: always.
         """
         raise EngineError(
-            "a model that is split over several processes cannot generate answers; run it in one process, or on a server "
-            "with --server"
+            "a model that is split over several processes cannot generate answers; run it in one process, or on a "
+            "server with --server"
         )
 
 

@@ -444,8 +444,8 @@ def too_short(evaluator: str, lengths: Sequence[int], rule: KeyTokenRule) -> Rop
         rule: rule that selects the key tokens.
     """
     return RopewalkError(
-        f"LongPPL needs a text of more than {rule.beginning} tokens (short context plus step) as the evaluator {evaluator} "
-        f"counts them; the longest of {len(lengths)}, truncated to {rule.length} tokens of the model, has "
+        f"LongPPL needs a text of more than {rule.beginning} tokens (short context plus step) as the evaluator "
+        f"{evaluator} counts them; the longest of {len(lengths)}, truncated to {rule.length} tokens of the model, has "
         f"{max(lengths, default=0)}"
     )
 
