@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
@@ -31,7 +31,11 @@ TABLES = (
     ("Interleaved chunks", "data.interleave.", InterleaveSettings),
     ("A stage", "stages[].", recipe.Stage),
     ("Data of a stage (keys that are not given are the run's)", "stages[].data.", recipe.StageData),
-    ("Optimizer of a stage (likewise)", "stages[].optimizer.", recipe.StageOptimizer),
+    (
+        "Optimizer of a stage (keys that are not given are the run's)",
+        "stages[].optimizer.",
+        recipe.StageOptimizer,
+    ),
     ("RoPE of a stage", "stages[].rope.", recipe.Rope),
     ("Search for a stage's long factors", "stages[].rope.search.", recipe.Search),
     ("Search for the short factors", "short_context.", recipe.ShortContext),
@@ -59,7 +63,7 @@ def default(field: Any) -> str:
         return "**required**"
     value = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel):
-        return "as below"
+        return "see below"
     if value is None:
         return ""
     return f"`{yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}`"
@@ -73,7 +77,20 @@ def meaning(model: type[Settings], field: Any) -> str:
     )
     # Several values on the command line are a mapping in YAML.
     text = re.sub(r"\w+=[\d.]*\w(,\w+=[\d.]*\w)+", lambda found: f"`{mapping(found[0])}`", text)
+    values = choices(field.annotation)
+    if len(values) > 1 and any(not re.search(rf"\b{re.escape(value)}\b", text) for value in values):
+        listed = ", ".join(f"`{value}`" for value in values)
+        text += f" Values: {listed}." if text.endswith(".") else f"; values: {listed}"
     return re.sub(r"(`[^`]*`)|([\[\]])", lambda found: found[1] or f"\\{found[2]}", text)
+
+
+def choices(annotation: Any) -> list[str]:
+    """The words that a field accepts, from the ``Literal`` types in its annotation."""
+    if get_origin(annotation) is Literal:
+        return [value for value in get_args(annotation) if isinstance(value, str)]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return []
+    return [value for part in get_args(annotation) for value in choices(part)]
 
 
 def option(name: str, field: Any) -> str:

@@ -133,8 +133,8 @@ class SourceFields(Settings):
     text_field: str = Field("text", description="Record field that holds the text.")
     messages_field: str | None = Field(
         None,
-        description="Record field that holds the messages of a chat, used where a record has no text field; loss is on "
-        "the assistant's turns only. Default: no chats.",
+        description="Record field that holds the messages of a chat, for records without the text field. Only the "
+        "assistant's turns count in the loss. Default: no chats.",
     )
     source_field: str | None = Field(
         "source",
@@ -143,8 +143,8 @@ class SourceFields(Settings):
     separator_id: Count | None = Field(
         None,
         ge=0,
-        description="Token id that separates the documents of a token file (.bin, .ds, .npy) without an index. It is "
-        "removed. --bos and --eos of `ropewalk data pack` decide which special tokens the rows contain.",
+        description="Token id that separates the documents of a token file (.bin, .ds, .npy) without an index. "
+        "ropewalk removes it; the settings bos and eos decide which special tokens the rows contain.",
     )
     token_dtype: TokenType | None = Field(
         None, description="Type of the ids in a token file that does not state it."
@@ -210,8 +210,8 @@ class MixtureSettings(Settings):
 
     weights: Annotated[BySource | None, COMMON] = Field(
         None,
-        description="Epochs over each source: books=2,web=0.5. With --total-tokens, only their ratio counts. Default: "
-        "1 each.",
+        description="Epochs over each source: books=2,web=0.5. With --total-tokens, only the ratio counts. Default: 1 "
+        "each.",
     )
     shares: BySource | None = Field(
         None, description="Share of the tokens for each source, instead of weights: books=0.3,web=0.7."
@@ -232,16 +232,17 @@ class MixtureSettings(Settings):
         None,
         gt=0,
         lt=1,
-        description="Draw this share of each source's tokens from long documents. Replaces --long-factor.",
+        description="Draw this share of each source's tokens from long documents, instead of --long-factor.",
     )
     length_shares: LengthShares | None = Field(
         None,
         description="Share of the tokens for each range of document lengths, instead of --long-from. "
-        "0=0.3,4k=0.3,32k=0.4: 30 % from documents below 4k tokens, 30 % from 4k to 32k, 40 % from 32k up.",
+        "0=0.3,4k=0.3,32k=0.4 draws 30 % from documents below 4k tokens, 30 % from 4k to 32k, 40 % from 32k up.",
     )
     per: Literal["source", "corpus"] = Field(
         "source",
-        description="Apply length settings within each source (keeps the sources' shares) or to the whole corpus.",
+        description="Apply the length settings within each source (which keeps the sources' shares), or to the whole "
+        "corpus.",
     )
     max_epochs: float = Field(
         4.0,
@@ -349,7 +350,7 @@ class InterleaveSettings(Settings):
         tuple[Annotated[Count, Field(ge=2)], ...],
         BeforeValidator(_comma_list(int)),
         Option(name="--chunk-parts", metavar="NUMBER,...", text=_with_commas),
-    ] = Field((2, 3), description="Chunks per document, drawn uniformly from these numbers.")
+    ] = Field((2, 3), description="Number of chunks per document, drawn uniformly from these numbers.")
     cut_points: Annotated[
         tuple[float, float],
         BeforeValidator(_comma_list(float)),
@@ -401,23 +402,28 @@ class RowPolicies(Settings):
 
     bos: Bos = Field(
         "auto",
-        description="Where to add BOS. auto: with --pattern anchor, once at the beginning of each row, where it is "
-        "the anchor; otherwise before each document.",
+        description="Where to add BOS. document: before each document; row: at the beginning of each row; none: "
+        "nowhere; auto: row with the pattern anchor, whose anchor is this BOS, otherwise document.",
     )
     eos: bool = Field(True, description="End every document with EOS.")
     tag: str | None = Field(
         None,
-        description='Text to insert before each document, excluded from the loss; "{source}: " inserts its source.',
+        description='Text to insert before each document, excluded from the loss. "{source}" in the text stands for '
+        "the name of the document's source.",
     )
-    long_documents: LongDocuments = Field("split", description="How to handle a document longer than a row.")
+    long_documents: LongDocuments = Field(
+        "split",
+        description="How to handle a document longer than a row: split it over several rows, truncate it, or skip it.",
+    )
     packing: Packing = Field(
         "sequential",
-        description="How to fill rows: sequential cuts documents where a row ends; best_fit cuts only those longer "
-        "than a row.",
+        description="How to fill rows. sequential: keep the order, and cut documents where a row ends; best_fit: cut "
+        "only documents longer than a row.",
     )
     remainder: Remainder = Field(
         "drop",
-        description="What to do with the last row (best_fit: the emptiest row) if it is not full.",
+        description="What to do with the last row (best_fit: the emptiest row) if it is not full: drop its tokens, or "
+        "pad it.",
     )
     interleave: InterleaveSettings | None = Field(
         None, description="Cut the documents of a row into chunks and shuffle them."

@@ -25,7 +25,9 @@ class AdapterSettings(Settings):
     method: Literal["lora"] = Field("lora", description="kind of adapter")
     rank: Count = Field(16, ge=1, description="rank of the two matrices that LoRA adds to a linear layer")
     alpha: float = Field(
-        32.0, gt=0, description="factor of the adapter's output; it is divided by the rank, see `rslora`"
+        32.0,
+        gt=0,
+        description="scale of the adapter: its output is multiplied by alpha / rank (see `rslora`)",
     )
     dropout: float = Field(
         0.0,
@@ -35,22 +37,22 @@ class AdapterSettings(Settings):
     )
     targets: list[str] = Field(
         [ATTENTION],
-        description="linear layers that get an adapter: `attention` (all of the attention), `all-linear` (all except "
-        "the output head), or names such as `q_proj`",
+        description="linear layers that get an adapter: `attention` (all in the attention modules), `all-linear` (all "
+        "except the output head), or names such as `q_proj`",
     )
     also_train: list[AlsoTrained] = Field(
         ["embeddings", "norms"],
-        description="other weights to train as a whole: `embeddings`, `norms`. LongLoRA (arXiv:2309.12307) found "
-        "both essential for long contexts",
+        description="other weights to train in full: `embeddings`, `norms`. LongLoRA (arXiv:2309.12307) found both "
+        "essential for long contexts",
     )
     rslora: bool = Field(
         False,
-        description="divide alpha by the square root of the rank instead of the rank (arXiv:2312.03732)",
+        description="multiply the adapter's output by alpha / sqrt(rank) instead of alpha / rank (arXiv:2312.03732)",
     )
 
     quantize: Literal["nf4"] | None = Field(
         None,
-        description="keep frozen linear layers in 4 bits while training (QLoRA, arXiv:2305.14314); needs the package "
+        description="nf4: keep frozen linear layers in 4 bits in training (QLoRA, arXiv:2305.14314); needs the package "
         "bitsandbytes, one process on CUDA, and precision bfloat16",
     )
 

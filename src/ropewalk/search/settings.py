@@ -81,17 +81,19 @@ class ShortFactorSearch(Settings):
     on_resume: ClassVar[OnResume | None] = OnResume("fixed", "it decides the result of a search in this run")
 
     documents: Annotated[Count, COMMON] = Field(
-        5, ge=1, description="Number of sequences of text to measure each candidate on."
+        5,
+        ge=1,
+        description="Number of sequences of text on which to measure each candidate (list of factors).",
     )
     largest: Annotated[float | None, SPACE] = Field(
         None,
         ge=SMALLEST,
-        description="Upper bound of the factors. Default for long factors: 1.25 times the extension ratio; for short "
-        "factors: half of the largest long factor, and at least 1.25.",
+        description="Upper bound of the factors. Default for long factors: 1.25 times the target length over the "
+        "original length; for short factors: half of the largest long factor, and at least 1.25.",
     )
     algorithm: Annotated[AlgorithmName, ALGORITHM] = Field(
         DEFAULT_ALGORITHM,
-        description="Search algorithm: cma-es (best in our measurements) or evolution (the paper's).",
+        description="Search algorithm: cma-es (the best in the documented measurements) or evolution (LongRoPE's own).",
     )
     budget: Annotated[Count, COMMON] = Field(
         500, ge=1, description="Maximum number of measurements, each of one candidate on one sequence."

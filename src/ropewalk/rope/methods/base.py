@@ -338,10 +338,12 @@ def ratio_warning(
     ]
 
 
-FACTOR = {"factor": "context over the original length (before any extension)"}
+FACTOR = {"factor": "the stage's context divided by the original length (before any extension)"}
 """The parameter of methods that scale by one factor, with its description in recipes."""
 
-ATTENTION = "multiplier of cos and sin; default: the published formula (yarn: unless the checkpoint has another value)"
+ATTENTION = (
+    "multiplier of cos and sin; default: the method's published formula (yarn keeps a checkpoint's own value)"
+)
 """Description of the parameter ``attention_factor`` in recipes."""
 
 METHODS: dict[str, type[RopeMethod]] = {}

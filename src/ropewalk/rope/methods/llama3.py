@@ -47,7 +47,8 @@ class Llama3(RopeMethod):
     name: ClassVar[str] = "llama3"
     parameters: ClassVar[Mapping[str, str]] = {
         **FACTOR,
-        "low_freq_factor": "pairs that turn less often than this within the original length are divided by the factor; "
+        "low_freq_factor": "the frequency of pairs that turn less often than this within the original length is "
+        "divided by the whole factor; "
         f"default {METAS['low_freq_factor']:g}",
         "high_freq_factor": "pairs that turn more often than this within the original length stay unchanged; "
         f"default {METAS['high_freq_factor']:g}",

@@ -70,8 +70,8 @@ class LongRope(RopeMethod):
     rope_type_aliases: ClassVar[tuple[str, ...]] = ("su",)
     parameters: ClassVar[Mapping[str, str]] = {
         "attention_factor": ATTENTION,
-        "short_factor": "one for each rotary pair; defaults to the checkpoint's, or to 1s",
-        "long_factor": "one for each rotary pair",
+        "short_factor": "list of one factor for each rotary pair; default: the checkpoint's, or 1 for each pair",
+        "long_factor": "list of one factor for each rotary pair",
         "start_tokens": "number of initial tokens with unscaled RoPE; must be 0, as a config can store no other",
     }
     config_keys: ClassVar[tuple[str, ...] | None] = (

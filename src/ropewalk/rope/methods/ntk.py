@@ -9,7 +9,6 @@ from typing import Any, ClassVar, final
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_factor, check_ntk_dim, check_original_length, check_sequence_length
 from ropewalk.rope.methods.base import (
-    FACTOR,
     MAX_LENGTH,
     ORIGINAL,
     ConfigEntry,
@@ -33,7 +32,10 @@ class Ntk(RopeMethod):
     factor: float
 
     name: ClassVar[str] = "ntk"
-    parameters: ClassVar[Mapping[str, str]] = FACTOR
+    # An extended checkpoint states a larger base and no factor, so a factor counts from its present length.
+    parameters: ClassVar[Mapping[str, str]] = {
+        "factor": "for ntk the stage's context divided by the context before the stage"
+    }
     config_keys: ClassVar[tuple[str, ...] | None] = None
 
     def __post_init__(self) -> None:

@@ -26,10 +26,11 @@ from ropewalk.rope.methods.base import (
 _PARAMETERS = {
     "attention_factor": ATTENTION,
     "beta_fast": "pairs that turn at least this often within the original length stay unchanged",
-    "beta_slow": "pairs that turn less often than this within the original length are divided by the whole factor",
+    "beta_slow": "the frequency of pairs that turn less often than this within the original length is divided by the "
+    "whole factor",
     "mscale": "with mscale_all_dim, sets the attention factor as DeepSeek's configs do",
     "mscale_all_dim": "see mscale",
-    "truncate": "whether the ends of the ramp are rounded to whole dimensions",
+    "truncate": "round the ends of the ramp outward to whole pairs; default true",
 }
 MSCALES = ("mscale", "mscale_all_dim")
 _ZERO_IS_DEFAULT = ("beta_fast", "beta_slow", *MSCALES)

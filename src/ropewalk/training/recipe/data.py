@@ -13,10 +13,11 @@ from ropewalk.io.settings import FREE, SAME, Count, Settings
 class _Documents(Settings):
     """Where the documents come from, and how they are mixed; these keys stand before the policies of rows."""
 
-    sources: list[SourceSpec] = Field([], description="sources of documents; alternatively give `rows`")
+    sources: list[SourceSpec] = Field([], description="sources of documents; give either sources or rows")
     rows: Annotated[list[str], SAME] = Field(
         [],
-        description="folders that `ropewalk data pack` wrote, one for each context and pattern of the stages",
+        description="folders of rows that `ropewalk data pack` wrote: one for each combination of context and "
+        "attention pattern in the stages",
     )
     mixture: MixtureSettings | None = Field(
         None, description="which documents to use and how often; default: every document once, in order"
@@ -47,7 +48,7 @@ class Data(RowPolicies, _Documents):
         256, ge=0, description="number of documents to hold out of training for evaluation"
     )
     validation_sources: list[SourceSpec] = Field(
-        [], description="sources of evaluation documents, instead of held-out ones"
+        [], description="sources of the evaluation's documents, instead of held-out documents"
     )
     workers: Annotated[Count, FREE] = Field(1, ge=1, description="number of tokenisation processes")
     cache: Annotated[str | None, FREE] = Field(

@@ -42,18 +42,20 @@ class During(Settings):
     on_resume = OnResume("fixed", "measurements during training would not be comparable with each other")
 
     suites: list[SuiteName] | None = Field(
-        None, min_length=1, description="some of the suites above; default: all of them"
+        None, min_length=1, description="some of evaluation.suites; default: all of them"
     )
     samples: Count | None = Field(
-        None, ge=1, description="number of prompts per task and length; default: as above"
+        None, ge=1, description="number of prompts per task and length; default: evaluation.samples"
     )
     rows: Count | None = Field(
-        None, ge=1, description="number of rows or documents per length, for perplexity; default: as above"
+        None,
+        ge=1,
+        description="number of rows or documents per length, for perplexity; default: evaluation.rows",
     )
     lengths: list[Length] | None = Field(
         None,
-        description="prompt lengths in tokens, in every stage; default: as above, or the trained length and the "
-        "stage's context",
+        description="prompt lengths in tokens, in every stage; default: evaluation.lengths, or the trained length and "
+        "the stage's context",
     )
 
 
@@ -69,11 +71,11 @@ class _Measured(Settings):
     every: Annotated[Count | None, ONWARD] = Field(
         None,
         ge=1,
-        description="optimizer steps of a stage between evaluations during training, with the stage's RoPE and "
-        "context; the end of a stage always has one; default: none",
+        description="evaluate after every this many optimizer steps of a stage and at its end, with the stage's RoPE "
+        "and context; default: no evaluations during training",
     )
     during: During = Field(
-        During(), description="a smaller measurement for the evaluations during training; needs every"
+        During(), description="smaller settings for the evaluations during training; needs every"
     )
 
 

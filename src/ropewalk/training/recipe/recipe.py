@@ -62,7 +62,7 @@ class Checkpoints(Settings):
         None,
         min_length=1,
         description="URL (s3://bucket/run, gs://..., file:///...) to which rank 0 copies each checkpoint and what "
-        "else --resume needs; --resume in an empty folder starts from the copy",
+        "else `--resume` needs; `--resume` continues from this copy if the output folder is empty",
     )
 
 
@@ -86,7 +86,7 @@ class Recipe(Settings):
 
     model: Annotated[str, SAME] = Field(
         min_length=1,
-        description="checkpoint folder, Hub id, or a bundled model, `embedded` or `embedded:retrieval`",
+        description="checkpoint folder, Hub id, or a bundled model (`embedded` or `embedded:retrieval`)",
     )
     output: Annotated[str, FREE] = Field(min_length=1, description="folder of the run; must not exist yet")
     data: Data = Field(description="the documents, and how they are packed")
@@ -95,43 +95,43 @@ class Recipe(Settings):
     )
     short_context: Annotated[ShortContext | None, DECIDES] = Field(
         None,
-        description="search separate factors for texts up to the original length, on the final weights; the "
-        "last stage must be longrope",
+        description="search LongRoPE's short factors, which apply to texts up to the original length, on the final "
+        "weights; the last stage must be longrope",
     )
     lift: Annotated[list[Limit], SAME] = Field(
         [],
-        description="limits of the model's attention to remove: windows, dual_chunk_attention or both. If windows "
-        "is listed, layers with a sliding window attend to their whole document, which training must teach them; if "
-        "dual_chunk_attention is listed, the exported config no longer enables it in servers",
+        description="limits of the model's attention to remove; windows: layers with a sliding window attend to their "
+        "whole document instead, which they must learn in training; dual_chunk_attention: servers no longer use dual "
+        "chunk attention, because the exported config does not enable it",
     )
     adapter: Annotated[AdapterSettings | None, DECIDES] = Field(
         None,
-        description="train a LoRA adapter instead of the model's weights; the result is the merged model, and the "
-        "adapter itself",
+        description="train a LoRA adapter instead of the model's weights; the run exports the adapter and the model "
+        "with the adapter merged into it",
     )
     optimizer: Optimizer = Field(
-        Optimizer(), description="AdamW settings of all stages that do not set their own"
+        Optimizer(), description="AdamW settings, for all stages that do not set their own"
     )
     checkpoints: Checkpoints = Field(
         Checkpoints(), description="how often to save, and how many checkpoints to keep"
     )
     export: Annotated[Export, FREE] = Field(
-        Export(), description="which weights become the result: last, best or average, or the keys below"
+        Export(), description="which weights to export: last, best, average, or a mapping with the keys below"
     )
-    evaluation: Evaluation = Field(Evaluation(), description="measurements before and after training")
+    evaluation: Evaluation = Field(Evaluation(), description="evaluations before, during and after training")
     seed: Annotated[Seed, DECIDES] = Field(
         0, description="random seed for the order of rows and for evaluation samples"
     )
     parallel: Annotated[ParallelOrAuto, ONWARD] = Field(
         "auto",
-        description="how the processes of torchrun share the model and the rows; auto: split each row over as "
-        "few processes as memory allows",
+        description="how the processes of torchrun share the model and the rows, as a mapping with the keys below; "
+        "auto: split each row over as few processes as memory allows",
     )
     step_timeout: Annotated[Count, FREE] = Field(
         3600,
         ge=1,
-        description="a run of several processes ends if no step completes for this many seconds, and names the "
-        "processes that are stuck; must be longer than the longest step",
+        description="seconds without a completed step after which a run of several processes stops, with an error that "
+        "names the processes that are stuck; must be longer than the longest step",
     )
     engine: Annotated[Literal["auto", EngineName], ONWARD] = Field(
         "auto",
@@ -139,27 +139,29 @@ class Recipe(Settings):
         "flex (FlexAttention) and segments that can run",
     )
     exact_rope: Annotated[bool, DECIDES] = Field(
-        True, description="compute angles in float64 and rotate in float32; false: as transformers does"
+        True,
+        description="compute RoPE's angles in float64 and rotate in float32; false: transformers' own RoPE",
     )
     device: Annotated[str, ONWARD] = Field(
         "auto", description="device; auto: cuda if available, otherwise cpu"
     )
     precision: Annotated[Precision, SAME] = Field(
         "auto",
-        description="dtype of computation; auto: on CUDA bfloat16-autocast with one process and bfloat16 "
-        "with several or with an adapter, otherwise float32",
+        description="dtype of computation, from the table under Precision; auto: float32 without CUDA; on "
+        "CUDA bfloat16-autocast for one process without an adapter, otherwise bfloat16",
     )
     trackers: Annotated[
         list[Literal["wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "aim", "swanlab"]], FREE
     ] = Field(
-        [], description="experiment trackers to report to, beside metrics.jsonl; install their packages first"
+        [], description="experiment trackers that receive the metrics, too; install their packages first"
     )
     trust_remote_code: Annotated[bool, DECIDES] = Field(
         False, description="run the Python code that comes with the checkpoint"
     )
     history: Annotated[list[Change], FREE] = Field(
         [],
-        description="changes made by `--resume`, which ropewalk records in the run's recipe.yaml; do not set it",
+        description="changes made with `--resume`, which ropewalk writes into the run's recipe.yaml; do not set this "
+        "key",
     )
 
     def stage(self, number: int) -> StageSettings:

@@ -59,7 +59,8 @@ def _describe(name: str, owners: Sequence[type[RopeMethod]]) -> str:
     stated = dict.fromkeys(text for owner in owners if (text := owner.parameters[name]))
     if isinstance(default, float):
         stated[f"default {default:g}"] = None
-    return "; ".join([", ".join(owner.name for owner in owners), *stated])
+    names = ", ".join(owner.name for owner in owners)
+    return f"{names}: {'; '.join(stated)}" if stated else names
 
 
 def _parameters() -> dict[str, Any]:
@@ -81,10 +82,10 @@ def _parameters() -> dict[str, Any]:
 class _Method(Settings):
     on_resume = OnResume("fixed", "the stage keeps the RoPE that it started with")
 
-    method: str = Field("theta", description="RoPE method; the table above lists them")
+    method: str = Field("theta", description="name of a method from the table under RoPE methods")
     rope_theta: float | Literal["auto"] = Field(
         "auto",
-        description="theta: the new base; auto: the recommendation of `ropewalk inspect --target`",
+        description="theta: the new base, or auto for the base that `ropewalk inspect --target` recommends",
     )
 
 
@@ -105,7 +106,8 @@ class Rope(_Parameters):
 
     factors: Annotated[str | None, SAME] = Field(
         None,
-        description="longrope: factor table from `ropewalk search`, for this context or a longer one",
+        description="longrope: file with a factor table (such as `ropewalk search` writes) for this context or a "
+        "longer one",
     )
     search: Search | None = Field(
         None, description="longrope: search the long factors right before the stage, instead of `factors`"
@@ -129,7 +131,8 @@ class Rope(_Parameters):
     )
     sliding_attention: Rope | None = Field(
         None,
-        description="the same for sliding-window layers; nothing is derived for them, so set every value",
+        description="the same keys for sliding-window layers, for which ropewalk derives no value: set all that the "
+        "method needs",
     )
 
     @property

@@ -44,7 +44,7 @@ class Optimizer(Settings):
     beta2: float = Field(0.95, ge=0, lt=1, description="decay rate of the second moment")
     epsilon: float = Field(1e-8, gt=0, description="term added to the root of the second moment")
     max_grad_norm: float = Field(
-        1.0, gt=0, description="largest global gradient norm; larger gradients are scaled down"
+        1.0, gt=0, description="gradients with a larger global norm are scaled down to this norm"
     )
 
 
@@ -76,19 +76,20 @@ class Parallel(Settings):
 
     on_resume = ONWARD
 
-    replicate: Count = Field(1, ge=1, description="data parallel copies of the sharded model")
+    replicate: Count = Field(1, ge=1, description="number of data parallel copies of the (sharded) model")
     shard: Count = Field(
-        1, ge=1, description="data parallel processes that shard one copy of the parameters (FSDP)"
+        1, ge=1, description="number of data parallel processes that shard one copy of the model (FSDP)"
     )
     sequence: Count = Field(
         1,
         ge=1,
-        description="processes that split a row by attention heads (Ulysses); must divide the number of heads",
+        description="number of processes that split a row, and exchange tokens for heads in attention (Ulysses); must "
+        "divide the number of heads",
     )
     ring: Count = Field(
         1,
         ge=1,
-        description="processes that split a row into parts and exchange keys and values (context parallel ring)",
+        description="number of processes that split a row, and exchange keys and values in attention (ring attention)",
     )
 
 
@@ -149,8 +150,8 @@ class Stage(Settings):
     moments: Annotated[Moments, BEGUN] = Field(
         "keep",
         description="AdamW's moments at the start of the stage; keep: those of the stage before; reset: zero; rewarm: "
-        "those of the stage before, counted as the average of a single step, so that they soon follow the new stage. "
-        "A run that began before this key existed resets them",
+        "those of the stage before, with the weight of a single gradient. Runs begun before this key existed reset "
+        "them",
     )
     data: Annotated[StageData | None, BEGUN] = Field(
         None, description="documents of this stage; keys that are not given are the run's"
@@ -162,22 +163,25 @@ class Stage(Settings):
         None, description="dtype of computation in this stage; default: the run's"
     )
     parallel: Annotated[ParallelOrAuto | None, ONWARD] = Field(
-        None, description="how the processes share the model and the rows in this stage; default: the run's"
+        None,
+        description="how the processes share the model and the rows in this stage: auto or a mapping; default: the "
+        "run's",
     )
     seed: Annotated[Seed | None, BEGUN] = Field(
         None, description="random seed of this stage; default: the run's seed plus the index of the stage"
     )
     router_aux_loss: Annotated[Literal["config"] | NotNegative, ONWARD] = Field(
         "config",
-        description="factor of the load-balancing loss of a mixture of experts; config: the model's own where its "
-        "output_router_logits is true, else none; 0: none",
+        description="factor of the load-balancing loss of a mixture of experts; config: the factor in the model's "
+        "config if its output_router_logits is true, otherwise 0",
     )
     gradient_checkpointing: Annotated[bool, FREE] = Field(
         False, description="store only the input of each layer, and recompute the layer in the backward pass"
     )
     offload_activations: Annotated[bool, FREE] = Field(
         False,
-        description="keep the inputs that gradient_checkpointing stores in CPU memory; requires gradient_checkpointing",
+        description="move the layer inputs that gradient_checkpointing stores to CPU memory; requires "
+        "gradient_checkpointing",
     )
 
     @property
