@@ -49,6 +49,14 @@ COMMANDS = (
 )
 """Commands that are quick enough to be run for the keys of what they print."""
 
+IN_JSON = {
+    "None, and left out of JSON,": "Left out",
+    "Empty, and left out of JSON,": "Left out",
+    "NaN (null in JSON)": "null",
+    "``[pairs]`` ": "",
+}
+"""What docstrings say of Python values, and what of it concerns a reader of the JSON files."""
+
 NAMES = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
 
 
@@ -69,6 +77,8 @@ def attributes(kind: type) -> Iterator[tuple[list[str], str]]:
 
 def plain(meaning: str) -> str:
     """A meaning as one cell of Markdown: roles and double backticks become code, brackets no links."""
+    for said, shown in IN_JSON.items():
+        meaning = meaning.replace(said, shown)
     text = re.sub(r":\w+:`~?([\w.]*?)(\w+)`", r"`\2`", meaning).replace("``", "`")
     text = re.sub(r"(`[^`]*`)|([\[\]|])", lambda found: found[1] or f"\\{found[2]}", text)
     return text.replace("None", "null")
@@ -87,7 +97,7 @@ def table(kinds: tuple[type, ...]) -> str:
     if silent:
         sys.exit(f"the docstring of {kinds[0].__name__} does not say what {', '.join(sorted(silent))} is")
     rows = [f"| {', '.join(f'`{name}`' for name in names)} | {plain(meaning)} |" for names, meaning in said]
-    return "\n".join(["| key | |", "| --- | --- |", *rows])
+    return "\n".join(["| key | meaning |", "| --- | --- |", *rows])
 
 
 def printed(line: str) -> dict:

@@ -95,18 +95,20 @@ class SearchRecord(_Strict):
     """Settings and course of a search.
 
     Attributes:
-        objective: ``perplexity`` or ``needle``.
-        short_penalty: weight of the penalty at the trained length; 0 for none.
-        algorithm, seed, budget, racing: settings of the search, see
-            :class:`~ropewalk.search.settings.SearchSettings`.
-        documents: number of rows that each candidate was measured on, including those of the penalty.
+        objective: loss that was minimised: ``perplexity`` (of all tokens) or ``needle`` (of the answers to questions
+            about hidden numbers).
+        short_penalty: weight of a penalty on the loss at the trained length; 0 for none.
+        algorithm, seed, budget, racing: the options of ``ropewalk search`` with these names.
+        documents: number of rows that each candidate was measured on, including those for ``short_penalty``.
         text: source of the rows.
         documents_sha256: SHA-256 of the rows' token ids and labels.
-        largest: upper bound of the factors.
-        start_tokens: start-token counts n̂ in the search space.
+        largest: largest factor that the search may choose.
+        start_tokens: values of the start tokens n̂ that the search may choose from.
         device, dtype: device and dtype of the model during the search.
-        candidates: number of candidates measured, including those that racing dropped after some of the rows.
-        ended_by: ``budget``, or ``algorithm`` if the algorithm had no further candidates; None in older tables.
+        candidates: number of candidates measured, including those that were dropped after some of the rows
+            (``racing``).
+        ended_by: ``budget`` if the budget was spent, ``algorithm`` if the algorithm had no further candidates; None in
+            older tables.
         seconds: wall-clock time of the run that completed the search.
     """
 
@@ -142,18 +144,21 @@ class Factors(_Strict):
 
     Attributes:
         model: checkpoint that the factors belong to.
-        target_length: tokens that the factors extend the context to.
-        long_factor: ``[pairs]`` factors beyond the original length; None if the table has only short factors.
-        short_factor: ``[pairs]`` factors up to the original length; None if the table has only long factors.
+        target_length: context that the factors extend the model to, in tokens.
+        long_factor: ``[pairs]`` factors for inputs longer than the original length (the trained length before any
+            extension); None if the table has only short factors.
+        short_factor: ``[pairs]`` factors for inputs up to the original length; None if the table has only long
+            factors.
         start_tokens: n̂ of the long factors: number of initial tokens whose RoPE angles stay unscaled.
-        attention_factor: attention factor that the factors were found or published with.
-        provenance: origin of the factors.
-        best: best candidate of the search; None for imported factors, for which the fields below are None or empty too.
-        baselines: perplexity of each baseline on the search rows; None means infinite.
+        attention_factor: multiplier of cos and sin that the factors were found or published with.
+        provenance: origin of the factors: a search, a CSV file or a published config.
+        best: best candidate of the search; None for imported factors.
+        baselines: perplexity of each baseline (PI, NTK, YaRN) on the rows of the search; None means infinite. Empty for
+            imported factors.
         baseline_factors: ``[pairs]`` factors of each baseline in the search; empty if not recorded.
-        forwards: number of forward passes of the search.
-        history: objective of each candidate that was measured on all rows, in order.
-        search: settings of the search.
+        forwards: number of forward passes of the search; None for imported factors.
+        history: objective of each candidate that was measured on all rows, in the order of measurement.
+        search: settings of the search; None for imported factors.
         held_out: comparison on held-out rows; None if there were none.
         versions: versions of the software that wrote the file.
     """

@@ -109,24 +109,29 @@ class RunResult(Result):
     Attributes:
         output: folder of the run.
         model: folder of the extended model.
-        trained_length, context: context before and after the run, tokens.
+        trained_length, context: context before and after the run, in tokens.
         engine, device, precision: attention engine, device and precision of the training.
-        processes: number of processes, and the degrees of their mesh.
+        processes: number of processes, and the degree of each kind of parallelism.
         stages: settings and results of each stage.
-        short_factors: result of the search for short factors; None if there was no search.
-        original_length: original length ``T`` in tokens if the result is a longrope checkpoint; otherwise None.
-        short_context: perplexity at the original length before and after; None if it was not measured.
+        short_factors: result of the search for longrope's short factors; None if there was no search.
+        original_length: trained length before any extension, in tokens, if the result is a longrope checkpoint;
+            otherwise None.
+        short_context: perplexity at ``original_length`` before and after training; None if it was not measured.
         before, after: evaluation results before and after training.
-        during: stage, step and scores of each evaluation during training.
-        exported: checkpoints whose weights were exported, and why they were chosen; None if they are of the last step.
-        history: changes of the recipe made by ``--resume``.
-        seconds: duration of this process.
+        during: stage, step and scores of each evaluation during training. Empty, and left out of JSON, if there was
+            none.
+        exported: checkpoints whose weights were exported, and why they were chosen. None, and left out of JSON, if the
+            weights are those of the last step.
+        history: changes that ``--resume`` made to the recipe.
+        seconds: duration of the process that finished the run.
         versions: versions of the software, and the machine.
-        adapter: folder of the adapter; None if the run trained the model's own weights.
-        source: the model before the run: its name, its id and revision on the Hub, what its model card says of its
-            licence, the SHA-256 of its config and weights, and its RoPE. None in the summaries of earlier versions.
-        files: paths of the report and its figures; None until they are written.
-        readers: how other programs read the model; None until the report is written.
+        adapter: folder of the adapter. None, and left out of JSON, if the run trained the model's own weights.
+        source: the model before the run: its name, its id and revision on the Hub, the licence in its model card, the
+            SHA-256 of its config and weights, and its RoPE. None, and left out of JSON, for runs of earlier versions.
+        files: paths of the report and its figures, which are written after ``summary.json``. None, and left out of
+            JSON, before that.
+        readers: how other programs read the model's RoPE, as in the report. None, and left out of JSON, before the
+            report is written.
     """
 
     output: Path

@@ -16,7 +16,8 @@ class Outcome:
     Attributes:
         error: difference of the two sides; None if nothing was compared.
         budget: largest difference that rounding alone explains; None if nothing was compared.
-        passed: None if the check does not apply here; ``note`` gives the reason.
+        passed: whether ``error`` is within ``budget``. None if the check does not apply here; ``note`` then gives the
+            reason.
         note: what was compared, or what is wrong, as text.
     """
 
@@ -66,12 +67,12 @@ class VerifyResult(Result):
         model: model of the recipe.
         layers: number of layers that were verified, counted from the first; None for all layers.
         rows, length: number of packed rows that were verified, and tokens per row.
-        context: context of the recipe's first stage, tokens.
-        pattern, precision, device: attention pattern, precision and device of the run that was verified.
+        context: context of the recipe's first stage, in tokens.
+        pattern, precision, device: attention pattern, precision and device that were verified.
         versions: versions of the software.
-        mesh: the processes that ran the checks.
-        recipe_mesh: the recipe's mesh, if it was verified; otherwise None.
-        seconds: duration of all checks.
+        mesh: the processes that ran the checks, in words.
+        recipe_mesh: the processes that the recipe asks for, if they were verified; otherwise None.
+        seconds: duration of all checks together.
         checks: the checks in the order in which they ran.
     """
 
