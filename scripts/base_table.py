@@ -48,7 +48,8 @@ def record(found: FeasibleBases, published: float) -> dict[str, Any]:
 def table(records: list[dict[str, Any]]) -> str:
     """The table as Markdown."""
     lines = [
-        "| length | published | infimum | intervals | feasible between | safe base | widest intervals below it |",
+        "| length in tokens | published | infimum | feasible intervals | feasible share from infimum to safe base | "
+        "safe base | widest intervals below the safe base |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for each in records:

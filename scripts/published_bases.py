@@ -84,7 +84,8 @@ def summary(records: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 def tables(records: list[dict[str, Any]]) -> str:
     """Both tables as Markdown: rules by their distance from the published bases, and the steps."""
     lines = [
-        "| rule | median ratio | typical factor off | least | most | within a factor of 2 |",
+        "| rule | median ratio | typical factor off | smallest ratio | largest ratio | "
+        "published bases within a factor of 2 |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, row in sorted(summary(records).items(), key=lambda item: item[1]["spread"]):
@@ -95,7 +96,8 @@ def tables(records: list[dict[str, Any]]) -> str:
         )
     lines += [
         "",
-        "| model | from | to | published | law | infimum | interval of 10 % | safe base | recommended | source |",
+        "| model | trained length and base | new length | published base | law | infimum | interval of 10 % | "
+        "safe base | recommended | source |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for each in records:
