@@ -1,6 +1,8 @@
 """The shipped recipes: their numbers are those of their sources, and tiny models of their families train by them."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +12,11 @@ import yaml
 from ropewalk import RopewalkError
 from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.recipes import recipe_text, shipped_recipes
+from ropewalk.search.algorithms import EvolutionSettings
 from ropewalk.training import extend, load_recipe
 from ropewalk.training.check import check
 
+REFERENCE = Path(__file__).parents[1] / "docs" / "recipes.md"
 SHORTER = 256
 """The lengths of a recipe are divided by this for a tiny model, which then was trained for 16 or 32 tokens."""
 
@@ -89,6 +93,29 @@ def test_longaligns_schedule_and_packing_are_those_of_its_scripts():
     assert (recipe.optimizer.weight_decay, recipe.optimizer.beta1, recipe.optimizer.beta2) == (0, 0.9, 0.95)
     assert (recipe.data.packing, recipe.data.long_documents) == ("best_fit", "skip")
     assert {source.messages_field for source in recipe.data.sources} == {"messages"}
+
+
+def test_longropes_first_two_searches_run_on_the_original_weights_and_its_last_on_the_trained_ones():
+    searches = [stage.rope.limiting.search for stage in load_recipe("longrope-2m").stages]
+    assert [search.weights for search in searches] == ["checkpoint", "checkpoint", "current"]
+    assert {search.documents for search in searches} == {5}
+
+
+def test_longropes_comment_gives_the_forward_passes_of_the_papers_search():
+    paper = EvolutionSettings()
+    passes = 5 * (paper.population + paper.iterations * (paper.mutations + paper.crossovers))
+    assert f"budget: {passes}" in recipe_text("longrope-2m").replace("\n# ", " ")
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_keys_in_a_comment_exist(name):
+    known = set(re.findall(r"^\| `([\w.\[\]]+)` \|", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE))
+    sections = {key.split(".")[0].removesuffix("[]") for key in known if "." in key}
+    comments = " ".join(line for line in recipe_text(name).splitlines() if line.startswith("#"))
+    named = {
+        key for key in re.findall(r"\b[a-z_]+(?:\.[a-z0-9_]+)+", comments) if key.split(".")[0] in sections
+    }
+    assert {key for key in named if re.sub(r"\.\d+\b", "[]", key) not in known} == set()
 
 
 def test_prolongs_rates_end_at_a_tenth():
