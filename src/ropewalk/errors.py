@@ -4,8 +4,7 @@
 class RopewalkError(ValueError):
     """Invalid input or an impossible request; the message is one sentence that names the offending value.
 
-    The command line prints the message and exits with status 2; a library caller catches it as a
-    ``ValueError``.
+    The command line prints the message and exits with status 2. In Python, it is a ``ValueError``.
     """
 
     status = 2

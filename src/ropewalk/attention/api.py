@@ -37,7 +37,7 @@ def attend(
         layout: one layout for all rows of the batch, or a sequence with one layout for each row.
         engine: ``reference``, ``segments``, ``flex``, ``varlen``, or ``auto``, which selects an engine with
             :func:`ropewalk.attention.resolve_engine`. A named engine never falls back to another.
-        options: scale, soft cap, window or chunks, and sinks of the layer; the default is Llama's attention.
+        options: scale, soft cap, window or chunks, and sinks of the layer; the default is attention as in Llama.
 
     Returns:
         ``[batch, num_heads, length, value_dim]`` in the dtype of the inputs.
@@ -47,6 +47,8 @@ def attend(
         EngineError: if the engine cannot run these inputs; the message names an engine that can.
 
     Example:
+        >>> import torch
+        >>> from ropewalk import PackedLayout, attend
         >>> q = k = v = torch.randn(1, 2, 6, 8)
         >>> attend(q, k, v, PackedLayout.from_lengths([3, 2])).shape
         torch.Size([1, 2, 6, 8])

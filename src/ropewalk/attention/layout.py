@@ -21,13 +21,13 @@ NO_DOCUMENT = -1
 
 @dataclass(frozen=True, eq=False)
 class PackedLayout:
-    """Documents, positions and visibility of one packed row. All three are read from here and nowhere else.
+    """Which document each token of a packed row belongs to, its RoPE position, and which tokens it may attend to.
 
     Query *i* sees key *j* iff *j <= i* in order **and** (``pattern`` is ``full``, **or** they share a
     document, **or** *j* is one of the first ``anchor_length`` tokens and ``pattern`` is ``anchor``).
-    "In order" is storage order. A document may be stored in several segments (interleaved chunks); they are
+    "In order" is storage order. A document may be stored in several segments (interleaved chunks). They are
     stored in the document's own order, so storage order and document order agree within a document.
-    A layer with a window or chunks (:class:`Locality`) applies them inside each run, see :attr:`run_index`.
+    A layer with a window or chunks (:class:`Locality`) counts their tokens within each run, see :attr:`run_index`.
 
     The anchor comes before the first segment: ``cu_seqlens[0] == anchor_length``. Its tokens belong to no
     document (``document_ids == -1``), so documents see them only under the pattern ``anchor``. Under
@@ -269,8 +269,8 @@ def next_token_labels(input_ids: Tensor, layout: PackedLayout, trained: Tensor |
     """Shifted targets that never cross a document boundary.
 
     The target of a token is the next token *of its own document*, which for an interleaved document may lie
-    in a later segment. The last token of a document has no target. The anchor has none either: its successor
-    belongs to the first document, and no other document would train its first token from the anchor.
+    in a later segment. The last token of a document has no target. The anchor has none either, because
+    the token after it belongs to the first document only.
 
     Args:
         input_ids: int64 ``[total_length]``.

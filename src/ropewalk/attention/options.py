@@ -88,7 +88,7 @@ class AttentionOptions:
         scale: multiplier of q·k; None for 1/sqrt(head_dim).
         softcap: scores become ``softcap * tanh(scores / softcap)`` (Gemma 2); None for none.
         window, chunk: how far back a query sees within its run, see :class:`Locality`; None for no limit.
-        sinks: ``[num_heads]``, one learned score for each head that enters the softmax without a value
+        sinks: ``[num_heads]``, a learned score for each head, which enters the softmax but has no value vector
             (gpt-oss); None for none.
     """
 

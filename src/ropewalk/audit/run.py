@@ -37,11 +37,11 @@ Progress = Callable[[int, int, str], None]
 
 
 def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResult:
-    """Audit the positional arithmetic of a checkpoint on text.
+    """Measure on text how far rounding breaks the relative positions of a checkpoint's RoPE.
 
     Args:
         config: the checkpoint, the text, and what to measure.
-        context: where to run; only its ``device`` and its reporter are used.
+        context: where to run; only its device and its reporter are used.
 
     Raises:
         EngineError: if the model changes queries and keys by something other than a rotation, or has attention sinks
@@ -49,6 +49,7 @@ def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResu
         RopewalkError: if the checkpoint or text does not exist, or the text does not fill a row.
 
     Example:
+        >>> from ropewalk.audit import AuditSettings, audit
         >>> settings = {"length": 64, "samples": 1, "ablation_samples": 1, "shifts": (0, 1000), "dtypes": ("float32",)}
         >>> found = audit(AuditSettings(model="embedded", **settings, random_control=False, costs=False))
         >>> [drift.delta1 for drift in found.audit.drift if drift.angles == "model"]

@@ -95,18 +95,19 @@ def run(
         config: the model and what to measure.
         context: processes, output folder and reporter.
         rope_of: returns the RoPE that replaces a checkpoint's own; None keeps it.
-        present: called on rank 0 with the result, before results.json is written. So if results.json exists, the
-            figures and pages in its folder are complete.
+        present: called on rank 0 with the result, before results.json is written, for example to write figures.
+            If results.json exists, these are complete.
 
     Raises:
         RopewalkError: before any measurement, for settings that contradict each other or do not fit the model.
         EngineError: if the model or its engine does not support such rows.
-        RunFailure: if a server fails or memory runs out; the folder contains what was measured before.
+        RunFailure: if a server fails or memory runs out; the output folder contains what was measured before.
 
     Example:
-        >>> from ropewalk.parallel.context import RunContext
+        >>> from ropewalk import RunContext
+        >>> from ropewalk.evaluation import EvaluationSettings, Settings, evaluate
         >>> what = Settings(suites=("passkey",), lengths=(128,), samples=1)
-        >>> run(EvaluationSettings(model="embedded", what=what), RunContext()).results[0].task
+        >>> evaluate(EvaluationSettings(model="embedded", what=what), RunContext()).results[0].task
         'passkey'
     """
     from ropewalk.data.read.embedded import resolve_model

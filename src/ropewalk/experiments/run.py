@@ -104,15 +104,15 @@ class ExperimentResult(Result):
 
 
 def run(settings: CompareSettings, context: RunContext | None = None) -> ExperimentResult:
-    """Compare the cells of a grid of runs, which are made here, or finished runs.
+    """Run a recipe with every combination of varied keys and compare the results, or compare finished runs.
 
     Args:
         settings: the recipe with the keys to vary, or finished runs.
         context: output folder, which a grid needs, and reporter.
 
     Returns:
-        Means, differences from the first cell, failures, and a conclusion. ``comparison.json`` in the output folder has
-        the same values.
+        Means, differences from the first combination, failures, and a conclusion. ``comparison.json`` in the output
+        folder has the same values.
 
     Raises:
         RopewalkError: for invalid input, before any run starts; or if no run is finished.

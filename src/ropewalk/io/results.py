@@ -13,10 +13,10 @@ MOST_ROWS = 200
 
 
 class Result:
-    """Base of the frozen dataclasses that ``run`` functions return; it adds no field and keeps no state."""
+    """Base class of the results of all jobs, which are frozen dataclasses; it has no fields of its own."""
 
     def to_json(self) -> dict[str, Any]:
-        """The values in the form that ``json.dumps(..., allow_nan=False)`` accepts; NaN and infinity become None."""
+        """The values in a form that ``json.dumps(..., allow_nan=False)`` accepts; NaN and infinity become None."""
         plain: dict[str, Any] = plain_json({each.name: getattr(self, each.name) for each in fields(self)})  # type: ignore[arg-type]
         return plain
 

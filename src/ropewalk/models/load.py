@@ -58,9 +58,9 @@ class ModelSetup:
         engine: attention engine for calls with a layout, or ``auto``.
         exact_rope: compute angles in float64, cos/sin and rotation in float32; False keeps transformers' own module.
         trust_remote_code: run model code from the checkpoint; off by default.
-        lift: limits of the checkpoint's attention to remove together with ``rope``; see :meth:`ModelConfig.lifted`.
-        other_ropes: methods of layer types that do not limit the context, if they have their own methods; layer types
-            that are left out keep the checkpoint's.
+        lift: limits of the checkpoint's attention to remove together with ``rope``: windows, dual_chunk_attention.
+        other_ropes: RoPE methods by layer type, for layer types that do not limit the context, such as layers with a
+            window. Layer types that are left out keep the checkpoint's method.
     """
 
     rope: RopeMethod | None = None
@@ -93,8 +93,8 @@ def load_model(
         quantization: transformers' settings for quantizing the weights while they are loaded; None to keep them.
 
     Returns:
-        The transformers model in evaluation mode. ``generate()`` works as usual; if longrope passes the original
-        length, call it inside :func:`generating`.
+        The transformers model in evaluation mode. ``generate()`` works as usual. For a LongRoPE model that generates
+        beyond its original length, call it inside :func:`ropewalk.models.generation.generating`.
 
     Raises:
         RopewalkError: if the checkpoint is missing, has no RoPE, or is not supported; the message says why.

@@ -12,7 +12,7 @@ from ropewalk.parallel.world import World
 
 @dataclass(frozen=True, eq=False)
 class RunContext:
-    """Environment of a run; the work itself, including seeds, is described by its settings.
+    """Where a job runs and what it writes to. What it does, including its seeds, is in its settings.
 
     Attributes:
         world: rank of this process, and the size of the run.

@@ -75,8 +75,8 @@ def search(config: SearchConfig, context: RunContext | None = None) -> SearchRes
 
     Args:
         config: model, target length, text and search settings.
-        context: processes that share the forwards, all of which must call this function, and the reporter of progress.
-            None means this process alone, without progress.
+        context: processes that share the forward passes, and the reporter of progress. Every process must call this
+            function. None means this process alone, without progress.
 
     Returns:
         The factor table, which is also written to ``config.out`` if given, with a log of all losses next to it.

@@ -21,9 +21,9 @@ LOSS_MASKS = ("completion_mask", "assistant_masks")
 class RowCollator:
     """A ``data_collator`` for transformers' Trainer; the model must come from ``load_model``.
 
-    It takes the rows of a packed folder, one for each sample, or tokenised documents (``input_ids``, and ``labels``
-    that are -100 where a token is no target), which become one row of a micro-batch. Of TRL's ``completion_mask`` and
-    ``assistant_masks``, tokens with 0 are no targets either.
+    A sample is either a row of a packed folder or a tokenised document. The documents of a micro-batch become one row.
+    A document has ``input_ids``, and ``labels`` that are -100 where a token is no target. A token with 0 in TRL's
+    ``completion_mask`` or ``assistant_masks`` is no target either.
 
     Attributes:
         anchor: token ids that come before the documents of a row, usually BOS; rows of a packed folder have their own.

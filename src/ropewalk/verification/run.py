@@ -60,6 +60,7 @@ def verify(config: VerifySettings, context: RunContext | None = None) -> VerifyR
             exist.
 
     Example:
+        >>> from ropewalk.verification import VerifySettings, verify
         >>> result = verify(VerifySettings(recipe="demo", layers=1, length=32))  # doctest: +SKIP
         >>> result.failed  # doctest: +SKIP
         []

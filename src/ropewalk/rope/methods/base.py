@@ -138,7 +138,7 @@ class TargetContext:
 
 @dataclass(frozen=True)
 class RopeMethod(ABC):
-    """Base class of all methods; its subclasses are final and fully describe themselves.
+    """Base class of all RoPE methods; its subclasses are final.
 
     A new method is a frozen dataclass in its own module, decorated with :func:`register`, and one line in
     ``ropewalk.rope.methods`` that imports it. Recipes, configs, ``inspect``, ``rope plan`` and ``export`` then support
@@ -151,8 +151,8 @@ class RopeMethod(ABC):
         name: name of the method in recipes and reports, and its type in configs.
         other_names: further names in recipes.
         rope_type_aliases: older names of the type in configs.
-        parameters: the fields that a user may set in a recipe, each with its description in the reference; an empty
-            description means that the default says everything.
+        parameters: the fields that a user may set in a recipe, each with its description in the reference of recipe
+            keys; an empty description if the default says everything.
         config_keys: parameters that a config of this type may have besides type, base and partial rotation; None if
             no config has the method under its own name.
         origin: source of the method's setting for a target length; None if it is not among the settings that are

@@ -19,11 +19,10 @@ from ropewalk.rope.methods.base import (
 @final
 @dataclass(frozen=True)
 class Default(RopeMethod):
-    """Unscaled RoPE: ``θ_i``.
+    """Unscaled RoPE: the frequencies are ``θ_i``.
 
-    Also the method "theta" (ABF, adjusted base frequency): it only changes ``rope_theta``, so the result is an unscaled
-    checkpoint with another base, and a config cannot distinguish the two. :data:`Theta` is therefore another name of
-    this class.
+    :data:`Theta`, for the method ``theta`` (ABF, adjusted base frequency), is another name of this class. ``theta``
+    only changes ``rope_theta``, so a config cannot distinguish the two methods.
 
     Source: arXiv:2104.09864; ABF: Xiong et al., arXiv:2309.16039.
     """

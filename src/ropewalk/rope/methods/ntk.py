@@ -24,9 +24,9 @@ from ropewalk.rope.theory.scaling import ntk_theta
 @final
 @dataclass(frozen=True)
 class Ntk(RopeMethod):
-    """NTK-aware: the base becomes ``b·s^(d/(d-2))``. ``rope_theta`` is the checkpoint's ``b``.
+    """NTK-aware scaling: the base becomes ``b·s^(d/(d-2))``, where ``rope_theta`` is the checkpoint's base ``b``.
 
-    A config states it as a default method with the new base, which :meth:`as_default` returns.
+    A config states the result as unscaled RoPE with the new base, which :meth:`as_default` returns.
     """
 
     factor: float
@@ -62,10 +62,10 @@ class Ntk(RopeMethod):
 @final
 @dataclass(frozen=True)
 class DynamicNtk(RopeMethod):
-    """NTK-aware with ``s' = s·L/T - (s - 1)`` from the current length ``L``; unscaled up to ``T``.
+    """NTK-aware scaling by a factor that grows with the current length L: ``s·L/T - (s - 1)``; unscaled up to ``T``.
 
-    For inference only: each length has its own base, so cached keys, and every training length, would disagree with
-    the others. Source: emozilla, "Dynamically Scaled RoPE" (2023).
+    For inference only: each length has its own base, so keys cached at one length do not fit queries at another, and
+    training at several lengths would train several bases. Source: emozilla, "Dynamically Scaled RoPE" (2023).
     """
 
     factor: float

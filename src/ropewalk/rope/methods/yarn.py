@@ -48,7 +48,7 @@ class Yarn(RopeMethod):
         original_max_position_embeddings: ``T``, tokens.
         beta_fast: turns over ``T`` from which a pair is unchanged.
         beta_slow: turns over ``T`` below which a pair is divided by ``s``.
-        attention_factor: None for ``0.1·ln s + 1``, or for the ratio below.
+        attention_factor: factor on cos and sin; None for ``0.1·ln s + 1``, or for the ratio under ``mscale``.
         mscale, mscale_all_dim: if both are given and not 0, the attention factor is
             ``(0.1·mscale·ln s + 1) / (0.1·mscale_all_dim·ln s + 1)`` (DeepSeek).
         truncate: whether the ends of the ramp are rounded outward to whole pairs.
