@@ -53,26 +53,26 @@ COLUMNS = (
 )
 FEWEST_COLUMNS = (
     "model",
-    "rows of",
+    "tokens per row",
     "GPUs",
     "mesh",
-    "peak",
-    "too few",
-    "GPUs with offload",
-    "mesh",
-    "peak",
-    "too few",
+    "peak, GB",
+    "too few GPUs",
+    "with offload: GPUs",
+    "with offload: mesh",
+    "with offload: peak, GB",
+    "with offload: too few GPUs",
 )
 BESIDE_COLUMNS = (
-    "beside",
+    "compared with",
     "model",
-    "rows of",
+    "tokens per row",
     "GPUs",
     "mesh",
-    "peak",
+    "peak per GPU, GB",
     "of which states",
-    "s per step",
-    "tokens/s",
+    "seconds per step",
+    "tokens/s of all GPUs",
 )
 
 
@@ -234,7 +234,7 @@ def published() -> str:
             (
                 run["beside"],
                 run["model"],
-                format_length(run["context"]),
+                row_length(run["context"]),
                 f"{run['gpus']} x {run['gpu'].upper()}",
                 f"{run['mesh']}{settings}",
                 f"**{memory['peak'] / 1e9:.1f}**",
@@ -244,6 +244,12 @@ def published() -> str:
             )
         )
     return table(BESIDE_COLUMNS, lines)
+
+
+def row_length(tokens: int) -> str:
+    """A length as in a recipe, with commas if it is no multiple of 1,024."""
+    words = format_length(tokens)
+    return f"{tokens:,}" if words.isdigit() else words
 
 
 def instead(changes: list[dict[str, Any]]) -> str:

@@ -14,7 +14,7 @@ COMMANDS = dict(commands())
 
 
 def test_help_describes_arguments_and_options_with_defaults_as_people_type_them(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "400")
     assert main(["eval", "--help"]) == 0
     printed = capsys.readouterr().out
     for words in (

@@ -159,7 +159,7 @@ def test_damaged_and_unfinished_rows_are_refused(rows: Path, tmp_path: Path) -> 
         call("preview", folder)
     (folder / "manifest.json").unlink()
     with pytest.raises(
-        RopewalkError, match=r"the rows in .*copied are incomplete; run the same command again"
+        RopewalkError, match=r"the rows in .*copied are incomplete; to complete them, repeat the command"
     ):
         call("preview", folder)
 

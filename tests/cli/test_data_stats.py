@@ -274,7 +274,7 @@ def test_damaged_rows_are_refused(copied: Path) -> None:
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
     with pytest.raises(
-        RopewalkError, match=r"rows-00000\.arrow is damaged: its digest differs from the manifest's"
+        RopewalkError, match=r"rows-00000\.arrow is damaged: its SHA-256 is not the one in manifest\.json"
     ):
         call("stats", copied)
 

@@ -111,7 +111,7 @@ def test_theta_by_other_rules(run, rule: str, theta: float) -> None:
 def test_the_ceiling_of_the_lower_bound_is_the_given_one(run) -> None:
     line = "theta --rope-theta 1e4 --from 4k --to 8k --rotary-dim 128 --rule lower-bound"
     assert as_json(run(line, "--json"))["rope_theta"] == 394400.0
-    assert "no base up to 10000 is safe for 8192 tokens" in run(f"{line} --ceiling 1e4", status=2)
+    assert "no base up to 10000 is large enough for 8192 tokens" in run(f"{line} --ceiling 1e4", status=2)
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"longrope", "dynamic", "proportional"}))

@@ -50,7 +50,7 @@ CHANGED_SENTENCES: dict[str, str] = {
     ),
     "too few documents": (
         "error: the documents do not fill one row: 5047 training tokens in 47 documents, and a row takes "
-        "1048576; choose shorter rows, or remainder pad"
+        "1048576; choose shorter rows, or set remainder to pad"
     ),
     "an unknown source": ("error: weights name the unknown source 'wbe'; the sources are web, books, code"),
     "an unknown field in a tag": (
@@ -94,7 +94,7 @@ CHANGED_SENTENCES: dict[str, str] = {
     ),
     "an override without a value": "error: --set needs key=value, got 'output'",
     "an unknown RoPE method in a recipe": (
-        "error: recipe ../inputs/recipe.yaml: stages.0.rope.method: Input should be 'default', 'theta', 'linear', "
+        "error: recipe ../inputs/recipe.yaml: stages.0.rope.method must be 'default', 'theta', 'linear', "
         "'ntk', 'yarn', 'llama3', 'longrope', 'proportional' or 'auto', got 'yarm'"
     ),
     "nothing to resume": (
@@ -103,7 +103,7 @@ CHANGED_SENTENCES: dict[str, str] = {
     ),
     "a short context without longrope": (
         "error: recipe ../inputs/recipe.yaml: short_context searches the short factors of longrope, but the last "
-        "stage's rope is 'theta'; omit it, or end with a longrope stage"
+        "stage's rope is 'theta'; leave out short_context, or end with a longrope stage"
     ),
     "no shift but the one compared with": (
         "error: --shifts 16 leaves nothing to compare, because every shift is compared with --delta2 16; add "

@@ -40,6 +40,7 @@ class HandMade:
     settings: PackingSettings
     mixed: dict[str, int] = field(default_factory=lambda: ONCE)
     told: dict[str, Any] = field(default_factory=dict)
+    folder: Path = Path("rows")
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -292,11 +293,11 @@ def test_without_a_mixture_the_documents_are_those_of_the_corpus() -> None:
     [
         (
             {"corpus": whole(web=[3] * 4), "mixture": {"as_is": False}},
-            r"lacks the statistics of whole documents",
+            r"has no statistics of the documents before packing",
         ),
         (
             {"mixed": whole(web=[3] * 4), "mixture": {"as_is": False}},
-            r"lacks the statistics of whole documents",
+            r"has no statistics of the documents before packing",
         ),
         ({"corpus": whole(web=[3] * 5), "mixture": None}, r"of 5 documents, but 4 were packed; pack again"),
     ],

@@ -98,19 +98,19 @@ def test_line_that_is_no_result_is_named(line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"suite": []}, "suite is []"),
-        ({"length": "4k"}, "length is '4k'"),
-        ({"n": 2.0}, "n is 2.0"),
-        ({"score": "3.5"}, "score is '3.5'"),
-        ({"score": True}, "score is True"),
+        ({"suite": []}, "suite has the wrong type: []"),
+        ({"length": "4k"}, "length has the wrong type: '4k'"),
+        ({"n": 2.0}, "n has the wrong type: 2.0"),
+        ({"score": "3.5"}, "score has the wrong type: '3.5'"),
+        ({"score": True}, "score has the wrong type: True"),
         ({"ci95": [1.0]}, "not enough values"),
-        ({"ci95": [1.0, "2"]}, "high is '2'"),
+        ({"ci95": [1.0, "2"]}, "high has the wrong type: '2'"),
         ({"unit": "share"}, "unit must be percent or perplexity, got 'share'"),
         ({"status": "okay"}, "unknown status 'okay'"),
-        ({"details": 5}, "details is 5"),
+        ({"details": 5}, "details has the wrong type: 5"),
         ({"samples": [7]}, "a position or a sample is not a JSON object"),
         ({"positions": [{"start": 0}]}, "it has no 'end'"),
-        ({"positions": [{**BINS[0].to_json(), "perplexity": "3"}]}, "perplexity is '3'"),
+        ({"positions": [{**BINS[0].to_json(), "perplexity": "3"}]}, "perplexity has the wrong type: '3'"),
     ],
 )
 def test_value_that_no_result_has_is_named(change: dict[str, Any], reason: str, tmp_path: Path) -> None:

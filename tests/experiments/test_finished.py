@@ -86,7 +86,9 @@ def test_what_is_not_finished_or_damaged_is_named(tmp_path):
     with pytest.raises(RopewalkError, match=r"summary\.json is damaged"):
         read_finished(run)
     (run / "summary.json").unlink()
-    with pytest.raises(RopewalkError, match="the run in it is not finished"):
+    with pytest.raises(
+        RopewalkError, match=r"run is not finished; finish it with: ropewalk extend .*recipe\.yaml --resume"
+    ):
         read_finished(run)
     with pytest.raises(RopewalkError, match="does not exist"):
         read_finished(tmp_path / "nothing")

@@ -29,7 +29,9 @@ def test_cells_are_all_combinations_with_each_seed_and_the_first_is_the_referenc
 
 
 def test_a_stage_with_its_own_seed_would_be_the_same_in_all_runs():
-    with pytest.raises(RopewalkError, match=r"stages\.0\.seed 3 would give all 2 runs the same seed"):
+    with pytest.raises(
+        RopewalkError, match=r"sets stages\.0\.seed to 3, so the 2 runs of --seeds would have the same seed"
+    ):
         make_grid("demo", ["stages.0.steps=7,8"], 2, ["stages.0.seed=3"], OUT)
     assert len(make_grid("demo", ["stages.0.seed=3,4"], 1, [], OUT).runs) == 2
 
@@ -64,10 +66,10 @@ def test_values_are_yaml(text, values):
         (["stages.*.pattern=full"], "fewer than two"),
         (["stages.*.pattern=full,full"], "twice"),
         (["stages.*.pattern=[full,anchor"], "is not YAML"),
-        (["seed=1,2"], "give --seeds"),
-        (["output=a,b"], "already has its own folder"),
+        (["seed=1,2"], "seed; give the number of seeds with --seeds"),
+        (["output=a,b"], "output; each run gets a folder of its own"),
         (["model.*.x=1,2"], "entries of a list"),
-        (["stages.0.steps=1,2", "stages.0.steps=3,4"], "occurs twice"),
+        (["stages.0.steps=1,2", "stages.0.steps=3,4"], "is given twice"),
         (["stages.*.patern=full,anchor"], "did you mean pattern"),
         (["stages.*.pattern=full,anchr"], "did you mean anchor"),
     ],
@@ -105,10 +107,13 @@ def test_values_and_seeds_may_be_added():
 @pytest.mark.parametrize(
     ("now", "message"),
     [
-        (record(overrides=["stages.0.steps=7"]), r"another recipe \(stages differ\)"),
-        (record(seeds=1), "2 seeds"),
-        (record(["stages.*.pattern=anchor,full"]), "keep these values first"),
-        (record(["stages.0.pattern=full,anchor"]), r"a comparison of stages\."),
+        (record(overrides=["stages.0.steps=7"]), r"another recipe, with different stages"),
+        (record(seeds=1), "--seeds 2 and the recipe's seed 0; keep this seed"),
+        (record(["stages.*.pattern=anchor,full"]), "keep these values in this order"),
+        (
+            record(["stages.0.pattern=full,anchor"]),
+            r"a comparison that varies stages\.\*\.pattern, not stages\.0",
+        ),
     ],
 )
 def test_another_grid_is_refused(now, message):

@@ -187,7 +187,7 @@ def test_no_other_cell_takes_the_place_of_a_reference_without_runs(missing):
 
 def test_a_bad_cell_is_refused_before_anything_runs(tmp_path):
     bad = settings(vary=("lift=[],[windows]",))
-    with pytest.raises(RopewalkError, match=r"cell lift=-windows: lift\.0 is windows"):
+    with pytest.raises(RopewalkError, match=r"the runs with lift=-windows: lift\.0 is windows"):
         compare(bad, RunContext(output=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
@@ -196,7 +196,7 @@ def test_a_grid_needs_a_folder_of_its_own(tmp_path):
     with pytest.raises(RopewalkError, match="give --out"):
         compare(settings())
     (tmp_path / "mine.txt").write_text("x")
-    with pytest.raises(RopewalkError, match="is not empty, and is not"):
+    with pytest.raises(RopewalkError, match="is not empty, and `ropewalk compare` did not"):
         compare(settings(), RunContext(output=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     (tmp_path / "mine.txt").rename(tmp_path / "grid.json")

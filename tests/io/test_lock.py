@@ -132,7 +132,9 @@ def test_an_object_store_is_no_folder(tmp_path, monkeypatch):
     """As a path its URL is a relative one, so that results would end up in a folder named ``s3:``."""
     monkeypatch.chdir(tmp_path)
     with (
-        pytest.raises(RopewalkError, match=r"^s3://bucket/run is a URL, but results are written to a folder"),
+        pytest.raises(
+            RopewalkError, match=r"^s3://bucket/run is a URL, but results can only be written to a folder"
+        ),
         locked(Path("s3://bucket/run")),
     ):
         pass

@@ -184,7 +184,7 @@ def test_what_training_refuses(keys: dict[str, Any], said: list[str]) -> None:
 def test_rope_in_windows_alone_is_refused_unless_it_stays() -> None:
     config = ModelConfig({**FOUR, "model_type": "cohere2", "sliding_window": 64, "layer_types": [S, S, S, F]})
     (refused,) = config.training_refusals(32768)
-    assert "rope: {method: default} in every stage keeps it" in refused
+    assert "set rope: {method: default} in every stage to keep its RoPE" in refused
     assert config.training_refusals(32768, keeps_rope=True) == []
     # A window that holds the whole context is none.
     assert config.training_refusals(64) == []
@@ -192,12 +192,10 @@ def test_rope_in_windows_alone_is_refused_unless_it_stays() -> None:
 
 def test_windows_say_how_far_a_stack_of_them_reaches() -> None:
     (refused,) = ModelConfig({**FOUR, "sliding_window": 4096}).training_refusals(32768)
-    assert (
-        f"through all 4 layers, a query receives information from at most {1 + 4 * 4095:,} tokens" in refused
-    )
+    assert f"the windows of 4 layers reach {1 + 4 * 4095:,} tokens" in refused
     chunked = ModelConfig({**FOUR, "attention_chunk_size": 4096})
     (refused,) = chunked.training_refusals(32768)
-    assert "information from at most 4,096 tokens" in refused
+    assert "layers reach 4,096 tokens" in refused
     assert "its own chunk of 4,096 tokens (attention_chunk_size)" in " ".join(
         ModelConfig(
             {**FOUR, "attention_chunk_size": 4096, "layer_types": ["chunked_attention"] * 3 + [F]}

@@ -485,5 +485,5 @@ def test_a_rotary_dim_that_transformers_does_not_read_yet_is_refused_with_the_ve
     with pytest.raises(RopewalkError, match=said):
         _check_rotary_dim(values, methods)
     pretend_transformers(monkeypatch, "5.18.0")
-    with pytest.raises(RopewalkError, match=r"gives 128$"):
+    with pytest.raises(RopewalkError, match=r"gives 128; correct the wrong one$"):
         _check_rotary_dim(values, methods)

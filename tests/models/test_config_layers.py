@@ -24,15 +24,15 @@ F, S = "full_attention", "sliding_attention"
     [
         (
             {"layer_types": [F, F, S, S]},
-            "layer 2 is of type sliding_attention .* sliding_window is null; .*or make it",
+            "layer 2 is of type sliding_attention .* sliding_window is null; .*or change the layer to",
         ),
         (
             {"layer_types": [F, S, F, F], "use_sliding_window": False},
-            "layer 1 is .* use_sliding_window is false; state its width in tokens",
+            "layer 1 is .* use_sliding_window is false; set it to true",
         ),
         (
             {"model_type": "ministral", "layer_types": [S, F, F, F]},
-            "layer 0 is of type sliding_attention .* sliding_window is null; state its width in tokens$",
+            "layer 0 is of type sliding_attention .* sliding_window is null; set it in tokens$",
         ),
     ],
 )
@@ -56,7 +56,7 @@ def test_families_that_need_a_width_are_those_that_transformers_runs_none_of_wit
         # The class itself cannot do without.
         return
     model = transformers.AutoModelForCausalLM.from_config(bare).eval()
-    fails = "runs no" in " ".join(ModelConfig.of(bare).packing_refusals())
+    fails = "only with a number" in " ".join(ModelConfig.of(bare).packing_refusals())
     with pytest.raises(ValueError, match="Could not find") if fails else nullcontext():
         model(torch.arange(3, 13)[None])
 
@@ -73,6 +73,6 @@ def test_llama4_without_chunks_needs_a_transformers_that_asks_its_layers(
         chunked = ModelConfig(
             {**FOUR, "model_type": "llama4_text", "layer_types": ["chunked_attention", F, F, F]}
         )
-        with pytest.raises(RopewalkError, match=r"null; state its width in tokens(.*)") as said:
+        with pytest.raises(RopewalkError, match=r"null; set it in tokens(.*)") as said:
             _ = chunked.layers
-        assert ("or make it full_attention" in str(said.value)) != refused
+        assert ("or change the layer to full_attention" in str(said.value)) != refused

@@ -209,5 +209,7 @@ def test_layers_of_one_type_whose_heads_differ_are_refused() -> None:
 
 def test_layers_that_differ_in_anything_else_are_refused_by_name() -> None:
     config = transformers.LlamaConfig(**COMMON, per_layer_config={1: {"intermediate_size": 8}})
-    with pytest.raises(RopewalkError, match=r"layers of llama differ in intermediate_size .*supports layers"):
+    with pytest.raises(
+        RopewalkError, match=r"layers of llama differ in intermediate_size .*supports only layers"
+    ):
         ModelConfig.of(config)

@@ -147,8 +147,8 @@ def test_what_the_method_does_not_need_is_removed(converted, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("num_hidden_layers", 3, r"llama.block_count is 2, and the config says 3"),
-        ("head_dim", 32, r"llama.rope.dimension_count is 16, and the config says 32"),
+        ("num_hidden_layers", 3, r"llama.block_count is 2 in it, and 3 in the config"),
+        ("head_dim", 32, r"llama.rope.dimension_count is 16 in it, and 32 in the config"),
     ],
 )
 def test_a_file_of_another_model_is_refused(converted, tmp_path, key, value, message):

@@ -205,7 +205,7 @@ def call(model, **options):
     ("options", "message"),
     [
         ({"attention_mask": torch.ones(1, 64)}, "leave attention_mask out"),
-        ({"past_key_values": transformers.DynamicCache()}, "no key/value cache"),
+        ({"past_key_values": transformers.DynamicCache()}, "cannot use a key/value cache"),
         ({"layout": PackedLayout.from_lengths([10])}, "describes 11 tokens, but the row has 64"),
         ({"layout": [LAYOUTS["anchor"]] * 2}, "got 2 layouts for a batch of 1"),
     ],
@@ -324,7 +324,7 @@ def test_a_method_that_the_config_cannot_hold_is_refused_by_name(tmp_path):
     tiny_model("phi3").save_pretrained(tmp_path)
     (current,) = read_config(tmp_path).methods.values()
     with pytest.raises(
-        RopewalkError, match=r"phi3 cannot express the RoPE method linear.*theta always works"
+        RopewalkError, match=r"phi3 cannot express the RoPE method linear.*use the method theta"
     ):
         load_model(tmp_path, ModelSetup(rope=method_for_target("linear", current, 256, 1024)))
 
@@ -436,7 +436,7 @@ def test_layers_that_a_config_says_wrong_are_refused_by_number_before_weights(fa
         (
             "ministral",
             {"sliding_window": None, "layer_types": ["full_attention"] * 3},
-            "sliding_window null .* transformers runs no ministral",
+            "sliding_window null .* transformers runs models of type ministral",
         ),
     ],
 )

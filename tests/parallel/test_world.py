@@ -34,12 +34,13 @@ def test_one_process_is_a_world_of_its_own():
 def test_half_an_environment_is_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(
-        RopewalkError, match=r"sets RANK but not WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; .* torchrun"
+        RopewalkError,
+        match=r"sets RANK but not WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; .* torchrun, or unset RANK",
     ):
         world_from_environment()
     for name in VARIABLES:
         monkeypatch.setenv(name, "one")
-    with pytest.raises(RopewalkError, match=r"RANK=one, .* not all whole numbers"):
+    with pytest.raises(RopewalkError, match=r"RANK=one, .* must be whole numbers"):
         world_from_environment()
 
 

@@ -148,7 +148,7 @@ def test_windows_everywhere_are_lifted_or_kept(name: str, shape: tuple[int, int]
     (refused,) = advice.refusals
     for part in (
         f"a window of {window:,} tokens in every layer",
-        f"through all {layers} layers, a query receives information from at most {1 + layers * (window - 1):,} tokens",
+        f"the windows of {layers} layers reach {1 + layers * (window - 1):,} tokens",
         "lift: [windows]",
         f"stay within {window:,} tokens",
     ):

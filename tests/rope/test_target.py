@@ -78,7 +78,7 @@ def test_theta_on_a_scaled_checkpoint_keeps_the_scaling_and_must_be_given(name: 
     current = SCALED[name]
     changed = method_for_target("theta", current, 8192, 32768, rope_theta=4e6)
     assert vars(changed) == {**vars(current), "rope_theta": 4e6}
-    with pytest.raises(RopewalkError, match=f"this checkpoint is {name}-scaled: give rope_theta"):
+    with pytest.raises(RopewalkError, match=f"this checkpoint is {name}-scaled; give rope_theta"):
         method_for_target("theta", current, 8192, 32768)
 
 
@@ -90,7 +90,7 @@ def test_longrope_starts_from_the_original_length_of_a_longrope_checkpoint() -> 
 def test_dynamic_ntk_checkpoint_counts_as_unscaled() -> None:
     dynamic = DynamicNtk(8, 500000.0, 2.0, 8192)
     assert method_for_target("yarn", dynamic, 8192, 16384) == Yarn(8, 500000.0, 2.0, 8192)
-    with pytest.raises(RopewalkError, match="dynamic cannot be trained with; choose theta, linear"):
+    with pytest.raises(RopewalkError, match="dynamic cannot be used in training; choose theta, linear"):
         method_for_target("default", dynamic, 8192, 16384)
 
 

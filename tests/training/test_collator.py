@@ -314,7 +314,7 @@ def test_tokens_that_trl_masks_are_no_targets(name):
 @pytest.mark.parametrize(
     ("collator", "samples", "words"),
     [
-        (RowCollator(), [sample([3, 4])], "pattern anchor needs the ids of its tokens"),
+        (RowCollator(), [sample([3, 4])], "pattern='anchor' needs the ids of the anchor's tokens"),
         (RowCollator([1]), [sample([3, 4], attention_mask=[1, 0])], "padded"),
         (RowCollator([1]), [sample([3, 4], labels=[4, 5])], "not shifted"),
         (RowCollator([1]), [sample([3, 4, 5], seq_lengths=[2, 1])], "set packing=False"),

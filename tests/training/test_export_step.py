@@ -99,7 +99,7 @@ def test_what_is_not_there_is_named_with_what_is(done, tmp_path):
     run, out = Path(done[0]["output"]), tmp_path / "out"
     assert (
         refused(run, 3, out)
-        == f"{run} has no checkpoint of step 3; it has those of steps 2 of stage 1, 4 of stage 1"
+        == f"{run} has no checkpoint of step 3; it has checkpoints of step 2 of stage 1, step 4 of stage 1"
     )
     assert "no checkpoint of step 2 of stage 2; it has" in refused(run, 2, out, 2)
     assert "already exists" in refused(run, 2, tmp_path)
@@ -111,11 +111,14 @@ def test_several_stages_with_the_step_and_a_damaged_checkpoint(done, tmp_path):
     checkpoint = run / "checkpoints" / "stage0-step000002"
     shutil.copytree(checkpoint, checkpoint.with_name("stage1-step000002"))
     assert (
-        refused(run, 2, tmp_path / "out") == "several stages have a checkpoint of step 2; add --stage 1 or 2"
+        refused(run, 2, tmp_path / "out")
+        == "several stages have a checkpoint of step 2; add --stage 1 or --stage 2"
     )
     file = checkpoint / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
-    assert "model.safetensors is 10 bytes short; export another one" in refused(run, 2, tmp_path / "out", 1)
+    assert "model.safetensors is 10 bytes short; export another checkpoint" in refused(
+        run, 2, tmp_path / "out", 1
+    )
 
 
 @pytest.mark.parametrize(

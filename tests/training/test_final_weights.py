@@ -66,7 +66,8 @@ def test_a_finished_run_exports_other_weights_when_it_is_asked_to(values, tmp_pa
     shutil.rmtree(Path(values["output"]) / "checkpoints")
     assert extend(recipe_of(values, export=average), resume=True)["after"] == again["after"]
     with pytest.raises(
-        RopewalkError, match=r"export .* differs .*\(average -> last\), but the run has no checkpoint"
+        RopewalkError,
+        match=r"sets export to last, but .* exported with average, .* no checkpoint left .*; set export to average",
     ):
         extend(recipe_of(values), resume=True)
 
@@ -166,9 +167,9 @@ def test_a_deleted_or_damaged_checkpoint_is_refused_by_name(values, tmp_path, ca
     shutil.rmtree(checkpoint(values, "stage0-step000004"))
     average = {**best, "export": {"weights": "average", "average_of": 2}}
     said = refused(capsys, tmp_path, average)
-    assert "export averages the last 2 checkpoints, but the run has only 1 of stage 1" in said
-    assert said.endswith("set export=last")
-    with pytest.raises(RopewalkError, match="but the run has only 1"):
+    assert "export averages the last 2 checkpoints of stage 1, but" in said
+    assert said.endswith("set export to last")
+    with pytest.raises(RopewalkError, match="contains only 1 of this stage"):
         final_weights(Path(values["output"]), recipe_of(average), checkpoint(values, name))
 
 
@@ -191,7 +192,7 @@ def test_a_score_that_is_not_measured_is_refused_before_anything_is_written(valu
         "export": {"weights": "best", "by": "perplexity/64"},
     }
     with pytest.raises(
-        RopewalkError, match=r"export\.by is perplexity/64, but .* last stage measures only perplexity/128"
+        RopewalkError, match=r"export\.by is perplexity/64, but .* last stage measures perplexity/128; set"
     ):
         extend(recipe_of(changed))
     assert not (Path(values["output"]) / "recipe.yaml").exists()

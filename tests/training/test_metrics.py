@@ -87,10 +87,13 @@ def test_a_resumed_run_drops_what_its_checkpoint_does_not_know(
             b'{"stage": 0, "step": 1, "loss": 1.0, "tokens": 8}',
             "step 1 of stage 1 comes after step 1 of stage 1",
         ),
-        (b'{"stage": 0, "step": 2, "loss": "x", "tokens": 8}', "loss is 'x'"),
-        (b'{"stage": 0, "step": 2, "loss": true, "tokens": 8}', "loss is True"),
+        (b'{"stage": 0, "step": 2, "loss": "x", "tokens": 8}', "loss has the wrong type: 'x'"),
+        (b'{"stage": 0, "step": 2, "loss": true, "tokens": 8}', "loss has the wrong type: True"),
         (b'{"stage": 0, "step": 2, "loss": 1e999, "tokens": 8}', "1e999 is beyond the largest float64"),
-        (b'{"stage": 0, "step": 2, "loss": 1' + b"0" * 400 + b', "tokens": 8}', "loss is 1000"),
+        (
+            b'{"stage": 0, "step": 2, "loss": 1' + b"0" * 400 + b', "tokens": 8}',
+            "loss has the wrong type: 1000",
+        ),
         (
             b'{"stage": 0, "step": 2, "loss": 1.0, "tokens": 8.0}',
             "tokens must be a whole number of at least 0, got 8.0",

@@ -80,7 +80,7 @@ def test_the_plan_names_the_engine_that_attends(
 
 def test_one_process_alone_says_how_to_start_several(recipe_values):
     said = refused(recipe_values, World(), parallel={"ring": 2, "sequence": 2})
-    assert "parallel requests 4 processes (2 ring x 2 sequence), but this is a single process" in said
+    assert "parallel {ring: 2, sequence: 2} needs 4 processes, but only one was started" in said
     assert "torchrun --nproc-per-node 4 -m ropewalk" in said
 
 
@@ -163,7 +163,9 @@ def test_stock_rope_that_depends_on_the_length_is_refused_before_anything_loads(
     rope = {"method": "longrope", "short_factor": [1.0] * 4, "long_factor": factors}
     recipe_values["stages"][0]["rope"] = rope
     recipe_values["exact_rope"] = False
-    assert "RoPE longrope would use the length of a shard" in refused(recipe_values, parallel={"ring": 4})
+    assert "transformers' longrope would use the length of each rank's part of a row" in refused(
+        recipe_values, parallel={"ring": 4}
+    )
     recipe_values["stages"][0]["rows_per_step"] = 4
     assert resolve(Recipe.model_validate({**recipe_values, "parallel": {"shard": 4}}), WORLD).mesh.shard == 4
 
@@ -198,9 +200,9 @@ def test_a_stage_has_the_mesh_that_it_asks_for(recipe_values):
 @pytest.mark.parametrize(
     ("parallel", "said"),
     [
-        ({"ring": 2}, r"stages\.1\.parallel: .*4"),
-        ({"sequence": 4}, r"stages\.1\.parallel: .*heads"),
-        ({"shard": 4, "ring": 2}, r"stages\.1\.parallel: .*8"),
+        ({"ring": 2}, r"^stages\.1\.parallel {ring: 2} needs 2 ranks, but 4"),
+        ({"sequence": 4}, r"^stages\.1\.parallel\.sequence 4 does not divide"),
+        ({"shard": 4, "ring": 2}, r"^stages\.1\.parallel {shard: 4, ring: 2} needs 8 ranks"),
     ],
 )
 def test_a_mesh_that_does_not_suit_a_stage_is_refused_unless_the_stage_is_done(recipe_values, parallel, said):
@@ -210,7 +212,7 @@ def test_a_mesh_that_does_not_suit_a_stage_is_refused_unless_the_stage_is_done(r
     with pytest.raises(RopewalkError, match=said):
         resolve(Recipe.model_validate(values), WORLD)
     resolve(Recipe.model_validate(values), WORLD, training=range(1))
-    alone = rf"stages\.1\.parallel requests {MeshShape(**parallel).world_size} processes"
+    alone = rf"stages\.1\.parallel {{.*}} needs {MeshShape(**parallel).world_size} processes"
     with pytest.raises(RopewalkError, match=alone):
         resolve(Recipe.model_validate(values))
 
@@ -233,13 +235,13 @@ def test_limits_are_lifted_where_there_are_any_and_dual_chunks_must_be(
     windows = model("windows", model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=64)
     chunks = model("chunks", dual_chunk_attention_config={"original_max_position_embeddings": 64})
     alone = World()
-    assert "lift: [windows] in a recipe" in refused(recipe_values, alone, model=windows)
+    assert "lift: [windows] in the recipe" in refused(recipe_values, alone, model=windows)
     resolved = resolve(Recipe.model_validate({**recipe_values, "model": windows, "lift": ["windows"]}), alone)
     assert resolved.engine == "segments"
     assert "set lift: [dual_chunk_attention]" in refused(recipe_values, alone, model=chunks)
     lifted = Recipe.model_validate({**recipe_values, "model": chunks, "lift": ["dual_chunk_attention"]})
     assert resolve(lifted, alone).trained_length == 64
-    message = "lift.0 is windows, but the model has no such limit; omit lift"
+    message = "lift.0 is windows, but the model has none to remove; leave lift out"
     assert message in refused(recipe_values, alone, lift=["windows"])
 
 
@@ -260,7 +262,7 @@ def test_rope_that_is_only_in_windows_may_stay(recipe_values, tmp_path):
     config.save_pretrained(folder)
     values = {**recipe_values, "model": str(folder)}
     stages = [{**stage, "rope": {"method": "default"}} for stage in values["stages"]]
-    with pytest.raises(EngineError, match="has RoPE only in layers with a window"):
+    with pytest.raises(EngineError, match="has RoPE only in layers with a sliding window"):
         resolve(Recipe.model_validate(values))
     resolved = resolve(Recipe.model_validate({**values, "stages": stages}))
     assert set(resolved.methods) == {resolved.rope}
@@ -298,10 +300,13 @@ def test_a_load_balancing_loss_of_nothing_is_refused(
     asked = with_stage(recipe_values, tiny_experts, router_aux_loss=0.1)
     pretend_transformers(monkeypatch, "5.19.0")
     said = refused(asked, None)
-    assert said.endswith("transformers does not record the router logits of mixtral; set it to 0")
+    assert said.endswith(
+        "transformers does not record the router logits of mixtral, which this loss needs; set "
+        "stages.0.router_aux_loss to 0"
+    )
     pretend_transformers(monkeypatch, "5.18.1")
     assert refused(asked, None) == (
-        f"{said}, or use transformers 5.19, which records more models than 5.18.1, or later"
+        f"{said}, or try transformers 5.19 or later, which records those of more models than the installed 5.18.1"
     )
     for factor in (-0.1, "off"):
         with pytest.raises(ValidationError, match="router_aux_loss"):

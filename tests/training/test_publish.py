@@ -120,8 +120,16 @@ def test_without_a_token_nothing_is_asked(api, monkeypatch):
 @pytest.mark.parametrize(
     ("known", "name", "message"),
     [
-        (USER, "you/mine", "the token belongs to me, who cannot write there; choose an owner among me, lab"),
-        ({"name": "me", "auth": {"accessToken": {"role": "read"}}}, "me/mine", "the token may only read"),
+        (
+            USER,
+            "you/mine",
+            "your Hugging Face token is that of me, who cannot upload to you; .* slash: me, lab",
+        ),
+        (
+            {"name": "me", "auth": {"accessToken": {"role": "read"}}},
+            "me/mine",
+            "your Hugging Face token can only read",
+        ),
     ],
 )
 def test_a_token_that_may_not_write_is_refused(api, known, name, message):

@@ -139,7 +139,7 @@ def test_a_base_that_was_chosen_is_chosen_again(two_stages, tmp_path):
         (None, -1, False, "--until-stage is -1, but the recipe has 2 stages"),
         (2, 1, True, "--until-stage 1 comes before --from-stage 2; give 2 or more"),
         (1, None, True, "--from-stage 1 would train all stages again; start a new run"),
-        (2, None, False, "--from-stage 2 starts from the run's own checkpoint, so it needs --resume"),
+        (2, None, False, "--from-stage 2 continues from a checkpoint of the run, so it needs --resume"),
     ],
 )
 def test_stages_that_a_recipe_does_not_have_are_refused(two_stages, first, last, resume, said):
@@ -184,7 +184,7 @@ def test_one_process_trains_the_first_stage_and_two_the_second(two_stages, tmp_p
     found, expected = steps_of(values["output"]), steps_of(alone["output"])
     assert found[:3] == expected[:3]
     assert [step[2] for step in found] == pytest.approx([step[2] for step in expected], rel=1e-5)
-    with pytest.raises(RopewalkError, match=r"stages\.1\.parallel requests 2 processes"):
+    with pytest.raises(RopewalkError, match=r"stages\.1\.parallel {shard: 2} needs 2 processes"):
         extend(recipe_of(beside(values, tmp_path, "refused")))
 
 

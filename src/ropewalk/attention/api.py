@@ -115,7 +115,8 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, layouts: tuple[Pac
             )
     if key.shape[:3] != value.shape[:3] or key.shape[3] != query.shape[3]:
         raise RopewalkError(
-            f"key {tuple(key.shape)} and value {tuple(value.shape)} do not fit query {tuple(query.shape)}"
+            "key must have the batch, heads and length of value, and the head_dim of query; got query "
+            f"{tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}"
         )
     if key.shape[0] != query.shape[0] or key.shape[2] != query.shape[2]:
         raise RopewalkError(

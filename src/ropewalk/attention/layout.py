@@ -71,7 +71,7 @@ class PackedLayout:
                 )
         if self.cu_seqlens.numel() < 2 or self.segment_documents.numel() != self.cu_seqlens.numel() - 1:
             raise RopewalkError(
-                f"cu_seqlens must have one entry more than segment_documents and at least 2, got "
+                f"cu_seqlens must have at least 2 entries and segment_documents one entry less, got "
                 f"{self.cu_seqlens.numel()} and {self.segment_documents.numel()}"
             )
         if int(self.cu_seqlens[0]) != self.anchor_length:

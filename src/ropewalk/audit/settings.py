@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length, parse_length
-from ropewalk.io.settings import COMMON, MODEL_NAME, Count, Length, Option, Seed, Settings
+from ropewalk.io.settings import COMMON, DOCUMENTS, MODEL_NAME, Count, Length, Option, Seed, Settings
 
 LONGEST_DEFAULT = 4096
 """Default tokens of a row, unless the model's trained length is shorter."""
@@ -86,47 +86,48 @@ class AuditSettings(Settings):
         description=f"{MODEL_NAME}.",
     )
     text: Annotated[str, COMMON] = Field(
-        "embedded:validation",
-        description="Documents to audit on: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
-        "bundled text: embedded or embedded:validation.",
+        "embedded:validation", description=f"Documents to measure on: {DOCUMENTS}."
     )
     length: Annotated[Length | None, COMMON] = Field(
         None,
-        description=f"Sequence length in tokens. Default: {LONGEST_DEFAULT}, or the trained length if that is shorter.",
+        description=f"Sequence length in tokens: 4096 or 4k. Default: {LONGEST_DEFAULT}, or the trained length if that "
+        "is shorter.",
     )
     samples: Annotated[Count, COMMON] = Field(
-        50, ge=1, description="Maximum number of sequences of --length tokens."
+        50, ge=1, description="Maximum number of sequences to measure on."
     )
 
     shifts: Annotated[Shifts, COMMON] = Field(
         (0, 16, 100, 1_000, 10_000, 100_000, 1_000_000),
-        description="Positions at which each sequence starts, in tokens, separated by commas; 1k is 1,024. Set the "
-        "largest to the context length that you want to use.",
+        description="Positions at which to place the first token of each sequence, separated by commas: 0,16,128k. "
+        "Include the context length that you want to use.",
     )
     delta2: Shift = Field(
         16,
-        description="Reference position, in tokens: sequences that start at each of --shifts are compared with those "
-        "that start here.",
+        description="Reference position of the first token. Attention at each of --shifts is compared with attention "
+        "at this position.",
     )
     dtypes: Annotated[Dtypes, COMMON] = Field(
         AUDITED_DTYPES,
-        description="Dtypes to audit, separated by commas. In the first one, the audit also runs each operation in "
-        "turn in float64 (ablation), tries mitigations, and shifts the position of the first token only.",
+        description="Dtypes to measure in, separated by commas. In the first one, the audit also searches for the "
+        "cause (ablation: one operation at a time in this dtype, all others in float64) and tries mitigations.",
     )
     ablation_samples: Annotated[Count, Option(formerly=("--ladder-samples",))] = Field(
         4,
         ge=1,
-        description="Maximum number of sequences for ablation, mitigations, first token and --random-control, "
-        "which also run in float64.",
+        description="Maximum number of sequences for the slow measurements: the ablation, the mitigations, a "
+        "shift of the first token alone, and --random-control.",
     )
     random_control: Annotated[bool, Option(formerly=("--twin",))] = Field(
-        True, description="Also measure the same model with randomly initialised weights."
+        True,
+        description="Also measure the same model with randomly initialised weights, to show how much of the change "
+        "comes from training.",
     )
     costs: bool = Field(
         True,
-        description="Measure the time and memory that each mitigation takes, such as RoPE or attention in float32.",
+        description="Measure the time and memory of each mitigation, such as RoPE or attention in float32.",
     )
-    seed: Seed = Field(0, description="Random seed of the randomly initialised weights.")
+    seed: Seed = Field(0, description="Random seed of the weights for --random-control.")
 
     @model_validator(mode="after")
     def _compared(self) -> AuditSettings:

@@ -19,25 +19,28 @@ MOST_OF_A_MESSAGE = 2000
 """Longest error in characters that is printed: a message may repeat a value as large as a file."""
 
 SUMMARIES = {
-    "inspect": "Show a checkpoint's RoPE and the context it supports; with --target, what that length needs.",
+    "inspect": "Show a checkpoint's RoPE and the context length that it supports or, with --target, how to reach a "
+    "longer context.",
     "models": "Show which model families are supported, and why others are not.",
-    "init": "Write a commented recipe that fits the model, the documents and this machine.",
-    "plan": "Estimate memory, time and cost of a recipe, without the GPUs.",
-    "rope": "Compute RoPE bounds, bases, frequencies and training plans; probe RoPE settings on a checkpoint.",
-    "audit": "Measure how far limited precision breaks a model's relative positions, which operation causes it, and "
-    "what mitigates it.",
-    "data": "Pack documents into training rows; inspect documents and rows.",
-    "search": "Search rescale factors (LongRoPE) for a longer context; show and import tables of them.",
+    "init": "Write a recipe, the YAML file with the settings of a training run, for a model, documents and this "
+    "machine.",
+    "plan": "Estimate the memory, time and cost of a training run, without the GPUs.",
+    "rope": "Compute RoPE bases and frequencies for a context length, plan training stages, or compare RoPE settings "
+    "on a checkpoint.",
+    "audit": "Measure how much attention changes through rounding when the same text moves to other positions, which "
+    "operation causes the change, and what reduces it.",
+    "data": "Pack documents into rows (training sequences), count documents and tokens, or print packed rows.",
+    "search": "Find LongRoPE's rescale factors for a longer context, or show or import a table of factors.",
     "extend": "Extend a model's context: evaluate, change RoPE, train, evaluate again, save.",
-    "compare": "Compare choices: run a recipe with varied keys and seeds, or read finished runs.",
-    "recipe": "List and show the shipped recipes, and check a recipe before a run.",
-    "export": "Upload a run's model, write a model from a run or a factor table, or add missing RoPE data to a GGUF "
-    "file.",
+    "compare": "Compare variants of a training run: run a recipe with several values and seeds, or read finished runs.",
+    "recipe": "List or print the recipes that ropewalk ships, or check a recipe before a run.",
+    "export": "Upload a model to the Hub, write a run's checkpoint as a model, put LongRoPE factors into a model, or "
+    "add RoPE data to a GGUF file.",
     "eval": "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
     "verify": "Verify that packing, parallelism and checkpoints do not change your model's results, and that "
     "RoPE is correct.",
-    "probe-trainer": "Probe a trainer for leaks between documents, wrong targets, loss averages, RoPE and sliding "
-    "windows.",
+    "probe-trainer": "Test a trainer for attention between documents, wrong targets, wrong loss averages, wrong RoPE "
+    "and wrong sliding windows.",
 }
 """One line on each command, in the order of the help; available without importing the command's module."""
 
@@ -70,7 +73,8 @@ def program() -> App:
     """The whole program; a command's module is imported only when that command runs."""
     app = App(
         name="ropewalk",
-        help="Extend the context window of RoPE language models. Add --debug to any command for a traceback.",
+        help="Extend the context window of RoPE language models. Add --debug to any command to see the traceback of an "
+        "error.",
         version=f"ropewalk {VERSION}",
         version_flags="--version",
         help_flags=HELP_FLAGS,

@@ -19,7 +19,7 @@ class AuditOutput(Settings):
 
     group: ClassVar[str | None] = COMMON.group
 
-    plot: Folder | None = Field(None, description="Write figures to the folder DIR.")
+    plot: Folder | None = Field(None, description="Folder for figures (.png).")
     as_json: JsonFlag = False
 
 
@@ -29,8 +29,11 @@ def audit(
     *,
     device: Annotated[Device, COMMON] = "auto",
 ) -> None:
-    """Measure how far limited precision breaks a model's relative positions, which operation causes it, and what
-    mitigates it.
+    """Measure how much attention changes through rounding when the same text moves to other positions, which operation
+    causes the change, and what reduces it.
+
+    With RoPE, attention depends only on the distances between tokens. In exact arithmetic, moving the text would
+    therefore change nothing.
     """
     from ropewalk.audit import audit as run
     from ropewalk.cli.progress import ConsoleReporter

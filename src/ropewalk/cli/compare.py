@@ -20,17 +20,17 @@ def compare(
         Folder | None,
         COMMON,
         Field(
-            description="Folder of the runs, their results, figures and report page. Run again with the same folder to "
-            "resume. Needed for a recipe."
+            description="Folder for the runs, results, figures and a report page. Run the same command again to "
+            "resume. Required for a recipe."
         ),
     ] = None,
     as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
-    """Compare choices: run a recipe with varied keys and seeds, or read finished runs.
+    """Compare variants of a training run: run a recipe with several values and seeds, or read finished runs.
 
-    Every combination of the varied values is a cell, and each cell is run with every seed. The order of rows and the
-    evaluation samples depend on the seed alone, not on the cell. Each run has its own folder under OUT/cells. If one
-    fails, the others go on; run the same command again to resume what was interrupted.
+    Each combination of the values of --vary is a cell. Cells differ only in these values: runs with the same seed have
+    the same order of training sequences and the same evaluation samples. Each run has its own folder under cells/ in
+    the folder of --out. If a run fails, the others continue.
     """
 
     def so_far() -> str:

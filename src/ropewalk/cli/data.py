@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group
-from ropewalk.cli.output import JsonFlag, PlotFile, notes, on_interrupt, print_json, results, show
+from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, notes, on_interrupt, print_json, results, show
 from ropewalk.data.settings import (
     CountSettings,
     InterleaveSettings,
@@ -25,15 +25,14 @@ if TYPE_CHECKING:
     from ropewalk.data.run import PackResult
     from ropewalk.parallel.context import RunContext
 
-Paths = Annotated[
-    tuple[str, ...],
-    Field(
-        min_length=1,
-        description="JSON Lines (.jsonl, .jsonl.gz, .jsonl.zst), Parquet, Arrow, text, source code, token files (see "
-        "the end), folders of these, hf:owner/name[:config][@split], or bundled text: embedded. Records hold text or "
-        "token ids. Token files are those of Megatron (.bin), datatrove (.ds) and OLMo (.npy).",
-    ),
-]
+DOCUMENTS = (
+    "files of JSON Lines (.jsonl, .jsonl.gz, .jsonl.zst), Parquet, Arrow, text or source code; token files of Megatron "
+    "(.bin), datatrove (.ds) or OLMo (.npy); folders of these; Hub data sets (hf:owner/name[:config][@split]); or text "
+    "that ropewalk ships (embedded)"
+)
+"""What may be packed and counted."""
+
+Paths = Annotated[tuple[str, ...], Field(min_length=1, description=f"Documents: {DOCUMENTS}.")]
 
 
 BY_EMBEDDED = "counting with the embedded checkpoint's tokenizer; pass --tokenizer to use your model's"
@@ -46,17 +45,22 @@ class PackOptions(Settings):
 
     interleave: Annotated[bool, Option(group="Rows")] = Field(
         False,
-        description="Cut the documents of a row into chunks and shuffle the chunks; any --chunk option implies it.",
+        description="Cut the documents of each row into chunks and shuffle the chunks within the row. Any --chunk "
+        "option implies it.",
     )
     out: Annotated[FilePath, Option(metavar="DIR")] = Field(
         Path("packed"),
-        description="Output folder: a new one, or that of an interrupted run of the same command, to resume it.",
+        description="Folder to write the rows to: a new one, or that of an interrupted run of the same command.",
     )
     as_json: JsonFlag = False
 
 
 def pack(paths: Paths, settings: PackSettings, fields: SourceFields, options: PackOptions) -> None:
-    """Pack documents into rows of exactly LENGTH tokens. Run the same command again to resume after an interruption."""
+    """Pack documents into rows, which are training sequences of exactly --length tokens.
+
+    A source is one of PATHS, named without its suffix (web for web.jsonl.gz). A record whose field --source-field names
+    a source belongs to that source. After an interruption, run the same command again to resume.
+    """
     from ropewalk.data import run
 
     rows, store, out = settings.rows, settings.work.token_store, options.out
@@ -96,19 +100,23 @@ def stats(
         tuple[str, ...],
         Field(
             min_length=1,
-            description="One folder of packed rows, or documents: JSON Lines, Parquet, Arrow, text or source-code "
-            "files, folders, hf:owner/name[:config][@split], or bundled text: embedded.",
+            description=f"One folder of packed rows (training sequences), or documents: {DOCUMENTS}.",
         ),
     ],
     settings: CountSettings,
     fields: SourceFields,
     *,
-    plot: Annotated[PlotFile, COMMON] = None,
+    plot: Annotated[PlotFile, COMMON, figure_of("the document lengths of each source")] = None,
     as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
-    """Count documents and tokens by source; show lengths, duplicates, and what each attention pattern saves.
+    """Count the documents and tokens of each source, and show document lengths, duplicates, and the share of attention
+    that packed training computes.
 
-    The saving is the share of a full row's attention scores that intra_document and anchor leave out.
+    A source is one of PATHS, named without its suffix (web for web.jsonl.gz). A record whose field --source-field names
+    a source belongs to that source.
+
+    The share of attention is the share of full attention's query-key pairs that remains if each token attends only to
+    its own document (pattern intra_document), or also to the first token of the sequence (pattern anchor).
     """
     from ropewalk.data import run
     from ropewalk.planning.inspection import trained_length_beside
@@ -134,12 +142,14 @@ def stats(
 
 
 def preview(
-    folder: Annotated[FilePath, Field(description="Folder of packed rows.")],
+    folder: Annotated[FilePath, Field(description="Folder of rows that `ropewalk data pack` wrote.")],
     settings: PreviewConfig,
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the first packed rows: documents, chunks, source tags, anchor (first token), padding, untrained tokens."""
+    """Print the first packed rows (training sequences), and mark documents, padding, and tokens excluded from the
+    loss.
+    """
     from ropewalk.data import run
     from ropewalk.reporting.data import preview_lines
 
@@ -169,7 +179,7 @@ PACK_EXAMPLE = "ropewalk data pack books/ web.jsonl.gz --tokenizer meta-llama/Ll
 STATS_EXAMPLE = "ropewalk data stats books/ web.jsonl.gz --tokenizer meta-llama/Llama-3.1-8B --length 128k"
 app = make_group(
     "data",
-    "Pack documents into training rows; inspect documents and rows.",
+    "Pack documents into rows (training sequences), count documents and tokens, or print packed rows.",
     [
         make_command(pack, "pack", PACK_EXAMPLE),
         make_command(stats, "stats", STATS_EXAMPLE),

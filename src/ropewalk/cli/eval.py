@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group_with_default
-from ropewalk.cli.output import JsonFlag, PlotFile, notes, on_interrupt, print_json, show
+from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, notes, on_interrupt, print_json, show
 from ropewalk.errors import RunFailure
 from ropewalk.evaluation.backends.serving import Serving
-from ropewalk.evaluation.settings import CompareSettings, EvaluationSettings, Loading, Settings
+from ropewalk.evaluation.settings import (
+    AVERAGE,
+    EVALUATED,
+    LAST,
+    PARALLEL,
+    SAMPLES_DIR,
+    TEXT,
+    CompareSettings,
+    EvaluationSettings,
+    Loading,
+    Settings,
+)
 from ropewalk.evaluation.tasks.suite import HOW, TEXTS
-from ropewalk.io.settings import COMMON, MODEL_NAME, FilePath, Folder, Option
+from ropewalk.io.settings import COMMON, FilePath, Folder, Option
 from ropewalk.io.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -30,55 +41,34 @@ class EvaluationOutput(BaseSettings):
 
     out: Annotated[Folder | None, COMMON] = Field(
         None,
-        description="Folder for results, predictions, figures and the report page. Run again with the same folder to "
-        "resume.",
+        description="Folder for results, predictions, figures and a report page. Run the same command again to resume. "
+        "Default: write no files.",
     )
-    samples_dir: Folder | None = Field(
-        None,
-        description="Folder that caches prompts for models with the same tokenizer. Default: "
-        "~/.cache/ropewalk/samples.",
-    )
+    samples_dir: Folder | None = Field(None, description=SAMPLES_DIR)
 
 
 def evaluate(
-    model: Annotated[
-        str,
-        Field(
-            description=f"{MODEL_NAME}. With --average: a "
-            "folder of checkpoints. With --server: the folder or Hub id of the tokenizer."
-        ),
-    ],
+    model: Annotated[str, Field(description=EVALUATED)],
     settings: Settings,
     loading: Loading,
     serving: Serving | None = None,
     *,
     output: EvaluationOutput,
-    text: Annotated[
-        str,
-        TEXTS,
-        Field(
-            description="Documents for perplexity: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
-            "bundled text: embedded or embedded:validation."
-        ),
-    ] = "embedded:validation",
-    average: Annotated[
-        bool,
-        HOW,
-        Field(description="Evaluate the last checkpoints in the folder MODEL, and report their mean scores."),
-    ] = False,
-    last: Annotated[int, HOW, Field(ge=1, description="Number of checkpoints that --average includes.")] = 5,
-    parallel: Annotated[
-        str | None,
-        HOW,
-        Option(metavar="KEY=DEGREE"),
-        Field(
-            description="Parallelism degrees under torchrun, such as shard=2,sequence=4 (sequence is Ulysses, ring is "
-            "context parallel). Default: sequence over all processes."
-        ),
-    ] = None,
+    text: Annotated[str, TEXTS, Field(description=TEXT)] = "embedded:validation",
+    average: Annotated[bool, HOW, Field(description=AVERAGE)] = False,
+    last: Annotated[int, HOW, Field(ge=1, description=LAST)] = 5,
+    parallel: Annotated[str | None, HOW, Option(metavar="KEY=DEGREE"), Field(description=PARALLEL)] = None,
     as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
-    """Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals."""
+    """Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.
+
+    Suites: ruler (RULER), passkey (find a number hidden in the text), longeval (LongChat's line retrieval), needle
+    (needle in a haystack, at several depths), perplexity, longppl (LongPPL, the perplexity of those tokens that need a
+    long context), short (HellaSwag, MMLU, ARC-Challenge and TruthfulQA in lm_eval), longbench (LongBench in lm_eval),
+    and lm_eval (the tasks that --lm-eval-tasks names).
+
+    With several processes: torchrun --nproc-per-node 4 -m ropewalk eval MODEL --suite perplexity
+    """
     from ropewalk.parallel import joined
 
     config = EvaluationSettings(
@@ -147,7 +137,12 @@ def _so_far(out: Path | None) -> str:
     return f"the answers and results so far are in {out}; run the same command again to resume"
 
 
-def compare_command(settings: CompareSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
+def compare_command(
+    settings: CompareSettings,
+    *,
+    plot: Annotated[PlotFile, figure_of("the differences with their 95 % intervals")] = None,
+    as_json: JsonFlag = False,
+) -> None:
     """Compare evaluation B with evaluation A, paired by sample, and test which differences are significant."""
     from ropewalk.evaluation.record import compare_folders
     from ropewalk.reporting import difference_figure, draw
@@ -167,7 +162,9 @@ def rescore_command(
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Score the stored predictions again, without a model, and rewrite the results, figures and report page."""
+    """Score the stored answers of an evaluation again, without the model, and rewrite its results, figures and report
+    page.
+    """
     from ropewalk.evaluation.record import rescore
     from ropewalk.reporting.evaluation import report_evaluation
 
@@ -183,8 +180,7 @@ app = make_group_with_default(
     "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
     evaluate,
     own_name="model",
-    example="ropewalk eval meta-llama/Llama-3.1-8B --suite ruler,passkey --lengths 8k,128k --out results   "
-    "See also: ropewalk eval compare --help, ropewalk eval rescore --help",
+    example="ropewalk eval meta-llama/Llama-3.1-8B --suite ruler,passkey --lengths 8k,128k --out results",
 )
 app.command(make_command(compare_command, "compare", "ropewalk eval compare results/base results/extended"))
 app.command(make_command(rescore_command, "rescore", "ropewalk eval rescore results/base"))

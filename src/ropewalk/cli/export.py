@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ropewalk.cli.binding import UsageError, make_command
 from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, results, show
-from ropewalk.io.settings import COMMON, MODEL_NAME, FilePath, Option
+from ropewalk.io.settings import COMMON, FACTOR_TABLE, MODEL_NAME, FilePath, Option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +25,8 @@ def export(
     model: Annotated[
         str,
         Field(
-            description=f"{MODEL_NAME}. With --push or --gguf also the folder of a finished run; with --step the "
-            "folder of any run."
+            description=f"{MODEL_NAME}. With --push or --gguf, also the folder of a finished run. With --step, the "
+            "folder of a run."
         ),
     ],
     *,
@@ -34,56 +34,66 @@ def export(
         FilePath | None,
         Option(group=COMMON.group, metavar="FILE"),
         Field(
-            description="Factor table: a .json file of LongRoPE factors, which ropewalk search writes. Needs --out."
+            description=f"{FACTOR_TABLE}. A copy of the model gets these factors; the weights stay the same. Needs "
+            "--out."
         ),
     ] = None,
     gguf: Annotated[
         FilePath | None,
         Option(group=COMMON.group, metavar="FILE"),
-        Field(description="GGUF file of the model, made by llama.cpp's converter. Needs --out."),
+        Field(
+            description="GGUF file of the model, made by llama.cpp's converter. A copy of the file gets the RoPE data "
+            "that the converter leaves out. Needs --out."
+        ),
     ] = None,
     step: Annotated[
         int | None,
         Option(group=COMMON.group, metavar="N"),
-        Field(ge=1, description="Write the checkpoint of this step of a run as a model. Needs --out."),
+        Field(
+            ge=1,
+            description="Write the run's checkpoint of this step as a model. The run may still be training. Needs "
+            "--out.",
+        ),
     ] = None,
     out: Annotated[
         FilePath | None,
         Option(group=COMMON.group, metavar="PATH"),
-        Field(description="New folder to write to; with --gguf a new file."),
+        Field(
+            description="Folder to write the model to. With --gguf, the GGUF file to write. It must not exist yet."
+        ),
     ] = None,
     push: Annotated[
         str | None,
         Option(group=COMMON.group, metavar="OWNER/NAME"),
         Field(
-            description="Upload the model to this repository on the Hugging Face Hub. A new repository is private."
+            description="Repository on the Hugging Face Hub to upload the model and its model card to. A new "
+            "repository is private."
         ),
     ] = None,
     for_: Annotated[
         list[str] | None,
         Option(name="--for", metavar="PROGRAM", repeated=True),
         Field(
-            description="Refuse a checkpoint if this program computes its RoPE wrongly: transformers, transformers-4, "
-            "vllm, vllm-0.22, sglang, llama.cpp or mlx-lm. If it must be started in one way for short inputs and in "
-            "another for long ones, both commands are printed."
+            description="Refuse the model if this program computes its RoPE wrongly: transformers, transformers-4, "
+            "vllm, vllm-0.22, sglang, llama.cpp or mlx-lm. vllm-0.22 is vLLM 0.22 to 0.29. If short and long "
+            "inputs need different commands, both are printed. Needs --rope or --push."
         ),
     ] = None,
     stage: Annotated[
         int | None,
         Field(
             ge=1,
-            description="Stage of --step, counted from 1. Needed if several stages have a checkpoint of that step.",
+            description="Stage that --step belongs to, counted from 1. Required if several stages have a checkpoint of "
+            "this step.",
         ),
     ] = None,
     public: Annotated[bool, Field(description="Make the uploaded model public. Needs --push.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Upload a run's model, write a model from a run or a factor table, or add missing RoPE data to a GGUF file.
+    """Upload a model to the Hub, write a run's checkpoint as a model, put LongRoPE factors into a model, or add RoPE
+    data to a GGUF file.
 
-    --push uploads the model with its card. --step writes a checkpoint of a run as a model; the run may be finished
-    or still training. --rope writes a copy of a model with the factors of a table in its
-    config; its weights are unchanged. --gguf and --out copy a GGUF file and add the factors, attention factor and
-    lengths that llama.cpp's converter leaves out.
+    Give one of --push, --step, --rope and --gguf, or --rope with --push.
     """
     from ropewalk.readers import readings
     from ropewalk.readers.table import require_known

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ropewalk.cli.binding import make_command
 from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, show, stopped_by_signals
-from ropewalk.io.settings import COMMON, FilePath, Option, Overrides
+from ropewalk.io.settings import COMMON, FACTOR_TABLE, RECIPE_NAME, FilePath, Option, Overrides
 from ropewalk.recipes import shipped_recipes
 
 AFTER_LOSS = (
@@ -21,23 +21,15 @@ AFTER_LOSS = (
 def extend(
     recipe: Annotated[
         str,
-        Field(
-            description="Recipe file (YAML), or the name of a recipe that ropewalk ships: "
-            f"{', '.join(shipped_recipes())}."
-        ),
+        Field(description=f"{RECIPE_NAME}: {', '.join(shipped_recipes())}."),
     ],
     *,
-    overrides: Annotated[
-        Overrides,
-        COMMON,
-        Field(description="Override a key of the recipe, such as stages.0.steps=20."),
-    ] = (),
+    overrides: Annotated[Overrides, COMMON] = (),
     rope: Annotated[
         tuple[FilePath, ...],
         Option(metavar="FILE", repeated=True),
         Field(
-            description="Factor table (a .json file of LongRoPE factors, which ropewalk search writes), used by the "
-            "stage whose context equals the table's target length."
+            description=f"{FACTOR_TABLE}. The stage whose context length equals the table's target length uses it."
         ),
     ] = (),
     resume: Annotated[
@@ -48,26 +40,31 @@ def extend(
     from_stage: Annotated[
         int | None,
         Field(
-            description="With --resume: train this stage and all later ones again, starting from the checkpoint of the "
-            "stage before. Stages count from 1 here, and from 0 in --set. Later checkpoints and "
-            "results move to the folder earlier/ in the output folder."
+            description="With --resume: train again from the start of this stage, counted from 1. The checkpoints and "
+            "results of this stage and later ones move to the folder earlier/ in the output folder. Default: continue "
+            "from the last checkpoint."
         ),
     ] = None,
     until_stage: Annotated[
         int | None,
-        Field(description="Stop after this stage, counted from 1. --resume goes on from its checkpoint."),
+        Field(
+            description="Stop after this stage, counted from 1; --resume continues with the next stage. Default: train "
+            "all stages."
+        ),
     ] = None,
     dry_run: Annotated[
         bool,
         COMMON,
         Field(
-            description="Train nothing: run one step of each stage without data, and show whether it fits this "
-            "machine. `ropewalk plan` does the same for GPUs that you do not have."
+            description="Train nothing. Simulate one step of each stage, and show whether it fits this machine. "
+            "`ropewalk plan` does the same for GPUs that you do not have."
         ),
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Extend a model's context: evaluate, change RoPE, train, evaluate again, save.
+
+    A run trains in one or more stages. Each stage has its own context length and RoPE.
 
     With several processes: torchrun --nproc-per-node 4 -m ropewalk extend recipe.yaml
     """

@@ -8,10 +8,10 @@ from ropewalk.training.proposal import InitSettings
 
 
 def init(settings: InitSettings, *, as_json: JsonFlag = False) -> None:
-    """Write a commented recipe that fits the model, the documents and this machine.
+    """Write a recipe, the YAML file with the settings of a training run, for a model, documents and this machine.
 
-    Reads the model's config and tokenizer and the first documents; trains nothing and downloads no weights. Every line
-    of the recipe says why it has its value.
+    Reads the model's config, its tokenizer and the first documents. Trains nothing and downloads no weights. Comments
+    in the recipe give the reasons for its values.
     """
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.parallel.context import RunContext

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.output import JsonFlag, PlotFile, notes, print_json, results, show
+from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, notes, print_json, results, show
 from ropewalk.planning.settings import InspectSettings
 
 
-def inspect(settings: InspectSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Show a checkpoint's RoPE and the context it supports; with --target, what that length needs.
+def inspect(
+    settings: InspectSettings,
+    *,
+    plot: Annotated[PlotFile, figure_of("the period of each pair of RoPE dimensions, in tokens")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show a checkpoint's RoPE and the context length that it supports or, with --target, how to reach a longer
+    context.
 
-    Reads only the config, no weights.
+    Reads the checkpoint's config, but no weights.
     """
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.parallel.context import RunContext

@@ -10,7 +10,7 @@ from ropewalk.models.support import ModelsSettings
 def models(settings: ModelsSettings, *, as_json: JsonFlag = False) -> None:
     """Show which model families are supported, and why others are not.
 
-    Reads a table that ships with ropewalk; it loads no model.
+    The answer comes from a table in the package. No model is loaded.
     """
     from ropewalk.models.support import supported
     from ropewalk.reporting.models import describe_support

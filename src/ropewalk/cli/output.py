@@ -36,11 +36,12 @@ def _can_be_drawn(path: Path | None) -> Path | None:
     return path
 
 
-PlotFile = Annotated[
-    OutputFile | None,
-    AfterValidator(_can_be_drawn),
-    Field(description="Write a figure to FILE (.png or .svg)."),
-]
+PlotFile = Annotated[OutputFile | None, AfterValidator(_can_be_drawn)]
+
+
+def figure_of(content: str) -> Any:
+    """Declare an option for a figure, with a description that says what the figure shows."""
+    return Field(description=f"File for a figure (.png or .svg) of {content}.")
 
 
 class Terminal(Console):

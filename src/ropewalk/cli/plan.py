@@ -7,27 +7,23 @@ from typing import Annotated
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.output import JsonFlag, PlotFile, notes, print_json, results, show
+from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, notes, print_json, results, show
 from ropewalk.dry_run.settings import HardwareSettings
-from ropewalk.io.settings import COMMON, Overrides
+from ropewalk.io.settings import COMMON, RECIPE_NAME, Overrides
 
 
 def plan(
-    recipe: Annotated[str, Field(description="Recipe file (YAML), or the name of a shipped recipe.")],
+    recipe: Annotated[str, Field(description=f"{RECIPE_NAME}.")],
     hardware: HardwareSettings,
     *,
-    overrides: Annotated[
-        Overrides,
-        COMMON,
-        Field(description="Override a key of the recipe, such as stages.0.context=1M."),
-    ] = (),
-    plot: PlotFile = None,
+    overrides: Annotated[Overrides, COMMON] = (),
+    plot: Annotated[PlotFile, figure_of("a GPU's memory during a training step")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Estimate memory, time and cost of a recipe, without the GPUs.
+    """Estimate the memory, time and cost of a training run, without the GPUs.
 
-    Simulates the recipe's training step as one of its GPUs would run it, on fake tensors, so it needs no GPU. Of the
-    model, it reads only config.json. Takes a minute or two.
+    Simulates the training step of one GPU on PyTorch's fake tensors. Reads the model's config.json, but no weights.
+    Takes a minute or two.
     """
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.dry_run.run import plan as run

@@ -9,9 +9,10 @@ from ropewalk.verification.settings import TrainerProbeSettings
 
 
 def probe_trainer(settings: TrainerProbeSettings, *, as_json: JsonFlag = False) -> None:
-    """Probe a trainer for leaks between documents, wrong targets, loss averages, RoPE and sliding windows.
+    """Test a trainer for attention between documents, wrong targets, wrong loss averages, wrong RoPE and wrong sliding
+    windows.
 
-    Runs one step of the trainer on generated documents, then changes one token at a time to see which losses change.
+    Runs one step of the trainer on generated documents. Then changes one token at a time, to see what else changes.
 
     With several processes: torchrun --nproc-per-node 2 -m ropewalk probe-trainer train.py:make_trainer
     """

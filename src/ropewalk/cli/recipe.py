@@ -9,12 +9,12 @@ from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group
 from ropewalk.cli.output import JsonFlag, print_json, show
-from ropewalk.io.settings import Overrides
+from ropewalk.io.settings import RECIPE_NAME, Overrides
 from ropewalk.recipes import recipe_text, shipped_recipes
 
 
 def list_command(*, as_json: JsonFlag = False) -> None:
-    """List the recipes that ship with ropewalk."""
+    """List the recipes that ropewalk ships. A recipe is a YAML file with the settings of a training run."""
     from ropewalk.reporting.recipes import describe_recipes, summary_of
 
     recipes = shipped_recipes()
@@ -24,24 +24,25 @@ def list_command(*, as_json: JsonFlag = False) -> None:
         show(describe_recipes(recipes))
 
 
-def show_command(name: Annotated[str, Field(description="Name of a shipped recipe.")]) -> None:
-    """Print a shipped recipe as YAML, with its comments."""
+def show_command(
+    name: Annotated[
+        str, Field(description="Name of the recipe, such as demo. `ropewalk recipe list` lists all names.")
+    ],
+) -> None:
+    """Print a recipe that ropewalk ships. A recipe is a YAML file with the settings of a training run."""
     sys.stdout.write(recipe_text(name))
 
 
 def check_command(
-    recipe: Annotated[str, Field(description="Recipe file (YAML), or the name of a shipped recipe.")],
+    recipe: Annotated[str, Field(description=f"{RECIPE_NAME}.")],
     *,
-    overrides: Annotated[
-        Overrides,
-        Field(description="Override a key of the recipe, such as stages.0.steps=20."),
-    ] = (),
+    overrides: Overrides = (),
     as_json: JsonFlag = False,
 ) -> None:
     """Check a recipe without running it.
 
-    Always checks keys and values. If the model is on this machine, also checks everything that a run checks at its
-    start. Downloads and writes nothing.
+    Checks the recipe's keys and values. If the model is on this machine, also checks everything that a run checks
+    before it trains. Downloads and writes nothing.
     """
     from ropewalk.reporting.recipes import describe_check
     from ropewalk.training import load_recipe
@@ -56,7 +57,7 @@ def check_command(
 
 app = make_group(
     "recipe",
-    "List and show the shipped recipes, and check a recipe before a run.",
+    "List or print the recipes that ropewalk ships, or check a recipe before a run.",
     [
         make_command(list_command, "list", "ropewalk recipe list"),
         make_command(show_command, "show", "ropewalk recipe show demo > my-recipe.yaml"),

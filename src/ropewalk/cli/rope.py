@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from pydantic import Field
+
 from ropewalk.cli.binding import make_command, make_group
-from ropewalk.cli.output import JsonFlag, PlotFile, notes, print_json, results, show
+from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, notes, print_json, results, show
 from ropewalk.evaluation.settings import ProbeSettings
 from ropewalk.io.settings import COMMON
 from ropewalk.planning.settings import (
@@ -22,9 +24,20 @@ if TYPE_CHECKING:
     from ropewalk.parallel.context import RunContext
 
 
-def bound_command(settings: BoundSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Compute the context bound of a base: the distance up to which a key similar to the query gets at least as much
-    attention as a random key.
+def bound_command(
+    settings: BoundSettings,
+    *,
+    plot: Annotated[
+        PlotFile,
+        Field(
+            description="File for a figure (.png or .svg) of how much more attention a similar key gets, by distance. "
+            "A second figure, of the upper bound of attention by distance, goes to a file whose name ends in -decay."
+        ),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compute the context bound of a RoPE base: the distance up to which a key similar to the query gets, on average,
+    at least as much attention as a random key (arXiv:2405.14591).
     """
     from ropewalk.planning.bases import bound_of
     from ropewalk.reporting import draw
@@ -43,12 +56,18 @@ def bound_command(settings: BoundSettings, *, plot: PlotFile = None, as_json: Js
     _say_pictures(plots, as_json)
 
 
-def base_command(settings: BasesSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Compute which RoPE bases are feasible for a context length: the smallest, all intervals, and the safe base.
+def base_command(
+    settings: BasesSettings,
+    *,
+    plot: Annotated[PlotFile, figure_of("the feasible bases for this length and shorter ones")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compute the RoPE bases with which attention favours similar keys up to a context length (feasible bases).
 
-    A base is feasible if a key similar to the query gets, on average, at least as much attention as a random key at
-    every distance up to the length. Feasible bases form intervals with gaps between them. The infimum is the lower end
-    of the first interval; from the safe base up to --ceiling, every base is feasible.
+    A base is feasible if, at every distance up to the length, a key similar to the query gets, on average, at least as
+    much attention as a random key (arXiv:2405.14591). Feasible bases form intervals with gaps between them. The output
+    lists the intervals, the infimum (the smallest feasible base), and the safe base, from which every base up to
+    --ceiling is feasible.
     """
     from ropewalk.planning.bases import bases_for, bases_for_halves
     from ropewalk.reporting import draw
@@ -66,13 +85,34 @@ def base_command(settings: BasesSettings, *, plot: PlotFile = None, as_json: Jso
         _say_pictures([plot], as_json)
 
 
-def theta_command(settings: ThetaSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Compute a base for a longer context by a rule, and the context that it reaches.
+def theta_command(
+    settings: ThetaSettings,
+    *,
+    plot: Annotated[PlotFile, figure_of("the slowest pair's angle with the old and the new base")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compute the RoPE base that a rule gives for a longer context, and the length that this base reaches.
 
-    critical-dimension keeps how many dimensions complete a turn within the context; ntk keeps the slowest pair's angle
-    over it. length-floor is the smallest base at which a similar key outscores a random one at every
-    distance up to the target; above lower-bound, all bases do. recommended: the larger of critical-dimension and
-    length-floor.
+    A base reaches a length if, at every distance up to the length, a key similar to the query gets, on average, at
+    least as much attention as a random key (arXiv:2405.14591).
+
+    critical-dimension: with this base, as many dimensions complete a full turn within the target length as did within
+    the trained length (arXiv:2310.05209).
+
+    length-floor: the smallest base that reaches the target length with 128 rotated dimensions per head, or the
+    checkpoint's own base if that is larger.
+
+    recommended: the larger of critical-dimension and length-floor. The checkpoint's own base is kept if it reaches the
+    target length and critical-dimension exceeds every base that a published model was extended with.
+
+    lower-bound: the smallest base from which every base up to --ceiling reaches the target length, or the checkpoint's
+    own base if that is larger.
+
+    ntk: NTK-aware scaling. The slowest pair of dimensions turns as far over the target length as over the trained
+    length.
+
+    schedule:NAME: the base that a published model (Gradient, LWM or AnchorContext) used at the target length, or at its
+    next longer stage.
     """
     from ropewalk.planning.bases import theta_for
     from ropewalk.reporting import draw
@@ -89,9 +129,16 @@ def theta_command(settings: ThetaSettings, *, plot: PlotFile = None, as_json: Js
 
 
 def frequencies_command(
-    settings: FrequenciesSettings, *, plot: PlotFile = None, as_json: JsonFlag = False
+    settings: FrequenciesSettings,
+    *,
+    plot: Annotated[
+        PlotFile, figure_of("each pair's period, in tokens, as trained and for the target")
+    ] = None,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Compute a method's frequencies for a target length: inv_freq in rad/token, and the attention factor."""
+    """Compute the frequencies that a RoPE method gives for a target length (inv_freq, in rad/token), and its attention
+    factor.
+    """
     from ropewalk.planning.bases import frequencies_for
     from ropewalk.reporting import draw
     from ropewalk.reporting.rope import describe_frequencies, frequencies_figure
@@ -107,7 +154,7 @@ def frequencies_command(
 
 
 def plan_command(settings: PlanSettings, *, as_json: JsonFlag = False) -> None:
-    """Plan the stages of an extension: the lengths to train at, the RoPE of each stage, and the reasons."""
+    """Plan the training stages that extend a model's context: the length of each stage, its RoPE, and the reasons."""
     from ropewalk.planning.run import plan
     from ropewalk.reporting.planning import describe_plan
 
@@ -121,10 +168,14 @@ def plan_command(settings: PlanSettings, *, as_json: JsonFlag = False) -> None:
 def probe_command(
     settings: ProbeSettings,
     *,
-    plot: Annotated[PlotFile, COMMON] = None,
+    plot: Annotated[PlotFile, COMMON, figure_of("the loss with each setting")] = None,
     as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
-    """Measure the loss on a text under several RoPE settings, without training and with unchanged weights."""
+    """Measure a model's loss on a text with several RoPE settings, without training.
+
+    critical-dimension sets a larger base. With this base, as many dimensions complete a full turn within the target
+    length as did within the trained length (arXiv:2310.05209).
+    """
     from ropewalk.evaluation.probe import probe
     from ropewalk.reporting import draw
     from ropewalk.reporting.rope import describe_probe, losses_figure
@@ -156,7 +207,8 @@ def _say_pictures(plots: Sequence[Path], as_json: bool) -> None:
 
 app = make_group(
     "rope",
-    "Compute how far a RoPE setting reaches, and what a target length needs.",
+    "Compute RoPE bases and frequencies for a context length, plan training stages, or compare RoPE settings on a "
+    "checkpoint.",
     [
         make_command(bound_command, "bound", "ropewalk rope bound --rope-theta 10000 --rotary-dim 128"),
         make_command(

@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group_with_default
-from ropewalk.cli.output import JsonFlag, PlotFile, notes, on_interrupt, print_json, results, show
-from ropewalk.io.settings import COMMON, MODEL_NAME, FilePath, Length, Option, Settings
-from ropewalk.search.settings import SearchConfig, SearchSettings
+from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, notes, on_interrupt, print_json, results, show
+from ropewalk.io.settings import (
+    COMMON,
+    DOCUMENTS,
+    MODEL_NAME,
+    TARGET_LENGTH,
+    FilePath,
+    Length,
+    Option,
+    Settings,
+)
+from ropewalk.search.settings import SHORT_FACTORS, SearchConfig, SearchSettings
 
 if TYPE_CHECKING:
     from ropewalk.search.factor_table import Factors
@@ -23,40 +32,32 @@ class SearchOutput(Settings):
     group: ClassVar[str | None] = COMMON.group
 
     out: Annotated[FilePath, Option(metavar="FILE")] = Field(
-        description="File for the factor table (.json); a log of all losses is written next to it."
+        description="File to write the factor table to (.json). A log of all losses is written next to it."
     )
     resume: bool = Field(False, description="Resume an interrupted search from the log next to --out.")
-    plot: PlotFile = None
+    plot: Annotated[PlotFile, figure_of("the search's progress and the factors")] = None
     as_json: JsonFlag = False
 
 
 def search(
     model: Annotated[str, Field(description=f"{MODEL_NAME}.")],
     *,
-    to: Annotated[
-        Length,
-        COMMON,
-        Field(
-            description="Target length in tokens: 2048, 32k, 1M. If MODEL is a longrope checkpoint and "
-            "LENGTH is at most its original length, the command searches the short factors."
-        ),
-    ],
+    to: Annotated[Length, COMMON, Field(description=f"{TARGET_LENGTH} {SHORT_FACTORS}")],
     text: Annotated[
-        str,
-        COMMON,
-        Field(
-            description="Documents to search on: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
-            "bundled text: embedded or embedded:validation."
-        ),
+        str, COMMON, Field(description=f"Documents to measure on: {DOCUMENTS}.")
     ] = "embedded:validation",
     settings: SearchSettings,
     output: SearchOutput,
 ) -> None:
-    """Search rescale factors for a longer context. All candidates are measured with the same weights and text.
+    """Find LongRoPE's rescale factors for a longer context, or show or import a table of factors.
+
+    A rescale factor divides the frequency of one pair of RoPE dimensions. A checkpoint with longrope has two lists:
+    short factors for inputs up to its original length (the context length before extension), and long factors for
+    longer inputs. The search measures candidates with the model's own weights. It trains nothing.
 
     Show or import factor tables: ropewalk search show FILE, ropewalk search import SOURCE
 
-    Over several processes: torchrun --nproc-per-node 4 -m ropewalk search MODEL --to 32k --out factors.json
+    With several processes: torchrun --nproc-per-node 4 -m ropewalk search MODEL --to 32k --out factors.json
     """
     config = SearchConfig(
         model=model,
@@ -113,15 +114,15 @@ def _so_far(log: Path | None) -> str:
 
 
 def show_command(
-    file: Annotated[FilePath, Field(description="Factor table (.json).")],
+    file: Annotated[FilePath, Field(description="Factor table to show (.json).")],
     *,
-    plot: PlotFile = None,
+    plot: Annotated[PlotFile, figure_of("the factors, and of the search if there was one")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a factor table, a .json file with a LongRoPE factor for each pair of dimensions.
+    """Show a factor table, a .json file with one LongRoPE factor for each pair of RoPE dimensions.
 
-    The output has the table's model, length and origin, and its factors next to those of position interpolation (PI),
-    NTK and YaRN.
+    Prints the model, length and origin of the table, and its factors next to those of position interpolation (PI), NTK
+    and YaRN.
     """
     from ropewalk.reporting.search import describe_factors
     from ropewalk.search.factor_table import read_factors
@@ -138,28 +139,34 @@ def import_command(
     source: Annotated[
         str,
         Field(
-            description="CSV of the LongRoPE code, or a config.json, model folder or Hub id with longrope factors."
+            description="CSV file written by the code microsoft/LongRoPE, or a config.json, model folder or Hub id "
+            "with longrope factors."
         ),
     ],
     *,
-    out: Annotated[FilePath, Option(metavar="FILE"), Field(description="File for the factor table (.json).")],
+    out: Annotated[
+        FilePath, Option(metavar="FILE"), Field(description="File to write the factor table to (.json).")
+    ],
     model: Annotated[
         str | None,
         Field(
-            description="Checkpoint that the factors belong to. Required for a CSV; a config names its own."
+            description="Checkpoint that the factors are for. Required for a CSV file. Default: the model of the "
+            "config."
         ),
     ] = None,
     to: Annotated[
         Length | None,
-        Field(description="Target length in tokens: 32k, 128k. Required for a CSV; a config states its own."),
+        Field(
+            description=f"{TARGET_LENGTH} Required for a CSV file. Default: the length that the config states."
+        ),
     ] = None,
     start_tokens: Annotated[
         int,
-        Field(ge=0, description="Number of initial tokens whose RoPE angles stay unscaled; for a CSV only."),
+        Field(ge=0, description="Number of initial tokens whose RoPE stays unscaled. Only for a CSV file."),
     ] = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Import factors from a CSV of the LongRoPE code or from a published config into a factor table."""
+    """Import LongRoPE factors from a CSV file or a model's config into a factor table, a .json file."""
     from ropewalk.reporting.search import describe_factors
     from ropewalk.search.factor_table import import_factors
 
@@ -172,7 +179,7 @@ def import_command(
 
 app = make_group_with_default(
     "search",
-    "Search rescale factors (LongRoPE) for a longer context; show and import factor tables.",
+    "Find LongRoPE's rescale factors for a longer context, or show or import a table of factors.",
     search,
     own_name="run",
     example="ropewalk search meta-llama/Llama-3.1-8B --to 1M --text books/ --out factors.json",

@@ -142,7 +142,7 @@ def pack(config: PackConfig, context: RunContext) -> PackResult:
         (True, 1024)
     """
     if context.output is None:
-        raise RopewalkError("packing needs an output folder; set the run context's output")
+        raise RopewalkError("packing needs an output folder; give RunContext(output=FOLDER)")
     folder = context.output.expanduser()
     # Asked before packing, after which the folder is packed in any case.
     reused = is_packed(folder)

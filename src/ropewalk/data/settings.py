@@ -130,7 +130,11 @@ class SourceFields(Settings):
     group: ClassVar[str | None] = "Documents"
     on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
-    text_field: str = Field("text", description="Record field that holds the text.")
+    text_field: str = Field(
+        "text",
+        description="Record field that holds the text. Without this field, token ids are read from the field "
+        "input_ids.",
+    )
     messages_field: str | None = Field(
         None,
         description="Record field that holds the messages of a chat, for records without the text field. Only the "
@@ -138,16 +142,17 @@ class SourceFields(Settings):
     )
     source_field: str | None = Field(
         "source",
-        description='Record field that holds the source name; "" ignores the field.',
+        description='Record field that holds the name of the source. With "", no field is read.',
     )
     separator_id: Count | None = Field(
         None,
         ge=0,
-        description="Token id that separates the documents of a token file (.bin, .ds, .npy) without an index. "
-        "ropewalk removes it; the settings bos and eos decide which special tokens the rows contain.",
+        description="Token id that separates the documents of a token file (.bin, .ds, .npy) without an index file. "
+        "The id is removed from the documents.",
     )
     token_dtype: TokenType | None = Field(
-        None, description="Type of the ids in a token file that does not state it."
+        None,
+        description="Type of the ids in a token file that does not state it (.npy, or .bin without .idx).",
     )
     max_documents: Count | None = Field(
         None, ge=1, description="Maximum number of documents to read from each source. Default: all."
@@ -210,53 +215,58 @@ class MixtureSettings(Settings):
 
     weights: Annotated[BySource | None, COMMON] = Field(
         None,
-        description="Epochs over each source: books=2,web=0.5. With --total-tokens, only the ratio counts. Default: 1 "
-        "each.",
+        description="Number of epochs over each source: books=2,web=0.5. With --total-tokens, only the ratio of the "
+        "numbers counts. Default: 1 each.",
     )
     shares: BySource | None = Field(
-        None, description="Share of the tokens for each source, instead of weights: books=0.3,web=0.7."
+        None, description="Share of the tokens for each source, instead of --weights: books=0.3,web=0.7."
     )
     tokens: Annotated[Tokens | None, Option(name="--total-tokens"), COMMON] = Field(
-        None, ge=1, description="Total number of tokens in the mixture: 64k, 500M."
+        None,
+        ge=1,
+        description="Number of tokens to draw: 500M. Default: as many as --weights or --shares give, otherwise all.",
     )
     long_from: Length | None = Field(
-        None, ge=1, description="Treat documents of at least this many tokens as long: 4k, 32k."
+        None,
+        ge=1,
+        description="Length in tokens from which a document counts as long: 32k. Needs --long-factor or --long-share.",
     )
     long_factor: float | None = Field(
         None,
         gt=0,
         le=_MOST_WEIGHT,
-        description="Draw long documents this many times as often as short ones.",
+        description="How many times as often to draw a long document as a short one: 5. Needs --long-from.",
     )
     long_share: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="Draw this share of each source's tokens from long documents, instead of --long-factor.",
+        description="Share of the tokens to draw from long documents, instead of --long-factor: 0.7. Needs "
+        "--long-from.",
     )
     length_shares: LengthShares | None = Field(
         None,
         description="Share of the tokens for each range of document lengths, instead of --long-from. "
-        "0=0.3,4k=0.3,32k=0.4 draws 30 % from documents below 4k tokens, 30 % from 4k to 32k, 40 % from 32k up.",
+        "0=0.3,4k=0.3,32k=0.4 draws 30 % from documents below 4k tokens, 30 % from 4k to 32k, and 40 % from 32k up.",
     )
     per: Literal["source", "corpus"] = Field(
         "source",
-        description="Apply the length settings within each source (which keeps the sources' shares), or to the whole "
-        "corpus.",
+        description="What the settings of document lengths apply to: each source, whose share of the tokens then stays "
+        "the same, or the whole corpus.",
     )
     max_epochs: float = Field(
         4.0,
         ge=1,
         le=1e6,
-        description="Maximum number of epochs over the documents of each source and length range.",
+        description="Maximum number of epochs over the documents of each source and range of lengths.",
     )
     shortage: Literal["refuse", "cap"] = Field(
         "refuse",
-        description="What to do if a source cannot fill its share within --max-epochs. refuse: stop before packing; "
-        "cap: use what there is and report the missing tokens.",
+        description="What to do if a source cannot fill its share within --max-epochs: refuse (stop before packing) or "
+        "cap (use what there is and report the missing tokens).",
     )
     shuffle: bool = Field(
-        False, description="Read documents in random order; any other mixture setting implies it."
+        False, description="Read documents in random order. Any other setting of the mixture implies it."
     )
     seed: Seed = Field(0, description="Random seed for choosing and ordering documents.")
 
@@ -291,8 +301,8 @@ class MixtureSettings(Settings):
             )
         if (self.long_from is None) != (self.long_factor is None and self.long_share is None):
             raise ValueError(
-                "give long_from together with long_factor or long_share, and neither of them without it; "
-                f"got long_from {self.long_from}, long_factor {self.long_factor} and long_share {self.long_share}"
+                "long_from needs long_factor or long_share, and each of these needs long_from; got long_from "
+                f"{self.long_from}, long_factor {self.long_factor} and long_share {self.long_share}"
             )
         for name in ("weights", "shares"):
             if self.per == "corpus" and (values := getattr(self, name)) is not None:
@@ -356,7 +366,8 @@ class InterleaveSettings(Settings):
         BeforeValidator(_comma_list(float)),
         Option(name="--chunk-cuts", metavar="NUMBER,NUMBER", text=_with_commas),
     ] = Field(
-        (0.2, 0.8), description="Range in which each cut is drawn, as fractions of the document's length."
+        (0.2, 0.8),
+        description="Range in which to cut, as fractions of the document's length.",
     )
     seed: Annotated[Seed, Option(hidden=True)] = Field(
         0, description="Random seed for the cuts and the shuffle."
@@ -402,28 +413,29 @@ class RowPolicies(Settings):
 
     bos: Bos = Field(
         "auto",
-        description="Where to add BOS. document: before each document; row: at the beginning of each row; none: "
-        "nowhere; auto: row with the pattern anchor, whose anchor is this BOS, otherwise document.",
+        description="Where to add BOS: document (before each document), row (at the beginning of each row), none, or "
+        "auto (row for the pattern anchor, otherwise document).",
     )
     eos: bool = Field(True, description="End every document with EOS.")
     tag: str | None = Field(
         None,
-        description='Text to insert before each document, excluded from the loss. "{source}" in the text stands for '
-        "the name of the document's source.",
+        description='Text to insert before each document, excluded from the loss. "{source}" stands for the name of '
+        "the document's source. Default: no text.",
     )
     long_documents: LongDocuments = Field(
         "split",
-        description="How to handle a document longer than a row: split it over several rows, truncate it, or skip it.",
+        description="What to do with a document longer than a row: split it over several rows, truncate it to one row, "
+        "or skip it.",
     )
     packing: Packing = Field(
         "sequential",
-        description="How to fill rows. sequential: keep the order, and cut documents where a row ends; best_fit: cut "
-        "only documents longer than a row.",
+        description="How to fill rows: sequential (keep the order of the documents, and cut a document where its row "
+        "ends) or best_fit (cut only documents longer than a row, and pad).",
     )
     remainder: Remainder = Field(
         "drop",
-        description="What to do with the last row (best_fit: the emptiest row) if it is not full: drop its tokens, or "
-        "pad it.",
+        description="What to do with the last row (with best_fit, the emptiest row) if it is not full: drop its "
+        "tokens, or pad it.",
     )
     interleave: InterleaveSettings | None = Field(
         None, description="Cut the documents of a row into chunks and shuffle them."
@@ -451,15 +463,16 @@ class PackingSettings(RowPolicies):
     """
 
     context: Annotated[Length, Option(name="--length"), COMMON] = Field(
-        ge=2, description="Length of a row, which is one training sequence, in tokens: 131072, 128k, 1M."
+        ge=2, description="Length of a row in tokens: 131072 or 128k."
     )
     pattern: Annotated[Pattern, COMMON] = Field(
         "anchor",
-        description="What a token attends to: full, all earlier tokens; intra_document, its document; anchor, its "
-        "document and the first token of the row.",
+        description="What a token attends to in training: full (all earlier tokens), intra_document (its document) or "
+        "anchor (its document and the first token of the row).",
     )
     positions: Positions = Field(
-        "continuous", description="Whether RoPE positions run through the row or restart in each document."
+        "continuous",
+        description="RoPE positions: continuous (they count through the row) or reset (they restart in each document).",
     )
 
     @model_validator(mode="after")
@@ -541,7 +554,7 @@ class ValidationSettings(Settings):
         0.0,
         ge=0,
         lt=1,
-        description="Fraction of the documents to hold out for validation, instead of a number.",
+        description="Fraction of the documents to hold out, instead of --validation-documents.",
     )
 
     @model_validator(mode="after")
@@ -572,23 +585,25 @@ class WorkSettings(Settings):
 
     engine: Annotated[Literal["embedded", "ray"], Option()] = Field(
         "embedded",
-        description="What runs the work: embedded (processes that ropewalk starts on this machine) or ray (tasks on a "
-        "Ray cluster, whose nodes share --out).",
+        description="Where to run the work: embedded (in processes on this machine) or ray (on a Ray cluster whose "
+        "nodes share the folder of --out).",
     )
     address: Annotated[str | None, Option(metavar="HOST:PORT")] = Field(
         None,
-        description="Ray cluster to use: auto for the one that this machine belongs to, or HOST:PORT of its head. "
-        "Default: RAY_ADDRESS if it is set, otherwise a new Ray cluster on this machine alone.",
+        description="Ray cluster to use: auto (the cluster of this machine), or the address of its head. Default: the "
+        "environment variable RAY_ADDRESS if it is set, otherwise a new Ray cluster on this machine alone.",
     )
     shard: Annotated[tuple[int, int], Option(metavar="I/N", text=lambda shard: f"{shard[0]}/{shard[1]}")] = (
         Field(
             (0, 1),
-            description="Without Ray, the part that this machine packs: 0/4 to 3/4 for four machines that share --out.",
+            description="Part of the work to do on this machine, counted from 0: 0/4 to 3/4 on four machines that "
+            "share the folder of --out. Not for Ray.",
         )
     )
     token_store: Annotated[Path | None, Option(metavar="DIR")] = Field(
         None,
-        description="Folder for tokenised documents, to reuse them for other rows or share them between machines.",
+        description="Folder in which to keep the tokenised documents, for packing other rows or for other machines. "
+        "Default: they are deleted when the rows are complete.",
     )
     workers: Annotated[Workers, COMMON] = 0
 
@@ -657,13 +672,15 @@ class CountSettings(Settings):
 
     tokenizer: Annotated[str | None, COMMON] = Field(
         None,
-        description="Tokenizer or model to count tokens with. Default: the embedded checkpoint's tokenizer.",
+        description="Tokenizer or model: a folder or a Hub id. Default: the tokenizer of a tiny model that ropewalk "
+        "ships.",
     )
     length: Annotated[Length | None, COMMON] = Field(
         None,
         ge=2,
-        description="Sequence length in tokens for the attention estimate: 64k. Default: the trained length of the "
-        "model in the tokenizer's folder or repository; without a model there is no estimate.",
+        description="Length in tokens of the sequences for which to show the share of attention: 131072 or 128k. "
+        "Default: the trained length of the model in the tokenizer's folder or repository. Without such a model, no "
+        "share is shown.",
     )
     workers: Annotated[Workers, COMMON] = 0
 
@@ -682,10 +699,12 @@ class StatsConfig(CountSettings):
 class PreviewConfig(Settings):
     """Settings of a preview: the rows to show, and how much of each document."""
 
-    rows: Count = Field(3, ge=1, description="Number of rows to show, starting with the first.")
+    rows: Count = Field(3, ge=1, description="Number of rows to print, starting with the first.")
     tokenizer: str | None = Field(
-        None, description="Path of the tokenizer, if it has moved since the rows were packed."
+        None,
+        description="Tokenizer or model: a folder or a Hub id. Required only if the tokenizer has moved since the rows "
+        "were packed.",
     )
     tokens: Count = Field(
-        200, ge=1, description="Number of tokens to show at the start and at the end of each document."
+        200, ge=1, description="Number of tokens to print at the start and at the end of each document."
     )

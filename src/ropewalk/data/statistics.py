@@ -314,11 +314,13 @@ def rows_report(rows: Rows, progress: Callable[[int], None] | None = None) -> di
     before, packed = manifest.get("corpus"), manifest["counts"]["packing"]["documents"]
     whole = before if manifest["mixture"] is None else manifest.get("mixed")
     if before is None or whole is None:
-        raise RopewalkError("the manifest of the rows lacks the statistics of whole documents; pack again")
+        raise RopewalkError(
+            "the manifest of the packed rows has no statistics of the documents before packing; pack again"
+        )
     if whole["total"]["documents"] != packed:
         raise RopewalkError(
-            f"the manifest of the rows has statistics of {whole['total']['documents']} documents, but {packed} were "
-            "packed; pack again"
+            f"the manifest of the packed rows has statistics of {whole['total']['documents']} documents, but {packed} "
+            "were packed; pack again"
         )
     of_rows = ("packed", "rows", "row_length", "documents_per_row", "documents_per_row_quantiles")
     pieces = statistics_report(in_rows)

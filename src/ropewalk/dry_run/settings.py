@@ -19,36 +19,39 @@ class HardwareSettings(Settings):
     gpus: Annotated[int | None, COMMON] = Field(
         None,
         ge=1,
-        description="Number of GPUs. Default: the product of the degrees under the recipe's key parallel; 8, which is "
-        "one node, if the recipe does not have this key.",
+        description="Number of GPUs. Default: the number of processes that the recipe's key parallel asks for, or 8 if "
+        "the recipe leaves this number open.",
     )
     gpu: Annotated[Gpu, COMMON] = Field(
-        "h100", description="GPU model, with the memory and speed of its data sheet."
+        "h100", description="GPU model, whose memory and speed are taken from its data sheet."
     )
-    gpus_per_node: int = Field(8, ge=1, description="Number of GPUs per machine, connected by NVLink.")
+    gpus_per_node: int = Field(8, ge=1, description="Number of GPUs in each machine, connected by NVLink.")
     memory_gb: Annotated[float | None, COMMON] = Field(
-        None, gt=0, description="Memory of a GPU in GB (10^9 bytes). Default: that of its data sheet."
+        None,
+        gt=0,
+        description="Memory of each GPU in GB (10^9 bytes). Default: the memory in its data sheet.",
     )
     document_length: Annotated[Length | None, COMMON] = Field(
         None,
-        description="Length of every document, in tokens: 2000, 32k. Default: the lengths of the recipe's own "
-        "documents if they and the tokenizer are on this machine, otherwise one document per row.",
+        description="Length in tokens to assume for every document: 32k. Default: the lengths of the recipe's own "
+        "documents if they and the tokenizer are on this machine, otherwise the length of a training sequence.",
     )
     price: Annotated[float | None, COMMON] = Field(
-        None, gt=0, description="Price of one GPU for one hour, in any currency, to show the cost of the run."
+        None, gt=0, description="Price of one GPU for one hour, in any currency. Default: show no cost."
     )
     matmul_efficiency: float = Field(
         0.55,
         gt=0,
         le=1,
-        description="Share of the GPU's peak FLOP/s reached outside attention. The default is a guess.",
+        description="Share of the GPU's peak FLOP/s that matrix products outside attention reach, up to 1. The default "
+        "is a guess.",
     )
     attention_efficiency: float = Field(
         0.35,
         gt=0,
         le=1,
-        description="Share of the GPU's peak FLOP/s reached in attention. The default is about that of "
-        "FlashAttention-2 on H100.",
+        description="Share of the GPU's peak FLOP/s that attention reaches, up to 1. The default is about the share of "
+        "FlashAttention-2 on an H100.",
     )
 
     @property

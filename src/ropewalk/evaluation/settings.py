@@ -13,7 +13,12 @@ from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES, chosen_suites
 from ropewalk.evaluation.tasks.suite import HOW, TEXTS, BenchmarkSettings
 from ropewalk.io.settings import (
     COMMON,
+    DOCUMENTS,
+    FACTOR_TABLE,
     MODEL_NAME,
+    ROPE_SETTINGS,
+    STATED_LENGTH,
+    TARGET_LENGTH,
     CommaList,
     Device,
     Dtype,
@@ -100,7 +105,10 @@ class _Checked(BenchmarkSettings):
                     raise ValueError(f"a length must be from 1 to {LONGEST:,} tokens, got {length:,}")
         for suite in self.suites:
             if not BY_NAME[suite].known(self):
-                raise ValueError(f"the suite {suite} needs the names of its tasks; give --lm-eval-tasks")
+                raise ValueError(
+                    f"the suite {suite} needs the names of its tasks; give --lm-eval-tasks, or lm_eval.harness_names "
+                    "in the evaluation section of a recipe"
+                )
         return self
 
     def to_json(self) -> dict[str, Any]:
@@ -140,24 +148,49 @@ class Loading(BaseSettings):
     group: ClassVar[str | None] = "Model"
 
     batch_size: int = Field(
-        8, ge=1, description="Prompts per batch; halved when the device runs out of memory."
+        8, ge=1, description="Number of prompts per batch. It is halved if the device runs out of memory."
     )
-    prefill_chunk: Length = Field(8192, description="Prompt tokens per forward pass.")
+    prefill_chunk: Length = Field(
+        8192, description="Number of tokens per forward pass. Fewer take less memory."
+    )
     engine: str = Field(
         "auto",
-        description="Attention engine for perplexity by position: auto, segments (SDPA), flex (FlexAttention), varlen "
-        "(FlashAttention) or reference (a dense mask, for tests).",
+        description="Attention implementation for the task perplexity: segments (SDPA), flex (FlexAttention), varlen "
+        "(FlashAttention), reference (a dense mask, for tests), or auto (on a GPU, the first of varlen, flex and "
+        "segments that works; on a CPU, segments).",
     )
     dtype: Dtype = "auto"
     device: Device = "auto"
     exact_rope: bool = Field(
         True,
-        description="Compute RoPE angles in float64 and rotate in float32, or run transformers' own RoPE.",
+        description="Compute RoPE angles in float64 and rotate in float32. With --no-exact-rope: run transformers' own "
+        "RoPE.",
     )
     rope: Annotated[FilePath | None, Option(metavar="FILE")] = Field(
         None,
-        description="Run MODEL with the rescale factors and start tokens of this table, written by ropewalk search.",
+        description=f"{FACTOR_TABLE}. The model runs with these factors.",
     )
+
+
+EVALUATED = (
+    f"{MODEL_NAME}. With --average: a folder of checkpoints. With --server: the tokenizer, as a folder or a "
+    "Hub id."
+)
+TEXT = f"Documents for the suites perplexity and longppl: {DOCUMENTS}."
+AVERAGE = (
+    "Evaluate the last checkpoints in the folder MODEL (--last says how many) and report their mean scores."
+)
+LAST = "Number of checkpoints to evaluate with --average."
+PARALLEL = (
+    "Number of processes for each kind of parallelism under torchrun: shard=2,sequence=4. sequence (Ulysses, which "
+    "splits attention heads) and ring (ring attention) split each text; shard and replicate divide the texts. Default: "
+    "sequence for all processes."
+)
+SAMPLES_DIR = (
+    "Folder in which generated prompts are cached; models with the same tokenizer share them. Default: "
+    "~/.cache/ropewalk/samples."
+)
+"""Descriptions of settings of an evaluation."""
 
 
 class EvaluationSettings(BaseSettings):
@@ -171,33 +204,16 @@ class EvaluationSettings(BaseSettings):
 
     model: Annotated[
         str,
-        Field(
-            description=f"{MODEL_NAME}. With --average: a "
-            "folder of checkpoints. With --server: the folder or Hub id of the tokenizer."
-        ),
+        Field(description=EVALUATED),
     ]
     what: Settings = Settings()
     loading: Loading = Loading()
     serving: Serving | None = None
-    text: Annotated[str, TEXTS] = Field(
-        "embedded:validation",
-        description="Documents for perplexity: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
-        "bundled text: embedded or embedded:validation.",
-    )
-    average: Annotated[bool, HOW] = Field(
-        False, description="Evaluate the last checkpoints in the folder MODEL, and report their mean scores."
-    )
-    last: Annotated[int, HOW] = Field(5, ge=1, description="Number of checkpoints that --average includes.")
-    parallel: Annotated[str | None, HOW, Option(metavar="KEY=DEGREE")] = Field(
-        None,
-        description="Parallelism degrees under torchrun, such as shard=2,sequence=4 (sequence is Ulysses, ring is "
-        "context parallel). Default: sequence over all processes.",
-    )
-    samples_dir: Annotated[Folder | None, Option(group="Output")] = Field(
-        None,
-        description="Folder that caches prompts for models with the same tokenizer. Default: "
-        "~/.cache/ropewalk/samples.",
-    )
+    text: Annotated[str, TEXTS] = Field("embedded:validation", description=TEXT)
+    average: Annotated[bool, HOW] = Field(False, description=AVERAGE)
+    last: Annotated[int, HOW] = Field(5, ge=1, description=LAST)
+    parallel: Annotated[str | None, HOW, Option(metavar="KEY=DEGREE")] = Field(None, description=PARALLEL)
+    samples_dir: Annotated[Folder | None, Option(group="Output")] = Field(None, description=SAMPLES_DIR)
 
 
 class CompareSettings(BaseSettings):
@@ -205,30 +221,26 @@ class CompareSettings(BaseSettings):
 
     a: Annotated[FilePath, Option(argument=True)] = Field(description="Folder of a finished evaluation.")
     b: Annotated[FilePath, Option(argument=True)] = Field(
-        description="Folder of another finished evaluation on the same samples."
+        description="Folder of another finished evaluation, on the same samples."
     )
-    seed: Seed = Field(0, description="Random seed of the permutation test.")
+    seed: Seed = Field(0, description="Random seed of the permutation test for significance.")
 
 
 class ProbeSettings(BaseSettings):
     """Settings of one step-0 probe: the RoPE settings to compare, the length and the text."""
 
     model: Annotated[str, Option(argument=True)] = Field(description=f"{MODEL_NAME}.")
-    to: Annotated[Length, COMMON] = Field(description="Context length to probe, in tokens: 2048, 32k, 1M.")
+    to: Annotated[Length, COMMON] = Field(
+        description=f"{TARGET_LENGTH} The loss is measured on sequences of this length."
+    )
     text: Annotated[str, COMMON] = Field(
-        "embedded:validation",
-        description="Documents: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or bundled text: "
-        "embedded or embedded:validation.",
+        "embedded:validation", description=f"Documents to measure on: {DOCUMENTS}."
     )
     rules: Annotated[CommaList, COMMON] = Field(
         ("current", "critical-dimension", "ntk", "linear", "yarn"),
-        description="RoPE settings to probe, separated by commas: current (the config's), a rule of `ropewalk rope "
-        "theta`, linear, yarn, or a base such as theta=5e6.",
+        description=f"RoPE settings to compare, separated by commas: current (the checkpoint's own), {ROPE_SETTINGS}.",
     )
-    rows: int = Field(4, ge=1, description="Maximum number of sequences of --to tokens to measure on.")
-    from_length: Annotated[Length | None, Option(name="--from")] = Field(
-        None,
-        description="Context length that the checkpoint was trained for, in tokens. Default: the value in its config.",
-    )
+    rows: int = Field(4, ge=1, description="Maximum number of sequences to measure on.")
+    from_length: Annotated[Length | None, Option(name="--from")] = Field(None, description=STATED_LENGTH)
     dtype: Dtype = "auto"
     device: Device = "auto"

@@ -65,18 +65,26 @@ def read_finished(folder: Path) -> Finished:
     if not summary.is_file():
         # A folder that does not exist goes on to read_record, which says so.
         if folder.is_dir() and not (folder / RESULTS).is_file():
-            begun = "the run in it is not finished" if (folder / RECIPE).is_file() else f"no {SUMMARY}"
-            raise RopewalkError(f"{folder} has no finished run or evaluation: {begun}, and no {RESULTS}")
+            raise RopewalkError(
+                f"the run in {folder} is not finished; finish it with: ropewalk extend {folder / RECIPE} --resume"
+                if (folder / RECIPE).is_file()
+                else f"{folder} has neither the {SUMMARY} of a finished run nor the {RESULTS} of an evaluation; give "
+                "the folder of one of these"
+            )
         record, results = read_record(folder)
         return Finished(folder, tuple(results), None, int(record["settings"].get("seed", 0)), None)
     try:
         values = parse_json(summary.read_text(encoding="utf-8"), strict=True)
         results = [TaskResult.from_json(each) for each in values["after"]]
-        recipe = parse_recipe((folder / RECIPE).read_text(encoding="utf-8"), str(folder / RECIPE))
+        text = (folder / RECIPE).read_text(encoding="utf-8")
     except OSError as error:
         raise RopewalkError(f"cannot read {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise RopewalkError(f"{summary} is damaged ({error}); delete it and resume the run") from error
+        raise RopewalkError(
+            f"{summary} is damaged ({error}); delete it, and write it again with: ropewalk extend {folder / RECIPE} "
+            "--resume"
+        ) from error
+    recipe = parse_recipe(text, str(folder / RECIPE))
     # Every value written out, so that a default and the same value given by hand compare as equal.
     plain = with_moments_of(recipe, recipe).model_dump(mode="json")
     # Runs of a grid share a cache of rows, a run by hand has another or none; the rows are the same.

@@ -20,7 +20,10 @@ from ropewalk.training.recipe.recipe import Recipe
 
 # With the digest behind it, well below the 255 bytes that file systems allow for a name.
 LONGEST_NAME = 80
-REFUSED = {"seed": "give --seeds", "output": "each run already has its own folder"}
+REFUSED = {
+    "seed": "give the number of seeds with --seeds",
+    "output": "each run gets a folder of its own in that of --out",
+}
 MOST_RUNS = 1000
 """Most runs of one grid; more is a mistake in --vary."""
 
@@ -160,20 +163,23 @@ def make_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[
     varied = tuple(Varied.parse(text) for text in vary)
     for each in varied:
         if each.key in REFUSED:
-            raise RopewalkError(f"--vary {each.key}: {REFUSED[each.key]}")
+            raise RopewalkError(f"--vary cannot change {each.key}; {REFUSED[each.key]}")
         if [other.key for other in varied].count(each.key) > 1:
-            raise RopewalkError(f"--vary {each.key} occurs twice; give all its values at once")
+            raise RopewalkError(
+                f"--vary {each.key} is given twice; give all values of this key in one --vary"
+            )
     for number, stage in enumerate(base.stages):
         if stage.seed is not None and seeds > 1:
             raise RopewalkError(
-                f"stages.{number}.seed {stage.seed} would give all {seeds} runs the same seed in this stage; leave it "
-                "out of the recipe, or give --seeds 1"
+                f"the recipe sets stages.{number}.seed to {stage.seed}, so the {seeds} runs of --seeds would have the "
+                f"same seed in this stage; leave stages.{number}.seed out of the recipe, or give --seeds 1"
             )
     numbers = tuple(base.seed + n for n in range(seeds))
     combinations = list(itertools.product(*(each.values for each in varied)))
     if len(combinations) * seeds > MOST_RUNS:
         raise RopewalkError(
-            f"--vary and --seeds give {len(combinations) * seeds:,} runs, more than {MOST_RUNS:,}; vary fewer values"
+            f"--vary and --seeds give {len(combinations) * seeds:,} runs, but at most {MOST_RUNS:,} are allowed; give "
+            "fewer values or seeds"
         )
     names = _cell_names(varied, combinations)
     runs = []
@@ -232,20 +238,22 @@ def refuse_other_grid(before: Mapping[str, Any], now: Mapping[str, Any], output:
     if before.get("base") != now["base"]:
         keys = [key for key in now["base"] if before.get("base", {}).get(key) != now["base"][key]]
         raise RopewalkError(
-            f"{output} holds the comparison of another recipe ({', '.join(keys) or 'other keys'} differ); {advice}"
+            f"{output} contains a comparison of another recipe, with different {', '.join(keys) or 'keys'}; {advice}"
         )
     if list(before["vary"]) != list(now["vary"]):
         raise RopewalkError(
-            f"{output} holds a comparison of {', '.join(before['vary'])}, not {', '.join(now['vary'])}; {advice}"
+            f"{output} contains a comparison that varies {', '.join(before['vary'])}, not {', '.join(now['vary'])}; "
+            f"{advice}"
         )
     for key, values in before["vary"].items():
         # New values may only be appended: the first one is the reference, and names of cells must stay.
         if now["vary"][key][: len(values)] != values:
             raise RopewalkError(
-                f"{output} holds a grid with {key}={','.join(map(str, values))}; keep these values first and add to "
-                f"them, or {advice}"
+                f"{output} contains a comparison with --vary {key}={','.join(map(str, values))}; keep these values in "
+                f"this order and add new ones only after them, or {advice}"
             )
     if before["seeds"] != now["seeds"][: len(before["seeds"])]:
         raise RopewalkError(
-            f"{output} holds a grid with {len(before['seeds'])} seeds; give as many or more, or {advice}"
+            f"{output} contains a comparison with --seeds {len(before['seeds'])} and the recipe's seed "
+            f"{before['seeds'][0]}; keep this seed and give --seeds {len(before['seeds'])} or more, or {advice}"
         )

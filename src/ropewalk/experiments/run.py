@@ -129,7 +129,7 @@ def run(settings: CompareSettings, context: RunContext | None = None) -> Experim
             )
     else:
         if context.output is None:
-            raise RopewalkError("a grid of runs needs an output folder; give --out")
+            raise RopewalkError("a comparison that runs a recipe needs an output folder; give --out")
         grid = _started(settings, context.output)
         failures = _run_all(grid, settings, context)
         cells = _finished_cells(grid)
@@ -157,7 +157,7 @@ def _started(settings: CompareSettings, output: Path) -> Grid:
                 try:
                     resolve(each.recipe)
                 except RopewalkError as error:
-                    raise RopewalkError(f"cell {each.cell}: {error}") from error
+                    raise RopewalkError(f"the runs with {each.cell}: {error}") from error
     # An array of jobs starts at once, and each of them writes the same files, so they wait for one another.
     with locked(output, "give another --out", file=GRID, wait=LONGEST_WAIT):
         path = output / GRID
@@ -166,7 +166,7 @@ def _started(settings: CompareSettings, output: Path) -> Grid:
         # The lock that was just taken is no sign of another use of the folder.
         elif any(entry.name != f".{GRID}.lock" for entry in output.iterdir()):
             raise RopewalkError(
-                f"{output} is not empty, and is not the folder of a ropewalk compare run; give another --out"
+                f"{output} is not empty, and `ropewalk compare` did not write what it contains; give another --out"
             )
         write_json(path, grid.record())
         for each in grid.runs:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from ropewalk.io.settings import COMMON, Count, Option, Overrides, Settings
+from ropewalk.io.settings import COMMON, RECIPE_NAME, Count, Option, Overrides, Settings
 
 SHARE = re.compile(r"(\d{1,6})/(\d{1,6})")
 
@@ -16,36 +16,36 @@ class CompareSettings(Settings):
     """Settings of a comparison of the cells of a grid of runs, or of finished runs."""
 
     what: Annotated[tuple[str, ...], Option(argument=True, metavar="RECIPE | RUN RUN ...")] = Field(
-        description="One recipe (file or shipped name) whose keys --vary varies, or two or more folders of finished "
-        "runs or evaluations, of which the first is the reference.",
+        description=f"{RECIPE_NAME}. Or two or more folders of finished runs or evaluations, of which the first is the "
+        "reference.",
     )
     vary: Annotated[
         tuple[str, ...], COMMON, Option(group=COMMON.group, metavar="KEY=VALUE,...", repeated=True)
     ] = Field(
         (),
-        description="Key of the recipe and its values; * stands for every stage: stages.*.pattern=full,anchor. The "
-        "first value is the reference. Every combination of values is a cell.",
+        description="Key of the recipe with the values to compare: stages.*.pattern=full,anchor (* stands for every "
+        "stage). The first value is the reference. Required for a recipe.",
     )
     seeds: Annotated[Count, COMMON] = Field(
         3,
         ge=1,
-        description="Number of seeds per cell. The seed decides the order of the data and the evaluation samples.",
+        description="Number of random seeds with which to run each combination of values. The seed decides the order "
+        "of the data and the evaluation samples.",
     )
-    overrides: Annotated[Overrides, COMMON] = Field(
-        (),
-        description="Override a key of the recipe in every cell, such as stages.0.steps=20.",
-    )
+    overrides: Annotated[Overrides, COMMON] = ()
     share: Annotated[str | None, Option(name="--part", metavar="I/N", formerly=("--cell",))] = Field(
         None,
-        description="Divide all runs into N parts and run only part I, counted from 1, as one job of a job array. When "
-        "all parts are done, run the command without --part for the results.",
+        description="Divide the runs into N parts and run only part I, counted from 1, as in a job array. When all "
+        "parts are done, run the command without --part for the results. Default: run all parts.",
     )
     jobs: Count | None = Field(
-        None, ge=1, description="Number of runs at a time. Default: one for each GPU, or one on a CPU."
+        None,
+        ge=1,
+        description="Number of runs at a time. Default: one per GPU, or 1 with --launch or without GPUs.",
     )
     launch: str | None = Field(
         None,
-        description="Launcher of each run, for example 'torchrun --nproc-per-node 8'. Default: none; each run is one "
+        description="Command that launches each run: 'torchrun --nproc-per-node 8'. Default: each run is one plain "
         "process.",
     )
 

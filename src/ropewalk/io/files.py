@@ -197,7 +197,8 @@ def refuse_adapter(name: str | os.PathLike[str]) -> None:
     folder = Path(name)
     if (folder / "adapter_config.json").is_file() and not any(folder.glob("model*.safetensors*")):
         raise RopewalkError(
-            f"{folder} contains an adapter and no model; give the folder model/ of its run, which has it merged"
+            f"{folder} contains an adapter and no model; give the folder model/ of its run, which holds the "
+            "merged model"
         )
 
 
@@ -231,8 +232,8 @@ def refuse_url(path: Path, what: str) -> None:
     if found := _URL.match(str(path)):
         url = f"{found['protocol']}://{str(path)[found.end() :]}"
         raise RopewalkError(
-            f"{url} is a URL, but {what} are written to a folder, whose files get their names when they are "
-            "complete; give a folder, and copy it when it is complete, or mount the store"
+            f"{url} is a URL, but {what} can only be written to a folder; give a folder on this machine and upload it "
+            "when it is complete, or mount the bucket as a folder"
         )
 
 

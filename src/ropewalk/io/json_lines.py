@@ -101,7 +101,7 @@ def check_types(values: Mapping[str, Any], types: Mapping[str, tuple[type, ...]]
     for name, kinds in types.items():
         value = values[name]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise TypeError(f"{name} is {value!r}")
+            raise TypeError(f"{name} has the wrong type: {value!r}")
 
 
 def _cut_unfinished(file: FileIO) -> int:

@@ -34,10 +34,38 @@ MOST_PROBLEMS = 3
 """Most mistakes that one message lists."""
 
 MODEL_NAME = (
-    "Checkpoint folder (runs/64k/model), Hub id (meta-llama/Llama-3.1-8B), or a bundled model (embedded, "
-    "embedded:retrieval)"
+    "Checkpoint folder (runs/64k/model), Hub id (meta-llama/Llama-3.1-8B), or a tiny model that ropewalk ships "
+    "(embedded, embedded:retrieval)"
 )
 """Description of a setting that names a model, without the full stop."""
+
+RECIPE_NAME = (
+    "Recipe: a YAML file with the settings of a training run, or the name of a recipe that ropewalk ships"
+)
+"""Description of a setting that names a recipe, without the full stop."""
+
+DOCUMENTS = (
+    "a file or folder of text, JSON Lines or Parquet; a Hub data set (hf:owner/name); or text that ropewalk ships "
+    "(embedded, embedded:validation)"
+)
+"""Documents that a setting names; the description puts their purpose before it."""
+
+FACTOR_TABLE = "Factor table: a .json file of LongRoPE factors, written by `ropewalk search`"
+"""Description of a setting that names a factor table, without the full stop."""
+
+TARGET_LENGTH = "Target context length in tokens: 131072 or 128k."
+"""Description of a setting that is the target length."""
+
+TRAINED_LENGTH = "Context length that the checkpoint was trained at, in tokens: 8192 or 8k."
+"""Description of a setting that is the trained length."""
+
+ROPE_SETTINGS = (
+    "linear, yarn, llama3, ntk, a base (theta=5e6), or another rule of `ropewalk rope theta --help`"
+)
+"""RoPE settings that a setting names, for its description."""
+
+STATED_LENGTH = f"{TRAINED_LENGTH} Default: the length that its config states."
+"""Description of a trained length that the config states, too."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +300,11 @@ Folder = Annotated[FilePath, AfterValidator(_no_file), Option(metavar="DIR")]
 OutputFile = Annotated[FilePath, AfterValidator(_no_folder), Option(metavar="FILE")]
 """A file that exists or can be created."""
 
-Overrides = Annotated[tuple[str, ...], Option(name="--set", metavar="KEY=VALUE", repeated=True)]
+Overrides = Annotated[
+    tuple[str, ...],
+    Option(name="--set", metavar="KEY=VALUE", repeated=True),
+    Field(description="Override a key of the recipe: stages.0.context=32k (stages count from 0)."),
+]
 """Overrides of a recipe's keys, each in the form ``stages.0.steps=20``."""
 
 
@@ -412,7 +444,7 @@ def _needed(problem: Any, keys: Sequence[str]) -> str:
         "bool_parsing": "must be true or false",
         "literal_error": "must be {expected}",
     }
-    if kind == "string_too_short" and limits["min_length"] == 1:
+    if kind in ("string_too_short", "too_short") and limits["min_length"] == 1:
         return "must not be empty"
     if kind in _LISTS:
         return "must be a list"

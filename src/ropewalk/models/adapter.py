@@ -174,7 +174,11 @@ def _linear_layers(
         named = [name for name in modules if name == target or name.endswith(f".{target}")]
         found = [name for name in named if name in set(linear)]
         if named and not found:
-            what = "the output head" if modules[named[0]] is head else f"a {type(modules[named[0]]).__name__}"
+            what = (
+                "the output head"
+                if modules[named[0]] is head
+                else f"of class {type(modules[named[0]]).__name__}"
+            )
             raise RopewalkError(
                 f"{key} is {target}, which is {what} and can have no adapter; choose from "
                 f"{', '.join(_choices(linear))}"

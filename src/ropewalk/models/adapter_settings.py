@@ -70,7 +70,7 @@ class AdapterSettings(Settings):
     @classmethod
     def _some(cls, names: list[str]) -> list[str]:
         if not names:
-            raise ValueError(f"targets is empty; name linear layers, {ATTENTION} or {ALL_LINEAR}")
+            raise ValueError(f"must name linear layers, {ATTENTION} or {ALL_LINEAR}")
         return names
 
     @field_validator("targets", "also_train")

@@ -48,8 +48,8 @@ from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
 
 DRAFTS = "drafts tokens from the hidden states and keys of another model; extend that model"
 NO_DECODERS = {
-    "blt": "reads bytes in patches that another model of it chooses, and has four RoPEs; ropewalk extends models of "
-    "one decoder that reads tokens",
+    "blt": "reads bytes in patches that a second model within it chooses, and has four RoPEs; ropewalk extends only "
+    "models with one decoder that reads tokens",
     "dory": "runs some of its layers several times for a token; ropewalk trains, plans and checks models that run each "
     "layer once",
     "gemma4_assistant": DRAFTS,
@@ -618,8 +618,8 @@ class ModelConfig:
         width = required_width(self.model_type)
         if width is not None and self.values.get(width) is None:
             refused.append(
-                f"has {width} null in its config, with which transformers runs no {self.model_type}, whatever its "
-                f"layers are; set it in tokens, to {BEYOND_ANY_CONTEXT} if no layer should be limited"
+                f"has {width} null in its config, but transformers runs models of type {self.model_type} only with a "
+                f"number; set it in tokens, or to {BEYOND_ANY_CONTEXT} if no layer should be limited"
             )
         if self.model_type in CHANGES_ITS_MASK:
             refused.append("adds its own scores to the mask of its attention, which no engine supports")
@@ -648,11 +648,11 @@ class ModelConfig:
             layers = self.layers
             stacked = stacked_reach(self.localities, context)
             refused.append(
-                f"has a window of {widest:,} tokens in every layer, so no query attends further with any RoPE, and "
-                f"training at {context:,} tokens extends nothing (through all {len(layers)} layers, a query receives "
-                f"information from at most {stacked:,} tokens, and little of it from distant ones); set lift: "
-                "[windows] in a recipe to let every layer attend to its whole document, which the model must then "
-                f"learn in training, or stay within {widest:,} tokens"
+                f"has a window of {widest:,} tokens in every layer, so no token attends further, whatever the RoPE, "
+                f"and training at {context:,} tokens would extend nothing (stacked, the windows of {len(layers)} "
+                f"layers reach {stacked:,} tokens, but little information comes from that far); set lift: [windows] "
+                "in the recipe to remove the windows, so that training teaches the model full attention, or stay "
+                f"within {widest:,} tokens"
             )
         kinds = sorted({layer.kind for layer in self.layers})
         if FULL in self.methods and FULL not in kinds:
@@ -662,9 +662,8 @@ class ModelConfig:
             )
         if self.rotates_in_windows_alone(context) and not keeps_rope:
             refused.append(
-                "has RoPE only in layers with a window, where no distance grows with the context: another RoPE "
-                "extends nothing, and layers with full attention have none; rope: {method: default} in every stage "
-                "keeps it"
+                "has RoPE only in layers with a sliding window, where distances do not grow with the context, so "
+                "another RoPE would extend nothing; set rope: {method: default} in every stage to keep its RoPE"
             )
         if not any(layer.rotates for layer in self.layers):
             refused.append("has no layer with RoPE, so there is nothing to extend")

@@ -284,8 +284,8 @@ def _refuse_unknown_keys(decoder: Mapping[str, Any], config_class: Any) -> None:
     for key, value in decoder.items():
         if value and key not in known and ROPE_WORD.search(key):
             raise RopewalkError(
-                f"{key} {value!r} in the config is unknown and could change the frequencies; remove it if "
-                "it does not"
+                f"{key} {value!r} in the config is unknown to ropewalk and could change the RoPE frequencies; "
+                "remove it if it does not"
             )
 
 
@@ -296,6 +296,8 @@ def _check_rotary_dim(values: Mapping[str, Any], methods: Mapping[str | None, Ro
             refusal = f"rotary_dim is {stated!r}, but the rest of the config gives {method.rotary_dim}"
             if since is not None and (installed := older_transformers(since)) is not None:
                 refusal += f", as transformers {installed} would compute; use transformers {since} or later"
+            else:
+                refusal += "; correct the wrong one"
             raise RopewalkError(refusal)
 
 
@@ -322,7 +324,7 @@ def _refuse_other_layers(model: str, decoder: Mapping[str, Any], text: Any) -> N
         if kind != other and kind not in OLD_LAYER_TYPES:
             raise RopewalkError(
                 f"layer {number} of {model} is {kind!r} in layer_types, but transformers' {type(text).__name__} makes "
-                f"it {other!r}; correct the file, so that a loaded model computes what it states"
+                f"it {other!r}; correct layer_types, so that a loaded model computes what its config states"
             )
 
 
@@ -585,7 +587,7 @@ def build(model: str, config_class: Any, values: Mapping[str, Any]) -> Any:
     except CONFIG_ERRORS as error:
         _name_the_layer(values)
         # The text of a KeyError is the key alone.
-        why = f"it does not know {error}" if isinstance(error, KeyError) else one_line(error)
+        why = f"KeyError: {one_line(error)}" if isinstance(error, KeyError) else one_line(error)
         raise RopewalkError(
             f"transformers' {config_class.__name__} rejects the config of {model}: {why}"
         ) from error

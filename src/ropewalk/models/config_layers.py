@@ -123,8 +123,8 @@ def layer_values(text: Any) -> dict[str, Any]:
     unread = sorted(apart - set(READ_OF_EACH_LAYER))
     if unread:
         raise RopewalkError(
-            f"the layers of {text.model_type} differ in {', '.join(unread)} ({OF_LAYERS}); ropewalk supports layers "
-            f"that differ in {' and '.join(READ_OF_EACH_LAYER)}"
+            f"the layers of {text.model_type} differ in {', '.join(unread)} ({OF_LAYERS}); ropewalk supports only "
+            f"layers that differ in {' and '.join(READ_OF_EACH_LAYER)}"
         )
     kinds = getattr(text, "layer_types", None)
     if not kinds:
@@ -331,10 +331,10 @@ def width_of(config: Mapping[str, Any], kind: str, kinds: Sequence[str]) -> int:
     width = config.get(key)
     if width is None:
         off = kind == SLIDING and config.get("use_sliding_window") is False
-        full = "" if required_width(config.get("model_type")) else f", or make it {FULL}"
+        full = "" if required_width(config.get("model_type")) else f", or change the layer to {FULL}"
         raise RopewalkError(
             f"layer {list(kinds).index(kind)} is of type {kind} in the config, and "
-            f"{'use_sliding_window is false' if off else f'{key} is null'}; state its width in tokens{full}"
+            f"{'use_sliding_window is false; set it to true' if off else f'{key} is null; set it in tokens'}{full}"
         )
     return int(width)
 

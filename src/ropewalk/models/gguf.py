@@ -156,7 +156,7 @@ def _needs(architecture: str, method: RopeMethod, tensors: Sequence[str]) -> Non
         if method.truncate:
             what = f"yarn with beta_fast {method.beta_fast:g} and beta_slow {method.beta_slow:g}"
             instead = (
-                "serve the converter's file with "
+                "run llama-server on the file that you gave, with "
                 f"--yarn-beta-fast {method.beta_fast:g} --yarn-beta-slow {method.beta_slow:g}"
             )
     raise RopewalkError(
@@ -244,7 +244,8 @@ def _refuse_another_model(
         found = present.get(f"{architecture}.{key}")
         if found is not None and expected is not None and found != expected:
             raise RopewalkError(
-                f"{source} is not this model: {architecture}.{key} is {found}, and the config says {expected}"
+                f"{source} was made from another model: {architecture}.{key} is {found} in it, and {expected} in the "
+                "config"
             )
 
 

@@ -405,9 +405,9 @@ def with_rope(
     several = sorted({base for base in bases if base} - {each.rope_theta for each in config.methods.values()})
     if several and config.methods_with(method, others) != config.methods:
         raise RopewalkError(
-            f"{config.source.model_type} states bases of layers in {BASES_OF_LAYERS} that are not its rope_theta "
-            f"({', '.join(f'{base:g}' for base in several)}), so another RoPE for all layers would replace different "
-            f"ones; write one base into {BASES_OF_LAYERS} and rope_theta of config.json"
+            f"{BASES_OF_LAYERS} in the config of {config.source.model_type} has other bases than rope_theta "
+            f"({', '.join(f'{base:g}' for base in several)}), but ropewalk sets one base for all layers; write the "
+            f"same base into {BASES_OF_LAYERS} and rope_theta of config.json"
         )
     before = config.decoder_values
     # A class may have another name for head_dim, or none.
@@ -437,7 +437,7 @@ def with_rope(
         # Phi-3 accepts only longrope, and reads yarn as longrope.
         raise RopewalkError(
             f"the config of {config.source.model_type} cannot express the RoPE method {method.name}: "
-            f"{' '.join(str(error).split())}; theta always works"
+            f"{' '.join(str(error).split())}; use the method theta, which every config can express"
         ) from error
 
 

@@ -40,8 +40,8 @@ class ModelsSettings(Settings):
 
     family: Annotated[str | None, Option(argument=True)] = Field(
         None,
-        description="Show one family (model_type in config.json), with the reason for each feature that is refused. "
-        "Default: all families.",
+        description="Family to show, by its model_type in config.json: qwen3. Shows whether each feature is tested or "
+        "refused, and why it is refused. Default: all families.",
     )
 
 

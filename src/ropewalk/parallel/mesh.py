@@ -110,6 +110,12 @@ class MeshShape:
         place = self.place(rank)
         return place.replicate * self.shard + place.shard
 
+    @property
+    def setting(self) -> str:
+        """As a recipe writes it, such as ``{shard: 2, sequence: 4}``."""
+        parts = [f"{name}: {getattr(self, name)}" for name in DIMENSIONS if getattr(self, name) > 1]
+        return f"{{{', '.join(parts) or 'shard: 1'}}}"
+
     def __str__(self) -> str:
         """For example ``2 replicate x 4 sequence``, or ``1 rank`` if every degree is 1."""
         parts = [f"{getattr(self, name)} {name}" for name in DIMENSIONS if getattr(self, name) > 1]

@@ -104,7 +104,7 @@ class Ranks:
                 try:
                     ok, value = pipe.recv()
                 except EOFError:
-                    ok, value = False, "the process died"
+                    ok, value = False, "the process died; the machine may have run out of memory"
                 (results if ok else failures)[rank] = value
         if failures:
             self.close()

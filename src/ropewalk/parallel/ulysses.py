@@ -33,7 +33,7 @@ def check_heads(num_heads: int, degree: int) -> None:
         fitting = [d for d in range(1, num_heads + 1) if num_heads % d == 0]
         raise EngineError(
             f"parallel.sequence {degree} does not divide the model's {num_heads} attention heads; use one of "
-            f"{', '.join(map(str, fitting))}, and parallel.ring for further ranks"
+            f"{', '.join(map(str, fitting))}, and split rows over more ranks with parallel.ring"
         )
 
 

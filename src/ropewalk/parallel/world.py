@@ -139,15 +139,16 @@ def world_from_environment() -> World:
     missing = [name for name in VARIABLES if name not in given]
     if missing:
         raise RopewalkError(
-            f"the environment sets {', '.join(given)} but not {', '.join(missing)}; start several processes with "
-            "torchrun"
+            f"the environment sets {', '.join(given)} but not {', '.join(missing)}; start with torchrun, or unset "
+            f"{', '.join(given)} for a single process"
         )
     try:
         rank, size, local_rank, local_size = (int(given[name]) for name in VARIABLES)
     except ValueError:
         variables = ", ".join(f"{name}={value}" for name, value in given.items())
         raise RopewalkError(
-            f"the environment sets {variables}, which are not all whole numbers; start the processes with torchrun"
+            f"the environment sets {variables}, but all of these must be whole numbers; start the processes with "
+            "torchrun"
         ) from None
     return World(
         rank, size, local_rank, local_size, None, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))

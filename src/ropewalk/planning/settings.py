@@ -2,64 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from ropewalk.io.settings import MODEL_NAME, FilePath, Length, Option, Settings, Several
+from ropewalk.io.settings import (
+    COMMON,
+    MODEL_NAME,
+    ROPE_SETTINGS,
+    STATED_LENGTH,
+    TARGET_LENGTH,
+    TRAINED_LENGTH,
+    FilePath,
+    Length,
+    Option,
+    Settings,
+    Several,
+)
 
 RotaryDim = Annotated[
-    int, Field(description="Number of rotated dimensions per head: head_dim, or less under partial rotation.")
+    int,
+    Field(
+        description="Number of dimensions per head that RoPE rotates: head_dim, or fewer with partial RoPE."
+    ),
 ]
-TargetLength = Annotated[
-    Length, Option(name="--to"), Field(description="Target context length in tokens: 131072, 128k, 1M.")
-]
+TargetLength = Annotated[Length, Option(name="--to"), Field(description=TARGET_LENGTH)]
+
+RULE = f"How to set RoPE: {ROPE_SETTINGS}. Default: what `ropewalk inspect MODEL --target LENGTH` recommends."
+"""Description of a setting that chooses how to set RoPE."""
+
+CONFIG_ALONE = f"{MODEL_NAME}. A folder with only a config.json is enough."
+"""Description of a setting that names a model of which only the config is read."""
 
 
 class InspectSettings(Settings):
     """Settings of :func:`ropewalk.planning.inspect`: the checkpoint and an optional target length."""
 
-    model: Annotated[str, Option(argument=True)] = Field(
-        description=f"{MODEL_NAME}. A config.json is enough."
-    )
-    target: Length | None = Field(
-        None, description="Show what the model needs for this context length: 131072, 128k, 1M."
-    )
-    from_length: Annotated[Length | None, Option(name="--from")] = Field(
-        None, description="Trained length in tokens, if the config misstates it."
-    )
+    group: ClassVar[str | None] = COMMON.group
+
+    model: Annotated[str, Option(argument=True)] = Field(description=CONFIG_ALONE)
+    target: Length | None = Field(None, description=TARGET_LENGTH)
+    from_length: Annotated[Length | None, Option(name="--from")] = Field(None, description=STATED_LENGTH)
     readers: bool = Field(
         False,
-        description="Show which programs compute the same RoPE from the config (transformers, vLLM, SGLang, llama.cpp, "
-        "mlx-lm), and how to start them.",
+        description="Also show which programs (transformers, vLLM, SGLang, llama.cpp, mlx-lm) compute this RoPE "
+        "correctly from the config, and the commands that serve the whole context.",
     )
     explain: bool = Field(
         False,
-        description="With --target, also show what inspect shows without --target, the base that each rule gives "
-        "next to published bases, and the papers behind the rules. Takes 10 seconds at 128K and a minute or more at "
-        "1M.",
+        description="With --target, also show the checkpoint's RoPE, other RoPE settings for the target (such as NTK "
+        "and YaRN), and the papers that they come from. Takes 10 seconds at 128k and a minute or more at 1M.",
     )
 
 
 class PlanSettings(Settings):
     """Settings of :func:`ropewalk.planning.plan`: the checkpoint, the target length and the rule."""
 
-    model: Annotated[str, Option(argument=True)] = Field(
-        description="Checkpoint folder, config.json, or Hub id."
-    )
+    model: Annotated[str, Option(argument=True)] = Field(description=CONFIG_ALONE)
     target: TargetLength
-    from_length: Annotated[Length | None, Option(name="--from")] = Field(
-        None, description="Trained length in tokens. Default: the length that the config states."
-    )
-    rule: str | None = Field(
-        None,
-        description="How to set RoPE: a rule of `ropewalk rope theta --help`, or linear, yarn, llama3, or theta=5e6. "
-        "Default: what `ropewalk inspect MODEL --target LENGTH` recommends.",
-    )
+    from_length: Annotated[Length | None, Option(name="--from")] = Field(None, description=STATED_LENGTH)
+    rule: str | None = Field(None, description=RULE)
     explain: bool = Field(
         False,
-        description="Also list the base that each rule gives, next to published bases. Takes 10 seconds at 128K and a "
-        "minute or more at 1M.",
+        description="Also list other RoPE bases for the target: from papers and from published models. Takes 10 "
+        "seconds at 128k and a minute or more at 1M.",
     )
     processes: Annotated[int | None, Option(hidden=True)] = Field(
         None,
@@ -71,16 +77,14 @@ class PlanSettings(Settings):
 class UnscaledRope(Settings):
     """Unscaled RoPE that a checkpoint was trained with."""
 
-    rope_theta: float = Field(description="RoPE base of the checkpoint.")
+    rope_theta: float = Field(description="RoPE base of the checkpoint (rope_theta in its config).")
     rotary_dim: RotaryDim
 
 
 class ExtendedRope(UnscaledRope):
     """Unscaled RoPE of a checkpoint, its trained length and the target length."""
 
-    from_length: Annotated[Length, Option(name="--from")] = Field(
-        description="Trained length in tokens: 8192, 8k."
-    )
+    from_length: Annotated[Length, Option(name="--from")] = Field(description=TRAINED_LENGTH)
     to_length: TargetLength
 
 
@@ -88,14 +92,14 @@ class BoundSettings(UnscaledRope):
     """Settings of ``ropewalk rope bound``: the base whose context bound to compute."""
 
     compare: Annotated[Several[float], Option(metavar="NUMBER,...")] = Field(
-        (), description="Comma-separated bases to compare with --rope-theta: 1e6,5e5."
+        (), description="Other bases to compare with --rope-theta, separated by commas: 1e6,5e5."
     )
 
 
 class BasesSettings(Settings):
     """Settings of ``ropewalk rope base``: the length that bases must reach."""
 
-    length: Length = Field(description="Context length in tokens: 8192, 128k, 1M.")
+    length: Length = Field(description=TARGET_LENGTH)
     rotary_dim: RotaryDim
     ceiling: float = Field(1e9, description="Largest base to search.")
 
@@ -103,29 +107,36 @@ class BasesSettings(Settings):
 class ThetaSettings(ExtendedRope):
     """Settings of ``ropewalk rope theta``: the lengths and the rule that chooses a base."""
 
+    group: ClassVar[str | None] = COMMON.group
+
     rule: str = Field(
         "recommended",
-        description="Rule: recommended, critical-dimension, length-floor, ntk, lower-bound, or a published "
-        "base: schedule:gradient, schedule:lwm, schedule:anchorcontext.",
+        description="Rule that computes the base: recommended, critical-dimension, length-floor, lower-bound, ntk, "
+        "schedule:gradient, schedule:lwm or schedule:anchorcontext.",
     )
     ceiling: float | None = Field(
         None,
-        description="For lower-bound: largest base to search. Default: 1e12 or more, depending on the length.",
+        description="Largest base to search, for the rule lower-bound. Default: 1e12, or 1e15 if the base found is "
+        "too close to 1e12.",
     )
 
 
 class FrequenciesSettings(ExtendedRope):
     """Settings of ``ropewalk rope frequencies``: the method whose frequencies to compute."""
 
+    group: ClassVar[str | None] = COMMON.group
+
     method: str = Field(
-        description="RoPE method: default (RoPE as it is), theta (the base that `ropewalk rope theta` recommends), "
-        "linear, ntk, dynamic, yarn, llama3 or longrope."
+        description="RoPE method: default (unchanged), theta (the larger base that `ropewalk rope theta` recommends), "
+        "linear (position interpolation), ntk, dynamic (dynamic NTK), yarn, llama3 or longrope."
     )
     factor: float | None = Field(
         None,
-        description="Scaling factor for linear, ntk, yarn and llama3. Default: target length over trained length.",
+        description="Scaling factor of linear, ntk, dynamic, yarn or llama3. Default: the target length divided by "
+        "the trained length.",
     )
     factors: FilePath | None = Field(
         None,
-        description="For longrope: JSON file with the lists short_factor and long_factor, one number per pair.",
+        description="JSON file with the lists short_factor and long_factor of longrope, one number per pair of "
+        "dimensions. Required for longrope.",
     )

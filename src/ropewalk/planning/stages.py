@@ -83,8 +83,8 @@ def plan_stages(
     """
     if isinstance(current, LongRope):
         raise RopewalkError(
-            "the factors of a longrope checkpoint are valid for one length, and no formula gives those for another; "
-            "search new factors with `ropewalk search`"
+            "the model uses longrope, whose factors are valid for one length only, and no formula gives the factors "
+            "for another length; search for them with `ropewalk search`"
         )
     contexts = stage_contexts(trained_length, target_length)
     if rule == CURRENT:

@@ -76,11 +76,15 @@ def method_for_target(
         )
     given = _given(name, parameters or {})
     if rope_theta is not None and name != "theta":
-        raise RopewalkError(f"rope_theta {rope_theta} has no meaning for {name!r}; the method is 'theta'")
+        raise RopewalkError(
+            f"rope_theta {rope_theta} has no meaning for {name!r}; use the method 'theta' to set the base"
+        )
     # "default" means the checkpoint's own method: training continues at its frequencies.
     if name == "default":
         if not current.trainable:
-            raise RopewalkError(f"{current.name} cannot be trained with; choose theta, linear, ntk or yarn")
+            raise RopewalkError(
+                f"{current.name} cannot be used in training; choose theta, linear, ntk or yarn"
+            )
         return current
     plain = current.plain
     if name == "theta":
@@ -130,7 +134,7 @@ def recommended_base(current: RopeMethod, original_length: int, target_length: i
     plain = current.plain
     if not isinstance(plain, Default):
         raise RopewalkError(
-            f"a base by rule is derived for unscaled RoPE, but this checkpoint is {current.name}-scaled: give "
+            f"the rules for rope_theta are for unscaled RoPE, but this checkpoint is {current.name}-scaled; give "
             f"rope_theta (the scaling stays), or choose {current.name!r}"
         )
     return recommended_theta(plain.rope_theta, original_length, target_length, plain.rotary_dim)
@@ -175,8 +179,8 @@ def candidate(
     plain = current.plain
     if not isinstance(plain, Default):
         raise RopewalkError(
-            f"a base by rule is derived for unscaled RoPE, but this checkpoint is {current.name}-scaled; choose "
-            f"{current.name} to scale further, or theta=VALUE"
+            f"the rules for rope_theta are for unscaled RoPE, but this checkpoint is {current.name}-scaled; choose "
+            f"{current.name} to scale further, or theta=VALUE to change the base"
         )
     theta = theta_by_rule(
         name, plain.rotary_dim, plain.rope_theta, trained_length, target_length, ceiling, progress
@@ -193,7 +197,7 @@ def check_candidate(name: str) -> None:
             check_rule(name)
         except RopewalkError as error:
             raise RopewalkError(
-                f"{error}; besides the rules there are {', '.join((CURRENT, *compared_methods()))} and theta=VALUE"
+                f"{error} (also possible: {', '.join((CURRENT, *compared_methods()))}, theta=VALUE)"
             ) from None
 
 

@@ -120,7 +120,8 @@ def read_log(
             # A repeated line is harmless, but two losses of one job mean that the file was edited or mixed.
             if found.setdefault(job, loss) != loss:
                 raise ValueError(
-                    f"it has a loss of {loss:g}, but an earlier line has {found[job]:g} for the same job"
+                    f"it has a loss of {loss:g}, but an earlier line has {found[job]:g} for the same factors "
+                    "and document"
                 )
         return values
 

@@ -10,8 +10,10 @@ from pydantic import BeforeValidator, Field
 from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import (
     COMMON,
+    DOCUMENTS,
     FREE,
     MODEL_NAME,
+    TARGET_LENGTH,
     Count,
     Device,
     Dtype,
@@ -29,6 +31,11 @@ ALGORITHMS: tuple[AlgorithmName, ...] = ("cma-es", "evolution")
 DEFAULT_ALGORITHM: AlgorithmName = "cma-es"
 ANY_START_TOKENS = "search"
 """Value of --start-tokens that searches over all start-token counts of the paper."""
+
+SHORT_FACTORS = (
+    "If MODEL already has longrope factors, a target up to its original length searches the short factors."
+)
+"""What the target length decides; for a description."""
 
 OBJECTIVE, SPACE = Option(group="Objective"), Option(group="Search space")
 ALGORITHM, COMPUTATION = Option(group="Algorithm"), Option(group="Computation")
@@ -83,28 +90,33 @@ class ShortFactorSearch(Settings):
     documents: Annotated[Count, COMMON] = Field(
         5,
         ge=1,
-        description="Number of sequences of text on which to measure each candidate (list of factors).",
+        description="Number of sequences to measure each candidate on. A candidate is a list of factors.",
     )
     largest: Annotated[float | None, SPACE] = Field(
         None,
         ge=SMALLEST,
-        description="Upper bound of the factors. Default for long factors: 1.25 times the target length over the "
-        "original length; for short factors: half of the largest long factor, and at least 1.25.",
+        description="Largest factor to try. Default for long factors: 1.25 times the target length divided by the "
+        "original length. Default for short factors: half of the largest long factor, but at least 1.25.",
     )
     algorithm: Annotated[AlgorithmName, ALGORITHM] = Field(
         DEFAULT_ALGORITHM,
-        description="Search algorithm: cma-es (the best in the documented measurements) or evolution (LongRoPE's own).",
+        description="Search algorithm: cma-es (CMA-ES, which needed fewer measurements in ropewalk's tests) or "
+        "evolution (the algorithm of the LongRoPE paper).",
     )
     budget: Annotated[Count, COMMON] = Field(
-        500, ge=1, description="Maximum number of measurements, each of one candidate on one sequence."
+        500,
+        ge=1,
+        description="Maximum number of measurements. One measurement is one candidate on one sequence.",
     )
     racing: Annotated[bool, ALGORITHM] = Field(
-        True, description="Drop candidates early if they are clearly behind after their first sequences."
+        True,
+        description="Drop a candidate early if its loss on the first sequences is clearly higher than the best "
+        "candidates' loss.",
     )
     batch: Annotated[Count, FREE, COMPUTATION] = Field(
         1,
         ge=1,
-        description="Number of candidates to measure in one forward pass; each takes the memory of one sequence.",
+        description="Number of candidates to measure in one forward pass. Each takes the memory of one sequence.",
     )
 
     @property
@@ -119,7 +131,7 @@ class LongFactorSearch(ShortFactorSearch):
     short_penalty: Annotated[float, OBJECTIVE] = Field(
         0.0,
         ge=0,
-        description="Weight of the penalty for a higher loss at the trained length; 0 for no penalty.",
+        description="Weight of a penalty for a higher loss at the trained length. With 0 there is no penalty.",
     )
 
     @property
@@ -134,24 +146,27 @@ class SearchSettings(LongFactorSearch):
 
     objective: Annotated[Literal["perplexity", "needle"], OBJECTIVE] = Field(
         "perplexity",
-        description="Loss to minimise: perplexity (of all tokens) or needle (of the answers to questions about numbers "
-        "that are hidden in the text).",
+        description="Loss to minimise: perplexity (loss of all tokens) or needle (loss of the answers to questions "
+        "about numbers hidden in the text).",
     )
     held_out: Annotated[Count, OBJECTIVE] = Field(
-        5, ge=0, description="Maximum number of sequences from other documents to evaluate the result on."
+        5, ge=0, description="Maximum number of sequences of other documents to measure the factors found on."
     )
     start_tokens: Annotated[StartTokens, SPACE] = Field(
         (0,),
-        description='Number of initial tokens whose RoPE angles stay unscaled. With the value "search", the '
-        "numbers in the LongRoPE paper are tried. config.json can store only 0.",
+        description='Number of initial tokens whose RoPE stays unscaled, or "search" to try the numbers in the '
+        "LongRoPE paper. A model's config.json can store only 0.",
     )
     attention_factor: Annotated[float | None, SPACE] = Field(
-        None, description="Attention factor of all candidates. Default: the formula of the LongRoPE paper."
+        None,
+        description="Attention factor (multiplier of cos and sin) of all candidates. Default: the formula of the "
+        "LongRoPE paper.",
     )
     prefill_chunk: Length | None = Field(
-        None, description="Tokens per forward call, to save memory: 4096, 8k. Default: a whole sequence."
+        None,
+        description="Number of tokens per forward pass. Fewer take less memory. Default: a whole sequence.",
     )
-    seed: Annotated[Seed, ALGORITHM] = Field(0, description="Random seed of the search.")
+    seed: Annotated[Seed, ALGORITHM] = Field(0, description="Random seed of the algorithm.")
     dtype: Dtype = "auto"
     device: Device = "auto"
 
@@ -171,15 +186,8 @@ class SearchConfig(Settings):
     """Configuration of one search: model, target length, text and search settings."""
 
     model: str = Field(description=f"{MODEL_NAME}.")
-    target_length: Length = Field(
-        description="Target length in tokens: 2048, 32k, 1M. For a longrope checkpoint, a target up to its original "
-        "length searches the short factors."
-    )
-    text: str = Field(
-        "embedded:validation",
-        description="Documents to search on: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
-        "bundled text: embedded or embedded:validation.",
-    )
+    target_length: Length = Field(description=f"{TARGET_LENGTH} {SHORT_FACTORS}")
+    text: str = Field("embedded:validation", description=f"Documents to measure on: {DOCUMENTS}.")
     settings: SearchSettings = SearchSettings()
     out: FilePath | None = Field(
         None,

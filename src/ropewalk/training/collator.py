@@ -49,7 +49,9 @@ class RowCollator:
         if not rows:
             rows = [self._row([each for each in samples if not isinstance(each, Row)])]
         elif len(rows) != len(samples):
-            raise RopewalkError("a batch holds packed rows and documents; give the trainer one kind")
+            raise RopewalkError(
+                "a batch contains both packed rows and documents; give the trainer only one of the two"
+            )
         lengths = sorted({len(row.input_ids) for row in rows})
         if len(lengths) > 1:
             raise RopewalkError(
@@ -68,25 +70,27 @@ class RowCollator:
     def _row(self, documents: Sequence[Mapping[str, Any]]) -> Row:
         if self.pattern == "anchor" and not self.anchor:
             raise RopewalkError(
-                "the pattern anchor needs the ids of its tokens: anchor=[tokenizer.bos_token_id], or "
-                "pattern='intra_document' for a tokenizer without BOS"
+                "pattern='anchor' needs the ids of the anchor's tokens; pass anchor=[tokenizer.bos_token_id], or "
+                "pattern='intra_document' if the tokenizer has no BOS"
             )
         ids, trained = [], [torch.ones(len(self.anchor), dtype=torch.bool)]
         for document in documents:
             tokens = torch.as_tensor(document["input_ids"], dtype=torch.int64)
             if "seq_lengths" in document:
                 raise RopewalkError(
-                    "a sample holds several documents (seq_lengths), which is what packing=True makes; set "
-                    "packing=False, because RowCollator packs"
+                    "a sample contains several documents (it has seq_lengths), because the trainer has packed them; "
+                    "set packing=False, because RowCollator packs documents itself"
                 )
             mask = document.get("attention_mask")
             if mask is not None and not bool(torch.as_tensor(mask).all()):
-                raise RopewalkError("a document is padded (its attention_mask has zeros); leave padding out")
+                raise RopewalkError(
+                    "a document is padded (its attention_mask has zeros); leave out the padding"
+                )
             labels = torch.as_tensor(document.get("labels", tokens), dtype=torch.int64)
             if labels.shape != tokens.shape or bool(((labels != tokens) & (labels != IGNORED)).any()):
                 raise RopewalkError(
-                    "the labels of a document must be its input_ids, not shifted, with -100 for tokens that are no "
-                    "target"
+                    "the labels of a document must be its input_ids, not shifted, with -100 for tokens that are left "
+                    "out of the loss"
                 )
             target = labels != IGNORED
             for name in LOSS_MASKS:

@@ -34,6 +34,7 @@ from ropewalk.evaluation.rows import Ids, evaluation_rows, take_documents
 from ropewalk.evaluation.store import model_digest
 from ropewalk.io.digests import digest
 from ropewalk.io.files import parse_json, write_json
+from ropewalk.io.settings import explain as explain_settings
 from ropewalk.parallel.context import RunContext
 from ropewalk.training.recipe.recipe import Data, Recipe
 from ropewalk.training.resolved import ResolvedRecipe, folder_of
@@ -97,8 +98,7 @@ def read_run_inputs(output: Path) -> RunInputs:
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
     except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        what = f"{where}: {error.errors()[0]['msg']}".removeprefix(": ").replace("Value error, ", "")
+        what = explain_settings(error, RunInputs).strip()
         raise RopewalkError(f"{path} is damaged ({what}); {advice}") from error
     except (ValueError, RecursionError) as error:
         raise RopewalkError(f"{path} is damaged ({error}); {advice}") from error
@@ -153,8 +153,8 @@ def all_rows(
         states.setdefault(specs, set()).add(json.dumps(inputs, sort_keys=True))
     if any(len(inputs) > 1 for inputs in states.values()):
         raise RopewalkError(
-            f"the documents have changed since the run in {output} started, so a new stage cannot train on the same "
-            "ones; restore them, or start a new run"
+            f"the documents have changed since the run in {output} started, so a new stage could train on documents "
+            "that the run holds out for evaluation; restore them, or start a new run"
         )
     return rows
 
@@ -180,7 +180,7 @@ def refuse_steps_without_targets(resolved: ResolvedRecipe, rows: Sequence[Packed
             if silent.issuperset(wanted):
                 raise RopewalkError(
                     f"stage {number + 1}: step {step + 1} has no token to train on, because all chats in its rows were "
-                    "cut before their first answer; set long_documents: skip"
+                    "cut before their first answer; set data.long_documents: skip"
                 )
 
 
@@ -224,7 +224,7 @@ def _rows_again(
     try:
         there = open_rows(folder, tokenizer=tokenizer_identity(resolved.tokenizer), verify=True)
     except RopewalkError as error:
-        raise RopewalkError(f"{error} (once {folder} is deleted, --resume packs the rows again)") from error
+        raise RopewalkError(f"{error} (--resume packs the rows again once that folder is deleted)") from error
     if _rows_digest(there) != digest_:
         raise RopewalkError(
             f"the packed rows in {folder} are not those that the run in {output} started with; a resumed run must "
@@ -375,12 +375,13 @@ def _packed_before(
         ]
         if len(fitting) != 1:
             found = ", ".join(
-                f"{each.folder} ({each.settings.context}, {each.settings.pattern}, {each.settings.positions})"
+                f"{each.folder} (context {each.settings.context}, pattern {each.settings.pattern}, positions "
+                f"{each.settings.positions})"
                 for each in there
             )
             raise RopewalkError(
-                f"stage {number + 1} needs exactly one folder of rows with {stage.context} tokens, pattern "
-                f"{stage.pattern} and positions {stage.positions}, but {key} has {len(fitting)}: {found}"
+                f"stage {number + 1} needs one folder of rows with context {stage.context}, pattern {stage.pattern} "
+                f"and positions {stage.positions}, but {key} names {len(fitting)} such folders; it names {found}"
             )
         rows.append(fitting[0])
     if not recipe.data.validation_sources:
@@ -389,8 +390,8 @@ def _packed_before(
         known = None if began is None or number in others else began.of_stage(number)
         if known is not None and known[1] != _rows_digest(each):
             raise RopewalkError(
-                "the rows in data.rows are not those that the run started with; a resumed run must train on the same "
-                "rows: restore them, or start a new run"
+                f"the packed rows of stage {number + 1} are not those that the run started with; a resumed run must "
+                "train on the same rows: restore them, or start a new run"
             )
     return rows
 
@@ -404,7 +405,7 @@ def _refuse_other_split(recipe: Recipe, rows: Sequence[PackedRows | None]) -> No
         if any(each.manifest[key] != run.manifest[key] for key in ("inputs", "specs", "validation")):
             raise RopewalkError(
                 f"stages.{number}.data.rows were not packed from the same documents as data.rows, so they may contain "
-                "documents that data.rows hold out; give data.validation_sources"
+                "documents that data.rows hold out for evaluation; set data.validation_sources to other documents"
             )
 
 
@@ -496,7 +497,9 @@ def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> l
             if recipe.data.rows
             else "raise data.validation_documents"
         )
-        raise RopewalkError(f"there are no validation documents; {more}, or give data.validation_sources")
+        raise RopewalkError(
+            f"the evaluation needs documents, but none are held out for it; {more}, or set data.validation_sources"
+        )
     # Called for its error alone: text that does not fill a row must be refused before training.
     _full_rows(documents, resolved, length, limit)
     return documents

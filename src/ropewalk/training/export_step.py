@@ -75,7 +75,7 @@ def export_step(run: Path, step: int, out: Path, stage: int | None = None) -> Ex
     path = _checkpoint(run, step, stage)
     damage = check_checkpoint(path)
     if damage is not None:
-        raise RopewalkError(f"the checkpoint {path} is damaged: {damage}; export another one")
+        raise RopewalkError(f"the checkpoint {path} is damaged: {damage}; export another checkpoint")
     position = read_position(path)
     number = position.stage
     # No stage is trained, so none has to suit this machine.
@@ -124,10 +124,10 @@ def _checkpoint(run: Path, step: int, stage: int | None) -> Path:
     if len(found) == 1:
         return found[0]
     if found:
-        stages = " or ".join(str(place_of(path)[0] + 1) for path in found)
-        raise RopewalkError(f"several stages have a checkpoint of step {step}; add --stage {stages}")
+        stages = " or ".join(f"--stage {place_of(path)[0] + 1}" for path in found)
+        raise RopewalkError(f"several stages have a checkpoint of step {step}; add {stages}")
     wanted = f"step {step}" if stage is None else f"step {step} of stage {stage}"
     if not there:
         raise RopewalkError(f"{run} has no checkpoint of {wanted}: {run / CHECKPOINTS} has none at all")
-    kept = ", ".join(f"{place_of(path)[1]} of stage {place_of(path)[0] + 1}" for path in there)
-    raise RopewalkError(f"{run} has no checkpoint of {wanted}; it has those of steps {kept}")
+    kept = ", ".join(f"step {place_of(path)[1]} of stage {place_of(path)[0] + 1}" for path in there)
+    raise RopewalkError(f"{run} has no checkpoint of {wanted}; it has checkpoints of {kept}")

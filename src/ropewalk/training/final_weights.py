@@ -85,15 +85,19 @@ def final_weights(output: Path, recipe: Recipe, last: Path) -> FinalWeights:
         there = [path for path in checkpoints_in(output / CHECKPOINTS) if place_of(path)[0] == stage]
         if len(there) < export.average_of:
             raise RopewalkError(
-                f"export averages the last {export.average_of} checkpoints, but the run has only {len(there)} of stage "
-                f"{stage + 1} in {output / CHECKPOINTS}; "
-                + (f"set export.average_of={len(there)}" if len(there) > 1 else "set export=last")
+                f"export averages the last {export.average_of} checkpoints of stage {stage + 1}, but "
+                f"{output / CHECKPOINTS} contains only {len(there)} of this stage; "
+                + (
+                    f"set export to {{weights: average, average_of: {len(there)}}}"
+                    if len(there) > 1
+                    else "set export to last"
+                )
             )
         return FinalWeights(export, tuple(there[-export.average_of :]))
     best = _best(output, recipe, Position(stage, step, 0))
     if best is None:
         raise RopewalkError(
-            "no evaluation during training has the score that export goes by; set export=last"
+            "no evaluation during training measured the score of export.by; set export to last"
         )
     return FinalWeights(export, (_path(output, best[1]),), best[0])
 
@@ -135,7 +139,7 @@ def check_final_weights(output: Path, recipe: Recipe, checkpoint: Path | None) -
     for path in paths:
         if not path.is_dir():
             raise RopewalkError(
-                f"export would take the best checkpoint so far, {path.name}, but it was deleted; set export=last"
+                f"export would take the best checkpoint so far, {path.name}, but it was deleted; set export to last"
             )
 
 
@@ -167,8 +171,8 @@ def check_metric(resolved: ResolvedRecipe, asked: Mapping[str, Sequence[int]] | 
         and (export.by or only).split("/")[0] not in own
     ):
         raise RopewalkError(
-            f"export.by is {export.by or only}, but evaluation during the last stage measures only "
-            f"{', '.join(planned) or 'nothing'}"
+            f"export.by is {export.by or only}, but evaluation during the last stage measures "
+            f"{', '.join(planned) or 'nothing'}; set export.by to a score that is measured"
         )
 
 
@@ -181,7 +185,8 @@ def check_whole(found: FinalWeights, world: World) -> None:
         if (what := check_checkpoint(path, world)) is not None:
             raise world.known_to_all(
                 RopewalkError(
-                    f"checkpoint {path.name}, which export needs, is damaged ({what}); restore it, or set export=last"
+                    f"checkpoint {path.name}, which export needs, is damaged ({what}); restore it, or set export to "
+                    "last"
                 )
             )
 

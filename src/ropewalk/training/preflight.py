@@ -232,10 +232,13 @@ def _router_aux_loss(number: int, stage: Stage, config: ModelConfig) -> float:
     if factor and config.num_experts and not records_routing(config):
         later = ""
         if (installed := older_transformers(MOST_RECORDED_SINCE)) is not None:
-            later = f", or use transformers {MOST_RECORDED_SINCE}, which records more models than {installed}, or later"
+            later = (
+                f", or try transformers {MOST_RECORDED_SINCE} or later, which records those of more models than the "
+                f"installed {installed}"
+            )
         raise EngineError(
-            f"stages.{number}.router_aux_loss would be {factor:g}, but transformers does not record the router logits "
-            f"of {config.model_type}; set it to 0{later}"
+            f"stages.{number} trains with router_aux_loss {factor:g}, but transformers does not record the router "
+            f"logits of {config.model_type}, which this loss needs; set stages.{number}.router_aux_loss to 0{later}"
         )
     return factor if config.num_experts else 0.0
 
@@ -314,8 +317,8 @@ def _without_limits(recipe: Recipe, config: ModelConfig) -> ModelConfig:
         )
     for number, limit in enumerate(recipe.lift):
         if limit not in config.limits:
-            instead = f"its limits are {', '.join(config.limits)}" if config.limits else "omit lift"
-            raise RopewalkError(f"lift.{number} is {limit}, but the model has no such limit; {instead}")
+            instead = f"lift can remove {', '.join(config.limits)}" if config.limits else "leave lift out"
+            raise RopewalkError(f"lift.{number} is {limit}, but the model has none to remove; {instead}")
     return config.lifted(recipe.lift)
 
 
@@ -406,7 +409,7 @@ def _mesh(
         mesh = MeshShape() if asked == "auto" else _asked(asked)
         if mesh.world_size > 1:
             raise RopewalkError(
-                f"{key} requests {mesh.world_size} processes ({mesh}), but this is a single process; start it "
+                f"{key} {mesh.setting} needs {mesh.world_size} processes, but only one was started; start the command "
                 f"with torchrun --nproc-per-node {mesh.world_size} -m ropewalk"
             )
         return mesh
@@ -418,8 +421,8 @@ def _mesh(
             try:
                 _check(mesh, stage, places)
             except RopewalkError as error:
-                # Checks of meshes name the keys of the run.
-                raise RopewalkError(str(error) if key == "parallel" else f"{key}: {error}") from error
+                # The message begins with a key of the run; before it stands the stage whose own key it is.
+                raise RopewalkError(f"{key.removesuffix('parallel')}{error}") from error
         return mesh
     choices = [_chosen(stage, places, precisions[number]) for number, stage in stages.items()]
     # Try the finest split of rows first: a stage also runs with a finer split than it needs, if its rows divide.
@@ -502,8 +505,8 @@ def refuse_on_mesh(
     if config.recurrent_layers and mesh.sequence_degree > 1:
         raise EngineError(
             f"the model has recurrent layers ({len(config.recurrent_layers)} of {len(config.layers)}), whose state is "
-            f"not passed between ranks, but parallel ({mesh}) shards rows over {mesh.sequence_degree} ranks; use "
-            "parallel.ring 1 and parallel.sequence 1, with any parallel.replicate and parallel.shard"
+            f"not passed between ranks, but parallel {mesh.setting} splits each row over {mesh.sequence_degree} ranks; "
+            "set parallel.ring and parallel.sequence to 1, and only parallel.replicate and parallel.shard higher"
         )
     if config.model_type in DRAWS_EXPERTS:
         raise RopewalkError(
@@ -523,8 +526,8 @@ def refuse_on_mesh(
     dependent = sorted({method.name for method in methods if method.length_dependent})
     if dependent and mesh.sequence_degree > 1 and not exact_rope:
         raise EngineError(
-            f"transformers' own RoPE {dependent[0]} would use the length of a shard instead of the row's; set "
-            "exact_rope: true, or use parallel.sequence 1 and parallel.ring 1"
+            f"with exact_rope: false, transformers' {dependent[0]} would use the length of each rank's part of a row "
+            "instead of the whole row's; set exact_rope: true, or parallel.sequence and parallel.ring to 1"
         )
 
 

@@ -20,11 +20,21 @@ from ropewalk.io.files import write_text
 from ropewalk.io.lengths import format_length
 from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
-from ropewalk.io.settings import COMMON, MODEL_NAME, FilePath, Length, Option, Settings
+from ropewalk.io.settings import (
+    COMMON,
+    DOCUMENTS,
+    MODEL_NAME,
+    TARGET_LENGTH,
+    FilePath,
+    Length,
+    Option,
+    Settings,
+)
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning import PlanSettings, plan
 from ropewalk.planning.rules import CONTEXT_BOUND
 from ropewalk.planning.run import PlanResult, size_of_stage
+from ropewalk.planning.settings import RULE
 from ropewalk.planning.sizing.model_shape import STATE_BYTES, ModelShape, NotEstimated
 from ropewalk.planning.sizing.time import H100
 from ropewalk.training.check import check
@@ -53,23 +63,18 @@ class InitSettings(Settings):
     model: Annotated[str, Option(argument=True)] = Field(description=f"{MODEL_NAME}.")
     documents: Annotated[tuple[str, ...], Option(metavar="PATH", repeated=True, group=COMMON.group)] = Field(
         min_length=1,
-        description="Documents to train on: a file or folder of text, JSON Lines or Parquet, hf:owner/name, or "
-        "embedded.",
+        description=f"Documents to train on: {DOCUMENTS}.",
     )
-    target: Annotated[Length, COMMON] = Field(
-        description="Target context length in tokens: 131072, 128k, 1M."
+    target: Annotated[Length, COMMON] = Field(description=TARGET_LENGTH)
+    out: Annotated[FilePath, COMMON] = Field(
+        Path("recipe.yaml"), description="File to write the recipe to. It must not exist yet."
     )
-    out: Annotated[FilePath, COMMON] = Field(Path("recipe.yaml"), description="New file to write.")
     text_field: str | None = Field(
         None,
-        description="Field of a record that contains the text. Default: text, or the one field named content, "
-        "document, body or raw_content.",
+        description="Record field that holds the text. Default: text, or whichever one of content, document, body and "
+        "raw_content the records have.",
     )
-    rule: str | None = Field(
-        None,
-        description="Rule that sets RoPE, as for `ropewalk rope plan`. Default: what `ropewalk inspect --target` "
-        "recommends.",
-    )
+    rule: str | None = Field(None, description=RULE)
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,7 @@ def _with_text_field(path: str, given: str | None) -> SourceSpec:
         found.append(spec)
     if len(found) == 1:
         return found[0]
-    several = f"; {', '.join(each.text_field for each in found)} may be it" if found else ""
+    several = f"; the text may be in {' or '.join(each.text_field for each in found)}" if found else ""
     raise RopewalkError(
         f"{refused}{several}; name the field that holds the text with --text-field"
     ) from refused

@@ -117,7 +117,7 @@ def folder_to_push(model: str) -> Path:
     path = Path(model).expanduser()
     if not path.is_dir():
         raise RopewalkError(
-            f"--push uploads the model of a finished run, or an exported model, and there is no folder {model}"
+            f"there is no folder {model}; with --push, name the folder of a finished run or of an exported model"
         )
     # A run keeps its recipe beside the model, so the folder is a run's and not a model's.
     if (path / RECIPE).is_file():
@@ -205,14 +205,15 @@ def _check_rights(known: dict[str, Any], name: str) -> None:
     own = [str(known["name"]), *(str(each["name"]) for each in known.get("orgs") or ())]
     if owner.lower() not in [each.lower() for each in own]:
         raise RopewalkError(
-            f"--push {name}: the token belongs to {own[0]}, who cannot write there; choose an owner among "
-            f"{', '.join(own)}"
+            f"--push {name}: your Hugging Face token is that of {own[0]}, who cannot upload to {owner}; write one of "
+            f"these before the slash: {', '.join(own)}"
         )
     token = (known.get("auth") or {}).get("accessToken") or {}
     # Other roles may still lack the right to write to this repository, which only the upload shows.
     if token.get("role") == "read":
         raise RopewalkError(
-            f"--push {name}: the token may only read; create one that may write, and log in with: hf auth login"
+            f"--push {name}: your Hugging Face token can only read; create a token that can write, and log in with: "
+            "hf auth login"
         )
 
 

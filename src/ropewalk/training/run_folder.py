@@ -162,8 +162,8 @@ class StageRange:
             )
         if not resume:
             raise RopewalkError(
-                f"--from-stage {self.first} starts from the run's own checkpoint, so it needs --resume; for a new run "
-                "without the earlier stages, leave them out of the recipe and set model to a checkpoint that has them"
+                f"--from-stage {self.first} continues from a checkpoint of the run, so it needs --resume; for a new "
+                "run without the earlier stages, remove them from the recipe and set model to a model trained with them"
             )
 
 
@@ -198,7 +198,8 @@ def take_up(output: Path, recipe: Recipe, resume: bool, stages: StageRange | Non
             raise RopewalkError(
                 f"nothing to resume: the folder {str(output)!r} contains no {RECIPE}; set output to the folder of a run"
                 if resume
-                else f"output folder {output} is not empty; add --resume to resume its run, or give another folder"
+                else f"output folder {output} is not empty; add --resume to resume its run, or set output to a new "
+                "folder"
             )
         if resume:
             notes.append(
@@ -387,8 +388,8 @@ def reached(output: Path, start: Start, world: World) -> Reached:
         if checkpoint is None:
             raise world.known_to_all(
                 RopewalkError(
-                    f"export of the recipe differs from that of the model in {model} ({was} -> {now}), but the run has "
-                    "no checkpoint left to export; restore the old value"
+                    f"the recipe sets export to {now}, but the model in {model} was exported with {was}, and the run "
+                    f"has no checkpoint left to export again; set export to {was}"
                 )
             )
         exported, changed = None, f"export changes from {was} to {now}"

@@ -230,7 +230,7 @@ def train_step(
     if trained_tokens == 0:
         message = (
             "no row of this step has a token to train on, because every document is one token, or a chat that was cut "
-            "before its first answer; check the sources"
+            "before its first answer; check the documents"
         )
         # All ranks know the sum, so all raise; an Echo prints nothing, and the message appears once.
         raise RopewalkError(message) if mesh is None or mesh.rank == 0 else Echo(message)

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from ropewalk.io.settings import COMMON, Count, Length, Option, Overrides, Settings, Text
+from ropewalk.io.settings import COMMON, RECIPE_NAME, Count, Length, Option, Overrides, Settings, Text
 
 
 class VerifySettings(Settings):
@@ -14,24 +14,23 @@ class VerifySettings(Settings):
 
     group: ClassVar[str | None] = "Model, rows and processes"
 
-    recipe: Annotated[str, Option(argument=True)] = Field(
-        "demo", description="Recipe file (YAML), or the name of a recipe that ropewalk ships, such as demo."
-    )
-    overrides: Annotated[Overrides, COMMON] = Field(
-        (), description="Override a key of the recipe, such as stages.0.context=32k."
-    )
+    recipe: Annotated[str, Option(argument=True)] = Field("demo", description=f"{RECIPE_NAME}.")
+    overrides: Annotated[Overrides, COMMON] = ()
     layers: Annotated[Count | None, COMMON] = Field(
-        None, ge=1, description="Verify only this many of the model's first layers. Default: all."
+        None, ge=1, description="Number of the model's first layers to verify. Default: all layers."
     )
-    rows: Count = Field(4, ge=2, description="Number of packed rows to verify on; at least one per rank.")
+    rows: Count = Field(
+        4, ge=2, description="Number of packed sequences to verify on. At least one per process."
+    )
     length: Annotated[Length | None, COMMON] = Field(
         None,
-        description="Sequence length in tokens. Default: the first stage's context, or less for a large model.",
+        description="Sequence length in tokens: 4096 or 4k. Default: the context length of the recipe's first stage, "
+        "or less if the verification would take long.",
     )
     ranks: Count = Field(
         2,
         ge=2,
-        description="Number of processes to start on this machine. Ignored under torchrun, which starts its own.",
+        description="Number of processes to start on this machine. Ignored under torchrun, which starts the processes.",
     )
 
 
@@ -41,25 +40,28 @@ class TrainerProbeSettings(Settings):
     group: ClassVar[str | None] = "Trainer and documents"
 
     target: Annotated[Text, Option(argument=True)] = Field(
-        description="Function that makes the trainer, as module:function or file.py:function. It takes the documents "
-        "(lists of token ids) or nothing. It returns one of three: a transformers Trainer (TRL's SFTTrainer is one); "
-        "a pair (model, step), where step() runs one forward and backward pass; the losses of the documents."
+        description="Function that makes the trainer: module:function or file.py:function. It takes the documents "
+        "(lists of token ids) or no argument. It returns one of three: a transformers Trainer (TRL's SFTTrainer is "
+        "one); a pair (model, step), where step() runs the forward and backward passes of one optimizer step; the "
+        "losses of the documents."
     )
     config: Text | None = Field(
         None,
-        description="Checkpoint whose config states RoPE and windows. Default: the config of the model in memory.",
+        description="Checkpoint whose config states the correct RoPE and sliding windows. Default: the config of the "
+        "trainer's model.",
     )
     documents: Annotated[Count, COMMON] = Field(
-        8, ge=2, le=1024, description="Number of documents to train on, all of different lengths."
+        8, ge=2, le=1024, description="Number of generated documents, of different lengths, to train on."
     )
     length: Annotated[Length, COMMON] = Field(
         16,
         ge=8,
-        description="Length of the longest document, in tokens. A sliding window is checked only if it is shorter.",
+        description="Length of the longest document in tokens: 64. Only sliding windows shorter than this are checked.",
     )
-    tokens: Count = Field(16, ge=2, description="Number of tokens of a document to perturb, one at a time.")
+    tokens: Count = Field(16, ge=2, description="Number of tokens of a document to change, one at a time.")
     first_token: Count = Field(
         10,
         ge=0,
-        description="Smallest token id of the documents; the ids that follow it must not be special tokens.",
+        description="Smallest token id in the documents. All documents consist of this id and the ids after it, which "
+        "must not be special tokens.",
     )

@@ -25,8 +25,8 @@ def test_parquet_faults_name_columns_and_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (52, r"a\.parquet is damaged: its footer counts 53 rows, but its groups 52"),
-        (54, r"a\.parquet is damaged: its footer counts 53 rows, but its groups 54"),
+        (52, r"a\.parquet is damaged: its footer states 53 rows, but its row groups have 52"),
+        (54, r"a\.parquet is damaged: its footer states 53 rows, but its row groups have 54"),
     ],
 )
 def test_a_footer_that_counts_other_rows_is_refused(tmp_path: Path, rows: int, message: str) -> None:

@@ -40,7 +40,7 @@ def test_shards_in_one_folder_are_one_run(
         assert isinstance(result, Part) == (number < machines - 1)
         if isinstance(result, Part):
             assert result.total == len(alone)
-            with pytest.raises(RopewalkError, match=r"are incomplete; run the same command again"):
+            with pytest.raises(RopewalkError, match=r"are incomplete; to complete them, repeat the command"):
                 open_rows(tmp_path / "shared")
     assert tree(tmp_path / "shared") == tree(tmp_path / "alone")
 
@@ -52,7 +52,9 @@ def test_a_folder_of_another_job_is_refused_by_the_setting(
     out = tmp_path / "out"
     job(corpus_folder, tokenizer).pack(out, shard=(0, 2))
     other = job(corpus_folder, tokenizer, changed(SHARD_SETTINGS, eos=False))
-    with pytest.raises(RopewalkError, match=r"holds unfinished rows with settings\.eos true, not false"):
+    with pytest.raises(
+        RopewalkError, match=r"holds unfinished rows packed with eos: true, but you gave eos: false"
+    ):
         other.pack(out)
     complete = job(corpus_folder, tokenizer).pack(out)
     before = tree(out)
@@ -63,7 +65,7 @@ def test_a_folder_of_another_job_is_refused_by_the_setting(
     ):
         with pytest.raises(
             RopewalkError,
-            match=r"holds rows with (settings\.eos|mixing none, not per source|validation\.documents)",
+            match=r"holds rows packed with (eos: |mixture: none, but you gave mixture: per |validation\.documents: )",
         ):
             another.pack(out)
     assert tree(out) == before
@@ -188,7 +190,9 @@ def test_two_jobs_at_once_in_one_folder_never_mix(
 
     def meanwhile(documents: int, tokens: int) -> None:
         if not refused:
-            with pytest.raises(RopewalkError, match=r"with mixing\.seed 1, not 2") as caught:
+            with pytest.raises(
+                RopewalkError, match=r"with mixture\.seed: 1, but you gave mixture\.seed: 2"
+            ) as caught:
                 other.pack(tmp_path / "out", shard=(1, 2))
             refused.append(str(caught.value))
 

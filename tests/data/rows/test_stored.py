@@ -31,7 +31,7 @@ def test_damaged_folders_are_told(corpus: Path, tokenizer: PreTrainedTokenizerFa
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 1
     table.write_bytes(flipped)
-    with pytest.raises(RopewalkError, match=r"rows-00000\.arrow is damaged: its digest"):
+    with pytest.raises(RopewalkError, match=r"rows-00000\.arrow is damaged: its SHA-256"):
         open_rows(table.parent, verify=True)
     table.unlink()
     table.write_bytes(content)

@@ -214,13 +214,15 @@ def test_a_block_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
     shards[0].path.rename(tmp_path / "kept")
     shards[1].path.rename(shards[0].path)
     with pytest.raises(
-        RopewalkError, match=r"00000\.arrow contains shard 1 of one, so its name is wrong; delete it"
+        RopewalkError,
+        match=r"00000\.arrow contains another file, one/00001\.arrow, under a wrong name; delete it",
     ):
         committed_shards(tmp_path / "one")
     (tmp_path / "two").mkdir()
     (tmp_path / "kept").rename(tmp_path / "two" / "00000.arrow")
     with pytest.raises(
-        RopewalkError, match=r"00000\.arrow contains shard 0 of one, so its name is wrong; delete it"
+        RopewalkError,
+        match=r"00000\.arrow contains another file, one/00000\.arrow, under a wrong name; delete it",
     ):
         committed_shards(tmp_path / "two")
 

@@ -255,7 +255,7 @@ def test_a_transformers_that_passes_no_layout_on_is_refused_by_name(monkeypatch,
     plain.config.save_pretrained(tmp_path)
     pretend_transformers(monkeypatch, "5.21.4")
     said = (
-        r"transformers 5\.21\.4 passes no layout .* recurrent layers of lfm2; use transformers 5\.22 or later"
+        r"transformers 5\.21\.4 does not pass the document .* layers of lfm2; use transformers 5\.22 or later"
     )
     with pytest.raises(EngineError, match=said):
         attach(plain)
@@ -268,7 +268,8 @@ def test_a_transformers_that_passes_no_layout_on_is_refused_by_name(monkeypatch,
 def test_a_mixer_that_is_not_there_is_refused_by_name(monkeypatch):
     monkeypatch.setitem(MIXERS, "lfm2", "mixer")
     with pytest.raises(
-        EngineError, match="layer 0 of Lfm2ForCausalLM should have its recurrent mixer as attribute mixer"
+        EngineError,
+        match="layer 0 of Lfm2ForCausalLM has no module 'mixer'",
     ):
         attached(tiny_model("lfm2", sharp=True))
 

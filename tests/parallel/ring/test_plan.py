@@ -185,7 +185,9 @@ def test_layouts_that_are_cut_in_storage_order_are_refused():
 def test_rows_of_other_shard_lengths_are_refused():
     layout = PackedLayout.from_lengths([8], "full", 0)
     rows = (row_shards(layout, 2, 1), row_shards(layout, 2, 3))
-    with pytest.raises(RopewalkError, match=r"shards of one shape, got 2 ranks x 6 tokens and 2 x 4"):
+    with pytest.raises(
+        RopewalkError, match=r"one row with 6 tokens on each of 2 ranks and one with 4 on each of 2"
+    ):
         ring_plan((layout, layout), rows, 0)
 
 

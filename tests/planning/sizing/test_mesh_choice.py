@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,7 +45,7 @@ def chosen(case, model=SMALL):
     except RopewalkError as error:
         said = str(error)
     assert "\n" not in said
-    assert re.search(r"; (use|even \d+ ranks would not suffice)", said)
+    assert re.search(r"; (use|set|even [\d,]+ ranks would not suffice)", said)
     return None
 
 
@@ -112,23 +113,23 @@ def test_replicas_are_taken_where_they_save_time_alone():
     [
         (
             {"length": 2**20, "rows": 16},
-            r"sequences of 1048576 tokens do not fit on 8 ranks: 8 sequence needs an estimated \d+ GB per rank, and "
-            r"72 of 80 GB are usable; use offloaded layer inputs$",
+            r"rows of 1,048,576 tokens do not fit on 8 ranks: even parallel {sequence: 8} needs "
+            r"an estimated \d+ GB per rank, and 72 of 80 GB are usable; set offload_activations to true$",
         ),
-        ({"length": 2**17, "checkpointing": False}, r"; use gradient checkpointing$"),
+        ({"length": 2**17, "checkpointing": False}, r"; set gradient_checkpointing to true$"),
         (
             {"length": 2**22, "rows": 4},
-            r"; use 64 ranks or 32 ranks with offloaded layer inputs$",
+            r"; use 64 ranks or 32 ranks with offload_activations$",
         ),
-        ({"bytes_per_rank": 10**9}, r"; even 65536 ranks would not suffice$"),
+        ({"bytes_per_rank": 10**9}, r"; even 65,536 ranks would not suffice$"),
         ({"rows": 3, "rows_per_batch": 2}, r"rows_per_step 3 is not a multiple of rows_per_batch 2$"),
         ({"rows": 0}, r"rows_per_step 0 is not a multiple"),
         ({"rows_per_batch": 0}, r"rows_per_batch must be 1 or more, got 0"),
         ({"world": 0}, r"the number of ranks must be 1 or more, got 0"),
         (
             {"world": 8, "length": 4, "rows": 3},
-            r"rows_per_step 3 does not divide evenly over any mesh of 8 ranks that fits sequences of 4 tokens; use a "
-            r"multiple of 2 for 2 shard x 4 sequence$",
+            r"rows_per_step 3 cannot be divided evenly over 8 ranks in any way that has enough memory for rows of 4 "
+            r"tokens; set rows_per_step to a multiple of 2, which suits parallel {shard: 2, sequence: 4}$",
         ),
     ],
 )
@@ -159,19 +160,26 @@ def test_a_mesh_that_suits_passes():
         (
             MeshShape(sequence=4),
             {},
-            r"parallel 4 sequence needs 4 ranks, but 8 were started; use 2 shard x 4 sequence$",
+            r"parallel {sequence: 4} needs 4 ranks, but 8 were started; start 4, or set parallel to "
+            r"{shard: 2, sequence: 4}$",
         ),
         (
             MeshShape(replicate=3, sequence=4),
             {},
-            r"parallel 3 replicate x 4 sequence needs 12 ranks, but 8 were started; use 2 shard x 4 sequence$",
+            r"parallel {replicate: 3, sequence: 4} needs 12 ranks, but 8 were started; start 12, or set parallel to "
+            r"{shard: 2, sequence: 4}$",
         ),
         (
             MeshShape(ring=3, sequence=4),
             {},
-            r"parallel 3 ring x 4 sequence needs 12 ranks, but 8 were started; use 2 shard x 4 sequence$",
+            r"parallel {ring: 3, sequence: 4} needs 12 ranks, but 8 were started; start 12, or set parallel to "
+            r"{shard: 2, sequence: 4}$",
         ),
-        (MeshShape(shard=2), {"world": 1}, r"needs 2 ranks, but 1 was started; use 1 rank$"),
+        (
+            MeshShape(shard=2),
+            {"world": 1},
+            r"needs 2 ranks, but 1 was started; start 2, or set parallel to {shard: 1}$",
+        ),
         (
             MeshShape(sequence=8),
             {"heads": 12},
@@ -180,7 +188,7 @@ def test_a_mesh_that_suits_passes():
         (
             MeshShape(ring=2, sequence=4),
             {"length": 7},
-            r"a sequence of 7 tokens cannot be split over 8 ranks \(parallel.ring x parallel.sequence\); use at most 7",
+            r"parallel.ring x parallel.sequence is 8, but a row of 7 tokens can be split over at most 7 ranks$",
         ),
         (
             MeshShape(replicate=2, shard=4),
@@ -220,6 +228,5 @@ def test_the_proposed_mesh_has_as_many_ranks_as_were_started(mesh, world):
         return
     with pytest.raises(RopewalkError) as caught:
         check_mesh(mesh, world, 12, 10**6, 64, 1)
-    proposed = re.search(r"started; use (.*)", str(caught.value))[1]
-    degrees = dict(reversed(part.split(" ")) for part in proposed.split(" x ") if part != "1 rank")
-    assert MeshShape(**{name: int(degree) for name, degree in degrees.items()}).world_size == world
+    proposed = re.search(r"or set parallel to (.*)", str(caught.value))[1]
+    assert MeshShape(**yaml.safe_load(proposed)).world_size == world

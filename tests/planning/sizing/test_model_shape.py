@@ -112,14 +112,23 @@ def test_what_a_config_leaves_out_is_what_transformers_takes():
     [
         (
             {"num_local_experts": 8, "model_type": "qwen3_next"},
-            r"mixtures of experts of the types deepseek_v2, .*qwen3_moe, and this one, with 8 experts, is of type "
-            r"qwen3_next; set each degree of parallel yourself instead of auto",
+            r"not estimated for the 8 experts of a qwen3_next model, only for .* deepseek_v2, .*qwen3_moe; in the recipe, set "
+            r"parallel\.replicate, shard, ring and sequence instead of auto",
         ),
         ({"hidden_size": None}, r"needs hidden_size, which the model's config lacks"),
-        ({"per_layer_config": {"1": {"head_dim": 8}}}, r"has per_layer_config; set each degree of parallel"),
-        ({"hidden_size_per_layer_input": 8}, r"has hidden_size_per_layer_input; set each degree of parallel"),
-        ({"num_hidden_layers": 0}, r"layers of a model must be an integer of at least 1, got 0"),
-        ({"num_attention_heads": [4, 8]}, r"heads of a model must be an integer of at least 1, got \[4, 8\]"),
+        (
+            {"per_layer_config": {"1": {"head_dim": 8}}},
+            r"with per_layer_config in their config, .*; in the recipe, set parallel",
+        ),
+        (
+            {"hidden_size_per_layer_input": 8},
+            r"with hidden_size_per_layer_input in their config, .*; in the recipe, set parallel",
+        ),
+        ({"num_hidden_layers": 0}, r"layers of the model must be a whole number of 1 or more, got 0"),
+        (
+            {"num_attention_heads": [4, 8]},
+            r"heads of the model must be a whole number of 1 or more, got \[4, 8\]",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_estimated_is_refused(change, message):
@@ -163,7 +172,7 @@ def test_rows_that_do_not_divide_are_refused():
         ({"length": 0}, r"row_length must be 1 or more, got 0"),
         ({"rows_per_batch": 0}, r"rows_per_batch must be 1 or more, got 0"),
         ({"dtype": "int8"}, r"unknown dtype 'int8'; choose one of bfloat16, float16, float32"),
-        ({"offload": True, "checkpointing": False}, r"checkpointing is off; set gradient_checkpointing"),
+        ({"offload": True, "checkpointing": False}, r"offload=True needs checkpointing=True"),
     ],
 )
 def test_an_impossible_run_is_refused(change, message):
@@ -180,10 +189,10 @@ def test_recurrent_layers_are_not_counted_as_attention(family):
     assert config.recurrent_layers
     with pytest.raises(
         NotEstimated,
-        match=rf"recurrent layers, and \d of 4 layers of this {family} model are recurrent; set each",
+        match=rf"recurrent layers, and \d of 4 layers of this {family} model are recurrent; in the recipe, set parallel",
     ) as refused:
         ModelShape.from_config(config)
     # Of a model with weights, whose states a training run holds.
     states = sum(4 * p.numel() for p in transformers.AutoModelForCausalLM.from_config(tiny).parameters())
     assert refused.value.state_bytes == 4 * states
-    assert f"its {states // 4:,} parameters, with gradients and moments, take" in str(refused.value)
+    assert f"training all {states // 4:,} parameters takes" in str(refused.value)

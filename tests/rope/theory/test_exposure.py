@@ -64,7 +64,7 @@ def test_a_pair_that_does_not_turn_has_no_period_and_no_new_angle():
 
 
 def test_settings_that_cannot_be_compared_are_refused():
-    with pytest.raises(RopewalkError, match="same number of pairs, got 2 and 1"):
+    with pytest.raises(RopewalkError, match="equally long, got 2 and 1"):
         exposure([1.0, 0.1], 10, [1.0], 10)
     with pytest.raises(RopewalkError, match="trained_length must be at least 1 token, got 0"):
         exposure([1.0], 0, [1.0], 10)

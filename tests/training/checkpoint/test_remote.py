@@ -101,7 +101,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(copy, tmp_path):
     # An object's key may be any text; this storage would resolve such a path.
     copy.files.find = lambda root: [*find(root), *([f"{copy.root}/../stolen"] if root == copy.root else [])]
     try:
-        with pytest.raises(RopewalkError, match=r"contains '../stolen', which is not a file of a run"):
+        with pytest.raises(RopewalkError, match=r"contains '../stolen', which no run writes"):
             copy.restore(tmp_path / "other", "recipe.yaml")
     finally:
         del copy.files.find
@@ -137,9 +137,9 @@ def test_a_check_leaves_nothing_and_says_why_writing_fails(copy, monkeypatch):
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("runs/copy", r"'runs/copy' is not a URL with a protocol"),
+        ("runs/copy", r"copy_to must be a URL with a protocol, .*, got 'runs/copy'"),
         ("nope://bucket/run", "cannot use nope://bucket/run: Protocol not known: nope"),
-        ("sftp://me:secret@host/run", "the URL of the copy at host contains a user or password"),
+        ("sftp://me:secret@host/run", r"checkpoints\.copy_to \(host host\) contains a user name or password"),
     ],
 )
 def test_urls_that_cannot_work_are_refused_without_their_secrets(url, why):

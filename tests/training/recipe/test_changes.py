@@ -92,7 +92,7 @@ def test_more_steps_of_a_decaying_schedule_say_what_becomes_of_the_rate():
 def test_names_of_the_users_own_in_a_recipe_belong_to_the_key_above_them():
     weighted = [plain(data={"sources": ["a"], "mixture": {"weights": {"a.b": w}}}) for w in (1.0, 2.0)]
     with pytest.raises(
-        RopewalkError, match=r"data\.mixture\.weights\.a\.b 1\.0 -> 2\.0: it decides the rows"
+        RopewalkError, match=r"data\.mixture\.weights\.a\.b 1\.0 -> 2\.0 \(it decides the rows"
     ):
         changes(*weighted, Progress(0, 1, 1))
     assert changes(plain(), plain(parallel={"shard": 2}), Progress(0, 1, 1)).onward[0].key == "parallel"

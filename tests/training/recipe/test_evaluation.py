@@ -127,16 +127,16 @@ def test_documents_are_read_whole_by_all_tasks_but_perplexity_of_rows(
         ({"during": {"samples": 2}}, r"during\.samples has no effect without every; set every to a number"),
         ({"every": 0}, r"evaluation\.every must be 1 or more, got 0"),
         ({"every": True}, r"evaluation\.every must be a whole number"),
-        ({"every": 2, "suites": []}, r"every \(2\) has no effect without a suite; add one to suites"),
+        ({"every": 2, "suites": []}, r"every \(2\) has no effect because suites is empty; add a suite"),
         (
             {"every": 2, "during": {"suites": ["ruler"]}},
-            r"during\.suites has ruler, but suites has only perplexity, passkey; add it there",
+            r"during\.suites has ruler, but suites has only perplexity, passkey; add ruler to suites",
         ),
         (
             {"every": 2, "rows": 3, "during": {"rows": 4}},
             r"during\.rows 4 is more than rows 3; raise rows as well",
         ),
-        ({"every": 2, "during": {"suites": []}}, r"evaluation\.during\.suites"),
+        ({"every": 2, "during": {"suites": []}}, r"evaluation\.during\.suites must not be empty$"),
         (
             {"every": 2, "during": {"sample": 2}},
             r"unknown key evaluation\.during\.sample; did you mean samples\?",

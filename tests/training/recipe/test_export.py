@@ -62,18 +62,18 @@ LONGROPE = {"context": 8192, "steps": 0, "rope": "longrope"}
         ({"export": {"weights": "average", "average_of": 1}}, r"export\.average_of must be 2 or more, got 1"),
         (
             {"export": "average", "checkpoints": {"keep": 3}},
-            r"export averages 5 checkpoints, but checkpoints\.keep is 3; set it to 5 or more, or export\.average_of",
+            r"export averages 5 checkpoints, but checkpoints\.keep is 3; set checkpoints\.keep to 5",
         ),
         (
             {"export": "average", "checkpoints": {"every": 40}},
-            r"export averages 5 checkpoints, but the last stage writes 3 in its 100 steps",
+            r"export averages 5 checkpoints, but the last stage writes only 3 in its 100 steps",
         ),
-        ({"export": "average", "adapter": {"rank": 4}}, r"export average is not possible with adapter"),
+        ({"export": "average", "adapter": {"rank": 4}}, r"export average is not possible with an adapter"),
         ({"export": "average", "stages": [LONGROPE]}, r"export average needs training in the last stage"),
         ({"export": BEST}, r"export best needs evaluation during training; set evaluation\.every"),
         (
             {"export": "best", "evaluation": {"every": 10}},
-            r"export best needs export\.by, since evaluation during training measures perplexity, passkey; name one",
+            r"export best needs export\.by, since evaluation during training measures perplexity, passkey; set export",
         ),
         (
             {"export": BEST, "evaluation": {"every": 10, "during": {"suites": ["perplexity"]}}},

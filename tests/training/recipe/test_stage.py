@@ -47,9 +47,11 @@ def test_documents_of_a_stage_stand_in_place_of_the_runs():
     packed = {"rows": ["p"], "validation_sources": ["v"]}
     recipe = recipe_with({**STAGE, "data": {"rows": ["q"]}}, data=packed)
     assert recipe.stage(0).data.rows == ["q"]
-    with pytest.raises(RopewalkError, match=r"stages\.0\.data names sources, but the run's data names rows"):
+    with pytest.raises(RopewalkError, match=r"stages\.0\.data sets sources, but data sets rows"):
         recipe_with({**STAGE, "data": {"sources": ["q"]}}, data=packed)
-    with pytest.raises(RopewalkError, match=r"stages\.0\.data: mixture was fixed when the rows were packed"):
+    with pytest.raises(
+        RopewalkError, match=r"stages\.0\.data: mixture has no effect on rows that are packed already"
+    ):
         recipe_with({**STAGE, "data": {"mixture": {"shuffle": True}}}, data=packed)
 
 
@@ -92,9 +94,9 @@ def test_a_stage_knows_every_key_of_the_optimizer():
         ({"moments": "kept"}, r"unknown stages\.0\.moments 'kept'; did you mean keep\?"),
         (
             {"data": {"sources": ["b"], "rows": ["c"]}},
-            r"stages\.0\.data names rows, but the run's data names sources",
+            r"stages\.0\.data sets rows, but data sets sources",
         ),
-        ({"data": {"rows": ["c"]}}, r"stages\.0\.data names rows, .* name sources in both"),
+        ({"data": {"rows": ["c"]}}, r"stages\.0\.data sets rows, .* set sources in both"),
         (
             {"data": {"bos": "row"}},
             r"unknown key stages\.0\.data\.bos; known keys are mixture, rows, sources",
@@ -102,7 +104,7 @@ def test_a_stage_knows_every_key_of_the_optimizer():
         ({"data": {"mixture": {"weights": 3}}}, r"stages\.0\.data\.mixture\.weights"),
         (
             {"data": {"sources": ["b"]}},
-            r"every stage that trains sets its own data\.sources, .*validation_sources",
+            r"every stage that trains has data\.sources of its own, .*validation_sources",
         ),
         ({"parallel": {"ring": 0}}, r"stages\.0\.parallel\.ring must be 1 or more, got 0"),
         ({"parallel": {"rings": 2}}, r"unknown key stages\.0\.parallel\.rings; did you mean ring\?"),

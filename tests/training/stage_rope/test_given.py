@@ -203,7 +203,7 @@ def test_a_recipe_with_a_search_survives_being_written_out():
 def test_a_stage_of_no_steps_is_for_longrope_alone(method):
     with pytest.raises(
         RopewalkError,
-        match=f"steps 0 is allowed only for longrope stages, .* rope '{method}' needs 1 or more",
+        match=f"steps 0 is allowed only for longrope stages, .* set steps to 1 or more for rope '{method}'",
     ):
         parse_recipe((BASE % method).replace("steps: 1", "steps: 0"), "x")
 
@@ -216,7 +216,7 @@ def test_short_factors_need_a_last_stage_of_longrope():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "longrope needs factors; set one of long_factor .*, factors .*, or search"),
+        ({}, r"stages\.0\.rope: longrope needs factors; set long_factor .*, factors .*, or search: {}"),
         ({"exact_rope": False, "rope": {"search": {}}}, r"stages\.0\.rope: a search .*exact_rope: true"),
         (
             {"exact_rope": False, "rope": {"long_factor": LONG}, "short_context": {}},
@@ -258,7 +258,8 @@ def test_a_search_on_top_of_other_scalings_is_refused(longrope_values):
 def test_a_search_with_too_few_documents_is_refused_before_anything_is_trained(longrope_values):
     values = with_rope(longrope_values, search={"documents": 50, "budget": 150})
     with pytest.raises(
-        RopewalkError, match=r"stage 1: the text fills .* needs 50; .*data\.validation_documents"
+        RopewalkError,
+        match=r"stage 1: the text fills .* needs 50; .*\(the text is that of data\.validation_documents",
     ):
         extend(recipe_of(values))
     assert not (Path(values["output"]) / "recipe.yaml").exists()
@@ -267,7 +268,9 @@ def test_a_search_with_too_few_documents_is_refused_before_anything_is_trained(l
     with pytest.raises(RopewalkError, match="the short factors: the text fills"):
         extend(recipe_of(values))
     values["data"] = {**values["data"], "validation_documents": 0}
-    with pytest.raises(RopewalkError, match="the short factors: there are no held-out documents"):
+    with pytest.raises(
+        RopewalkError, match="the short factors: the search needs held-out documents, but there are none"
+    ):
         extend(recipe_of(values))
 
 
@@ -294,7 +297,7 @@ def test_each_table_goes_to_the_stage_of_its_length(longrope_values, tmp_path):
         ([63], (64,), "63 tokens, but no stage"),
         ([64, 64], (64, 128), "both for 64 tokens, but stage 1 takes only one"),
         ([64, 128], (64,), "128 tokens, but no stage"),
-        ([64], (64, 64), "64 tokens, but 2 stages have that context, not one"),
+        ([64], (64, 64), "64 tokens, but 2 stages have that context; name it in the recipe"),
     ],
 )
 def test_a_table_without_a_stage_of_its_own_is_refused(longrope_values, tmp_path, lengths, contexts, message):

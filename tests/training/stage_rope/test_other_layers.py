@@ -143,8 +143,8 @@ def test_a_recipe_by_layer_type_reads_back_as_it_was_written(values):
 @pytest.mark.parametrize(
     ("rope", "sentence"),
     [
-        ({FULL: "yarn", "method": "theta"}, "method is given together with layer types"),
-        ({FULL: {FULL: "yarn"}}, "full_attention contains layer types itself"),
+        ({FULL: "yarn", "method": "theta"}, r"method stands beside layer types \(full_attention\); move method into"),
+        ({FULL: {FULL: "yarn"}}, "full_attention must not contain layer types itself"),
         ({SLIDING: "theta"}, "sliding_attention with method theta needs rope_theta"),
         ({SLIDING: "yarn"}, "sliding_attention with method yarn needs factor"),
         ({SLIDING: "auto"}, "fixed frequencies, got auto"),

@@ -380,7 +380,7 @@ def test_a_table_that_is_gone_or_of_another_search_is_not_searched_for_again(
     edited = json.loads(written)
     edited["long_factor"][-1] += 0.5
     path.write_text(json.dumps(edited))
-    with pytest.raises(RopewalkError, match=r"factors-stage2\.json does not contain .*restore"):
+    with pytest.raises(RopewalkError, match=r"factors-stage2\.json does not belong to the search .*restore"):
         extend(recipe_of(values), resume=True)
     path.unlink()
     with pytest.raises(

@@ -159,7 +159,9 @@ def test_more_of_the_sources_is_read_where_the_evaluation_takes_the_first_part(h
 def test_the_sentence_names_as_many_documents_as_it_takes(held_out, length, first):
     resolved = resolved_of(recipe_of(4, 6, 64), BOS)
     held_out([length] * first, stream=False)
-    with pytest.raises(RopewalkError, match=r"or lower evaluation\.rows or the search's documents") as raised:
+    with pytest.raises(
+        RopewalkError, match=r"or lower evaluation\.rows or the documents of the search"
+    ) as raised:
         material(resolved, 64)
     more = int(
         re.search(

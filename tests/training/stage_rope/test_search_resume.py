@@ -105,9 +105,7 @@ def test_a_table_that_was_found_on_another_model_is_refused(own):
     table = json.loads(path.read_text())
     assert table["model"]["digest"] == model_digest(own["model"])
     path.write_text(json.dumps({**table, "model": {**table["model"], "digest": "0" * 64}}))
-    with pytest.raises(
-        RopewalkError, match=r"stage 1: .*factors-stage1\.json does not contain the factors of this search"
-    ):
+    with pytest.raises(RopewalkError, match=r"stage 1: .*factors-stage1\.json does not belong to the search"):
         extend(recipe_of(own), resume=True)
 
 

@@ -164,7 +164,7 @@ def _plan(
         if not capped.any():
             raise RopewalkError(
                 f"none of the {round(float(demand.budgets.sum())):,} requested tokens are available, because no "
-                "document has a requested length; choose other lengths"
+                "document has a requested length; change long_from or length_shares"
             )
     corpus = demand.sources is None
     request = Request(
@@ -416,7 +416,7 @@ def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureS
     # Each suggestion is tried on the same corpus, so that following one never leads to the next refusal.
     possible = [words for words, change in changes.items() if _is_possible(settings, change, fits)]
     if not possible:
-        return f"{reason}; choose other lengths"
+        return f"{reason}; change long_from or length_shares"
     *others, last = possible
     return f"{reason}; {', '.join(others)}, or {last}" if others else f"{reason}; {last}"
 
@@ -459,10 +459,10 @@ def _nothing(demand: Demand, settings: MixtureSettings, group: int, b: int) -> s
 def _excess(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
     wanted, available = float(demand.wanted[group, b]), int(demand.pool[group, b])
     return (
-        f"{demand.name(group)} has {counted(int(demand.documents[group, b]), 'document')}"
-        f"{_bin_in_words(settings, b)} with {counted(available, 'token')}, but the mixture requests {round(wanted):,}: "
-        f"each would be read {_rounded_up(wanted / available)} times on average, and max_epochs is "
-        f"{settings.max_epochs:g}"
+        f"{demand.name(group)} has {counted(available, 'token')} in "
+        f"{counted(int(demand.documents[group, b]), 'document')}{_bin_in_words(settings, b)}, but the mixture requests "
+        f"{round(wanted):,}: each document would be read {_rounded_up(wanted / available)} times on average, and "
+        f"max_epochs is {settings.max_epochs:g}"
     )
 
 

@@ -70,7 +70,7 @@ def embedded_documents(split: Split = "train") -> Iterator[Document]:
         RopewalkError: if the split is none of the three, or this Python has no standard library sources.
     """
     if split not in get_args(Split):
-        raise RopewalkError(f"split is {split!r}; expected one of {', '.join(get_args(Split))}.")
+        raise RopewalkError(f"unknown split {split!r}; choose one of {', '.join(get_args(Split))}")
     return (document for document in _all_documents() if split in ("all", embedded_split(document.origin)))
 
 
@@ -100,7 +100,8 @@ def demo_model_path() -> Path:
     path = Path(__file__).parents[1] / "demo_model"
     if not (path / "config.json").is_file():
         raise RopewalkError(
-            "This installation has no demo checkpoint; the repository's scripts/train_demo_model.py makes it."
+            f"the files of the model {EMBEDDED!r} are missing from this installation of ropewalk; install it again, "
+            "or run scripts/train_demo_model.py of its repository"
         )
     return path
 
@@ -117,7 +118,8 @@ def retrieval_model_path() -> Path:
     path = Path(__file__).parents[1] / "retrieval_model"
     if not (path / "config.json").is_file():
         raise RopewalkError(
-            "This installation has no retrieval checkpoint; the repository's scripts/train_retrieval_model.py makes it."
+            f"the files of the model {RETRIEVAL!r} are missing from this installation of ropewalk; install it again, "
+            "or run scripts/train_retrieval_model.py of its repository"
         )
     return path
 
@@ -146,8 +148,8 @@ def _source_documents(root: Path) -> Iterator[Document]:
     names = sorted(path.relative_to(root).as_posix() for path in _python_files(root))
     if not names:
         raise RopewalkError(
-            "This Python has no standard library sources to read; give documents of your own, "
-            "or use a Python that installs its library as .py files."
+            "the embedded documents are the source files of Python's standard library, which this Python lacks; give "
+            "documents of your own, or use a Python that installs its library as .py files"
         )
     for name in names:
         try:

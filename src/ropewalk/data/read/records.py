@@ -90,7 +90,8 @@ def _conversation(record: Mapping[str, Any], field: str, origin: str) -> str:
     messages = _without_nulls(_field(record, field))
     if not isinstance(messages, list) or not messages:
         raise RopewalkError(
-            f"{origin}: the field {field!r} must be a list of messages, got {kind_name(messages)}"
+            f"{origin}: the field {field!r} must be a list of messages, got "
+            f"{'an empty list' if messages == [] else kind_name(messages)}"
         )
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict):
@@ -173,7 +174,9 @@ def read_json_lines(
                 yield _located_record(record, path, offset, number, begin)
             offset += len(line)
         if stop is not None and offset < stop:
-            raise RopewalkError(f"{path} ends at byte {offset}, but was longer when it was split; run again")
+            raise RopewalkError(
+                f"{path} changed while it was read: it ends at byte {offset}, but was longer before; run again"
+            )
 
 
 def read_parquet(
@@ -206,7 +209,8 @@ def read_parquet(
             rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
             if sum(rows) != file.metadata.num_rows:
                 raise RopewalkError(
-                    f"{path} is damaged: its footer counts {file.metadata.num_rows} rows, but its groups {sum(rows)}"
+                    f"{path} is damaged: its footer states {file.metadata.num_rows} rows, but its row groups have "
+                    f"{sum(rows)}"
                 )
             row = sum(rows[:start])
             first = row + skip
@@ -611,7 +615,8 @@ def source_name(value: Any, what: str) -> str | None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise RopewalkError(
-            f"{what} must be a name, got {kind_name(value)}; choose another source field, or none"
+            f"{what} must be a name, got {kind_name(value)}; set source_field (--source-field) to another field, or "
+            'to "" to read none'
         )
     name = str(value).strip()
     try:

@@ -209,8 +209,8 @@ def _opened(path: Path, separator: int | None, stated: str | None, stamps: tuple
         dtype = _of_width(path, width, stated)
         if counted is not None and width and counted * width != size:
             raise RopewalkError(
-                f"{path} has {size} bytes, but its metadata counts {counted} tokens of {width} bytes; one of them is "
-                "cut off"
+                f"{path} has {size} bytes, but its metadata counts {counted} tokens of {width} bytes; one of the two "
+                "files is cut off"
             )
     elif path.suffix.lower() == ".npy" and _starts_with(path, NUMPY_MAGIC):
         dtype, header = _numpy_header(path)
@@ -382,7 +382,7 @@ def _width(
     if tokens <= 0 or size % tokens or size // tokens not in widths:
         raise RopewalkError(
             f"{index} counts {tokens} tokens, but {path} has {size} bytes, which is not "
-            f"{' or '.join(map(str, widths))} bytes a token; one of them is cut off"
+            f"{' or '.join(map(str, widths))} bytes a token; one of the two files is cut off"
         )
     return size // tokens
 
@@ -451,12 +451,14 @@ def _check_ends(index: Path, ends: NDArray[np.int64], path: Path, tokens: int) -
     if len(beyond):
         at = int(beyond[0])
         raise RopewalkError(
-            f"{index}: document {at} ends at token {ends[at]}, but {path} has {tokens} tokens; one of them is cut off"
+            f"{index}: document {at} ends at token {ends[at]}, but {path} has {tokens} tokens; one of the two files is "
+            "cut off"
         )
     last = int(ends[-1]) if len(ends) else 0
     if last != tokens:
         raise RopewalkError(
-            f"{index}: the last document ends at token {last}, but {path} has {tokens} tokens; one of them is cut off"
+            f"{index}: the last document ends at token {last}, but {path} has {tokens} tokens; one of the two files is "
+            "cut off"
         )
 
 
@@ -465,7 +467,8 @@ def _separated(path: Path, ids: NDArray[Any], separator: int) -> NDArray[np.int6
     if len(ids) and separator not in (int(ids[0]), int(ids[-1])):
         raise RopewalkError(
             f"{path} begins with token {int(ids[0])} and ends with {int(ids[-1])}, but documents must begin or end "
-            f"with the separator {separator}; name the id that separates them, or restore what is cut off"
+            f"with the separator {separator}; set separator_id (--separator-id) to the id that separates them, or "
+            "restore the file if it is cut off"
         )
     parts = [
         np.flatnonzero(np.asarray(ids[start : start + _SEARCHED]) == separator) + start + 1

@@ -310,7 +310,8 @@ def refuse_no_rows(packed: Packed, counts: PackingCounts, held_out: int) -> None
     aside = f" ({held_out} more are held out for validation: lower validation_documents)" if held_out else ""
     raise RopewalkError(
         f"the documents do not fill one row: {counts.remainder_tokens} training tokens in {counts.documents} documents"
-        f"{aside}, and a row takes {packed.settings.context}; choose shorter rows, or remainder pad"
+        f"{aside}, and a row takes {packed.settings.context}; choose shorter rows, or set "
+        "remainder to pad"
     )
 
 

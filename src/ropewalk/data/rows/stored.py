@@ -200,12 +200,16 @@ def open_rows(
             _refuse_other_tokenizer(folder, manifest["tokenizer"], tokenizer)
         rows = PackedRows(folder, manifest)
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
-        reason = explain(error, PackingSettings) if isinstance(error, ValidationError) else error
+        reason = explain(error, PackingSettings) if isinstance(error, ValidationError) else str(error)
+        # The text of a KeyError is the key alone.
+        reason = f"it has no {reason}" if isinstance(error, KeyError) else reason
         raise RopewalkError(
             f"{folder / MANIFEST} is damaged: {reason}; delete the folder {folder} and pack again"
         ) from error
     if settings is not None and settings != rows.settings:
-        raise RopewalkError(f"{folder} was packed with {difference(rows.settings, settings)}")
+        raise RopewalkError(
+            f"{folder} was packed with {difference(rows.settings, settings)}; change this setting, or pack again"
+        )
     return rows
 
 
@@ -264,7 +268,8 @@ def holds_rows(folder: Path) -> bool:
 
 def _not_complete(folder: Path) -> RopewalkError:
     return RopewalkError(
-        f"the rows in {folder} are incomplete; run the same command again, with --shard for every shard"
+        f"the rows in {folder} are incomplete; to complete them, repeat the command that packs them (with --shard, "
+        "for every shard)"
     )
 
 
@@ -304,7 +309,7 @@ def _check_files(folder: Path, files: list[dict[str, Any]], verify: bool) -> Non
         for path, each, content in zip(paths, files, found, strict=True):
             if content.sha256 != each["sha256"]:
                 raise RopewalkError(
-                    f"{path} is damaged: its digest differs from the manifest's; delete the folder {folder} and pack "
+                    f"{path} is damaged: its SHA-256 is not the one in {MANIFEST}; delete the folder {folder} and pack "
                     "again"
                 )
 
@@ -314,7 +319,7 @@ def _refuse_other_tokenizer(folder: Path, found: Mapping[str, Any], wanted: Mapp
         if found[name] != value:
             raise RopewalkError(
                 f"{folder} was packed with another tokenizer ({found['name_or_path']}): its {name} is "
-                f"{found[name]}, not {value}"
+                f"{found[name]}, not {value}; give that tokenizer, or pack again"
             )
 
 
@@ -523,8 +528,10 @@ def _refuse_other(folder: Path, existing: dict[str, Any], wanted: dict[str, Any]
         if key == "inputs":
             how = "made from other files, or from files that have changed since"
         else:
-            name, ours, theirs = _first_difference(key, existing.get(key), value)
-            how = f"with {name} {ours}, not {theirs}"
+            shown = {"mixing": "mixture", "specs": "sources"}.get(key, key)
+            name, ours, theirs = _first_difference(shown, existing.get(key), value)
+            name = name.removeprefix("settings.")
+            how = f"packed with {name}: {ours}, but you gave {name}: {theirs}"
         raise RopewalkError(f"{folder} {what} {how}; give another folder, or delete this one")
 
 

@@ -79,7 +79,12 @@ def _samples(spec: SourceSpec, tokenizer: Any) -> list[TokenSample]:
     if compared["different"] > compared["same"]:
         difference = next(text for sample, text in found if sample.comparison == "different")
         stated = next(
-            (f"; its metadata name {s.stated_tokenizer!r}" for s, _ in found if s.stated_tokenizer), ""
+            (
+                f"; its metadata names the tokenizer {s.stated_tokenizer!r}"
+                for s, _ in found
+                if s.stated_tokenizer
+            ),
+            "",
         )
         raise RopewalkError(
             f"{difference}; {compared['different']} of {len(found)} sampled documents of {spec.path} differ in this "
@@ -133,8 +138,8 @@ def _sample(document: TokenisedDocument, stated: str | None, tokenizer: Any) -> 
     differs = np.flatnonzero(own[: len(again)] != again[: len(own)])
     at = int(differs[0]) if len(differs) else min(len(own), len(again))
     words = (
-        f"{origin}: token {at} of the document is {_at(own, at)}, but the tokenizer {tokenizer.name_or_path!r} makes "
-        f"{_at(again, at)} of its text"
+        f"{origin}: token {at} is {_at(own, at)} in the document, but {_at(again, at)} if the tokenizer "
+        f"{tokenizer.name_or_path!r} encodes the same text"
     )
     return TokenSample(origin, len(ids), text[:200], comparison, stated), words
 

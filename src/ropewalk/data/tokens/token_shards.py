@@ -245,8 +245,8 @@ def open_shard(path: Path) -> TokenShard:
         )
     if (header["portion"], f"{header['block']:05}") != (path.parent.name, path.stem):
         raise RopewalkError(
-            f"{path} contains shard {header['block']} of {header['portion']}, so its name is wrong; delete it and run "
-            "again"
+            f"{path} contains another file, {header['portion']}/{header['block']:05}.arrow, under a wrong name; delete "
+            "it and run again"
         )
     column = table.column("input_ids")
     ids, offsets = as_numpy(column.values, np.int32), as_numpy(column.offsets, np.int32)

@@ -61,26 +61,26 @@ class Serving(Settings):
     group: ClassVar[str | None] = "Server"
 
     url: Annotated[str, Option(name="--server", metavar="URL", group=COMMON.group)] = Field(
-        description="Measure the model on this OpenAI-compatible server, such as http://localhost:8000/v1. Several "
-        "addresses, separated by commas, share the prompts. The API key is read from OPENAI_API_KEY."
+        description="Address of an OpenAI-compatible server whose model to measure: http://localhost:8000/v1. Several "
+        "servers, separated by commas, share the prompts. The API key is read from OPENAI_API_KEY."
     )
     model: Annotated[str | None, Option(name="--server-model")] = Field(
-        None, description="Name of the model on the server. Default: its only model."
+        None, description="Name of the model on the server. Default: the server's only model."
     )
     concurrency: int = Field(8, ge=1, description="Maximum number of concurrent requests.")
     timeout: float = Field(
-        600.0, gt=0, description="Seconds without data from the server after which a request fails."
+        600.0, gt=0, description="Number of seconds without data from the server after which a request fails."
     )
     retries: int = Field(4, ge=0, description="Number of retries of a failed request.")
     send: Send = Field(
         "auto",
-        description="Format of prompts: ids (token ids), text (for servers that reject ids), or auto (ids if the "
-        "server accepts them, else text).",
+        description="Format in which prompts are sent: ids (token ids), text, or auto (ids if the server accepts them, "
+        "otherwise text).",
     )
     endpoint: Endpoint = Field(
         "completions",
-        description="Endpoint: completions, or chat for servers that have only the chat endpoint and apply the chat "
-        "template themselves. chat needs --chat.",
+        description="Endpoint of the server: completions, or chat for servers that have no completions endpoint and "
+        "apply the chat template themselves. chat needs --chat.",
     )
     extra: Annotated[
         dict[str, Any],
@@ -88,7 +88,7 @@ class Serving(Settings):
         Option(name="--server-extra", metavar="KEY=VALUE", repeated=True),
     ] = Field(
         {},
-        description="Add this field to every request, with its value as JSON, such as top_k=1.",
+        description="Field to add to every request, with its value as JSON: top_k=1.",
     )
 
 

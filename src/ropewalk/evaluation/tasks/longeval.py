@@ -178,7 +178,8 @@ class LongEvalSettings(Settings):
 
     lines: Annotated[Numbers, WHAT] = Field(
         (),
-        description="Sizes of LongEval's prompts in lines, such as 200,300,400,500,600,680, instead of in tokens.",
+        description="Numbers of lines in the prompts of the suite longeval, such as 200,680. Default: as many lines as "
+        "the given lengths hold.",
     )
 
 

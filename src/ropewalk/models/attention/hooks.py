@@ -79,8 +79,8 @@ class LayoutCall:
         alike = set(self.localities)
         if len(alike) != 1:
             raise EngineError(
-                f"the config describes the attention of {len(self.localities)} layers, but a module says that it is "
-                f"layer {layer}, so its window is unknown"
+                f"the config describes the attention of {len(self.localities)} layers, but an attention module has "
+                f"layer_idx {layer}, so its window is unknown"
             )
         return alike.pop()
 
@@ -230,8 +230,8 @@ def _stock_attention(
     # A layout was given to the model but did not arrive here: the row would be attended to as one document.
     if _current.get() is not None:
         raise EngineError(
-            f"{type(module).__name__} does not pass keyword arguments to its attention, so the layout never "
-            "arrived; this architecture cannot be trained on packed rows"
+            f"{type(module).__name__} does not pass keyword arguments to its attention, so the document "
+            "boundaries of packed rows cannot reach it; this architecture cannot be trained on packed rows"
         )
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -326,9 +326,13 @@ class LayoutHooks:
         mask = kwargs.get("attention_mask")
         # An empty one comes with RowCollator's batches, so that other models fail.
         if mask is not None and mask.numel():
-            raise RopewalkError("a layout already defines visibility; leave attention_mask out")
+            raise RopewalkError(
+                "the layout already determines which tokens a token attends to; leave attention_mask out"
+            )
         if cache_in(kwargs) is not None:
-            raise RopewalkError("a packed row has no key/value cache; leave it out of the call")
+            raise RopewalkError(
+                "packed rows cannot use a key/value cache; call the model without past_key_values"
+            )
         position_ids = kwargs.get("position_ids")
         if position_ids is None:
             # transformers would count from 0 in each tensor, which is wrong for shards and for position reset.

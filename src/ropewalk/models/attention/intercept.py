@@ -521,7 +521,7 @@ def _refuse_other_order(model: Any) -> None:
         )
     if sinks and config.model_type not in SINKS_IN_SCORES:
         raise EngineError(
-            f"{name} has learned attention sinks with its own way of rounding; the audit supports those of "
+            f"{name} rounds its learned attention sinks in a way of its own; the audit supports only that of "
             f"{', '.join(SINKS_IN_SCORES)}"
         )
     if config.model_type == "llama4_text" and getattr(config, "use_qk_norm", False):
@@ -696,7 +696,7 @@ def _check_calls(model: Any, calls: list[AttentionCall]) -> None:
     name, layers = type(model).__name__, model.config.get_text_config().num_hidden_layers
     if not calls:
         raise EngineError(
-            f"{name} does not accept external attention functions, so the audit cannot compute its own"
+            f"{name} does not accept external attention functions, so the audit cannot replace its attention"
         )
     heads = {call.query.shape[0] for call in calls}
     if len(calls) > layers or len(heads) > 1:

@@ -45,7 +45,8 @@ def refuse_older_transformers(config: ModelConfig) -> None:
     since = PACKED_SINCE.get(config.model_type or "")
     if since is not None and (installed := older_transformers(since)) is not None:
         raise EngineError(
-            f"transformers {installed} passes no layout of packed rows to the recurrent layers of {config.model_type}; "
+            f"transformers {installed} does not pass the document boundaries of packed rows to the recurrent layers of "
+            f"{config.model_type}; "
             f"use transformers {since} or later"
         )
 
@@ -79,8 +80,8 @@ def mixers_of(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
         mixer = getattr(layers[number], name or "", None) if number < len(layers) else None
         if not isinstance(mixer, nn.Module):
             raise EngineError(
-                f"layer {number} of {type(model).__name__} should have its recurrent mixer as attribute {name}, but "
-                "does not; packed rows would leak through it"
+                f"layer {number} of {type(model).__name__} has no module {name!r}, where ropewalk expects its "
+                "recurrent mixer, so packed documents would leak through this layer"
             )
         found.append(mixer)
     return found
@@ -102,8 +103,8 @@ class _RunByRun:
         if call is None:
             if has_layout():
                 raise EngineError(
-                    f"{self.name} receives no keyword arguments from its layer, so the layout never arrived; this "
-                    "architecture cannot be trained on packed rows"
+                    f"{self.name} receives no keyword arguments from its layer, so the document boundaries of packed "
+                    "rows cannot reach it; this architecture cannot be trained on packed rows"
                 )
             return self.forward(*args, **kwargs)
         # A group of one rank has whole rows in storage order.

@@ -167,8 +167,8 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, sharded: ShardedLa
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4 or tensor.shape[0] != len(rows) or tensor.shape[2] != rows[0].ring_length:
             raise RopewalkError(
-                f"{name} must be [batch, heads, tokens, width] with {len(rows)} rows of {rows[0].ring_length} tokens, "
-                f"got shape {tuple(tensor.shape)}"
+                f"{name} must have the shape ({len(rows)}, heads, {rows[0].ring_length}, width), got "
+                f"{tuple(tensor.shape)}"
             )
         if tensor.dtype != query.dtype or tensor.device != query.device:
             raise RopewalkError(
@@ -182,11 +182,12 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, sharded: ShardedLa
     if key.shape[1] != value.shape[1] or key.shape[3] != query.shape[3]:
         raise RopewalkError(
             f"the shapes of key {tuple(key.shape)} and value {tuple(value.shape)} do not match query "
-            f"{tuple(query.shape)}; key and value need as many heads, key and query the same head_dim"
+            f"{tuple(query.shape)}; key and value must have the same number of heads, and key and query the same "
+            "head_dim"
         )
     if query.shape[1] % key.shape[1]:
         raise RopewalkError(f"num_heads {query.shape[1]} is not a multiple of num_kv_heads {key.shape[1]}")
     if groups.ring != rows[0].ring:
         raise RopewalkError(
-            f"the rows are sharded over a ring of {rows[0].ring} ranks, but the mesh has a ring of {groups.ring}"
+            f"the rows are sharded with ring={rows[0].ring}, but the mesh has ring={groups.ring}; use the same number"
         )

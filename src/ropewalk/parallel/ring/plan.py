@@ -105,8 +105,8 @@ def ring_plan(
     for layout, row in zip(layouts, rows, strict=True):
         if (row.ring, row.ring_length) != (ring, length):
             raise RopewalkError(
-                f"all rows of a batch must have shards of one shape, got {row.ring} ranks x {row.ring_length} tokens "
-                f"and {ring} x {length}"
+                f"all rows of a batch must be sharded alike, got one row with {row.ring_length} tokens on each of "
+                f"{row.ring} ranks and one with {length} on each of {ring}"
             )
         if not torch.equal(row.order, layout.storage_in_order):
             raise RopewalkError("a ring needs shards in (document, order) order; create them with row_shards")

@@ -47,16 +47,17 @@ def check_mesh(
     """
     if shape.world_size != world_size:
         raise RopewalkError(
-            f"parallel {shape} needs {shape.world_size} {_ranks(shape.world_size)}, but {world_size} "
-            f"{'was' if world_size == 1 else 'were'} started; use {_fitted(shape, world_size)}"
+            f"parallel {shape.setting} needs {shape.world_size} {_ranks(shape.world_size)}, but {world_size} "
+            f"{'was' if world_size == 1 else 'were'} started; start {shape.world_size}, or set parallel to "
+            f"{_fitted(shape, world_size).setting}"
         )
     check_heads(num_heads, shape.sequence)
     if rows_per_batch < 1:
         raise RopewalkError(f"rows_per_batch must be 1 or more, got {rows_per_batch}")
     if row_length < shape.sequence_degree:
         raise RopewalkError(
-            f"a sequence of {row_length} tokens cannot be split over {shape.sequence_degree} ranks (parallel.ring x "
-            f"parallel.sequence); use at most {row_length} {_ranks(row_length)}"
+            f"parallel.ring x parallel.sequence is {shape.sequence_degree}, but a row of {row_length} "
+            f"{'token' if row_length == 1 else 'tokens'} can be split over at most {row_length} {_ranks(row_length)}"
         )
     each = shape.data_degree * rows_per_batch
     if rows_per_step < 1 or rows_per_step % each:
@@ -168,17 +169,17 @@ class _Search:
             mesh = fitting[-1]
             each = mesh.data_degree * self.run.rows_per_batch
             return RopewalkError(
-                f"rows_per_step {self.rows_per_step} does not divide evenly over any mesh of {world_size} "
-                f"{_ranks(world_size)} that fits sequences of {self.run.row_length} tokens; use a multiple of "
-                f"{each} for {mesh}"
+                f"rows_per_step {self.rows_per_step} cannot be divided evenly over {world_size} {_ranks(world_size)} "
+                f"in any way that has enough memory for rows of {self.run.row_length:,} tokens; set rows_per_step to "
+                f"a multiple of {each}, which suits parallel {mesh.setting}"
             )
         # Of meshes that are all too large, the one that comes closest tells how much is missing.
         mesh = min(meshes, key=self.bytes)
         memory = self.cluster.bytes_per_rank / 1e9
         return DoesNotFit(
-            f"sequences of {self.run.row_length} tokens do not fit on {world_size} {_ranks(world_size)}: {mesh} needs "
-            f"an estimated {self.bytes(mesh) / 1e9:.0f} GB per rank, and {USABLE * memory:.0f} of {memory:.0f} GB are "
-            f"usable; {self.remedy(world_size)}"
+            f"rows of {self.run.row_length:,} tokens do not fit on {world_size} {_ranks(world_size)}: even parallel "
+            f"{mesh.setting} needs an estimated {self.bytes(mesh) / 1e9:.0f} GB per rank, and {USABLE * memory:.0f} of "
+            f"{memory:.0f} GB are usable; {self.remedy(world_size)}"
         )
 
     def remedy(self, world_size: int) -> str:
@@ -186,20 +187,21 @@ class _Search:
         run = self.run
         changes = [(run, "")]
         if not run.checkpointing:
-            changes.append((replace(run, checkpointing=True), "gradient checkpointing"))
+            changes.append((replace(run, checkpointing=True), "gradient_checkpointing"))
         if not run.offload:
-            changes.append((replace(run, checkpointing=True, offload=True), "offloaded layer inputs"))
+            names = [*(name for _, name in changes[1:]), "offload_activations"]
+            changes.append((replace(run, checkpointing=True, offload=True), " and ".join(names)))
         # Without a change of settings only more ranks can help, and those cost more.
         for changed, name in changes[1:]:
             if replace(self, run=changed).first(world_size) is not None:
-                return f"use {name}"
+                return f"set {name} to true"
         # Keyed by ranks: a change of settings is named only if it needs fewer ranks than those before it.
         ways: dict[int, str] = {}
         for changed, name in changes:
             ranks = replace(self, run=changed).least_ranks(world_size)
             if ranks is not None and all(ranks < other for other in ways):
-                ways[ranks] = f"{ranks} ranks" + (f" with {name}" if name else "")
-        return f"use {' or '.join(ways.values())}" if ways else f"even {MOST_RANKS} ranks would not suffice"
+                ways[ranks] = f"{ranks:,} ranks" + (f" with {name}" if name else "")
+        return f"use {' or '.join(ways.values())}" if ways else f"even {MOST_RANKS:,} ranks would not suffice"
 
     def least_ranks(self, world_size: int) -> int | None:
         """Smallest number of ranks that fits among twice, four times, ... the present number; None if none does."""

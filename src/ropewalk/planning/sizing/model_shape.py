@@ -58,10 +58,12 @@ class NotEstimated(RopewalkError):
         counted = (
             ""
             if count is None
-            else f"; its {count:,} parameters, with gradients and moments, take {count * STATE_BYTES / 1e9:,.1f} GB "
-            "over all shards if all are trained"
+            else f"; training all {count:,} parameters takes {count * STATE_BYTES / 1e9:,.1f} GB for weights, "
+            "gradients and AdamW's moments on all ranks together, and more for activations"
         )
-        super().__init__(f"{reason}; set each degree of parallel yourself instead of auto{counted}")
+        super().__init__(
+            f"{reason}; in the recipe, set parallel.replicate, shard, ring and sequence instead of auto{counted}"
+        )
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ class Experts:
             return None
         if config.model_type not in MIXTURES:
             raise NotEstimated(
-                f"memory and time are estimated for dense models and mixtures of experts of the types "
-                f"{', '.join(MIXTURES)}, and this one, with {number} experts, is of type {config.model_type}",
+                f"memory and time are not estimated for the {number} experts of a {config.model_type} model, only for "
+                f"dense models and the mixtures of experts {', '.join(MIXTURES)}",
                 config,
             )
         # Each model type has its own key for these widths; Mixtral has no key for experts alone.
@@ -226,7 +228,7 @@ class ModelShape:
         for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise RopewalkError(f"{name} of a model must be an integer of at least 1, got {value!r}")
+                raise RopewalkError(f"{name} of the model must be a whole number of 1 or more, got {value!r}")
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ModelShape:
@@ -254,14 +256,14 @@ class ModelShape:
         missing = [key for key in keys if values.get(key) is None]
         if missing:
             raise RopewalkError(
-                f"the estimate of memory needs {missing[0]}, which the model's config lacks; set each degree of "
-                "parallel yourself instead of auto"
+                f"the estimate of memory needs {missing[0]}, which the model's config lacks; in the recipe, set "
+                "parallel.replicate, shard, ring and sequence instead of auto"
             )
         apart = next((key for key in (OF_LAYERS, "hidden_size_per_layer_input") if values.get(key)), None)
         if apart is not None:
             raise NotEstimated(
-                f"memory and time are estimated for models whose layers have one shape and no embeddings of their own, "
-                f"but the config of this {config.model_type} has {apart}",
+                f"memory and time are not estimated for models with {apart} in their config, because their layers "
+                "differ in shape or have embeddings of their own",
                 config,
             )
         layers, hidden, intermediate, heads, vocab = (values[key] for key in keys)
@@ -401,8 +403,7 @@ class ShardedRun:
             raise RopewalkError(f"unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPE_BYTES)}")
         if self.offload and not self.checkpointing:
             raise RopewalkError(
-                "offload moves the inputs that checkpointed layers save, but checkpointing is off; set "
-                "gradient_checkpointing to true"
+                "offload=True needs checkpointing=True, because it moves the layer inputs that checkpointing keeps"
             )
 
     @property

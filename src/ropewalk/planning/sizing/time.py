@@ -28,53 +28,62 @@ class Cluster:
     computation; Ulysses and ring transfers never do, because attention waits for them.
     """
 
-    ranks_per_node: int = _assumed(8, "", "GPUs connected by NVLink", "NVIDIA DGX H100 data sheet, 2022")
+    ranks_per_node: int = _assumed(
+        8, "", "GPUs of a node, connected by NVLink", "NVIDIA DGX H100 data sheet, 2022"
+    )
     bytes_per_rank: int = _assumed(
         80 * 10**9,
         "GB",
-        "memory of a GPU, of which an estimate may fill 90 %",
+        "memory of a GPU, of which a run may fill 90 %",
         "NVIDIA H100 data sheet, 2023",
     )
     peak_flops: float = _assumed(
-        989.4e12, "TFLOP/s", "dense bfloat16 products", "NVIDIA H100 data sheet, 2023"
+        989.4e12, "TFLOP/s", "peak speed of dense bfloat16 matrix products", "NVIDIA H100 data sheet, 2023"
     )
     matmul_efficiency: float = _assumed(
         0.55,
         "",
-        "share of the peak outside attention, including norms and other small kernels",
+        "share of the peak speed reached outside attention, with norms and other small kernels included",
         "a guess; Llama 3 405B reached 0.38 to 0.43 overall with tensor, pipeline and context parallelism "
         "(arXiv:2407.21783, 2024)",
     )
     attention_efficiency: float = _assumed(
         0.35,
         "",
-        "share of the peak in attention",
-        "FlashAttention-2 on H100 according to arXiv:2407.08608, 2024, whose FlashAttention-3 reaches up to 0.75",
+        "share of the peak speed reached in attention",
+        "FlashAttention-2 on an H100 according to arXiv:2407.08608, 2024, which gives up to 0.75 for FlashAttention-3",
     )
     nvlink: float = _assumed(
         450e9,
         "GB/s",
-        "per direction between GPUs of a node",
-        "NVIDIA H100 data sheet, 2023: 900 in both directions",
+        "bandwidth between GPUs of a node, per direction",
+        "NVIDIA H100 data sheet, 2023: 900 GB/s for both directions together",
     )
     network: float = _assumed(
-        50e9, "GB/s", "per direction of each GPU's port", "NVIDIA ConnectX-7 data sheet, 2022: 400 Gb/s"
+        50e9,
+        "GB/s",
+        "bandwidth of each GPU's network port, per direction",
+        "NVIDIA ConnectX-7 data sheet, 2022: 400 Gb/s",
     )
-    host_link: float = _assumed(64e9, "GB/s", "per direction to CPU memory", "PCI Express 5.0 x16, 2019")
-    link_efficiency: float = _assumed(0.8, "", "share of those bandwidths that transfers reach", "a guess")
+    host_link: float = _assumed(
+        64e9, "GB/s", "bandwidth between a GPU and CPU memory, per direction", "PCI Express 5.0 x16, 2019"
+    )
+    link_efficiency: float = _assumed(
+        0.8, "", "share of these three bandwidths that transfers reach", "a guess"
+    )
     overlap: float = _assumed(
-        0.8, "", "share of a transfer that computation hides, where both can run at once", "a guess"
+        0.8, "", "share of a transfer that computation hides, if both can run at the same time", "a guess"
     )
     nvlink_latency: float = _assumed(
         3.4e-6,
         "µs",
-        "one step of a collective within a node",
+        "latency of one step of a collective within a node",
         "NCCL's own table (tuning.cc, ring, Simple), 2022",
     )
     network_latency: float = _assumed(
         14e-6,
         "µs",
-        "one step of a collective between nodes",
+        "latency of one step of a collective between nodes",
         "NCCL's own table (tuning.cc, ring, Simple), 2022",
     )
 

@@ -175,7 +175,7 @@ class LongRope(RopeMethod):
         missing = next((key for key in ("short_factor", "long_factor") if key not in given), None)
         if missing is not None:
             raise RopewalkError(
-                f"longrope needs {missing}, one number for each pair; ropewalk search finds them"
+                f"longrope needs {missing}, one number for each pair of rotated dimensions; ropewalk search finds them"
             )
         # The factors are relative to the length of the first training, not to the latest extension.
         start = (

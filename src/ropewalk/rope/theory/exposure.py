@@ -62,7 +62,7 @@ def exposure(
     before, after = frequencies_of(trained_inv_freq), frequencies_of(inv_freq)
     if before.shape != after.shape:
         raise RopewalkError(
-            f"the two settings must have the same number of pairs, got {len(before)} and {len(after)}"
+            f"trained_inv_freq and inv_freq must be equally long, got {len(before)} and {len(after)} frequencies"
         )
     for name, length in (("trained_length", trained_length), ("target_length", target_length)):
         if length < 1:

@@ -115,7 +115,7 @@ def check_rule(rule: str) -> None:
     """Raise for an unknown rule; the message names the closest known one."""
     if rule not in RULES:
         near = difflib.get_close_matches(rule, RULES, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}" if near else f"choose one of {', '.join(RULES)}"
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(RULES)}"
         raise RopewalkError(f"unknown rule {rule!r}; {hint}")
 
 
@@ -126,7 +126,7 @@ def _safe(length: int, rotary_dim: int, ceiling: float | None, progress: Progres
         if safe is not None and (ceiling is not None or safe <= highest / 10):
             return safe
     raise RopewalkError(
-        f"no base up to {highest:g} is safe for {length} tokens with rotary_dim {rotary_dim}"
+        f"no base up to {highest:g} is large enough for {length} tokens with rotary_dim {rotary_dim}"
         + ("" if ceiling is None else "; raise the ceiling")
     )
 

@@ -150,7 +150,7 @@ def read_record(path: Path) -> Record:
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise RopewalkError(f"{path} is not a checkpoint of a run: {RECORD} is damaged: {error}") from error
     except KeyError as error:
-        raise RopewalkError(f"{path} is not a checkpoint of a run: {RECORD} lacks {error}") from error
+        raise RopewalkError(f"{path} is not a checkpoint of a run: {RECORD} lacks the key {error}") from error
 
 
 def _betas(values: Any) -> tuple[float, float] | None:

@@ -37,12 +37,13 @@ class RemoteCopy:
         if parts.username or parts.password:
             # Without the URL, which would end up in logs.
             raise RopewalkError(
-                f"the URL of the copy at {parts.hostname} contains a user or password; leave them to the environment "
-                "or the configuration of the storage"
+                f"the URL of checkpoints.copy_to (host {parts.hostname}) contains a user name or password; remove "
+                "them, and set them in environment variables or in the configuration of the storage"
             )
         if not parts.scheme:
             raise RopewalkError(
-                f"{url!r} is not a URL with a protocol, such as s3://bucket/run or file:///mnt/run"
+                "checkpoints.copy_to must be a URL with a protocol, such as s3://bucket/run or file:///mnt/run, got "
+                f"{url!r}"
             )
         # Imported here, since few runs need it.
         from fsspec.core import url_to_fs
@@ -51,7 +52,7 @@ class RemoteCopy:
         try:
             self.files, self.root = url_to_fs(self.url)
         except (ImportError, ValueError) as error:
-            raise RopewalkError(f"cannot use {url}: {error}") from error
+            raise RopewalkError(f"checkpoints.copy_to: cannot use {url}: {error}") from error
 
     @contextmanager
     def _reached(self, kind: type[RopewalkError], what: str) -> Iterator[None]:
@@ -160,7 +161,8 @@ class RemoteCopy:
             ]
             if not names:
                 raise RopewalkError(
-                    f"{self.url} contains a run without a complete checkpoint; start a new run"
+                    f"{self.url} contains a run without a complete checkpoint, so there is nothing to resume; leave "
+                    "out --resume, and set checkpoints.copy_to to another URL"
                 )
             for name in names:
                 with new_folder(run / CHECKPOINTS / name) as partial:
@@ -170,7 +172,10 @@ class RemoteCopy:
             small = [str(path)[len(self.root.rstrip("/")) + 1 :] for path in self.files.find(self.root)]
             small = [path for path in small if not path.startswith(f"{CHECKPOINTS}/")]
             if outside := [path for path in small if ".." in Path(path).parts]:
-                raise RopewalkError(f"{self.url} contains {outside[0]!r}, which is not a file of a run")
+                raise RopewalkError(
+                    f"{self.url} contains {outside[0]!r}, which no run writes and which would be copied outside the "
+                    "run's folder; delete it"
+                )
             for path in sorted(small, key=lambda path: (path == last, path)):
                 with replacing(run / path) as temporary:
                     self._get(f"{self.root}/{path}", temporary)

@@ -111,7 +111,9 @@ def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
         pair = [each.stages[number] if number < len(each.stages) else None for each in (old, new)]
         if number < progress.begun:
             if pair[1] is None:
-                refused.append(f"stages: stage {number + 1} has started, but the new recipe does not have it")
+                refused.append(
+                    f"stages (stage {number + 1} has started, but the new recipe does not have it)"
+                )
             continue
         for key, was, is_ in _differences(_plain(pair[0]), _plain(pair[1]), ("stages", number)):
             rule = _rule(key)
@@ -125,7 +127,7 @@ def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
     if stages and any(stage.rope.limiting.search is not None for stage in old.stages[: progress.begun]):
         # A longer target takes more documents for its evaluation, possibly those that the search has used.
         refused.append(
-            "stages: factors were searched on held-out documents that a changed evaluation could use as well"
+            "stages (factors were searched on held-out documents that a changed evaluation could use as well)"
         )
     # Stages that have not begun may change freely, so the rules of resuming apply to the others only.
     begun = min(progress.begun, len(old.stages), len(new.stages))
@@ -135,17 +137,17 @@ def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
         if rule.kind == "same":
             same.add(name)
         elif rule.kind == "fixed":
-            refused.append(f"{name} {_told(was)} -> {_told(is_)}: {rule.why}")
+            refused.append(f"{name} {_told(was)} -> {_told(is_)} ({rule.why})")
         elif rule.kind == "onward":
             reason = _too_late(key, old, new, progress)
             if reason is None:
                 onward.append(_change(key, was, is_, progress))
             else:
-                refused.append(f"{name} {_told(was)} -> {_told(is_)}: {reason}")
+                refused.append(f"{name} {_told(was)} -> {_told(is_)} ({reason})")
     if refused:
         raise RopewalkError(
-            f"the recipe changes keys that may not change: {'; '.join(refused[:3])}; restore them, or start a new run "
-            "in another output folder"
+            f"--resume cannot change these keys of the recipe: {', '.join(refused[:3])}; restore their old values, or "
+            "start a new run in another output folder"
         )
     return Changes(tuple(onward), frozenset(same), tuple(sorted(stages)))
 

@@ -126,11 +126,11 @@ class Evaluation(_Suites):
                 raise ValueError(f"during.{key} has no effect without every; set every to a number of steps")
             return
         if not self.suites:
-            raise ValueError(f"every ({self.every}) has no effect without a suite; add one to suites")
+            raise ValueError(f"every ({self.every}) has no effect because suites is empty; add a suite")
         for name in during.suites or ():
             if name not in self.suites:
                 raise ValueError(
-                    f"during.suites has {name}, but suites has only {', '.join(self.suites)}; add it there"
+                    f"during.suites has {name}, but suites has only {', '.join(self.suites)}; add {name} to suites"
                 )
         if during.rows is not None and during.rows > self.rows:
             raise ValueError(f"during.rows {during.rows} is more than rows {self.rows}; raise rows as well")

@@ -45,7 +45,9 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise RopewalkError(f"recipe {path} is not UTF-8 (byte {error.start})") from error
+            raise RopewalkError(
+                f"recipe {path} is not UTF-8 text (byte {error.start}); save it as UTF-8"
+            ) from error
         except OSError as error:
             raise RopewalkError(f"cannot read recipe {path}: {error.strerror}") from error
     return parse_recipe(text, str(name), overrides)
@@ -131,7 +133,7 @@ class _StrictLoader(yaml.SafeLoader):
         if isinstance(value, str) and ("\0" in value or (not value.isascii() and not _is_utf8(value))):
             raise RopewalkError(
                 f"the text {value[:MOST_SHOWN]!r} in line {node.start_mark.line + 1} contains a NUL character or an "
-                "unpaired surrogate"
+                "unpaired surrogate; remove it"
             )
         return value
 
@@ -238,6 +240,6 @@ def _child(target: Any, part: str, override: str) -> Any:
 def _index(target: list[Any], part: str, override: str) -> int:
     if not part.isdecimal() or int(part) >= len(target):
         raise RopewalkError(
-            f"--set {override!r}: {part} is not an index of a list of {len(target)} entries, counted from 0"
+            f"--set {override!r}: there is no entry {part}; the list has {len(target)} entries, counted from 0"
         )
     return int(part)

@@ -187,9 +187,7 @@ class Recipe(Settings):
             own = stage.data
             if own is not None and ((own.sources and self.data.rows) or (own.rows and self.data.sources)):
                 named, run = ("sources", "rows") if self.data.rows else ("rows", "sources")
-                raise ValueError(
-                    f"stages.{number}.data names {named}, but the run's data names {run}; name {run} in both"
-                )
+                raise ValueError(f"stages.{number}.data sets {named}, but data sets {run}; set {run} in both")
             # Merging a stage with the run validates what it results in.
             try:
                 # For its error alone: the run's data and the stage's may be invalid together.
@@ -204,8 +202,9 @@ class Recipe(Settings):
         if trained and all(stage.own_documents for stage in trained) and not self.data.validation_sources:
             key = "sources" if self.data.sources else "rows"
             raise ValueError(
-                f"every stage that trains sets its own data.{key}, so no stage uses the run's documents and none "
-                f"can be held out; give data.validation_sources, or omit data.{key} in one stage"
+                f"every stage that trains has data.{key} of its own, so the run's data.{key} are not used and no "
+                "documents can be held out for evaluation; set data.validation_sources, or leave one stage without "
+                f"data.{key} of its own"
             )
         return self
 
@@ -216,7 +215,8 @@ class Recipe(Settings):
             # Equal contexts are fine: a stage may change only its documents or its learning rate.
             if after < before:
                 raise ValueError(
-                    f"stages.{number}.context {after} is shorter than the stage before it ({before})"
+                    f"stages.{number}.context {after} is less than stages.{number - 1}.context {before}; order the "
+                    "stages by context, with the shortest first"
                 )
         return self
 
@@ -233,7 +233,7 @@ class Recipe(Settings):
         if self.short_context is not None:
             raise ValueError(
                 f"export {export.weights} is not possible with short_context, which searches factors for the last "
-                "weights; set last, or omit short_context"
+                "weights; set export to last, or leave out short_context"
             )
         if export.weights == "average":
             self._check_average(steps)
@@ -245,20 +245,20 @@ class Recipe(Settings):
         number, checkpoints = self.export.average_of, self.checkpoints
         if self.adapter is not None:
             raise ValueError(
-                "export average is not possible with adapter, as the mean of small matrices is not that of the models; "
-                "set last or best"
+                "export average is not possible with an adapter, because the mean of the adapters' matrices is not the "
+                "mean of the merged models; set export to last or best"
             )
         if checkpoints.keep < number:
             raise ValueError(
-                f"export averages {number} checkpoints, but checkpoints.keep is {checkpoints.keep}; set it to {number} "
-                "or more, or export.average_of to fewer"
+                f"export averages {number} checkpoints, but checkpoints.keep is {checkpoints.keep}; set "
+                f"checkpoints.keep to {number} or more, or export.average_of to less"
             )
         # Rounded up, because the last step of a stage always writes one.
         written = -(-steps // checkpoints.every)
         if written < number:
             raise ValueError(
-                f"export averages {number} checkpoints, but the last stage writes {written} in its {steps} steps; set "
-                "checkpoints.every or export.average_of to less"
+                f"export averages {number} checkpoints, but the last stage writes only {written} in its {steps} steps; "
+                "lower checkpoints.every or export.average_of"
             )
 
     def _check_best(self) -> None:
@@ -268,8 +268,8 @@ class Recipe(Settings):
         suites = evaluation.in_training().suites
         if by is None and len(suites) > 1:
             raise ValueError(
-                f"export best needs export.by, since evaluation during training measures {', '.join(suites)}; name "
-                "one of these"
+                f"export best needs export.by, since evaluation during training measures {', '.join(suites)}; set "
+                "export.by to one of these"
             )
         # A score's name begins with its suite: passkey/1024.
         if by is not None and by.split("/")[0] not in suites:
@@ -283,7 +283,7 @@ class Recipe(Settings):
         last = self.stages[-1].rope.limiting.method
         if self.short_context is not None and last != "longrope":
             raise ValueError(
-                f"short_context searches the short factors of longrope, but the last stage's rope is {last!r}; omit "
-                "it, or end with a longrope stage"
+                f"short_context searches the short factors of longrope, but the last stage's rope is {last!r}; leave "
+                "out short_context, or end with a longrope stage"
             )
         return self

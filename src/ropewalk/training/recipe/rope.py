@@ -181,7 +181,7 @@ class Rope(_Parameters):
     def _is_a_method(cls, name: str) -> str:
         *names, last = (repr(each) for each in (*trainable_methods(), "auto"))
         if repr(name) not in (*names, last):
-            raise ValueError(f"Input should be {', '.join(names)} or {last}")
+            raise ValueError(f"must be {', '.join(names)} or {last}")
         return name
 
     def parameter(self, name: str) -> Any:
@@ -212,12 +212,12 @@ class Rope(_Parameters):
         beside = sorted(self.model_fields_set - set(LAYER_TYPES))
         if by_layer and beside:
             raise ValueError(
-                f"{beside[0]} is given together with layer types ({', '.join(by_layer)}); move it into one of them"
+                f"{beside[0]} stands beside layer types ({', '.join(by_layer)}); move {beside[0]} into a layer type"
             )
         nested = [name for name, rope in by_layer.items() if rope.by_layer_type]
         if nested:
             raise ValueError(
-                f"{nested[0]} contains layer types itself; write a method and its parameters there"
+                f"{nested[0]} must not contain layer types itself; give it a method and parameters"
             )
         window = self.sliding_attention
         if window is not None:
@@ -227,14 +227,16 @@ class Rope(_Parameters):
     def _check_windows(self) -> None:
         """Raise for settings that sliding-window layers cannot have: their distances do not grow with the context."""
         here = LAYER_TYPES[1]
-        not_derived = "it is not derived, because distances in these layers do not grow with the context"
+        not_derived = (
+            "which does not follow from the context, because distances in these layers do not grow with it"
+        )
         taken = METHODS.get(self.method)
         if self.method == "auto" or taken is None or taken.length_dependent:
             raise ValueError(f"{here} needs a method with fixed frequencies, got {self.method}; use theta")
         if self.method == "theta" and self.rope_theta == "auto":
-            raise ValueError(f"{here} with method theta needs rope_theta: {not_derived}")
+            raise ValueError(f"{here} with method theta needs rope_theta, {not_derived}")
         if "factor" in taken.parameters and self.parameter("factor") is None:
-            raise ValueError(f"{here} with method {self.method} needs factor: {not_derived}")
+            raise ValueError(f"{here} with method {self.method} needs factor, {not_derived}")
 
     @model_validator(mode="after")
     def _one_source_of_factors(self) -> Rope:

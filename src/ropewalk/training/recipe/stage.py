@@ -207,8 +207,8 @@ class Stage(Settings):
     def _check(self) -> Stage:
         if not self.steps and self.rope.limiting.method != "longrope":
             raise ValueError(
-                f"steps 0 is allowed only for longrope stages, which can change factors without training; rope "
-                f"{self.rope.limiting.method!r} needs 1 or more"
+                "steps 0 is allowed only for longrope stages, which can change factors without training; set steps to "
+                f"1 or more for rope {self.rope.limiting.method!r}"
             )
         if self.offload_activations and not self.gradient_checkpointing:
             raise ValueError("offload_activations needs gradient_checkpointing: true")

@@ -81,8 +81,8 @@ class AutoRope(StageRope):
         if not isinstance(base, Default):
             scaled = "the checkpoint is" if number == 0 else "the model after the previous stage is"
             raise RopewalkError(
-                f"stages.{number}.rope: auto compares bases of unscaled RoPE, but {scaled} "
-                f"scaled by {current.name}; set the method to {current.name} to scale it further, or to default"
+                f"stages.{number}.rope: auto compares bases of unscaled RoPE, but {scaled} scaled by {current.name}; "
+                f"set method to {current.name} to scale further, or to default to keep the RoPE"
             )
         bases = {}
         for name in self.stage.rope.limiting.candidates or AUTO_CANDIDATES:
@@ -115,13 +115,13 @@ class AutoRope(StageRope):
         if choice is not None and self.candidates(before).get(choice.name) != choice.method:
             raise RopewalkError(
                 f"{output / CHOICES} records {choice.name} with rope_theta {choice.method.rope_theta:g} for stage "
-                f"{self.number + 1}, but that choice is not among the stage's candidates; restore the file that "
-                "the run wrote, or start a new run"
+                f"{self.number + 1}, but none of the stage's candidates gives it; restore the file as the run wrote it, "
+                "or start a new run"
             )
         if choice is None and begun:
             raise RopewalkError(
-                f"stage {self.number + 1} has started, but {output / CHOICES} does not record its base; restore the "
-                "file, or start a new run"
+                f"stage {self.number + 1} has started, but {output / CHOICES} does not record the rope_theta that it "
+                "uses; restore the file, or start a new run"
             )
         return None if choice is None else Decision(choice.method, {"choice": choice.to_json()})
 

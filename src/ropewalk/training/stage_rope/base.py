@@ -247,7 +247,7 @@ def refuse_other_rope(
             raise RopewalkError(
                 f"{checkpoint.name} was trained with another RoPE for layers of type {kind} than "
                 f"stages.{rope.number}.rope gives now ({other.name}, rope_theta {other.rope_theta:.10g}); start a new "
-                "run with another output"
+                "run in another output folder"
             )
     if not _same_frequencies(saved, method, rope.stage.context):
         raise RopewalkError(
@@ -269,7 +269,7 @@ def _refuse_ambiguous(stage: Stage, current: RopeMethod, number: int) -> None:
     if isinstance(current, Linear) and rope.method == "linear" and number == 0 and factor is None:
         raise RopewalkError(
             f"the checkpoint is already scaled linearly by {current.factor:g}, and its config does not say whether "
-            "max_position_embeddings includes that factor; set the total factor as stages.0.rope.factor"
+            "max_position_embeddings includes that factor; set stages.0.rope.factor to the total factor"
         )
     if rope.method == "ntk" and number and factor is not None:
         raise RopewalkError(

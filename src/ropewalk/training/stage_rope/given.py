@@ -61,8 +61,8 @@ class GivenRope(_Settled):
         if rope.method == LongRope.name:
             if parameters["long_factor"] is None:
                 raise RopewalkError(
-                    "longrope needs factors; set one of long_factor (a list; without short_factor, that is all ones), "
-                    "factors (a factor table's file), or search ({} searches them with the default settings)"
+                    f"stages.{self.number}.rope: longrope needs factors; set long_factor (a list), factors (a file "
+                    "that `ropewalk search` wrote), or search: {} to search them before the stage"
                 )
             if parameters["short_factor"] is None:
                 # Texts up to the original length then keep the angles that they had before the run.
@@ -98,7 +98,7 @@ class TableRope(_Settled):
         if table.target_length < context:
             raise RopewalkError(
                 f"the factor table {rope.factors} is for {table.target_length} tokens, but the stage has a context of "
-                f"{context}; search for that length, or set a context of at most {table.target_length}"
+                f"{context}; search factors for {context} tokens, or set a context of at most {table.target_length}"
             )
         method = table.method(before.method, before.length)
         attention_factor = rope.parameter("attention_factor")
@@ -115,7 +115,7 @@ class TableRope(_Settled):
             return
         raise RopewalkError(
             f"the factor table {self.stage.rope.limiting.factors} has changed since the run started (the run's copy is "
-            f"{kept}); restore it, or start a new run"
+            f"{kept}); restore the table, or start a new run"
         )
 
 
@@ -176,8 +176,8 @@ def _stage_of(recipe: Recipe, path: str | Path, length: int, tables: int) -> int
     there = ", ".join(map(str, contexts))
     if fitting:
         raise RopewalkError(
-            f"the factor table {path} is for {length} tokens, but {len(fitting)} stages have that context, not one; "
-            "assign it in the recipe with rope: {method: longrope, factors: FILE}"
+            f"the factor table {path} is for {length} tokens, but {len(fitting)} stages have that context; name it in "
+            f"the recipe, in one of these stages, with rope: {{method: longrope, factors: {path}}}"
         )
     raise RopewalkError(
         f"the factor table {path} is for {length} tokens, but no stage has that context; the stages have {there}; "

@@ -104,8 +104,8 @@ def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
             known, limit = len(documents), 2 * limit
     if packed is None or packed.settings.context != target or wanted.has_penalty:
         raise RopewalkError(
-            f"{wanted.label}: there are no held-out documents to search on; raise data.validation_documents, or set "
-            "data.validation_sources"
+            f"{wanted.label}: the search needs held-out documents, but there are none; raise "
+            "data.validation_documents, or set data.validation_sources"
         )
     if len(packed) < count:
         raise RopewalkError(
@@ -171,7 +171,7 @@ def _held_out_rows(
         if taken:
             raise RopewalkError(_too_few(wanted, resolved, documents, free)) from error
         raise RopewalkError(
-            f"{label}: {error}; the search uses documents from data.validation_documents or data.validation_sources"
+            f"{label}: {error} (the text is that of data.validation_documents or data.validation_sources)"
         ) from error
     if others is None or len(others.rows) < count:
         # Judging the result selects nothing, so it may share documents with the evaluation.
@@ -209,8 +209,8 @@ def _too_few(
         where = "raise data.validation_documents"
     return (
         f"{wanted.label}: the evaluation uses {len(documents) - len(free)} of the {len(documents)} held-out "
-        f"documents, and the other {len(free)} fill {filled} rows of {length} tokens, but the search needs {count}; "
-        f"hold out about {more} more documents ({where}), or lower evaluation.rows or the search's documents"
+        f"documents, and the other {len(free)} fill {filled} rows of {length} tokens, but the search needs {count} "
+        f"rows; hold out about {more} more documents ({where}), or lower evaluation.rows or the documents of the search"
     )
 
 
@@ -324,8 +324,8 @@ class SearchRope(StageRope):
         if here != there:
             raise RopewalkError(
                 f"stages.{self.number}.rope.search.weights: the checkpoint has rope_theta {there[0]:g} and original "
-                f"length {there[1]}, but the stage starts from {here[0]:g} and {here[1]}, so factors found on the "
-                "checkpoint do not fit; set weights to current"
+                f"length {there[1]}, but the stage starts from rope_theta {here[0]:g} and original length {here[1]}, "
+                "so factors found on the checkpoint do not fit; set weights to current"
             )
         return own, goal
 
@@ -408,7 +408,8 @@ def kept_factors(search: FactorSearch, recipe: Recipe, output: Path, begun: bool
     )
     if not fits:
         raise RopewalkError(
-            f"{search.label}: {path} does not contain the factors of this search; restore it, or start a new run"
+            f"{search.label}: the factor table {path} does not belong to the search in the recipe; restore the table "
+            "that the run wrote, or start a new run"
         )
     return table
 

@@ -547,10 +547,10 @@ class HarnessSettings(Settings):
         Option(name="--lm-eval-data", metavar="TASK=PATH", repeated=True),
     ] = Field(
         {},
-        description="Local files or folders with the data of tasks, by the task's name; other tasks load from the Hub.",
+        description="Local file or folder with the data of an lm_eval task. Other tasks load their data from the Hub.",
     )
     harness_tasks: Annotated[FilePath | None, Option(name="--lm-eval-include")] = Field(
-        None, description="Folder with the YAML files of your own lm_eval tasks."
+        None, description="Folder with the YAML files of your own lm_eval tasks. Default: none."
     )
     harness_limit: Annotated[int | None, Option(name="--lm-eval-limit")] = Field(
         None, ge=1, description="Maximum number of documents per lm_eval task. Default: no limit."
@@ -561,7 +561,8 @@ class LmEvalSettings(Settings):
     """Settings of the suite lm_eval alone, which runs any of its tasks."""
 
     harness_names: Annotated[CommaList, HARNESS, Option(name="--lm-eval-tasks")] = Field(
-        (), description="Tasks, groups or tags that the suite lm_eval runs."
+        (),
+        description="Tasks, groups or tags for the suite lm_eval. Required for this suite.",
     )
 
 

@@ -189,14 +189,18 @@ class RulerSettings(Settings):
 
     compat: Annotated[Literal["none", "nvidia"], WHAT] = Field(
         "none",
-        description="Whose generator makes RULER's prompts: nvidia (exactly the prompts of NVIDIA's scripts) or none "
-        "(ropewalk's own, with a random seed for each sample).",
+        description="How to make RULER's prompts: none (to RULER's specification, with a random seed for each sample) "
+        "or nvidia (exactly the prompts of NVIDIA's scripts).",
     )
     squad: Annotated[FileOrName | None, TEXTS] = Field(
-        None, description="SQuAD v2 dev file for qa_1, or hub to load it from the Hub."
+        None,
+        description="SQuAD v2 dev file for RULER's task qa_1, or hub to load it from the Hub. Default: qa_1 does not "
+        "run.",
     )
     hotpotqa: Annotated[FileOrName | None, TEXTS] = Field(
-        None, description="HotpotQA dev distractor file for qa_2, or hub to load it from the Hub."
+        None,
+        description="HotpotQA dev distractor file for RULER's task qa_2, or hub to load it from the Hub. Default: qa_2 "
+        "does not run.",
     )
 
 
