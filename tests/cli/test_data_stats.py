@@ -295,7 +295,9 @@ def test_unfinished_rows_are_no_documents(copied: Path, corpus: Path, state: str
         manifest.write_text(content[: len(content) // 2])
     place = copied.parent if above else copied
     for paths in ((place,), (corpus, place)):
-        with pytest.raises(RopewalkError, match=r"the rows in .*copied are incomplete; run the same command"):
+        with pytest.raises(
+            RopewalkError, match=r"the rows in .*copied are incomplete; to complete them, repeat the command"
+        ):
             call("stats", *paths)
 
 

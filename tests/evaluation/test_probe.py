@@ -211,10 +211,10 @@ def test_what_has_no_meaning_is_not_run_and_says_why() -> None:
         ("ntk", "not run", None),
         ("schedule:lwm", "not run", None),
     ]
-    assert "derived for unscaled RoPE" in (refused[0].reason or "")
+    assert "rules for rope_theta are for unscaled RoPE" in (refused[0].reason or "")
     said = refused[0].to_json()
     assert {said[key] for key in ("loss", "difference", "beyond_loss", "rope_theta")} == {None}
-    with pytest.raises(RopewalkError, match=r"no RoPE setting to probe \(ntk: .*derived"):
+    with pytest.raises(RopewalkError, match=r"no RoPE setting to probe \(ntk: .*unscaled RoPE"):
         candidate_methods(("ntk",), Linear(8, 1e4, 2.0), 64, 128)
     with pytest.raises(RopewalkError, match="unknown rule 'ntkk'; did you mean ntk"):
         candidate_methods(("current", "ntkk"), Default(8, 1e4), 64, 128)

@@ -112,8 +112,8 @@ def test_what_a_config_leaves_out_is_what_transformers_takes():
     [
         (
             {"num_local_experts": 8, "model_type": "qwen3_next"},
-            r"not estimated for the 8 experts of a qwen3_next model, only for .* deepseek_v2, .*qwen3_moe; in the recipe, set "
-            r"parallel\.replicate, shard, ring and sequence instead of auto",
+            r"not estimated for the 8 experts of a qwen3_next model, only for .* deepseek_v2, .*qwen3_moe; in the "
+            r"recipe, set parallel\.replicate, shard, ring and sequence instead of auto",
         ),
         ({"hidden_size": None}, r"needs hidden_size, which the model's config lacks"),
         (
@@ -189,7 +189,7 @@ def test_recurrent_layers_are_not_counted_as_attention(family):
     assert config.recurrent_layers
     with pytest.raises(
         NotEstimated,
-        match=rf"recurrent layers, and \d of 4 layers of this {family} model are recurrent; in the recipe, set parallel",
+        match=rf"recurrent layers, and \d of 4 layers of this {family} model are recurrent; in the recipe, set",
     ) as refused:
         ModelShape.from_config(config)
     # Of a model with weights, whose states a training run holds.

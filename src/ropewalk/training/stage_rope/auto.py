@@ -115,8 +115,8 @@ class AutoRope(StageRope):
         if choice is not None and self.candidates(before).get(choice.name) != choice.method:
             raise RopewalkError(
                 f"{output / CHOICES} records {choice.name} with rope_theta {choice.method.rope_theta:g} for stage "
-                f"{self.number + 1}, but none of the stage's candidates gives it; restore the file as the run wrote it, "
-                "or start a new run"
+                f"{self.number + 1}, but none of the stage's candidates gives it; restore the file as the run wrote "
+                "it, or start a new run"
             )
         if choice is None and begun:
             raise RopewalkError(
