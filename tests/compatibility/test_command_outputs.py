@@ -81,11 +81,20 @@ CHANGED_SENTENCES: dict[str, str] = {
     "an unknown algorithm": (
         "error: unknown --algorithm 'guess'; choose from cma-es, evolution (see ropewalk search --help)"
     ),
+    "an unknown rule": "error: unknown rule 'ntkk'; did you mean ntk?",
+    "a plan by an unknown rule": (
+        "error: unknown rule 'guess'; choose one of recommended, critical-dimension, length-floor, ntk, lower-bound, "
+        "schedule:gradient, schedule:lwm, schedule:anchorcontext (also possible: current, linear, yarn, llama3, theta=VALUE)"
+    ),
+    "a probe of an unknown rule": (
+        "error: unknown rule 'yarrn'; choose one of recommended, critical-dimension, length-floor, ntk, lower-bound, "
+        "schedule:gradient, schedule:lwm, schedule:anchorcontext (also possible: current, linear, yarn, llama3, theta=VALUE)"
+    ),
     "an unknown suite": "error: unknown --suite 'pass-key'; did you mean passkey? (see ropewalk eval --help)",
     "an unknown task": "error: unknown task 'passkeys'; did you mean passkey?",
     "lm_eval without tasks": (
-        "error: the suite lm_eval needs the names of its tasks; give --lm-eval-tasks (see ropewalk eval "
-        "--help)"
+        "error: the suite lm_eval needs the names of its tasks; give --lm-eval-tasks, or "
+        "lm_eval.harness_names in the evaluation section of a recipe (see ropewalk eval --help)"
     ),
     "a server's model without a server": "error: --server-model m needs --server URL (see ropewalk eval --help)",
     "a dtype that is not audited": (
