@@ -83,12 +83,14 @@ CHANGED_SENTENCES: dict[str, str] = {
     ),
     "an unknown rule": "error: unknown rule 'ntkk'; did you mean ntk?",
     "a plan by an unknown rule": (
-        "error: unknown rule 'guess'; choose one of recommended, critical-dimension, length-floor, ntk, lower-bound, "
-        "schedule:gradient, schedule:lwm, schedule:anchorcontext (also possible: current, linear, yarn, llama3, theta=VALUE)"
+        "error: unknown rule 'guess'; choose one of recommended, critical-dimension, length-floor, ntk, "
+        "lower-bound, schedule:gradient, schedule:lwm, schedule:anchorcontext (also possible: current, "
+        "linear, yarn, llama3, theta=VALUE)"
     ),
     "a probe of an unknown rule": (
-        "error: unknown rule 'yarrn'; choose one of recommended, critical-dimension, length-floor, ntk, lower-bound, "
-        "schedule:gradient, schedule:lwm, schedule:anchorcontext (also possible: current, linear, yarn, llama3, theta=VALUE)"
+        "error: unknown rule 'yarrn'; choose one of recommended, critical-dimension, length-floor, ntk, "
+        "lower-bound, schedule:gradient, schedule:lwm, schedule:anchorcontext (also possible: current, "
+        "linear, yarn, llama3, theta=VALUE)"
     ),
     "an unknown suite": "error: unknown --suite 'pass-key'; did you mean passkey? (see ropewalk eval --help)",
     "an unknown task": "error: unknown task 'passkeys'; did you mean passkey?",
