@@ -236,7 +236,7 @@ def seen_faults(site: Path, browser: str) -> Iterator[str]:
         page.write_text(script, encoding="utf-8")
         # The virtual clock stands still while a frame loads, so that the answer does not depend on the machine's speed.
         options = ("--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files")
-        size = (f"--window-size={max(WIDTHS) + 100},1000", "--virtual-time-budget=600000")
+        size = (f"--window-size={max(WIDTHS) + 100},1000", "--virtual-time-budget=3600000")
         command = [browser, *options, *size, f"--user-data-dir={folder}/profile", "--dump-dom", page.as_uri()]
         shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     body = re.search(r"<body>(\{.*\})</body>", shown, re.DOTALL)
