@@ -27,26 +27,28 @@ WHY: Mapping[tuple[str, str], str] = {
     (
         "gpt_oss",
         "mlx-lm",
-    ): "mlx-lm rounds the ends of yarn's ramp to whole pairs, and this config says not to",
+    ): "mlx-lm rounds the ends of yarn's ramp to whole pairs, although this config has truncate: false",
     (
         "internlm2",
         "sglang",
-    ): "dynamic NTK raises the base with the length of each input; SGLang uses one base for all inputs, that of "
-    "the longest input that it serves, even for inputs within the trained length",
+    ): "dynamic NTK raises the base with the length of each input, but SGLang uses the base of its longest input "
+    "for all inputs, even for those within the trained length",
     ("gemma4_text", "transformers-4"): "the model and its rope type came with transformers 5",
 }
 """Why a program differs from transformers 5 or refuses, by type of model and key of the program."""
 WHY_TWO_LISTS = {
     "input": "",
-    "start": "it chooses a list of factors once, so short inputs get the long list in a server for long inputs",
-    "pass": "each forward pass has one list of factors, so short inputs get the long ones in a batch with a long input",
+    "start": "the program chooses a list of factors once, when it starts, so a server for long inputs uses the long "
+    "factors for short inputs too",
+    "pass": "each forward pass has one list of factors, so a short input gets the long factors in a batch with a long "
+    "input",
 }
 """Why a program that reads longrope right is wrong for short inputs, by what chooses between its two lists."""
 WHY_LENGTH = {
-    "linear": "the stated length already includes the factor, and the program multiplies once more",
-    "dynamic": "the program multiplies the stated length by the factor",
-    "yarn": "the program takes original length × factor, and the config states the length without scaling",
-    "longrope": "without an option it stays within the original length, where the short factors are right",
+    "linear": "max_position_embeddings already includes the factor, and the program multiplies it by the factor again",
+    "dynamic": "the program multiplies max_position_embeddings by the factor",
+    "yarn": "the program serves the original length × factor, but max_position_embeddings is the original length",
+    "longrope": "without an option, it serves only the original length, up to which the short factors are right",
 }
 """Why a program serves another length than the config states, by method."""
 
@@ -70,7 +72,9 @@ def cell(reading: Reading, length: int) -> str:
 def sources() -> str:
     """The table of programs with the files that were read."""
     rows = [f"| {each.program} | `{each.key}` | {each.source} |" for each in READERS]
-    return "\n".join(["| program | `--for` | rules read from |", "| --- | --- | --- |", *rows])
+    return "\n".join(
+        ["| program | value of `--for` | files that the rules come from |", "| --- | --- | --- |", *rows]
+    )
 
 
 def published() -> str:
@@ -100,20 +104,20 @@ def published() -> str:
                 two_lists[name, WHY_TWO_LISTS[each.chooses]].append(each.program)
             elif reading.verdict != "same":
                 why = WHY[checkpoint.model_type, each.key]
-                differences.append(f"- {name}, {each.program}: {why} ({reading.detail})")
+                differences.append(f"- {name} in {each.program}: {why} ({reading.detail})")
             if reading.served not in (None, checkpoint.length):
                 (method,) = checkpoint.methods().values()
-                lengths[f"{name} {reading.served:,}", WHY_LENGTH[method.name]].append(each.program)
+                lengths[f"{name} ({reading.served:,} tokens)", WHY_LENGTH[method.name]].append(each.program)
     differences += reasons(two_lists)
     head = ["model", "tokens", *(each.program for each in others)]
     table = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |", *rows]
     parts = {
-        "The differences, and why:": differences,
-        "Lengths that a program uses instead of the config's unless an option sets one, and why:": reasons(
+        "Programs that differ or refuse, and why:": differences,
+        "Programs that serve another length than the config's if no option sets it, and why:": reasons(
             lengths
         ),
         "Not known, and why:": [
-            f"- {program}: {why}: {', '.join(names)}" for (program, why), names in unread.items()
+            f"- {', '.join(names)} in {program}: {why}" for (program, why), names in unread.items()
         ],
     }
     return "\n".join([*table, *(line for title, lines in parts.items() for line in ("", title, "", *lines))])
