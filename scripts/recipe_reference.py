@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
 from ropewalk.data.settings import InterleaveSettings, MixtureSettings, SourceSpec
 from ropewalk.evaluation.settings import OWN
-from ropewalk.io.settings import Option, Settings, model_in
+from ropewalk.io.settings import Option, Settings, choices_in, model_in
 from ropewalk.training.recipe import changes as recipe_changes
 from ropewalk.training.recipe import recipe
 from ropewalk.training.recipe.changes import is_group
@@ -77,20 +77,11 @@ def meaning(model: type[Settings], field: Any) -> str:
     )
     # Several values on the command line are a mapping in YAML.
     text = re.sub(r"\w+=[\d.]*\w(,\w+=[\d.]*\w)+", lambda found: f"`{mapping(found[0])}`", text)
-    values = choices(field.annotation)
+    values = [value for value in choices_in(field.annotation) if isinstance(value, str)]
     if len(values) > 1 and any(not re.search(rf"\b{re.escape(value)}\b", text) for value in values):
         listed = ", ".join(f"`{value}`" for value in values)
         text += f" Values: {listed}." if text.endswith(".") else f"; values: {listed}"
     return re.sub(r"(`[^`]*`)|([\[\]])", lambda found: found[1] or f"\\{found[2]}", text)
-
-
-def choices(annotation: Any) -> list[str]:
-    """The words that a field accepts, from the ``Literal`` types in its annotation."""
-    if get_origin(annotation) is Literal:
-        return [value for value in get_args(annotation) if isinstance(value, str)]
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return []
-    return [value for part in get_args(annotation) for value in choices(part)]
 
 
 def option(name: str, field: Any) -> str:

@@ -13,19 +13,18 @@ from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, notes, on_interru
 from ropewalk.errors import RunFailure
 from ropewalk.evaluation.backends.serving import Serving
 from ropewalk.evaluation.settings import (
-    AVERAGE,
-    EVALUATED,
-    LAST,
-    PARALLEL,
-    SAMPLES_DIR,
-    TEXT,
+    Average,
     CompareSettings,
+    Evaluated,
     EvaluationSettings,
+    Last,
     Loading,
+    Parallel,
+    SamplesDir,
     Settings,
+    Text,
 )
-from ropewalk.evaluation.tasks.suite import HOW, TEXTS
-from ropewalk.io.settings import COMMON, FilePath, Folder, Option
+from ropewalk.io.settings import COMMON, FilePath, Folder
 from ropewalk.io.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -44,20 +43,20 @@ class EvaluationOutput(BaseSettings):
         description="Folder for results, predictions, figures and a report page. Run the same command again to resume. "
         "Default: write no files.",
     )
-    samples_dir: Folder | None = Field(None, description=SAMPLES_DIR)
+    samples_dir: SamplesDir = None
 
 
 def evaluate(
-    model: Annotated[str, Field(description=EVALUATED)],
+    model: Evaluated,
     settings: Settings,
     loading: Loading,
     serving: Serving | None = None,
     *,
     output: EvaluationOutput,
-    text: Annotated[str, TEXTS, Field(description=TEXT)] = "embedded:validation",
-    average: Annotated[bool, HOW, Field(description=AVERAGE)] = False,
-    last: Annotated[int, HOW, Field(ge=1, description=LAST)] = 5,
-    parallel: Annotated[str | None, HOW, Option(metavar="KEY=DEGREE"), Field(description=PARALLEL)] = None,
+    text: Text = "embedded:validation",
+    average: Average = False,
+    last: Last = 5,
+    parallel: Parallel = None,
     as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
     """Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.

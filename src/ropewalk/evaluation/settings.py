@@ -172,25 +172,44 @@ class Loading(BaseSettings):
     )
 
 
-EVALUATED = (
-    f"{MODEL_NAME}. With --average: a folder of checkpoints. With --server: the tokenizer, as a folder or a "
-    "Hub id."
-)
-TEXT = f"Documents for the suites perplexity and longppl: {DOCUMENTS}."
-AVERAGE = (
-    "Evaluate the last checkpoints in the folder MODEL (--last says how many) and report their mean scores."
-)
-LAST = "Number of checkpoints to evaluate with --average."
-PARALLEL = (
-    "Number of processes for each kind of parallelism under torchrun: shard=2,sequence=4. sequence (Ulysses, which "
-    "splits attention heads) and ring (ring attention) split each text; shard and replicate divide the texts. Default: "
-    "sequence for all processes."
-)
-SAMPLES_DIR = (
-    "Folder in which generated prompts are cached; models with the same tokenizer share them. Default: "
-    "~/.cache/ropewalk/samples."
-)
-"""Descriptions of settings of an evaluation."""
+# Declared once for EvaluationSettings and for the arguments of the command.
+Evaluated = Annotated[
+    str,
+    Field(
+        description=f"{MODEL_NAME}. With --average: a folder of checkpoints. With --server: the tokenizer, as a folder "
+        "or a Hub id."
+    ),
+]
+Text = Annotated[
+    str, TEXTS, Field(description=f"Documents for the suites perplexity and longppl: {DOCUMENTS}.")
+]
+Average = Annotated[
+    bool,
+    HOW,
+    Field(
+        description="Evaluate the last checkpoints in the folder MODEL (--last says how many) and report their mean "
+        "scores."
+    ),
+]
+Last = Annotated[int, HOW, Field(ge=1, description="Number of checkpoints to evaluate with --average.")]
+Parallel = Annotated[
+    str | None,
+    HOW,
+    Option(metavar="KEY=DEGREE"),
+    Field(
+        description="Number of processes for each kind of parallelism under torchrun: shard=2,sequence=4. sequence "
+        "(Ulysses, which splits attention heads) and ring (ring attention) split each text; shard and replicate divide "
+        "the texts. Default: sequence for all processes."
+    ),
+]
+SamplesDir = Annotated[
+    Folder | None,
+    Option(group="Output"),
+    Field(
+        description="Folder in which generated prompts are cached; models with the same tokenizer share them. Default: "
+        "~/.cache/ropewalk/samples."
+    ),
+]
 
 
 class EvaluationSettings(BaseSettings):
@@ -202,18 +221,15 @@ class EvaluationSettings(BaseSettings):
         serving: the server that runs the model instead; None for a model in memory.
     """
 
-    model: Annotated[
-        str,
-        Field(description=EVALUATED),
-    ]
+    model: Evaluated
     what: Settings = Settings()
     loading: Loading = Loading()
     serving: Serving | None = None
-    text: Annotated[str, TEXTS] = Field("embedded:validation", description=TEXT)
-    average: Annotated[bool, HOW] = Field(False, description=AVERAGE)
-    last: Annotated[int, HOW] = Field(5, ge=1, description=LAST)
-    parallel: Annotated[str | None, HOW, Option(metavar="KEY=DEGREE")] = Field(None, description=PARALLEL)
-    samples_dir: Annotated[Folder | None, Option(group="Output")] = Field(None, description=SAMPLES_DIR)
+    text: Text = "embedded:validation"
+    average: Average = False
+    last: Last = 5
+    parallel: Parallel = None
+    samples_dir: SamplesDir = None
 
 
 class CompareSettings(BaseSettings):

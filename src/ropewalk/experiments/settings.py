@@ -68,14 +68,9 @@ class CompareSettings(Settings):
     @model_validator(mode="after")
     def _one_or_the_other(self) -> CompareSettings:
         if len(self.what) > 1:
-            options = {
-                "vary": "vary",
-                "overrides": "set",
-                "share": "part",
-                "jobs": "jobs",
-                "launch": "launch",
-            }
-            given = [f"--{option}" for name, option in options.items() if getattr(self, name)]
+            options = {"overrides": "set", "share": "part"}
+            fields = ("vary", "overrides", "share", "jobs", "launch")
+            given = [f"--{options.get(name, name)}" for name in fields if getattr(self, name)]
             if given:
                 raise ValueError(
                     f"{given[0]} applies to a recipe, but {len(self.what)} finished runs are given; leave it out"

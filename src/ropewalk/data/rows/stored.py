@@ -200,9 +200,11 @@ def open_rows(
             _refuse_other_tokenizer(folder, manifest["tokenizer"], tokenizer)
         rows = PackedRows(folder, manifest)
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
-        reason = explain(error, PackingSettings) if isinstance(error, ValidationError) else str(error)
-        # The text of a KeyError is the key alone.
-        reason = f"it has no {reason}" if isinstance(error, KeyError) else reason
+        if isinstance(error, ValidationError):
+            reason = explain(error, PackingSettings)
+        else:
+            # The text of a KeyError is the key alone.
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise RopewalkError(
             f"{folder / MANIFEST} is damaged: {reason}; delete the folder {folder} and pack again"
         ) from error

@@ -330,9 +330,7 @@ class LayoutHooks:
                 "the layout already determines which tokens a token attends to; leave attention_mask out"
             )
         if cache_in(kwargs) is not None:
-            raise RopewalkError(
-                "packed rows cannot use a key/value cache; call the model without past_key_values"
-            )
+            raise RopewalkError("packed rows cannot use a key/value cache; leave the cache out of the call")
         position_ids = kwargs.get("position_ids")
         if position_ids is None:
             # transformers would count from 0 in each tensor, which is wrong for shards and for position reset.
