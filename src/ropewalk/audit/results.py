@@ -290,7 +290,7 @@ STEP_NAMES = {
     "none": "nothing (all in float64)",
     "angles": "the angles (position times inv_freq)",
     "cos_sin": "rounding cos and sin",
-    "rotation": "the rotation's products",
+    "rotation": "rounding the products of the rotation",
     "product": "rounding rotated queries and keys for q·k",
     "softmax": "softmax",
     "rest": "the rest of the model",
@@ -422,8 +422,9 @@ def _steps(audit: Audit, single: Sequence[StepAblation], whole: StepAblation) ->
         )
     also = [f"{STEP_NAMES[row.step]} ({row.D:.3g})" for row in others]
     return (
-        f"The largest single cause is {STEP_NAMES[worst.step]} (alone D = {worst.D:.3g}; all together "
-        f"{whole.D:.3g} on {rows})" + (f", followed by {_listed(also)}" if also else "")
+        f"The largest single cause is {STEP_NAMES[worst.step]} (D = {worst.D:.3g} with only this operation in "
+        f"{audit.dtype}, {whole.D:.3g} with all operations, on {rows})"
+        + (f", followed by {_listed(also)}" if also else "")
     )
 
 

@@ -75,8 +75,9 @@ def export(
         Option(name="--for", metavar="PROGRAM", repeated=True),
         Field(
             description="Refuse the model if this program computes its RoPE wrongly: transformers, transformers-4, "
-            "vllm, vllm-0.22, sglang, llama.cpp or mlx-lm. vllm-0.22 is vLLM 0.22 to 0.29. If short and long "
-            "inputs need different commands, both are printed. Needs --rope or --push."
+            "vllm, vllm-0.22, sglang, llama.cpp or mlx-lm. vllm-0.22 is vLLM 0.22 to 0.29. If the program "
+            "needs one serve command for short inputs and another for long ones, both are printed. Needs --rope or "
+            "--push."
         ),
     ] = None,
     stage: Annotated[

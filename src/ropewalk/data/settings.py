@@ -224,7 +224,7 @@ class MixtureSettings(Settings):
     tokens: Annotated[Tokens | None, Option(name="--total-tokens"), COMMON] = Field(
         None,
         ge=1,
-        description="Number of tokens to draw: 500M. Default: as many as --weights or --shares give, otherwise all.",
+        description="Number of tokens to draw: 500M. Default: computed from --weights or --shares, or else all.",
     )
     long_from: Length | None = Field(
         None,
@@ -251,8 +251,8 @@ class MixtureSettings(Settings):
     )
     per: Literal["source", "corpus"] = Field(
         "source",
-        description="What the settings of document lengths apply to: each source, whose share of the tokens then stays "
-        "the same, or the whole corpus.",
+        description="Where the settings of document lengths apply: source (within each source, which keeps its share "
+        "of the tokens) or corpus (to all sources together).",
     )
     max_epochs: float = Field(
         4.0,

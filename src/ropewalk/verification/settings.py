@@ -40,10 +40,9 @@ class TrainerProbeSettings(Settings):
     group: ClassVar[str | None] = "Trainer and documents"
 
     target: Annotated[Text, Option(argument=True)] = Field(
-        description="Function that makes the trainer: module:function or file.py:function. It takes the documents "
-        "(lists of token ids) or no argument. It returns one of three: a transformers Trainer (TRL's SFTTrainer is "
-        "one); a pair (model, step), where step() runs the forward and backward passes of one optimizer step; the "
-        "losses of the documents."
+        description="Function to probe: module:function or file.py:function. It takes the documents (lists of token "
+        "ids) or no argument. It returns a transformers Trainer (TRL's SFTTrainer is one); or a pair (model, step), "
+        "where step() runs the forward and backward passes of one optimizer step; or the losses of the documents."
     )
     config: Text | None = Field(
         None,
@@ -56,7 +55,7 @@ class TrainerProbeSettings(Settings):
     length: Annotated[Length, COMMON] = Field(
         16,
         ge=8,
-        description="Length of the longest document in tokens: 64. Only sliding windows shorter than this are checked.",
+        description="Length of the longest document in tokens. Only sliding windows shorter than this are checked.",
     )
     tokens: Count = Field(16, ge=2, description="Number of tokens of a document to change, one at a time.")
     first_token: Count = Field(
