@@ -157,7 +157,7 @@ def _started(settings: CompareSettings, output: Path) -> Grid:
                 try:
                     resolve(each.recipe)
                 except RopewalkError as error:
-                    raise RopewalkError(f"the runs with {each.cell}: {error}") from error
+                    raise RopewalkError(f"the runs of the cell {each.cell} cannot start: {error}") from error
     # An array of jobs starts at once, and each of them writes the same files, so they wait for one another.
     with locked(output, "give another --out", file=GRID, wait=LONGEST_WAIT):
         path = output / GRID

@@ -79,7 +79,7 @@ class Proportional(RopeMethod):
             )
         if "factor" not in wanted.given:
             raise RopewalkError(
-                "there is no known rule for the factor of rope type proportional; give a larger rope_theta with method "
-                "theta, which rotates the same pairs, or set factor"
+                "there is no known rule for the factor of rope type proportional; give a larger rope_theta with "
+                "the method theta (the same pairs of dimensions stay unrotated), or set factor"
             )
         return replace(current, factor=wanted.given["factor"])
