@@ -20,6 +20,10 @@ RENAMED: dict[str, str] = {
 """JSON keys and names of tasks that are others on purpose: the old name, and the new one."""
 
 CHANGED_SENTENCES: dict[str, str] = {
+    "no text field": (
+        "error: ../inputs/documents.jsonl:1: no text field 'body'; the fields are text, source; set text_field "
+        "(--text-field) to the one that holds the text"
+    ),
     "no command": "error: unknown command 'extnd'; did you mean extend? (see ropewalk --help)",
     "no recipe": "error: missing argument RECIPE (see ropewalk extend --help)",
     "an unknown option": "error: unknown option --st; did you mean --set? (see ropewalk extend --help)",

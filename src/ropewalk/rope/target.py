@@ -188,16 +188,17 @@ def candidate(
     return Default(current.rotary_dim, theta)
 
 
-def check_candidate(name: str) -> None:
-    """Raise for a name that :func:`candidate` does not accept."""
+def check_candidate(name: str, *, bases_only: bool = False) -> None:
+    """Raise for a name that :func:`candidate` does not accept, or with ``bases_only`` one that sets no base."""
+    others = (CURRENT,) if bases_only else (CURRENT, *compared_methods())
     if name.startswith(GIVEN):
         _base(name.removeprefix(GIVEN))
-    elif name not in (CURRENT, *compared_methods()):
+    elif name not in others:
         try:
             check_rule(name)
         except RopewalkError as error:
             raise RopewalkError(
-                f"{error} (also possible: {', '.join((CURRENT, *compared_methods()))}, theta=VALUE)"
+                f"{error} (also possible: {', '.join(others)}, theta=VALUE)"
             ) from None
 
 

@@ -71,8 +71,8 @@ class InitSettings(Settings):
     )
     text_field: str | None = Field(
         None,
-        description="Record field that holds the text. Default: text, or whichever one of content, document, body and "
-        "raw_content the records have.",
+        description="Record field that holds the text. Default: text, or else content, document, body or raw_content, "
+        "if the records have only one of these.",
     )
     rule: str | None = Field(None, description=RULE)
 
@@ -176,9 +176,7 @@ def _with_text_field(path: str, given: str | None) -> SourceSpec:
     if len(found) == 1:
         return found[0]
     several = f"; the text may be in {' or '.join(each.text_field for each in found)}" if found else ""
-    raise RopewalkError(
-        f"{refused}{several}; name the field that holds the text with --text-field"
-    ) from refused
+    raise RopewalkError(f"{refused}{several}") from refused
 
 
 def look_at(specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext) -> DocumentFacts:

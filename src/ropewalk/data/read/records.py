@@ -27,6 +27,8 @@ _PARQUET_BYTES = 1 << 24
 _ARROW_FILE = b"ARROW1"
 _ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 
+_NAME_IT = "set text_field (--text-field) to the one that holds the text"
+
 
 class NoTextFieldError(RopewalkError):
     """A record or table without the text field. The message lists the fields that there are."""
@@ -69,7 +71,7 @@ def record_documents(
                 "set messages_field to messages to train on chats"
             )
         raise NoTextFieldError(
-            f"{origin}: no text field {spec.text_field!r}; the fields are {', '.join(map(str, record))}"
+            f"{origin}: no text field {spec.text_field!r}; the fields are {', '.join(map(str, record))}; {_NAME_IT}"
             if record
             else f"{origin}: no text field {spec.text_field!r}; the record is empty"
         )
@@ -390,7 +392,7 @@ def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
     if text is None and messages is None and INPUT_IDS not in names:
         # A damaged schema may contain line breaks, but an error message must be one line.
         fields = " ".join(", ".join(names).split())
-        raise NoTextFieldError(f"{path}: no text field {spec.text_field!r}; the fields are {fields}")
+        raise NoTextFieldError(f"{path}: no text field {spec.text_field!r}; the fields are {fields}; {_NAME_IT}")
     # Other columns are not read: tables store columns apart, and unread ones cost nothing.
     wanted = {text or messages or INPUT_IDS}
     if messages:

@@ -202,7 +202,7 @@ class Rope(_Parameters):
                 raise ValueError(
                     f"{name} does not set a base, so it cannot be a candidate; set method: {name} for the stage instead"
                 )
-            check_candidate(name)
+            check_candidate(name, bases_only=True)
         return names
 
     @model_validator(mode="after")
