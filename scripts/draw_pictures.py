@@ -203,7 +203,7 @@ def layers() -> list[list[str]]:
 
 
 def rooms_in_layers() -> Iterator[str]:
-    yield text(18, 20, "A room imports rooms of lower layers alone.", "title")
+    yield text(18, 20, "A subpackage imports only subpackages of lower layers.", "title")
     for number, layer in enumerate(layers()):
         y = 32 + number * BAND
         width = (WIDTH - 36 - ROOM_GAP * (len(layer) - 1)) / len(layer)
@@ -217,7 +217,7 @@ PICTURES = {
     "patterns.svg": lambda: picture(480, "Packed rows under four attention patterns", patterns()),
     "run-on-disk.svg": lambda: picture(height_of_run(), "The folder of a run", run_on_disk()),
     "rooms.svg": lambda: picture(
-        34 + BAND * len(layers()), "The rooms of the package, in layers of imports", rooms_in_layers()
+        34 + BAND * len(layers()), "The subpackages of ropewalk, in layers of imports", rooms_in_layers()
     ),
 }
 
