@@ -19,11 +19,11 @@ LOSS_MASKS = ("completion_mask", "assistant_masks")
 
 @dataclass(frozen=True)
 class RowCollator:
-    """A ``data_collator`` for transformers' Trainer; the model must come from ``load_model``.
+    """A ``data_collator`` for transformers' Trainer; the model must come from ``load_model`` or ``attach``.
 
     A sample is either a row of a packed folder or a tokenised document. The documents of a micro-batch become one row.
-    A document has ``input_ids``, and ``labels`` that are -100 where a token is no target. A token with 0 in TRL's
-    ``completion_mask`` or ``assistant_masks`` is no target either.
+    A document has ``input_ids``, and may have ``labels``, with -100 for tokens that are not targets. Tokens with 0 in
+    TRL's ``completion_mask`` or ``assistant_masks`` are not targets either.
 
     Attributes:
         anchor: token ids that come before the documents of a row, usually BOS; rows of a packed folder have their own.
@@ -40,7 +40,7 @@ class RowCollator:
 
         Returns:
             ``input_ids``, ``labels`` and ``position_ids``, int64 ``[rows, length]``, ``layout``, one for each row, and
-            ``attention_mask``, which is empty and fits no attention but ours.
+            ``attention_mask``, which is empty: models that would ignore the layout fail with it.
 
         Raises:
             RopewalkError: if samples differ in kind or length, are padded, or have labels of other tokens.
