@@ -26,7 +26,7 @@ Written by `scripts/cli_reference.py` from the commands' own declarations; `rope
 - Lengths are numbers of tokens, and `k` and `M` stand for 1,024 and 1,048,576: `8k` is 8,192. RoPE frequencies are in
   rad/token, shares and probabilities are from 0 to 1, and times are in seconds, unless an option says otherwise.
 - If an option is given twice, the last value counts, unless its help says that it may be repeated. `--no-NAME` turns
-  off what is on by default.
+  off an option that is on by default.
 - `--json` prints the result as JSON on stdout and nothing else ([what it holds](files.md#json)); notes, progress and
   errors go to stderr. `--debug`, anywhere on the line, shows the traceback of an error.
 - The exit status is 0 if the work is done, 1 if it failed, 2 if the command or its input is refused, 75 if a signal

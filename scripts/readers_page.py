@@ -31,8 +31,8 @@ WHY: Mapping[tuple[str, str], str] = {
     (
         "internlm2",
         "sglang",
-    ): "dynamic NTK raises the base with the length of each input, but SGLang uses the base of its longest input "
-    "for all inputs, even for those within the trained length",
+    ): "dynamic NTK raises the base with the length of each input, but SGLang uses one base for all inputs, that of "
+    "the longest input that it serves, even for inputs within the trained length",
     ("gemma4_text", "transformers-4"): "the model and its rope type came with transformers 5",
 }
 """Why a program differs from transformers 5 or refuses, by type of model and key of the program."""
@@ -113,7 +113,7 @@ def published() -> str:
     table = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |", *rows]
     parts = {
         "Programs that differ or refuse, and why:": differences,
-        "Programs that serve another length than the config's if no option sets it, and why:": reasons(
+        "Programs that, without an option, serve another length than the config's, and why:": reasons(
             lengths
         ),
         "Not known, and why:": [

@@ -26,16 +26,12 @@ BEGIN, END = "<!-- keys: written by scripts/recipe_reference.py -->", "<!-- /key
 TABLES = (
     ("The run", "", recipe.Recipe),
     ("Data", "data.", recipe.Data),
-    ("A source (a plain string is its path)", "data.sources[].", SourceSpec),
+    ("A source (write only its path if it needs no other key)", "data.sources[].", SourceSpec),
     ("Mixture", "data.mixture.", MixtureSettings),
     ("Interleaved chunks", "data.interleave.", InterleaveSettings),
     ("A stage", "stages[].", recipe.Stage),
-    ("Data of a stage (keys that are not given are the run's)", "stages[].data.", recipe.StageData),
-    (
-        "Optimizer of a stage (keys that are not given are the run's)",
-        "stages[].optimizer.",
-        recipe.StageOptimizer,
-    ),
+    ("Data of a stage", "stages[].data.", recipe.StageData),
+    ("Optimizer of a stage", "stages[].optimizer.", recipe.StageOptimizer),
     ("RoPE of a stage", "stages[].rope.", recipe.Rope),
     ("Search for a stage's long factors", "stages[].rope.search.", recipe.Search),
     ("Search for the short factors", "short_context.", recipe.ShortContext),
@@ -81,6 +77,10 @@ def meaning(model: type[Settings], field: Any) -> str:
     if len(values) > 1 and any(not re.search(rf"\b{re.escape(value)}\b", text) for value in values):
         listed = ", ".join(f"`{value}`" for value in values)
         text += f" Values: {listed}." if text.endswith(".") else f"; values: {listed}"
+    # An option that is repeated as TASK=PATH is one mapping in YAML.
+    pair = next((each.metavar for each in field.metadata if isinstance(each, Option) and each.repeated), None)
+    if pair is not None and "=" in pair:
+        text += f" A mapping: `{mapping(pair.lower())}`."
     return re.sub(r"(`[^`]*`)|([\[\]])", lambda found: found[1] or f"\\{found[2]}", text)
 
 

@@ -70,7 +70,7 @@ BESIDE_COLUMNS = (
     "GPUs",
     "mesh",
     "peak per GPU, GB",
-    "of which states",
+    "states per GPU, GB",
     "seconds per step",
     "tokens/s of all GPUs",
 )

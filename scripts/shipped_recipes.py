@@ -14,10 +14,13 @@ from ropewalk.reporting.recipes import summary_of
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "shipped-recipes.md"
 HEAD = """# Shipped recipes
 
-Each recipe below runs by its name, with your own model, documents and output folder:
-`ropewalk extend NAME --set model=... --set 'data.sources=[...]' --set output=...`. `ropewalk recipe show NAME` prints
-one to a file for larger changes, and `ropewalk recipe check` checks it without a run. The comments say where the
-numbers come from and what was changed; [recipes](recipes.md) explains the keys.
+Run a recipe by its name, and set your own model, documents and output folder:
+`ropewalk extend NAME --set model=... --set 'data.sources=[...]' --set output=...`. The recipes `demo`, `longrope` and
+`retrieval` also run without these settings, with a small model and texts that come with ropewalk.
+
+To change more, save the output of `ropewalk recipe show NAME` as a file and edit it. `ropewalk recipe check` checks the
+file and trains nothing. The comments in each recipe say where its numbers come from and what was changed;
+[recipes](recipes.md) explains the keys.
 """
 
 

@@ -68,11 +68,11 @@ def page() -> str:
         f"| --- {'| --- ' * len(COLUMNS)}|",
         *rows,
         "",
-        f"No RoPE: {', '.join(result.without_rope)}.",
+        f"Families without RoPE: {', '.join(result.without_rope)}.",
         "",
         "## Reasons",
         "",
-        "| family | what | reason |",
+        "| family | feature | reason |",
         "| --- | --- | --- |",
     ]
     for name, texts in reasons.items():

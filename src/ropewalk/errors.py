@@ -4,7 +4,7 @@
 class RopewalkError(ValueError):
     """Invalid input or an impossible request; the message is one sentence that names the offending value.
 
-    The command line prints the message and exits with status 2. In Python, it is a ``ValueError``.
+    The class is a subclass of ``ValueError``. The command line prints the message and exits with status 2.
     """
 
     status = 2
@@ -12,7 +12,10 @@ class RopewalkError(ValueError):
 
 
 class EngineError(RopewalkError):
-    """An attention engine does not support a layout, dtype or device; the message names an engine that does."""
+    """An attention engine or a model does not support a request; the message names an engine that does, if any.
+
+    It is a subclass of :class:`RopewalkError`.
+    """
 
 
 class RunFailure(RopewalkError):

@@ -39,7 +39,7 @@ def test_a_page_and_figures_lie_in_the_folder(capsys, runs, tmp_path):
         (["demo"], "nothing to compare"),
         (["demo", "--vary", "stages.*.pattern=full,anchr", "--out", "x"], "did you mean anchor?"),
         (["demo", "--vary", "stages.*.pattern=full,anchor"], "give --out"),
-        (["nothing", "nowhere"], "nothing does not exist"),
+        (["nothing", "nowhere"], "the folder 'nothing' does not exist"),
     ],
 )
 def test_mistakes_end_with_status_2_and_one_sentence(capsys, monkeypatch, tmp_path, arguments, sentence):

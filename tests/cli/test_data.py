@@ -131,11 +131,11 @@ def test_parts_are_told(corpus: Path, tokenizer: str, tmp_path: Path) -> None:
             ["--length", "8", "--weights", "web"],
             "--weights must be name=number pairs separated by commas, got 'web'",
         ),
-        (["--length", "8", "--shares", "web=1,web=2"], "--shares: names 'web' twice"),
+        (["--length", "8", "--shares", "web=1,web=2"], "--shares: 'web' is given twice"),
         (["--length", "8", "--weights", "wbe=2"], "wbe"),
         (["--length", "8", "--length-shares", "0=1,x=2"], "--length-shares: 'x' is not a length"),
         (["--length", "8", "--interleave", "--chunk-cuts", "0.2"], "--chunk-cuts is missing"),
-        (["--length", "8", "--tag", "{title}"], "only {source} is allowed"),
+        (["--length", "8", "--tag", "{title}"], "may contain only the placeholder {source}"),
         (["--length", "8", "--max-documents", "-1"], "--max-documents must be 1 or more"),
     ],
 )

@@ -253,7 +253,7 @@ def test_bad_input_is_told(rows: Path, corpus: Path, tokenizer: Path, tmp_path: 
             r"holds packed rows, which state their own tokenizer; omit tokenizer",
         ),
         ((rows, "--length", "4k"), r"their own length; omit length"),
-        ((corpus, rows), r"holds packed rows; give a single folder of packed rows"),
+        ((corpus, rows), r"holds packed rows, .*; give this folder alone"),
         ((corpus, "--length", "1"), r"--length must be 2 or more, got 1"),
         ((corpus, "--length", "long"), r"'long' is not a length"),
         ((corpus, "--plot", "a.pdf"), r"\.png or \.svg, got a\.pdf"),

@@ -298,7 +298,10 @@ def test_scores_are_computed_again_without_a_model(
         (["--suite", "passkey", "--chat"], "the tokenizer has no chat template"),
         (["--suite", "lm_eval"], "give --lm-eval-tasks"),
         (["--lm-eval-data", "hellaswag"], "--lm-eval-data: 'hellaswag' is not of the form TASK=PATH"),
-        (["--lm-eval-data", "hellaswag=no/where"], "--lm-eval-data: no/where does not exist"),
+        (
+            ["--lm-eval-data", "hellaswag=no/where"],
+            "--lm-eval-data: the file or folder 'no/where' does not exist",
+        ),
         (
             ["--suite", "needle", "--haystack", "hay"],
             "unknown --haystack 'hay'; choose from noise, essay, embedded",

@@ -263,7 +263,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     [
         (
             (),
-            "--step N and --out DIR to write a checkpoint of a run as a model, or --push OWNER/NAME to publish",
+            "nothing to export; give --push OWNER/NAME to publish a model, --step N --out DIR to write",
         ),
         (("--rope", "factors.json"), "--rope needs --out DIR"),
         (("--out", "new"), "--out needs --rope FILE"),
@@ -497,7 +497,7 @@ def test_a_checkpoint_that_a_named_program_reads_wrongly_is_not_written(
     assert "RoPE of the checkpoint in other programs" in printed
     assert f"vllm serve {tmp_path / 'out'} --max-model-len {TARGET}" in printed
     assert run("export", checkpoint, "--gguf", table, "--out", tmp_path / "x", "--for", "llama.cpp") == 2
-    assert "--for needs --rope FILE or --push" in capsys.readouterr().err
+    assert "--for and --gguf cannot be combined" in capsys.readouterr().err
 
 
 def test_a_named_program_with_a_command_for_each_length_is_told_both_and_one_without_is_refused(

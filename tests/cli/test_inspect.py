@@ -347,8 +347,8 @@ def test_a_window_in_every_layer_leaves_a_choice(run: Run, capsys: pytest.Captur
     assert run(path_of("mistral-7b-v0.1"), "--target", "128k") == 0
     before, then = " ".join(capsys.readouterr().out.split()).split("If the windows are lifted")
     assert "ropewalk extend does not train this model at" in before
-    assert "a window of 4,096 tokens in every layer" in before
-    assert "layers reach 131,041 tokens" in before
+    assert "a sliding window of 4,096 tokens in every layer" in before
+    assert "layers together reach 131,041;" in before
     assert "stages:" not in before
     assert "context bound" not in before
     assert "lift: [windows] stages: - context: 128k rope: {method: theta, rope_theta: 4869104.38}" in then

@@ -164,7 +164,7 @@ def test_frequencies_of_dynamic_and_longrope(run, tmp_path: Path) -> None:
         ("plan embedded --to 1M --rule current", "the rule 'current' keeps RoPE as it is"),
         ("theta --rope-theta 1e4 --from 4k --to 1025M --rotary-dim 128", "may be at most 1073741824 tokens"),
         ("bound --rope-theta 1e4 --rotary-dim 1000000", "at most 2048 rotated dimensions, got 1000000"),
-        ("plan embedded --to 128", "must be above the trained length, got 128 and 256"),
+        ("plan embedded --to 128", "must be above the trained length of 256 tokens, got 128"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(run, line: str, message: str) -> None:
@@ -193,7 +193,7 @@ def test_plan_takes_the_length_that_the_user_knows(run) -> None:
 def test_plan_refuses_what_extend_refuses(run) -> None:
     said = run(f"plan --to 64k --from 8k {CONFIGS / 'mistral-7b-v0.1.json'}", status=2)
     assert "ropewalk extend does not train this model at 65,536 tokens" in said
-    assert "a window of 4,096 tokens in every layer" in said
+    assert "a sliding window of 4,096 tokens in every layer" in said
 
 
 def test_plan_says_why_and_theta_and_plan_agree(run) -> None:

@@ -58,8 +58,8 @@ CHANGED_SENTENCES: dict[str, str] = {
     ),
     "an unknown source": ("error: weights name the unknown source 'wbe'; the sources are web, books, code"),
     "an unknown field in a tag": (
-        "error: --tag: the tag '{title}' contains {title} or a format specification; only {source} is "
-        "allowed (see ropewalk data pack --help)"
+        "error: --tag: the tag '{title}' may contain only the placeholder {source}, without a format "
+        "specification (see ropewalk data pack --help)"
     ),
     "a mixture that falls short": (
         "error: source 'web' has no document of 400 tokens or more, and the mixture requests 1,707 tokens of "

@@ -215,6 +215,6 @@ def test_long_prompts_need_few_trials() -> None:
 
 
 def test_prompt_that_never_fits_and_units_without_tokens_end() -> None:
-    with pytest.raises(RopewalkError, match="has 9 tokens, more than 8"):
+    with pytest.raises(RopewalkError, match="has 9 tokens, more than the limit of 8"):
         largest_that_fits(lambda count: 9 + count, 8)
     assert largest_that_fits(lambda count: 5, 8) > 8

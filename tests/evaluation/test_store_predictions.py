@@ -136,7 +136,7 @@ def test_file_size_limit_is_the_system_s_own() -> None:
 def test_answer_given_twice_is_refused_and_not_written(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     content = written(path, WILD[:1])
-    with pytest.raises(RopewalkError, match="niah, sample 0, was answered twice"):
+    with pytest.raises(RopewalkError, match=r"niah at \d+ tokens, sample 0, already has an answer"):
         PredictionLog(path).add(WILD[0])
     assert path.read_bytes() == content
 

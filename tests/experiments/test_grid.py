@@ -67,7 +67,7 @@ def test_values_are_yaml(text, values):
         (["stages.*.pattern=full,full"], "twice"),
         (["stages.*.pattern=[full,anchor"], "is not YAML"),
         (["seed=1,2"], "seed; give the number of seeds with --seeds"),
-        (["output=a,b"], "output; each run gets a folder of its own"),
+        (["output=a,b"], "output; each run gets its own folder"),
         (["model.*.x=1,2"], "entries of a list"),
         (["stages.0.steps=1,2", "stages.0.steps=3,4"], "is given twice"),
         (["stages.*.patern=full,anchor"], "did you mean pattern"),

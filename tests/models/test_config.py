@@ -165,7 +165,7 @@ def test_layers_are_named_in_words() -> None:
         ({}, []),
         ({"sliding_window": 32768}, []),
         ({"sliding_window": 4096, "use_sliding_window": None}, []),
-        ({"sliding_window": 4096}, ["a window of 4,096 tokens in every layer"]),
+        ({"sliding_window": 4096}, ["a sliding window of 4,096 tokens in every layer"]),
         ({"sliding_window": 4096, "layer_types": [F, S, S, F]}, []),
         ({"layer_types": [F, "linear_attention", F, F]}, ["layers of type linear_attention"]),
         ({"model_type": "gpt_oss", "sliding_window": 128, "layer_types": [S, F, S, F]}, []),
@@ -192,10 +192,10 @@ def test_rope_in_windows_alone_is_refused_unless_it_stays() -> None:
 
 def test_windows_say_how_far_a_stack_of_them_reaches() -> None:
     (refused,) = ModelConfig({**FOUR, "sliding_window": 4096}).training_refusals(32768)
-    assert f"the windows of 4 layers reach {1 + 4 * 4095:,} tokens" in refused
+    assert f"the windows of all 4 layers together reach {1 + 4 * 4095:,};" in refused
     chunked = ModelConfig({**FOUR, "attention_chunk_size": 4096})
     (refused,) = chunked.training_refusals(32768)
-    assert "layers reach 4,096 tokens" in refused
+    assert "layers together reach 4,096;" in refused
     assert "its own chunk of 4,096 tokens (attention_chunk_size)" in " ".join(
         ModelConfig(
             {**FOUR, "attention_chunk_size": 4096, "layer_types": ["chunked_attention"] * 3 + [F]}

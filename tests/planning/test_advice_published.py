@@ -147,10 +147,10 @@ def test_windows_everywhere_are_lifted_or_kept(name: str, shape: tuple[int, int]
     advice = advice_of(name, 2**17)
     (refused,) = advice.refusals
     for part in (
-        f"a window of {window:,} tokens in every layer",
-        f"the windows of {layers} layers reach {1 + layers * (window - 1):,} tokens",
+        f"a sliding window of {window:,} tokens in every layer",
+        f"the windows of all {layers} layers together reach {1 + layers * (window - 1):,};",
         "lift: [windows]",
-        f"stay within {window:,} tokens",
+        f"a context of at most {window:,} tokens",
     ):
         assert part in refused
     assert advice.lifted.lift == ("windows",)

@@ -127,7 +127,7 @@ def test_gemma_3_has_a_method_for_each_layer_type(spelling: Spelling) -> None:
         expected = getattr(rotary, f"{layer_type}_inv_freq").double()
         torch.testing.assert_close(method.frequencies().inv_freq, expected, rtol=FLOAT32_ORACLE, atol=0)
         assert method_from_config(hf.to_dict(), layer_type) == method
-    with pytest.raises(RopewalkError, match="choose one of full_attention, sliding_attention"):
+    with pytest.raises(RopewalkError, match="pass layer_type, one of full_attention, sliding_attention"):
         method_from_config(hf.to_dict())
     with pytest.raises(RopewalkError, match="no RoPE method for layer type 'global'; choose one of full"):
         method_from_config(hf.to_dict(), "global")

@@ -109,7 +109,9 @@ def test_equals_gemma_3_in_each_layer_type() -> None:
     theirs, ours = Gemma3RotaryEmbedding(config), RotaryEmbedding(by_layer)
     for layer_type in by_layer:
         assert_equal_to_transformers(ours(X, AT, layer_type), theirs(torch.zeros(1), AT, layer_type), 48)
-    with pytest.raises(RopewalkError, match="layer type None; there are methods for full_attention, sliding"):
+    with pytest.raises(
+        RopewalkError, match="layer type None; pass layer_type, one of full_attention, sliding"
+    ):
         ours(X, AT)
 
 

@@ -116,7 +116,7 @@ def test_parameters_override_what_is_derived() -> None:
     [
         (("dynamic", PLAIN, 8192, 16384), {}, "inference only: .* choose ntk or theta"),
         (("abf", PLAIN, 8192, 16384), {}, "unknown RoPE method 'abf'; choose one of default, theta"),
-        (("linear", PLAIN, 8192, 4096), {}, "at least the original length, got 4096 and 8192"),
+        (("linear", PLAIN, 8192, 4096), {}, "at least the original length of 8192 tokens, got 4096"),
         (("linear", PLAIN, 8192, 16384), {"rope_theta": 1e6}, "rope_theta 1000000.0 has no meaning for 'lin"),
         (
             ("linear", PLAIN, 8192, 16384),

@@ -190,16 +190,19 @@ def test_a_short_text_is_read_again(demo):
     [
         ({"documents": []}, "the 0 documents contain no word"),
         ({"documents": ["", "  \n"]}, "the 2 documents contain no word"),
-        ({"count": 0}, "1 or more rows, got 0"),
-        ({"needles": Needles(256, 0)}, "1 or more needles, got 0"),
-        ({"needles": Needles(-1)}, "0 or more tokens between a needle and its answer, got -1"),
+        ({"count": 0}, "the number of rows with needles must be 1 or more, got 0"),
+        ({"needles": Needles(256, 0)}, "the number of needles in a row must be 1 or more, got 0"),
+        (
+            {"needles": Needles(-1)},
+            "the number of tokens between a needle and its answer must be 0 or more, got -1",
+        ),
         (
             {"length": 300},
-            "4 needles at least 256 tokens before their answers do not fit in 300 tokens; use ",
+            "a row of 300 tokens is too short for 4 needles, each at least 256 tokens before its answer; use ",
         ),
         (
             {"needles": Needles(799)},
-            "4 needles at least 799 tokens before their answers do not fit in 800 tokens",
+            "a row of 800 tokens is too short for 4 needles, each at least 799 tokens before its answer",
         ),
     ],
 )

@@ -201,13 +201,21 @@ def test_the_usual_field_of_the_text_is_found(row: dict[str, str], field: str, t
 @pytest.mark.parametrize(
     ("row", "given", "words"),
     [
-        ({"page": LONG}, None, "no text field 'text'; the fields are page; set text_field .--text-field. to the one"),
+        (
+            {"page": LONG},
+            None,
+            "no text field 'text'; the fields are page; set text_field .--text-field. to the one",
+        ),
         (
             {"content": LONG, "body": "x"},
             None,
             "set text_field .--text-field. to the one that holds the text; the text may be in content or body",
         ),
-        ({"text": LONG}, "page", "no text field 'page'; the fields are text; set text_field .--text-field. to the one"),
+        (
+            {"text": LONG},
+            "page",
+            "no text field 'page'; the fields are text; set text_field .--text-field. to the one",
+        ),
     ],
 )
 def test_a_field_that_is_not_clear_is_asked_for(

@@ -35,8 +35,10 @@ def attend(
         key: ``[batch, num_kv_heads, length, head_dim]``; num_heads is a multiple of num_kv_heads.
         value: ``[batch, num_kv_heads, length, value_dim]``, same dtype and device.
         layout: one layout for all rows of the batch, or a sequence with one layout for each row.
-        engine: ``reference``, ``segments``, ``flex``, ``varlen``, or ``auto``, which selects an engine with
-            :func:`ropewalk.attention.resolve_engine`. A named engine never falls back to another.
+        engine: ``reference`` (softmax with a dense mask), ``segments`` (PyTorch's SDPA), ``flex`` (FlexAttention),
+            ``varlen`` (FlashAttention), or ``auto``: ``segments`` on a CPU, and on a GPU the first of ``varlen``,
+            ``flex`` and ``segments`` that supports the inputs (:func:`ropewalk.attention.resolve_engine`). A named
+            engine never falls back to another.
         options: scale, soft cap, window or chunks, and sinks of the layer; the default is attention as in Llama.
 
     Returns:
@@ -115,7 +117,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, layouts: tuple[Pac
             )
     if key.shape[:3] != value.shape[:3] or key.shape[3] != query.shape[3]:
         raise RopewalkError(
-            "key must have the batch, heads and length of value, and the head_dim of query; got query "
+            "key and value must have the same batch, heads and length, and query and key the same head_dim; got query "
             f"{tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}"
         )
     if key.shape[0] != query.shape[0] or key.shape[2] != query.shape[2]:

@@ -23,21 +23,20 @@ NO_DOCUMENT = -1
 class PackedLayout:
     """Which document each token of a packed row belongs to, its RoPE position, and which tokens it may attend to.
 
-    Query *i* sees key *j* iff *j <= i* in order **and** (``pattern`` is ``full``, **or** they share a
+    Query *i* sees key *j* iff *j <= i* **and** (``pattern`` is ``full``, **or** they share a
     document, **or** *j* is one of the first ``anchor_length`` tokens and ``pattern`` is ``anchor``).
-    "In order" is storage order. A document may be stored in several segments (interleaved chunks). They are
-    stored in the document's own order, so storage order and document order agree within a document.
-    A layer with a window or chunks (:class:`Locality`) counts their tokens within each run, see :attr:`run_index`.
+    Here *i* and *j* count tokens as the row stores them. A document may be stored in several segments (interleaved
+    chunks), which keep the order that they have in the document. If a layer has a sliding window or chunked
+    attention, its windows and chunks are counted in :attr:`run_index`.
 
     The anchor comes before the first segment: ``cu_seqlens[0] == anchor_length``. Its tokens belong to no
-    document (``document_ids == -1``), so documents see them only under the pattern ``anchor``. Under
-    ``intra_document`` the anchor tokens see each other, and no other token sees them.
+    document (``document_ids == -1``). Under ``intra_document`` they see each other, and no other token sees them.
 
     Attributes:
         cu_seqlens: int32 ``[num_segments + 1]`` on the CPU, strictly increasing token offsets of the
             segments in the row; the first is ``anchor_length``, the last is the length of the row.
         segment_documents: int32 ``[num_segments]``, the document of each segment, numbered from 0.
-        position_ids: int64 ``[total_length]``, RoPE positions in tokens; they do not affect visibility.
+        position_ids: int64 ``[total_length]``, RoPE positions in tokens; they do not affect which tokens see which.
         anchor_length: number of leading tokens that every document sees under the pattern ``anchor``.
         pattern: ``full``, ``intra_document`` or ``anchor``.
 
@@ -78,8 +77,13 @@ class PackedLayout:
             raise RopewalkError(
                 f"cu_seqlens must start at anchor_length {self.anchor_length}, got {int(self.cu_seqlens[0])}"
             )
-        if bool((self.cu_seqlens.diff() <= 0).any()):
-            raise RopewalkError("cu_seqlens must be strictly increasing: a segment has no tokens")
+        if bool((short := self.cu_seqlens.diff() <= 0).any()):
+            at = int(short.nonzero()[0])
+            before, after = self.cu_seqlens[at : at + 2].tolist()
+            raise RopewalkError(
+                "cu_seqlens must be strictly increasing, because every segment needs a token, got "
+                f"{after} after {before}"
+            )
         if bool((self.segment_documents < 0).any()):
             raise RopewalkError(
                 f"segment_documents must be 0 or more, got {int(self.segment_documents.min())}"
@@ -105,9 +109,9 @@ class PackedLayout:
             pattern: ``full``, ``intra_document`` or ``anchor``.
             anchor_length: leading tokens before the first document; the row has
                 ``anchor_length + sum(lengths)`` tokens.
-            positions: ``continuous`` (0, 1, 2, … over the row) or ``reset`` (restart in each document: at
-                ``anchor_length`` under the pattern ``anchor``, as if the anchor came before each document,
-                and at 0 otherwise).
+            positions: ``continuous`` (0, 1, 2, … over the row) or ``reset`` (each document starts again: at
+                ``anchor_length`` under the pattern ``anchor``, as if the anchor came before each document;
+                otherwise at 0).
 
         Example:
             >>> PackedLayout.from_lengths([3, 2]).cu_seqlens.tolist()
@@ -129,7 +133,9 @@ class PackedLayout:
         Args:
             lengths: tokens of each segment in storage order, all at least 1.
             documents: document number of each segment; segments with equal numbers form one document.
-            pattern, anchor_length, positions: as in :meth:`from_lengths`.
+            pattern: as in :meth:`from_lengths`.
+            anchor_length: as in :meth:`from_lengths`.
+            positions: as in :meth:`from_lengths`.
         """
         if len(lengths) == 0:
             raise RopewalkError("a packed row needs at least one document, got none")
@@ -179,7 +185,7 @@ class PackedLayout:
 
     @cached_property
     def document_order(self) -> Tensor:
-        """int64 ``[total_length]``: storage indices sorted by (document, order), with the anchor first."""
+        """int64 ``[total_length]``: indices of the tokens in the row, sorted by document; the anchor comes first."""
         # Stable, so that tokens of a document keep their order; the anchor's -1 comes first.
         return torch.argsort(self.document_ids, stable=True)
 
@@ -221,12 +227,13 @@ class PackedLayout:
         return index
 
     def dense_mask(self, locality: Locality = EVERYTHING) -> Tensor:
-        """bool ``[total_length, total_length]``: whether query (row) sees key (column). This defines visibility.
+        """bool ``[total_length, total_length]``: entry ``[i, j]`` is True if query *i* sees key *j*.
 
-        Memory is quadratic in the length of the row. Use it for oracles and figures, not for training.
+        Memory is quadratic in the length of the row. Use the mask for tests and figures, not for training.
 
         Args:
-            locality: window or chunk of the layer, applied inside each run.
+            locality: ``Locality(window, chunk)`` from ``ropewalk.attention.options``: the layer's sliding window or
+                chunk length, in tokens of :attr:`run_index`. The default has neither.
         """
         index = torch.arange(self.total_length)
         allowed: Tensor = index[None, :] <= index[:, None]
@@ -252,9 +259,9 @@ class Row:
     """One packed row.
 
     Attributes:
-        input_ids: int64 ``[total_length]``.
-        labels: int64 ``[total_length]``, already shifted: ``labels[t]`` is the target *of* position t, or
-            ``IGNORED``. The shift is done on the whole row, so a shard of the row is a plain slice.
+        input_ids: int64 ``[total_length]``, token ids.
+        labels: int64 ``[total_length]``, already shifted: ``labels[t]`` is the token id to predict at position t, or
+            -100 if there is none. Because of the shift, a shard of the row is a plain slice of both tensors.
         layout: the row's PackedLayout.
         padding: number of tokens at the end that only fill the row.
     """
@@ -266,7 +273,7 @@ class Row:
 
 
 def next_token_labels(input_ids: Tensor, layout: PackedLayout, trained: Tensor | None = None) -> Tensor:
-    """Shifted targets that never cross a document boundary.
+    """Shifted labels whose targets never cross a document boundary.
 
     The target of a token is the next token *of its own document*, which for an interleaved document may lie
     in a later segment. The last token of a document has no target. The anchor has none either, because
@@ -278,7 +285,7 @@ def next_token_labels(input_ids: Tensor, layout: PackedLayout, trained: Tensor |
         trained: bool ``[total_length]``, False for tokens that must not be a target, such as domain tags.
 
     Returns:
-        int64 ``[total_length]`` with ``IGNORED`` where there is no target.
+        int64 ``[total_length]``, with -100 at tokens that have no target.
     """
     order = layout.document_order
     documents = layout.document_ids[order]

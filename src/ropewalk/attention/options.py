@@ -86,10 +86,13 @@ class AttentionOptions:
 
     Attributes:
         scale: multiplier of q·k; None for 1/sqrt(head_dim).
-        softcap: scores become ``softcap * tanh(scores / softcap)`` (Gemma 2); None for none.
-        window, chunk: how far back a query sees within its run, see :class:`Locality`; None for no limit.
+        softcap: scores become ``softcap * tanh(scores / softcap)`` (Gemma 2); None for no soft cap.
+        window: number of tokens that a query sees at most, including itself (sliding window); None for no limit. Tokens
+            count by :attr:`PackedLayout.run_index`.
+        chunk: tokens of a chunk (Llama 4); a query sees only keys of its own chunk. None for no chunks. The chunks of
+            each run begin at ``run_index`` 0.
         sinks: ``[num_heads]``, a learned score for each head, which enters the softmax but has no value vector
-            (gpt-oss); None for none.
+            (gpt-oss); None for no sinks.
     """
 
     scale: float | None = None

@@ -135,8 +135,10 @@ def rope_stages(
         RopewalkError: if the position lies outside the sequence.
     """
     total_length = position + 1 if total_length is None else total_length
-    if not 0 <= position < total_length:
-        raise RopewalkError(f"position must be at least 0 and below {total_length} tokens, got {position}")
+    if position < 0:
+        raise RopewalkError(f"position must be 0 or more, got {position}")
+    if position >= total_length:
+        raise RopewalkError(f"position must be less than total_length {total_length}, got {position}")
     truths = {
         kind: _Truth(kind, *method.frequencies(total_length), position, total_length)
         for kind, method in audited_model.methods.items()

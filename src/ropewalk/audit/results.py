@@ -551,6 +551,9 @@ def dominant_step(ablations: Sequence[StepAblation], delta1: int) -> StepAblatio
     """
     single = [row for row in ablations if row.delta1 == delta1 and row.step in STEPS]
     if not single:
-        raise RopewalkError(f"the ablation was not measured at a shift of {delta1}")
+        measured = ", ".join(map(str, sorted({row.delta1 for row in ablations}))) or "none"
+        raise RopewalkError(
+            f"the ablation was not measured at a shift of {delta1}; the measured shifts are {measured}"
+        )
     # A step that overflows is the worst of all.
     return max(single, key=lambda row: row.D if math.isfinite(row.D) else math.inf)

@@ -37,15 +37,23 @@ Progress = Callable[[int, int, str], None]
 
 
 def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResult:
-    """Measure on text how far rounding breaks the relative positions of a checkpoint's RoPE.
+    """Measure how far rounding breaks the relative positions of a checkpoint's RoPE.
+
+    In exact arithmetic, attention within a row of text would not change if the whole row moved to other positions. The
+    audit runs each row at several positions and measures the change.
 
     Args:
         config: the checkpoint, the text, and what to measure.
         context: where to run; only its device and its reporter are used.
 
+    Returns:
+        ``finding`` has three sentences: how large the change is, which operation causes it, and what reduces it.
+            ``audit`` has all figures. For example, each entry of ``audit.drift`` gives the change ``D`` between rows
+            that start at position ``delta1`` and the same rows at position ``audit.delta2``, both in tokens.
+
     Raises:
-        EngineError: if the model changes queries and keys by something other than a rotation, or has attention sinks
-            with its own way of rounding.
+        EngineError: if the audit does not support the model's attention, for example because it normalises queries and
+            keys after RoPE; the message says why.
         RopewalkError: if the checkpoint or text does not exist, or the text does not fill a row.
 
     Example:
@@ -135,8 +143,12 @@ def audit_model(
     length = len(rows[0])
     if layouts is None:
         layouts = [PackedLayout.from_lengths([length], "full", 0)] * len(rows)
-    if [layout.total_length for layout in layouts] != [length] * len(rows):
-        raise RopewalkError(f"each of the {len(rows)} rows of {length} tokens needs a layout of that length")
+    described = [layout.total_length for layout in layouts]
+    if described != [length] * len(rows):
+        raise RopewalkError(
+            f"each of the {len(rows)} rows of {length} tokens needs a layout of that length, got layouts of lengths "
+            f"{described}"
+        )
     for layout in layouts:
         # The mitigations run last: rows too short for them should fail before the work, not after it.
         documents_of(layout)

@@ -140,7 +140,7 @@ class AuditSettings(Settings):
             )
         if not self.dtypes or len(set(self.dtypes)) < len(self.dtypes):
             raise ValueError(
-                f"give each dtype once, and at least one; got {', '.join(self.dtypes) or 'none'}"
+                f"--dtypes needs at least one dtype, and each dtype once, got {', '.join(self.dtypes) or 'none'}"
             )
         return self
 

@@ -19,10 +19,10 @@ MOST_OF_A_MESSAGE = 2000
 """Longest error in characters that is printed: a message may repeat a value as large as a file."""
 
 SUMMARIES = {
-    "inspect": "Show a checkpoint's RoPE and the context length that it supports or, with --target, how to reach a "
+    "inspect": "Show a checkpoint's RoPE and the context length that it supports. With --target, show how to reach a "
     "longer context.",
     "models": "Show which model families are supported, and why others are not.",
-    "init": "Write a recipe, the YAML file with the settings of a training run, for a model, documents and this "
+    "init": "Write a recipe (a YAML file with the settings of a training run) for a model, documents and this "
     "machine.",
     "plan": "Estimate the memory, time and cost of a training run, without the GPUs.",
     "rope": "Compute RoPE bases and frequencies for a context length, plan training stages, or compare RoPE settings "

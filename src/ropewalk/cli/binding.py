@@ -483,6 +483,4 @@ def usage_sentence(error: cyclopts.CycloptsError) -> str:
 def _unknown_option(typed: str, known: Sequence[str]) -> str:
     option = typed.partition("=")[0]
     near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-    return f"unknown option {option}; " + (
-        f"did you mean {near[0]}?" if near else "see --help for all options"
-    )
+    return f"unknown option {option}" + (f"; did you mean {near[0]}?" if near else "")

@@ -58,8 +58,8 @@ class PackOptions(Settings):
 def pack(paths: Paths, settings: PackSettings, fields: SourceFields, options: PackOptions) -> None:
     """Pack documents into rows, which are training sequences of exactly --length tokens.
 
-    Every document belongs to a source. The source is the value of the record's field that --source-field names or, if
-    there is none, the name in PATHS without its suffix (web for web.jsonl.gz).
+    Every document belongs to a source. The source is the value of the record's field that --source-field names. Without
+    this field, it is the name in PATHS without its suffix (web for web.jsonl.gz).
 
     After an interruption, run the same command again to resume.
     """
@@ -114,8 +114,8 @@ def stats(
     """Count the documents and tokens of each source, and show document lengths, duplicates, and the share of attention
     that packed training computes.
 
-    Every document belongs to a source. The source is the value of the record's field that --source-field names or, if
-    there is none, the name in PATHS without its suffix (web for web.jsonl.gz).
+    Every document belongs to a source. The source is the value of the record's field that --source-field names. Without
+    this field, it is the name in PATHS without its suffix (web for web.jsonl.gz).
 
     The share of attention is the share of full attention's query-key pairs that remains if each token attends only to
     its own document (pattern intra_document), or also to the first token of the sequence (pattern anchor).

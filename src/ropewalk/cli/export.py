@@ -75,9 +75,8 @@ def export(
         Option(name="--for", metavar="PROGRAM", repeated=True),
         Field(
             description="Refuse the model if this program computes its RoPE wrongly: transformers, transformers-4, "
-            "vllm, vllm-0.22, sglang, llama.cpp or mlx-lm. vllm-0.22 is vLLM 0.22 to 0.29. If the program "
-            "needs one serve command for short inputs and another for long ones, both are printed. Needs --rope or "
-            "--push."
+            "vllm, vllm-0.22, sglang, llama.cpp or mlx-lm. vllm-0.22 means vLLM 0.22 to 0.29. If the program needs one "
+            "serve command for short inputs and another for long ones, both are printed. Needs --rope or --push."
         ),
     ] = None,
     stage: Annotated[
@@ -135,14 +134,17 @@ def export(
         raise UsageError("--gguf and --push cannot be combined; --push uploads a checkpoint, not a GGUF file")
     if rope is None and push is None and gguf is None:
         raise UsageError(
-            "give --rope FILE and --out DIR to write a checkpoint, --gguf FILE and --out FILE to correct a GGUF file, "
-            "--step N and --out DIR to write a checkpoint of a run as a model, or --push OWNER/NAME to publish a model"
+            "nothing to export; give --push OWNER/NAME to publish a model, --step N --out DIR to write a checkpoint of "
+            "a run, --rope FILE --out DIR to put LongRoPE factors into a model, or --gguf FILE --out FILE to correct a "
+            "GGUF file"
         )
     if public and push is None:
         raise UsageError("--public needs --push OWNER/NAME")
     programs = for_ or []
     if programs and rope is None and push is None:
-        raise UsageError("--for needs --rope FILE or --push OWNER/NAME: a GGUF file is for llama.cpp alone")
+        raise UsageError(
+            "--for and --gguf cannot be combined, because the GGUF file is for llama.cpp only; omit --for"
+        )
     # Before anything is loaded or asked for.
     require_known(programs)
     if gguf is not None and out is not None:
@@ -196,7 +198,7 @@ def _written_step(run: str, step: int, out: Path, stage: int | None) -> Exported
 
     folder = Path(run).expanduser()
     if not (folder / RECIPE).is_file():
-        raise UsageError(f"--step needs the folder of a run, and {run} has no {RECIPE}")
+        raise UsageError(f"--step needs the folder of a run, but {run} has no {RECIPE}")
     return export_step(folder, step, out, stage)
 
 

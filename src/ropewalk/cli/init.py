@@ -8,7 +8,7 @@ from ropewalk.training.proposal import InitSettings
 
 
 def init(settings: InitSettings, *, as_json: JsonFlag = False) -> None:
-    """Write a recipe, the YAML file with the settings of a training run, for a model, documents and this machine.
+    """Write a recipe (a YAML file with the settings of a training run) for a model, documents and this machine.
 
     Reads the model's config, its tokenizer and the first documents. Trains nothing and downloads no weights. Comments
     in the recipe give the reasons for its values.

@@ -22,7 +22,7 @@ def plan(
 ) -> None:
     """Estimate the memory, time and cost of a training run, without the GPUs.
 
-    Simulates the training step of one GPU on PyTorch's fake tensors. Reads the model's config.json, but no weights.
+    Simulates the training step of one GPU with PyTorch's fake tensors. Reads the model's config.json, but no weights.
     Takes a minute or two.
     """
     from ropewalk.cli.progress import ConsoleReporter

@@ -66,8 +66,8 @@ def base_command(
 
     A base is feasible if, at every distance up to the length, a key similar to the query gets, on average, at least as
     much attention as a random key (arXiv:2405.14591). Feasible bases form intervals with gaps between them. The output
-    lists the intervals, the infimum (the smallest feasible base), and the safe base, from which every base up to
-    --ceiling is feasible.
+    lists the intervals, the infimum (the smallest feasible base), and the safe base (every base from this one up to
+    --ceiling is feasible).
     """
     from ropewalk.planning.bases import bases_for, bases_for_halves
     from ropewalk.reporting import draw
@@ -102,17 +102,17 @@ def theta_command(
     length-floor: the smallest base that reaches the target length with 128 rotated dimensions per head, or the
     checkpoint's own base if that is larger.
 
-    recommended: the larger of critical-dimension and length-floor. The checkpoint's own base is kept if it reaches the
-    target length and critical-dimension exceeds every base that a published model was extended with.
+    recommended: the larger of critical-dimension and length-floor. Exception: the checkpoint's own base, if it reaches
+    the target length and critical-dimension is larger than any base that a published model was extended with.
 
     lower-bound: the smallest base from which every base up to --ceiling reaches the target length, or the checkpoint's
     own base if that is larger.
 
-    ntk: NTK-aware scaling. The slowest pair of dimensions turns as far over the target length as over the trained
-    length.
+    ntk: NTK-aware scaling. With this base, the slowest pair of dimensions turns as far over the target length as it
+    did over the trained length.
 
-    schedule:NAME: the base that a published model (Gradient, LWM or AnchorContext) used at the target length, or at its
-    next longer stage.
+    schedule:NAME: the base that a published model (Gradient, LWM or AnchorContext) used at the target length, or
+    otherwise at its next longer length.
     """
     from ropewalk.planning.bases import theta_for
     from ropewalk.reporting import draw

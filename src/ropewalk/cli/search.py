@@ -139,8 +139,8 @@ def import_command(
     source: Annotated[
         str,
         Field(
-            description="CSV file written by the code microsoft/LongRoPE, or a config.json, model folder or Hub id "
-            "with longrope factors."
+            description="CSV file that LongRoPE's code (microsoft/LongRoPE) wrote, or a config.json, model folder or "
+            "Hub id with longrope factors."
         ),
     ],
     *,

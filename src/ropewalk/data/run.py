@@ -125,10 +125,17 @@ def pack(config: PackConfig, context: RunContext) -> PackResult:
 
     Args:
         config: the documents, the settings of the rows, and this machine's shard of the work.
-        context: its output is the folder of the rows, which must be new, empty, or contain the same rows.
+        context: ``output`` is the folder for the rows. It must be new or empty, or contain the same rows. The reporter
+            shows progress.
+
+    Returns:
+        ``rows`` is the number of rows on disk, and ``total`` the number when all machines have finished. ``complete``
+            says whether all rows are there. ``open()`` then gives them as a sequence of :class:`ropewalk.Row`, and
+            ``manifest`` has their settings, inputs and counts.
 
     Raises:
-        RopewalkError: as in :func:`ropewalk.data.rows.store.pack_rows`.
+        RopewalkError: if sources or settings are invalid, if the tokens do not fill one row, if a file changes while it
+            is read, or if the folder contains anything else or cannot be written.
 
     Example:
         >>> from pathlib import Path
@@ -235,7 +242,9 @@ def folder_of_rows(config: StatsConfig) -> Path | None:
     if not packed:
         return None
     if len(folders) > 1:
-        raise RopewalkError(f"{packed[0]} holds packed rows; give a single folder of packed rows")
+        raise RopewalkError(
+            f"{packed[0]} holds packed rows, which cannot be combined with other sources; give this folder alone"
+        )
     for option, given in (("tokenizer", config.tokenizer), ("length", config.length)):
         if given is not None:
             raise RopewalkError(

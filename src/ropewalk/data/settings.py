@@ -61,7 +61,7 @@ def _numbers_by_name(value: Any) -> Any:
         if not equals or not name:
             raise ValueError("must be name=number pairs separated by commas")
         if name in values:
-            raise ValueError(f"names {name!r} twice")
+            raise ValueError(f"{name!r} is given twice")
         values[name] = found
     return values
 
@@ -178,7 +178,8 @@ class SourceSpec(SourceFields):
     )
     name: str | None = Field(
         None,
-        description="Source name for all documents; default: the source field of the record, else the file stem.",
+        description="Name of the source for all documents in path. Default: the source field of the record or, without "
+        "it, the name of the file or folder without its suffix.",
     )
 
     @model_validator(mode="before")
@@ -216,7 +217,7 @@ class MixtureSettings(Settings):
     weights: Annotated[BySource | None, COMMON] = Field(
         None,
         description="Number of epochs over each source: books=2,web=0.5. With --total-tokens, only the ratio of the "
-        "numbers counts. Default: 1 each.",
+        "numbers counts. Default: 1.",
     )
     shares: BySource | None = Field(
         None, description="Share of the tokens for each source, instead of --weights: books=0.3,web=0.7."
@@ -224,25 +225,26 @@ class MixtureSettings(Settings):
     tokens: Annotated[Tokens | None, Option(name="--total-tokens"), COMMON] = Field(
         None,
         ge=1,
-        description="Number of tokens to draw: 500M. Default: computed from --weights or --shares, or else all.",
+        description="Number of tokens to draw, such as 500M. Default: computed from --weights or --shares, or else "
+        "all.",
     )
     long_from: Length | None = Field(
         None,
         ge=1,
-        description="Length in tokens from which a document counts as long: 32k. Needs --long-factor or --long-share.",
+        description="Length in tokens, such as 32k, from which a document is long. Needs --long-factor or "
+        "--long-share.",
     )
     long_factor: float | None = Field(
         None,
         gt=0,
         le=_MOST_WEIGHT,
-        description="How many times as often to draw a long document as a short one: 5. Needs --long-from.",
+        description="How many times as often to draw a long document as a short one. Needs --long-from.",
     )
     long_share: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="Share of the tokens to draw from long documents, instead of --long-factor: 0.7. Needs "
-        "--long-from.",
+        description="Share of the tokens to draw from long documents, instead of --long-factor. Needs --long-from.",
     )
     length_shares: LengthShares | None = Field(
         None,
@@ -251,8 +253,8 @@ class MixtureSettings(Settings):
     )
     per: Literal["source", "corpus"] = Field(
         "source",
-        description="Where the settings of document lengths apply: source (within each source, which keeps its share "
-        "of the tokens) or corpus (to all sources together).",
+        description="How --long-from and --length-shares apply: source (within each source, which keeps its share of "
+        "the tokens) or corpus (to all sources together).",
     )
     max_epochs: float = Field(
         4.0,
@@ -266,7 +268,9 @@ class MixtureSettings(Settings):
         "cap (use what there is and report the missing tokens).",
     )
     shuffle: bool = Field(
-        False, description="Read documents in random order. Any other setting of the mixture implies it."
+        False,
+        description="Read documents in random order. Implied by --weights, --shares, --total-tokens, --long-from and "
+        "--length-shares.",
     )
     seed: Seed = Field(0, description="Random seed for choosing and ordering documents.")
 
@@ -438,7 +442,9 @@ class RowPolicies(Settings):
         "tokens, or pad it.",
     )
     interleave: InterleaveSettings | None = Field(
-        None, description="Cut the documents of a row into chunks and shuffle them."
+        None,
+        description="Cut the documents of each row into chunks and shuffle the chunks within the row: true, or a "
+        "mapping with the keys below.",
     )
 
     @field_validator("tag")
@@ -463,7 +469,7 @@ class PackingSettings(RowPolicies):
     """
 
     context: Annotated[Length, Option(name="--length"), COMMON] = Field(
-        ge=2, description="Length of a row in tokens: 131072 or 128k."
+        ge=2, description="Row length in tokens, such as 131072 or 128k."
     )
     pattern: Annotated[Pattern, COMMON] = Field(
         "anchor",
@@ -531,7 +537,7 @@ def _check_tag(tag: str) -> None:
     for _, name, specification, conversion in parts:
         if name is not None and (name != "source" or specification or conversion):
             raise ValueError(
-                f"the tag {tag!r} contains {{{name}}} or a format specification; only {{source}} is allowed"
+                f"the tag {tag!r} may contain only the placeholder {{source}}, without a format specification"
             )
     if not tag:
         raise ValueError("the tag is empty; omit it to insert no tag")
@@ -597,7 +603,7 @@ class WorkSettings(Settings):
         Field(
             (0, 1),
             description="Part of the work to do on this machine, counted from 0: 0/4 to 3/4 on four machines that "
-            "share the folder of --out. Not for Ray.",
+            "share the folder of --out. Not with ray.",
         )
     )
     token_store: Annotated[Path | None, Option(metavar="DIR")] = Field(
@@ -678,7 +684,7 @@ class CountSettings(Settings):
     length: Annotated[Length | None, COMMON] = Field(
         None,
         ge=2,
-        description="Length in tokens of the sequences for which to show the share of attention: 131072 or 128k. "
+        description="Sequence length in tokens, such as 128k, for which to show the share of attention. "
         "Default: the trained length of the model in the tokenizer's folder or repository. Without such a model, no "
         "share is shown.",
     )

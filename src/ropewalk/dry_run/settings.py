@@ -19,13 +19,13 @@ class HardwareSettings(Settings):
     gpus: Annotated[int | None, COMMON] = Field(
         None,
         ge=1,
-        description="Number of GPUs. Default: the number of processes that the recipe's key parallel asks for, or 8 if "
-        "the recipe leaves this number open.",
+        description="Number of GPUs. Default: the product of the recipe's degrees of parallelism, or 8 if it sets "
+        "none.",
     )
     gpu: Annotated[Gpu, COMMON] = Field(
         "h100", description="GPU model, whose memory and speed are taken from its data sheet."
     )
-    gpus_per_node: int = Field(8, ge=1, description="Number of GPUs in each machine, connected by NVLink.")
+    gpus_per_node: int = Field(8, ge=1, description="Number of GPUs per machine. NVLink connects them.")
     memory_gb: Annotated[float | None, COMMON] = Field(
         None,
         gt=0,
@@ -33,7 +33,7 @@ class HardwareSettings(Settings):
     )
     document_length: Annotated[Length | None, COMMON] = Field(
         None,
-        description="Length in tokens to assume for every document: 32k. Default: the lengths of the recipe's own "
+        description="Length in tokens to assume for every document, such as 32k. Default: the lengths of the recipe's "
         "documents if they and the tokenizer are on this machine, otherwise the length of a training sequence.",
     )
     price: Annotated[float | None, COMMON] = Field(
@@ -43,15 +43,15 @@ class HardwareSettings(Settings):
         0.55,
         gt=0,
         le=1,
-        description="Share of the GPU's peak FLOP/s that matrix products outside attention reach, up to 1. The default "
+        description="Share (0 to 1) of the GPU's peak FLOP/s that matrix products outside attention reach. The default "
         "is a guess.",
     )
     attention_efficiency: float = Field(
         0.35,
         gt=0,
         le=1,
-        description="Share of the GPU's peak FLOP/s that attention reaches, up to 1. The default is about the share of "
-        "FlashAttention-2 on an H100.",
+        description="Share (0 to 1) of the GPU's peak FLOP/s that attention reaches. The default is about "
+        "FlashAttention-2's share (H100).",
     )
 
     @property

@@ -216,7 +216,8 @@ def mean_over_checkpoints(by_name: Mapping[str, Sequence[TaskResult]]) -> list[T
     for name in names:
         if set(keyed[name]) != set(keys):
             raise RopewalkError(
-                f"checkpoints {names[0]} and {name} have results of different tasks or lengths"
+                f"checkpoints {names[0]} and {name} have results of different tasks or lengths; evaluate all "
+                "checkpoints with the same suites and lengths"
             )
     return [_mean({name: keyed[name][key] for name in names}) for key in keys]
 

@@ -209,7 +209,9 @@ def largest_that_fits(tokens_of: Callable[[int], int], budget: int) -> int:
     """
     low, tokens_low = 0, tokens_of(0)
     if tokens_low > budget:
-        raise RopewalkError(f"the shortest prompt has {tokens_low} tokens, more than {budget}")
+        raise RopewalkError(
+            f"the shortest possible prompt has {tokens_low} tokens, more than the limit of {budget}"
+        )
     # Upper bound: some tokenizers merge several words into one token, but none merges four.
     high = 4 * budget + FIRST_PROBE
     candidate, tokens_high, trials = FIRST_PROBE, 0, 0

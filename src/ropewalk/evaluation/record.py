@@ -133,7 +133,7 @@ def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> T
     if again.details[SAMPLES] != result.details.get(SAMPLES):
         raise RopewalkError(
             f"the predictions of {result.task} at {result.length} tokens belong to other samples than its result; "
-            "restore the file, or run the evaluation again in a new folder"
+            f"restore {PREDICTIONS}, or run the evaluation again in a new folder"
         )
     # Facts about the task stay; what follows from the predictions is replaced.
     return replace(again, details={**result.details, **again.details})

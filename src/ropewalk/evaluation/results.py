@@ -92,13 +92,13 @@ class TaskResult:
         suite: name of the suite, as on the command line.
         task: name of the task within the suite.
         length: tokens of prompt and answer together; None for tasks whose prompts have no set length.
-        n: number of independent samples, which are prompts, or rows of text for perplexities.
+        n: number of independent samples: rows of text for perplexities, prompts for other tasks.
         score: correct answers in percent, or perplexity. A missing score is NaN (null in JSON), never 0.
         ci95: 95 % interval of the score, in the score's unit.
         status: ``ok`` or ``not run``.
         reason: why the task was not run, or a remark on the score; None if there is neither.
         details: facts about how the task was run.
-        positions: perplexity by position in the row. Empty, and left out of JSON, for other tasks.
+        positions: perplexity by position in the row. Empty, and left out of JSON, for tasks other than perplexity.
         unit: unit of the score.
         samples: one JSON object per sample, in the order of its ``index``. It has the ``score`` in percent or, for a
             perplexity, the summed loss in ``nats`` and the number of ``tokens``. Paired comparisons use these objects.

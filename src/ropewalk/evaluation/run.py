@@ -83,7 +83,7 @@ RopeOf = Callable[[str], RopeOverride | None]
 """Maps a checkpoint's path to the RoPE that replaces its own, or to None."""
 
 
-def run(
+def evaluate(
     config: EvaluationSettings,
     context: RunContext,
     rope_of: RopeOf | None = None,
@@ -94,14 +94,20 @@ def run(
     Args:
         config: the model and what to measure.
         context: processes, output folder and reporter.
-        rope_of: returns the RoPE that replaces a checkpoint's own; None keeps it.
-        present: called on rank 0 with the result, before results.json is written, for example to write figures.
-            If results.json exists, these are complete.
+        rope_of: function from a checkpoint's path to the RoPE that replaces the checkpoint's own, or to None, which
+            keeps it.
+        present: function that rank 0 calls with the result, for example to draw figures. ``results.json`` is written
+            only afterwards, so the figures are complete if this file exists.
+
+    Returns:
+        ``results`` has one entry for each task and length. Its ``score`` is in percent or a perplexity, as ``unit``
+            says, ``ci95`` is the 95 % interval of the score, and ``n`` is the number of samples. ``record`` is the
+            content of ``results.json``.
 
     Raises:
-        RopewalkError: before any measurement, for settings that contradict each other or do not fit the model.
-        EngineError: if the model or its engine does not support such rows.
-        RunFailure: if a server fails or memory runs out; the output folder contains what was measured before.
+        RopewalkError: before any measurement, if settings contradict each other or do not fit the model.
+        EngineError: if the model or its attention engine cannot run the requested evaluation.
+        RunFailure: if a server fails or memory runs out. The output folder contains what was measured until then.
 
     Example:
         >>> from ropewalk import RunContext
@@ -255,8 +261,8 @@ def degrees_in(text: str) -> MeshShape:
         number = degree.isascii() and degree.isdigit() and int(degree) >= 1
         if name not in DIMENSIONS or name in degrees or not number:
             raise RopewalkError(
-                f"--parallel {text!r} contains {part.strip()!r}, which is not a valid degree; write KEY=DEGREE pairs "
-                f"separated by commas, such as shard=2,sequence=4, each key once, from {', '.join(DIMENSIONS)}, with "
+                f"--parallel {text!r} contains {part.strip()!r}, but must be KEY=DEGREE pairs such as "
+                f"shard=2,sequence=4; use each of the keys {', '.join(DIMENSIONS)} at most once, with "
                 "degrees of 1 or more"
             )
         degrees[name] = int(degree)
@@ -662,5 +668,5 @@ def default_samples_folder() -> Path:
     return Path(cache) / "ropewalk" / "samples"
 
 
-evaluate = run
-"""Public name of :func:`run` in ``ropewalk.evaluation``."""
+run = evaluate
+"""Another name of :func:`evaluate`, which the command line imports."""

@@ -151,7 +151,7 @@ class Loading(BaseSettings):
         8, ge=1, description="Number of prompts per batch. It is halved if the device runs out of memory."
     )
     prefill_chunk: Length = Field(
-        8192, description="Number of tokens per forward pass. Fewer take less memory."
+        8192, description="Number of tokens per forward pass. Fewer tokens take less memory."
     )
     engine: str = Field(
         "auto",

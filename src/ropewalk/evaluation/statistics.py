@@ -163,7 +163,10 @@ def ratio_interval(
     sums = np.asarray(totals, dtype=np.float64)
     weights = np.ones_like(sums) if counts is None else np.asarray(counts, dtype=np.float64)
     if sums.ndim != 1 or weights.shape != sums.shape:
-        raise RopewalkError(f"totals and counts must be [n], got shapes {sums.shape} and {weights.shape}")
+        raise RopewalkError(
+            "totals and counts must be 1-dimensional and equally long, got shapes "
+            f"{sums.shape} and {weights.shape}"
+        )
     if (weights < 0).any():
         raise RopewalkError(f"counts must be 0 or more, got {weights.min():g}")
     # Rows without targets in a bin say nothing about it.
@@ -198,7 +201,9 @@ def exp_nats(loss: float) -> float:
 def _scores(scores: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 1:
-        raise RopewalkError(f"scores from 0 to 1 must be [n], got shape {values.shape}")
+        raise RopewalkError(
+            f"scores must be a 1-dimensional list of numbers from 0 to 1, got shape {values.shape}"
+        )
     # Allow for rounding: sums of thirds and percentages divided by 100 may be off in the last digit.
     outside = values[~((values >= -1e-9) & (values <= 1 + 1e-9))]
     if len(outside):

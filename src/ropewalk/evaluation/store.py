@@ -45,7 +45,7 @@ class Prediction:
 
     Attributes:
         suite, task, length, index: suite, task, length in tokens and number of the sample.
-        prompt_sha256: SHA-256 of the prompt, by which ropewalk notices an answer to another prompt.
+        prompt_sha256: SHA-256 of the prompt, with which ropewalk detects answers to a different prompt.
         prediction: the generated text, without the prompt.
         references: strings that a correct answer contains.
         metric: name of the metric.
@@ -53,7 +53,7 @@ class Prediction:
         prompt_tokens, bos_count: number of tokens, and of BOS tokens among them, in the prompt as the model read it.
         fill: tokens of the prompt and of the longest allowed answer, as a fraction of ``length``.
         new_tokens: number of tokens of the answer; None if a server does not report it.
-        finished: whether the model itself ended the answer; None if unknown.
+        finished: whether the model ended the answer before it reached the token limit; None if unknown.
         details: what the task records about the sample, such as the depth of a needle.
     """
 
@@ -173,7 +173,10 @@ class PredictionLog:
             RunFailure: if the line cannot be written; earlier lines stay intact.
         """
         if prediction.key in self.known:
-            raise RopewalkError(f"{prediction.task}, sample {prediction.index}, was answered twice")
+            raise RopewalkError(
+                f"{prediction.task} at {prediction.length} tokens, sample {prediction.index}, already has an answer; "
+                "add one answer per sample"
+            )
         if self.path is not None:
             append_line(self.path, prediction.to_json())
         self.known[prediction.key] = prediction
@@ -403,7 +406,9 @@ def read_record(folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:
     """
     path = folder / RESULTS if folder.is_dir() else folder
     if not folder.exists():
-        raise RopewalkError(f"{folder} does not exist; name the folder of a finished evaluation")
+        raise RopewalkError(
+            f"the folder {str(folder)!r} does not exist; name the folder of a finished evaluation"
+        )
     if not path.is_file():
         raise RopewalkError(
             f"{folder} has no finished evaluation, because {path.name} is missing; run the evaluation to its end first"
@@ -415,9 +420,8 @@ def read_record(folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:
         check_types(record["settings"], {"threshold": (int, float)})
         return record, [TaskResult.from_json(each) for each in record["results"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise RopewalkError(
-            f"{path} is not the result of an evaluation: a field is missing or invalid ({error!r})"
-        ) from error
+        reason = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise RopewalkError(f"{path} is not the result of an evaluation: {reason}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

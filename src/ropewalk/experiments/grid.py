@@ -22,7 +22,7 @@ from ropewalk.training.recipe.recipe import Recipe
 LONGEST_NAME = 80
 REFUSED = {
     "seed": "give the number of seeds with --seeds",
-    "output": "each run gets a folder of its own in that of --out",
+    "output": "each run gets its own folder inside --out",
 }
 MOST_RUNS = 1000
 """Most runs of one grid; more is a mistake in --vary."""

@@ -104,18 +104,19 @@ class ExperimentResult(Result):
 
 
 def run(settings: CompareSettings, context: RunContext | None = None) -> ExperimentResult:
-    """Run a recipe with every combination of varied keys and compare the results, or compare finished runs.
+    """Run a recipe with every combination of the given values and compare the results, or compare finished runs.
 
     Args:
-        settings: the recipe with the keys to vary, or finished runs.
-        context: output folder, which a grid needs, and reporter.
+        settings: either a recipe and the values to vary, or the folders of finished runs.
+        context: the output folder, which is required for a recipe, and the reporter.
 
     Returns:
-        Means, differences from the first combination, failures, and a conclusion. ``comparison.json`` in the output
-        folder has the same values.
+        ``cells`` has the mean scores of each combination or finished run. ``differences`` has, by name, the differences
+            of the others from the first one, with 95 % intervals. ``failures`` lists the runs that failed, and
+            ``conclusion`` is one sentence. ``comparison.json`` in the output folder has the same values.
 
     Raises:
-        RopewalkError: for invalid input, before any run starts; or if no run is finished.
+        RopewalkError: for invalid input, before any run starts. Also if there is no finished run to compare.
     """
     context = context or RunContext()
     failures: list[Failure] = []
@@ -157,7 +158,8 @@ def _started(settings: CompareSettings, output: Path) -> Grid:
                 try:
                     resolve(each.recipe)
                 except RopewalkError as error:
-                    raise RopewalkError(f"the runs of the cell {each.cell} cannot start: {error}") from error
+                    runs = f"the runs with {each.cell}" if each.cell else "the runs"
+                    raise RopewalkError(f"{runs} cannot start: {error}") from error
     # An array of jobs starts at once, and each of them writes the same files, so they wait for one another.
     with locked(output, "give another --out", file=GRID, wait=LONGEST_WAIT):
         path = output / GRID

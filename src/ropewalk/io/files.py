@@ -250,6 +250,14 @@ def check_writable(path: Path) -> None:
         pass
 
 
+def json_fault(error: Exception) -> str:
+    """What is wrong with a JSON document, from an error of ``json.loads``."""
+    if isinstance(error, RecursionError):
+        return "its brackets are nested too deeply"
+    # For a number of thousands of digits, Python adds advice on its own settings.
+    return str(error).partition("; use sys.")[0]
+
+
 def parse_json(text: str | bytes, strict: bool = False) -> Any:
     """Parse a JSON document; every kind of mistake raises the same type of error.
 
@@ -269,8 +277,7 @@ def parse_json(text: str | bytes, strict: bool = False) -> Any:
         # A subclass of ValueError, which the next clause would otherwise catch.
         raise
     except (ValueError, RecursionError) as error:
-        reason = "its brackets are nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise _NoJson(reason, "", 0) from error
+        raise _NoJson(json_fault(error), "", 0) from error
 
 
 class _NoJson(json.JSONDecodeError):

@@ -13,10 +13,10 @@ MOST_ROWS = 200
 
 
 class Result:
-    """Base class of the results of all jobs, which are frozen dataclasses; it has no fields of its own."""
+    """Base class of the results of all jobs. Each result is a frozen dataclass. The base class has no fields."""
 
     def to_json(self) -> dict[str, Any]:
-        """The values in a form that ``json.dumps(..., allow_nan=False)`` accepts; NaN and infinity become None."""
+        """The values as plain JSON values, for ``json.dumps(..., allow_nan=False)``; NaN and infinity become None."""
         plain: dict[str, Any] = plain_json({each.name: getattr(self, each.name) for each in fields(self)})  # type: ignore[arg-type]
         return plain
 

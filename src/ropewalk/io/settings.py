@@ -53,14 +53,14 @@ DOCUMENTS = (
 FACTOR_TABLE = "Factor table: a .json file of LongRoPE factors, written by `ropewalk search`"
 """Description of a setting that names a factor table, without the full stop."""
 
-TARGET_LENGTH = "Target context length in tokens: 131072 or 128k."
+TARGET_LENGTH = "Target context length in tokens, such as 131072 or 128k."
 """Description of a setting that is the target length."""
 
-TRAINED_LENGTH = "Context length that the checkpoint was trained at, in tokens: 8192 or 8k."
+TRAINED_LENGTH = "Context length in tokens that the checkpoint was trained at, such as 8192 or 8k."
 """Description of a setting that is the trained length."""
 
 ROPE_SETTINGS = (
-    "linear, yarn, llama3, ntk, a base (theta=5e6), or another rule of `ropewalk rope theta --help`"
+    "linear, yarn, llama3, ntk, a base (theta=5e6), or a rule that `ropewalk rope theta --help` lists"
 )
 """RoPE settings that a setting names, for its description."""
 
@@ -246,7 +246,7 @@ Device = Annotated[
 def _exists(path: Path) -> Path:
     path = path.expanduser()
     if not path.exists():
-        raise ValueError(f"{path} does not exist")
+        raise ValueError(f"the file or folder {str(path)!r} does not exist")
     return path
 
 

@@ -154,8 +154,8 @@ def places_of(settings: AdapterSettings, model: Any) -> Places:
         # A product of larger matrices has this rank at most: more would only cost memory.
         if settings.rank > most:
             raise RopewalkError(
-                f"adapter.rank {settings.rank} is more than {name} can have, a layer of {layer.in_features} inputs and "
-                f"{layer.out_features} outputs; set at most {most}, or choose other targets"
+                f"adapter.rank is {settings.rank}, but {name} has {layer.in_features} inputs and {layer.out_features} "
+                f"outputs, so its rank is at most {most}; set at most {most}, or choose other targets"
             )
     return Places(tuple(targets), tuple(_whole_modules(settings.also_train, model, modules)))
 

@@ -648,11 +648,10 @@ class ModelConfig:
             layers = self.layers
             stacked = stacked_reach(self.localities, context)
             refused.append(
-                f"has a window of {widest:,} tokens in every layer, so no token attends further, whatever the RoPE, "
-                f"and training at {context:,} tokens would extend nothing (stacked, the windows of {len(layers)} "
-                f"layers reach {stacked:,} tokens, but little information comes from that far); set lift: [windows] "
-                "in the recipe to remove the windows, so that training teaches the model full attention, or stay "
-                f"within {widest:,} tokens"
+                f"has a sliding window of {widest:,} tokens in every layer, so training at {context:,} tokens would "
+                f"extend nothing: a token attends to {widest:,} tokens, whatever the RoPE, and the windows of all "
+                f"{len(layers)} layers together reach {stacked:,}; set lift: [windows] in the recipe to remove the "
+                f"windows, or choose a context of at most {widest:,} tokens"
             )
         kinds = sorted({layer.kind for layer in self.layers})
         if FULL in self.methods and FULL not in kinds:

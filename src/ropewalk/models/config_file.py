@@ -24,7 +24,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 
 from ropewalk.errors import RopewalkError
-from ropewalk.io.files import check_model_place, not_found
+from ropewalk.io.files import check_model_place, json_fault, not_found
 from ropewalk.models.config import ModelConfig, decoder_key, refuse_no_decoder
 from ropewalk.models.config_layers import (
     FULL,
@@ -194,7 +194,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
     except (OSError, ValueError, RecursionError) as error:
-        raise RopewalkError(f"cannot read {path} as JSON: {error}") from error
+        raise RopewalkError(f"cannot read {path} as JSON: {json_fault(error)}") from error
     if not isinstance(config, dict):
         raise RopewalkError(f"{path} must contain a JSON object, got {type(config).__name__}")
     return config
@@ -248,7 +248,8 @@ def _check_stated(decoder: Mapping[str, Any], config_class: Any) -> None:
     heads, kv_heads = stated.get("num_attention_heads"), stated.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(kv_heads, int) and (kv_heads < 1 or heads % kv_heads):
         raise RopewalkError(
-            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads} in the config"
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads} in the config; "
+            "correct one of them"
         )
     # Without a stated base the methods can be read only after the class has supplied one.
     if not states(stated, "rope_theta"):
@@ -311,7 +312,7 @@ def _refuse_disagreement(model: str, stated: Mapping[str | None, RopeMethod], te
     if dict(stated) != computed:
         raise RopewalkError(
             f"the config of {model} states {_difference(stated, computed, type(text).__name__)}; correct the file, so "
-            "that a loaded model computes what it states"
+            "that a loaded model computes what the file states"
         )
 
 

@@ -53,8 +53,8 @@ def generating(model: Any, total_length: int) -> Iterator[None]:
     dependent = unpinned_methods(model)
     if dependent:
         raise RopewalkError(
-            f"{type(model).__name__} runs transformers' own rotary module with {', '.join(dependent)}, whose length "
-            "cannot be fixed; load it with exact_rope=True"
+            f"{type(model).__name__} uses transformers' own RoPE of type {', '.join(dependent)}, whose length cannot "
+            "be fixed; load the model with exact_rope=True"
         )
     rotaries = [each for each in model.modules() if isinstance(each, RotaryEmbedding | RotaryRows)]
     with ExitStack() as stack:
@@ -107,9 +107,8 @@ def _refuse_lost_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if int(positions.min()) > 0:
         raise RopewalkError(
             f"this call has only the token at position {int(positions.max())} and no cache of the tokens before it: "
-            "transformers' Phi-3 before version 5.20 (and still Phi-4-multimodal) drops the cache when a "
-            "sequence passes the original length, and generates from one token; use transformers 5.20 or later, or "
-            "generate with use_cache=False"
+            "Phi-3 before transformers 5.20, and Phi-4-multimodal still, drop the cache when a sequence passes the "
+            "original length; generate with use_cache=False, or for Phi-3 use transformers 5.20 or later"
         )
 
 

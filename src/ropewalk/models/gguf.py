@@ -137,8 +137,8 @@ def gguf_rope(method: RopeMethod, architecture: str) -> GgufRope:
             )
         case _:
             raise RopewalkError(
-                f"llama.cpp does not implement {method.name}; extend with a method that it has: a new rope_theta, "
-                "linear, yarn, and llama3 or longrope for models like Llama"
+                f"llama.cpp does not implement {method.name}; extend with a new rope_theta, linear or yarn, or for the "
+                "architecture llama also with llama3 or longrope"
             )
 
 
@@ -156,7 +156,7 @@ def _needs(architecture: str, method: RopeMethod, tensors: Sequence[str]) -> Non
         if method.truncate:
             what = f"yarn with beta_fast {method.beta_fast:g} and beta_slow {method.beta_slow:g}"
             instead = (
-                "run llama-server on the file that you gave, with "
+                "run llama-server on the unchanged file, with "
                 f"--yarn-beta-fast {method.beta_fast:g} --yarn-beta-slow {method.beta_slow:g}"
             )
     raise RopewalkError(
@@ -182,7 +182,9 @@ def write_gguf(source: Path, config: ModelConfig, out: Path) -> GgufResult:
         raise RopewalkError(f"{out} already exists; give a new file with --out")
     try:
         reader = gguf.GGUFReader(source)
-    except (OSError, ValueError, IndexError, KeyError) as error:
+    except OSError as error:
+        raise RopewalkError(f"cannot read {source}: {error.strerror or error}") from error
+    except (ValueError, IndexError, KeyError) as error:
         raise RopewalkError(f"{source} is not a readable GGUF file: {error}") from error
     present = {name: field.contents() for name, field in reader.fields.items()}
     architecture = str(present["general.architecture"])

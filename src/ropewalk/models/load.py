@@ -53,14 +53,18 @@ class ModelSetup:
     """Settings of a checkpoint in memory: its RoPE, its attention engine, and whether its own code may run.
 
     Attributes:
-        rope: RoPE method to run with and to write into the model's config; None for the checkpoint's own.
-        max_position_embeddings: context in tokens to write into the config with ``rope``; None to keep it.
-        engine: attention engine for calls with a layout, or ``auto``.
-        exact_rope: compute angles in float64, cos/sin and rotation in float32; False keeps transformers' own module.
-        trust_remote_code: run model code from the checkpoint; off by default.
-        lift: limits of the checkpoint's attention to remove together with ``rope``: windows, dual_chunk_attention.
-        other_ropes: RoPE methods by layer type, for layer types that do not limit the context, such as layers with a
-            window. Layer types that are left out keep the checkpoint's method.
+        rope: RoPE method to run with and to write into the model's config; None for the checkpoint's own. If layer
+            types have different RoPE, this is the method of those that limit the context, the layers with full
+            attention.
+        max_position_embeddings: context in tokens to write into the config with ``rope``; None to keep the config's.
+        engine: attention engine for calls with a layout, or ``auto``; see :func:`ropewalk.attend`.
+        exact_rope: whether ropewalk's rotary module replaces that of transformers. It computes angles in float64, and
+            cos, sin and rotation in float32.
+        trust_remote_code: whether to run model code from the checkpoint.
+        lift: limits of the checkpoint's attention to remove if ``rope`` is given: ``windows``,
+            ``dual_chunk_attention``.
+        other_ropes: RoPE methods by layer type, for layer types that do not limit the context, such as
+            ``sliding_attention``. Layer types that are left out keep the checkpoint's method.
     """
 
     rope: RopeMethod | None = None
@@ -86,18 +90,19 @@ def load_model(
     """Load a causal decoder whose ``model(input_ids, layout=layout)`` attends as the layout defines.
 
     Args:
-        path_or_id: folder in Hugging Face layout, or hub id.
+        path_or_id: folder of a checkpoint in the format of transformers, or Hub id.
         setup: RoPE, attention engine and rotary module.
         dtype: dtype of the parameters; ``auto`` for the checkpoint's own.
-        device: device for the model; None for where transformers loads it.
+        device: device for the model; None leaves it where transformers loads it.
         quantization: transformers' settings for quantizing the weights while they are loaded; None to keep them.
 
     Returns:
-        The transformers model in evaluation mode. ``generate()`` works as usual. For a LongRoPE model that generates
-        beyond its original length, call it inside :func:`ropewalk.models.generation.generating`.
+        The transformers model in evaluation mode. ``generate()`` works as usual. If a LongRoPE model generates beyond
+            its original length, call ``generate()`` inside :func:`ropewalk.models.generation.generating`.
 
     Raises:
-        RopewalkError: if the checkpoint is missing, has no RoPE, or is not supported; the message says why.
+        RopewalkError: if the checkpoint is missing, cannot be loaded or has no RoPE.
+        EngineError: if the model cannot run on packed rows; the message says why.
     """
     from transformers import AutoModelForCausalLM
 

@@ -58,8 +58,8 @@ def rotary_module(model: Any) -> tuple[nn.Module, str, nn.Module]:
         found = [each for each in found if id(each[-1]) in inside]
     if len(found) != 1:
         raise RopewalkError(
-            f"{type(model).__name__} has {len(found)} rotary modules where ropewalk expects one; use "
-            "transformers' own RoPE: exact_rope=False, or --no-exact-rope"
+            f"{type(model).__name__} has {len(found)} rotary modules, but ropewalk can replace only one; keep "
+            "transformers' own RoPE with exact_rope=False (--no-exact-rope)"
         )
     return found[0]
 

@@ -40,8 +40,8 @@ class ModelsSettings(Settings):
 
     family: Annotated[str | None, Option(argument=True)] = Field(
         None,
-        description="Family to show, by its model_type in config.json: qwen3. Shows whether each feature is tested or "
-        "refused, and why it is refused. Default: all families.",
+        description="Family to show, by its model_type in config.json, such as qwen3. Shows which features of ropewalk "
+        "are tested for it, and why others are refused. Default: all families.",
     )
 
 

@@ -12,15 +12,15 @@ from ropewalk.parallel.world import World
 
 @dataclass(frozen=True, eq=False)
 class RunContext:
-    """Where a job runs and what it writes to. What it does, including its seeds, is in its settings.
+    """Where a job runs and which folder it writes to. The job's settings say what it does, and contain its seeds.
 
     Attributes:
-        world: rank of this process, and the size of the run.
-        mesh: how model and rows are sharded over the processes; None if each process holds everything.
-        output: folder that the run writes to; None if it writes nothing.
-        reporter: receiver of notes and progress.
+        world: rank of this process and number of processes; by default one process.
+        mesh: how the model and rows are sharded over the processes; None if each process holds everything.
+        output: folder that the job writes to; None if it writes nothing.
+        reporter: receiver of notes and progress; by default they are dropped.
         device: torch device name, or ``auto``, which is cuda if available and cpu otherwise.
-        dtype: dtype of parameters: ``auto`` (the checkpoint's own), float32, bfloat16 or float16.
+        dtype: dtype of the parameters: ``auto`` (the checkpoint's own), float32, bfloat16 or float16.
     """
 
     world: World = field(default_factory=World)

@@ -90,11 +90,20 @@ class InspectResult(Result):
 
 
 def inspect(config: InspectSettings, context: RunContext | None = None) -> InspectResult:
-    """Describe a checkpoint's RoPE and its context bound; for a target length, recommend a setting and say why.
+    """Describe a checkpoint's RoPE and, for a target length, recommend a RoPE setting and say why.
+
+    The description includes the context bound: the largest length up to which :func:`similarity_margin` is not
+    negative. Only the config is read, not the weights.
 
     Args:
         config: the checkpoint and an optional target length.
-        context: run context whose reporter shows progress.
+        context: run context whose reporter shows progress; None shows none.
+
+    Returns:
+        ``config`` is the parsed config, whose ``trained_length`` is in tokens. ``methods`` describes the RoPE of each
+            layer type, with its frequencies and context bound. ``warnings`` has one sentence for each suspicious value.
+            With a target, ``advice`` says what to do (``action``) and why (``reasons``), and gives the recommended
+            setting (``chosen``). If requested, ``readers`` says how other programs read the config.
 
     Raises:
         RopewalkError: if the checkpoint's config cannot be read, has no RoPE or contradicts itself.

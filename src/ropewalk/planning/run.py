@@ -96,12 +96,16 @@ def plan(config: PlanSettings, context: RunContext | None = None) -> PlanResult:
     """Plan the training stages for a longer context.
 
     Args:
-        config: the checkpoint, the target length and the rule.
-        context: run context whose reporter shows progress.
+        config: the checkpoint, the target length and the rule that chooses the RoPE setting.
+        context: run context whose reporter shows progress; None shows none.
+
+    Returns:
+        ``stages`` has the stages in training order, each with its ``context`` in tokens and its RoPE ``method``.
+            ``recipe`` is the same as YAML for a recipe. ``advice`` is that of :func:`ropewalk.inspect`.
 
     Raises:
-        RopewalkError: if the model cannot be trained at that length, its scaling cannot be extended, or the rule gives
-            no setting.
+        RopewalkError: if the model cannot be trained at that length, if its present RoPE scaling cannot be extended, or
+            if the rule is unknown or gives no setting for that length.
 
     Example:
         >>> from ropewalk.planning import PlanSettings, plan

@@ -46,7 +46,7 @@ class InspectSettings(Settings):
     readers: bool = Field(
         False,
         description="Also show which programs (transformers, vLLM, SGLang, llama.cpp, mlx-lm) compute this RoPE "
-        "correctly from the config, and the commands that serve the whole context.",
+        "correctly from the config, and how to serve the full context with them.",
     )
     explain: bool = Field(
         False,
@@ -101,7 +101,7 @@ class BasesSettings(Settings):
 
     length: Length = Field(description=TARGET_LENGTH)
     rotary_dim: RotaryDim
-    ceiling: float = Field(1e9, description="Largest base to search.")
+    ceiling: float = Field(1e9, description="Largest base to consider.")
 
 
 class ThetaSettings(ExtendedRope):
@@ -116,7 +116,7 @@ class ThetaSettings(ExtendedRope):
     )
     ceiling: float | None = Field(
         None,
-        description="Largest base to search, for the rule lower-bound. Default: 1e12, or 1e15 if the base found is "
+        description="Largest base that the rule lower-bound considers. Default: 1e12, or 1e15 if the base found is "
         "too close to 1e12.",
     )
 

@@ -21,11 +21,11 @@ def recipe_text(name: str) -> str:
     """The YAML text of one recipe.
 
     Raises:
-        RopewalkError: if ropewalk ships no recipe of this name; the message lists those it ships.
+        RopewalkError: if ropewalk ships no recipe of this name; the message suggests the nearest name, or lists all.
     """
     recipes = shipped_recipes()
     if name not in recipes:
         near = difflib.get_close_matches(name, recipes, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise RopewalkError(f"ropewalk has no recipe {name!r}; {meant}it ships {', '.join(recipes)}")
+        meant = f"did you mean {near[0]}?" if near else f"choose from {', '.join(recipes)}"
+        raise RopewalkError(f"ropewalk has no recipe {name!r}; {meant}")
     return recipes[name]

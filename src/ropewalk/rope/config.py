@@ -121,17 +121,21 @@ def method_from_config(config: Config, layer_type: str | None = None) -> RopeMet
 
     Args:
         config: a ``config.json`` as a mapping, or ``model.config.to_dict()``.
-        layer_type: the layer type, for configs with one method for each layer type.
+        layer_type: the layer type, such as ``full_attention``; required if layer types have different methods.
 
     Raises:
-        RopewalkError: as for :func:`methods_from_config`; or if ``layer_type`` is missing or unknown.
+        RopewalkError: if the config has no ``rope_theta``, contradicts itself, or contains an unknown rope type or key;
+            or if ``layer_type`` is missing or unknown. :func:`methods_from_config` returns the methods of all layer
+            types.
     """
     methods = methods_from_config(config)
     if layer_type in methods:
         return methods[layer_type]
     known = ", ".join(sorted(str(name) for name in methods if name is not None))
     if layer_type is None:
-        raise RopewalkError(f"this config has a RoPE method for each layer type; choose one of {known}")
+        raise RopewalkError(
+            f"this config has a RoPE method for each layer type; pass layer_type, one of {known}"
+        )
     raise RopewalkError(
         f"this config has no RoPE method for layer type {layer_type!r}; "
         + (f"choose one of {known}" if known else "it has one method for all layers")

@@ -135,10 +135,13 @@ class RotaryEmbedding(nn.Module):
         try:
             return self.methods[layer_type]
         except KeyError:
-            known = ", ".join(map(str, self.methods))
-            raise RopewalkError(
-                f"no RoPE method for layer type {layer_type!r}; there are methods for {known}"
-            ) from None
+            known = ", ".join(str(name) for name in self.methods if name is not None)
+            wanted = (
+                f"pass layer_type, one of {known}"
+                if known
+                else "all layers share one method; pass no layer_type"
+            )
+            raise RopewalkError(f"no RoPE method for layer type {layer_type!r}; {wanted}") from None
 
     def _on_device(
         self, method: RopeMethod, layer_type: str | None, position_ids: Tensor, device: torch.device

@@ -71,8 +71,8 @@ def method_for_target(
         raise RopewalkError(f"unknown RoPE method {name!r}; choose one of {', '.join(trainable_methods())}")
     if original_length < 1 or target_length < original_length:
         raise RopewalkError(
-            f"the target length must be at least the original length, got {target_length} and "
-            f"{original_length}"
+            f"the target length must be at least the original length of {original_length} tokens, got "
+            f"{target_length}"
         )
     given = _given(name, parameters or {})
     if rope_theta is not None and name != "theta":
@@ -197,9 +197,7 @@ def check_candidate(name: str, *, bases_only: bool = False) -> None:
         try:
             check_rule(name)
         except RopewalkError as error:
-            raise RopewalkError(
-                f"{error} (also possible: {', '.join(others)}, theta=VALUE)"
-            ) from None
+            raise RopewalkError(f"{error} (also possible: {', '.join(others)}, theta=VALUE)") from None
 
 
 def _base(text: str) -> float:

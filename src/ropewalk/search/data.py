@@ -155,16 +155,16 @@ def needle_rows(
     """
     hidden, beyond = needles.count, length // 2 if needles.beyond is None else needles.beyond
     for name, value, least in (
-        ("rows", count, 1),
-        ("needles", hidden, 1),
+        ("rows with needles", count, 1),
+        ("needles in a row", hidden, 1),
         ("tokens between a needle and its answer", beyond, 0),
     ):
         if value < least:
-            raise RopewalkError(f"needle rows require {least} or more {name}, got {value}")
+            raise RopewalkError(f"the number of {name} must be {least} or more, got {value}")
     words = [word for document in documents for word in document.split()]
     if not words:
         raise RopewalkError(
-            f"needles must be hidden in text, but the {len(documents)} documents contain no word; give more text"
+            f"needles are hidden between words, but the {len(documents)} documents contain no word; give more text"
         )
     encoder = PromptEncoder(tokenizer)
     encoder.check_alphabet()
@@ -177,8 +177,8 @@ def needle_rows(
     slack = min(text.row([0.0] * hidden, 0, length).slack(beyond) for text in texts)
     if slack < 0:
         raise RopewalkError(
-            f"{hidden} needles at least {beyond} tokens before their answers do not fit in {length} tokens; use "
-            f"{length - slack} tokens or more with this tokenizer, or hide fewer needles"
+            f"a row of {length} tokens is too short for {hidden} needles, each at least {beyond} tokens before its "
+            f"answer; use {length - slack} tokens or more with this tokenizer, or hide fewer needles"
         )
     rows = []
     for index, text in enumerate(texts):

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, write_text
 from ropewalk.io.results import Result
+from ropewalk.io.settings import explain
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.config_file import read_model_config
 from ropewalk.rope import (
@@ -403,9 +404,7 @@ def read_factors(path: Path) -> Factors:
     try:
         return Factors.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the table"
-        raise RopewalkError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+        raise RopewalkError(f"factor table {path}: {explain(error, Factors)}") from error
 
 
 def write_factors(path: Path, factors: Factors) -> None:
@@ -591,8 +590,12 @@ def _rows(path: Path) -> list[list[float]]:
     """Numbers of a file, one list per line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RopewalkError(f"cannot read factors from {path} ({error})") from error
+    except OSError as error:
+        raise RopewalkError(f"cannot read factors from {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise RopewalkError(
+            f"cannot read factors from {path}: it is not UTF-8 text (byte {error.start})"
+        ) from error
     rows = [[_factor(path, word) for word in line.split(",")] for line in lines if line.strip()]
     if not rows:
         raise RopewalkError(f"{path} is empty; give a file with one factor per rotary pair")

@@ -71,7 +71,7 @@ class SearchResult(Result):
 
 
 def search(config: SearchConfig, context: RunContext | None = None) -> SearchResult:
-    """Search rescale factors for a longer context, without training the checkpoint.
+    """Search LongRoPE's rescale factors for a longer context, without training the checkpoint.
 
     Args:
         config: model, target length, text and search settings.
@@ -79,11 +79,13 @@ def search(config: SearchConfig, context: RunContext | None = None) -> SearchRes
             function. None means this process alone, without progress.
 
     Returns:
-        The factor table, which is also written to ``config.out`` if given, with a log of all losses next to it.
+        ``table`` is the factor table. Its ``long_factor`` has one rescale factor for each rotary pair,
+            ``target_length`` is in tokens, and ``forwards`` is the number of forward passes. If ``config.out`` is
+            given, the table is also written to this file, and a log of all losses next to it.
 
     Raises:
-        RopewalkError: if factors cannot extend the checkpoint, the text does not fill the rows, the budget is too
-            small for the initial candidates, or an output file already exists.
+        RopewalkError: if rescale factors cannot extend this checkpoint, if the text does not fill the rows, if the
+            budget is too small for the initial candidates, or if an output file already exists.
 
     Example:
         >>> from ropewalk.search import SearchConfig, search
@@ -287,7 +289,8 @@ def factors_found(outcome: SearchOutcome, model: FactorsModel, device: str, dtyp
     reached = perplexity(minimum.best.objective)
     if reached is None:
         raise RopewalkError(
-            f"the best objective is {minimum.best.objective:g} nats per token, too large for a finite perplexity"
+            f"the best objective is {minimum.best.objective:g} nats per token, too large for a finite perplexity; "
+            "check the model and its documents"
         )
     judged = None
     if (nats := outcome.held_out) is not None:

@@ -48,7 +48,7 @@ def _start_tokens(value: Any) -> Any:
     if isinstance(value, str):
         # isdigit() alone accepts digits such as ², which int() refuses.
         if not (value.isascii() and value.isdigit()):
-            raise ValueError(f"{value!r} is neither a non-negative number of tokens nor {ANY_START_TOKENS}")
+            raise ValueError(f"must be a number of tokens, 0 or more, or the word {ANY_START_TOKENS}")
         value = int(value)
     # A tuple from Python stays as it is.
     return (value,) if isinstance(value, int) else value
@@ -116,7 +116,8 @@ class ShortFactorSearch(Settings):
     batch: Annotated[Count, FREE, COMPUTATION] = Field(
         1,
         ge=1,
-        description="Number of candidates to measure in one forward pass. Each takes the memory of one sequence.",
+        description="Number of candidates to measure in one forward pass. Each candidate takes the memory of one "
+        "sequence.",
     )
 
     @property
@@ -131,7 +132,8 @@ class LongFactorSearch(ShortFactorSearch):
     short_penalty: Annotated[float, OBJECTIVE] = Field(
         0.0,
         ge=0,
-        description="Weight of a penalty for a higher loss at the trained length. With 0 there is no penalty.",
+        description="Weight of a penalty if the loss at the trained length is higher than with the checkpoint's own "
+        "RoPE. 0: no penalty.",
     )
 
     @property
@@ -150,7 +152,7 @@ class SearchSettings(LongFactorSearch):
         "about numbers hidden in the text).",
     )
     held_out: Annotated[Count, OBJECTIVE] = Field(
-        5, ge=0, description="Maximum number of sequences of other documents to measure the factors found on."
+        5, ge=0, description="Maximum number of sequences, from other documents, to measure the result on."
     )
     start_tokens: Annotated[StartTokens, SPACE] = Field(
         (0,),
@@ -164,7 +166,7 @@ class SearchSettings(LongFactorSearch):
     )
     prefill_chunk: Length | None = Field(
         None,
-        description="Number of tokens per forward pass. Fewer take less memory. Default: a whole sequence.",
+        description="Number of tokens per forward pass. Fewer tokens take less memory. Default: a whole sequence.",
     )
     seed: Annotated[Seed, ALGORITHM] = Field(0, description="Random seed of the algorithm.")
     dtype: Dtype = "auto"

@@ -19,16 +19,29 @@ LOSS_MASKS = ("completion_mask", "assistant_masks")
 
 @dataclass(frozen=True)
 class RowCollator:
-    """A ``data_collator`` for transformers' Trainer; the model must come from ``load_model`` or ``attach``.
+    """A ``data_collator`` for transformers' Trainer.
 
-    A sample is either a row of a packed folder or a tokenised document. The documents of a micro-batch become one row.
-    A document has ``input_ids``, and may have ``labels``, with -100 for tokens that are not targets. Tokens with 0 in
-    TRL's ``completion_mask`` or ``assistant_masks`` are not targets either.
+    The model must come from :func:`ropewalk.load_model`, or be prepared with :func:`ropewalk.models.load.attach`.
+
+    The samples of a micro-batch are either all rows of a packed folder (:class:`ropewalk.Row`), or all tokenised
+    documents, which become one row. A document is a mapping with ``input_ids``. It may have ``labels`` (not shifted),
+    with -100 for tokens that are not targets. Tokens with 0 in TRL's ``completion_mask`` or ``assistant_masks`` are not
+    targets either.
+
+    A batch has ``input_ids``, ``labels`` (as transformers' losses expect them, which shift them) and ``position_ids``,
+    all int64 ``[rows, length]``; ``layout``, one for each row; and an empty ``attention_mask``, with which a model that
+    does not read layouts fails.
 
     Attributes:
-        anchor: token ids that come before the documents of a row, usually BOS; rows of a packed folder have their own.
+        anchor: token ids that come before the documents of a row, usually BOS; required for the pattern ``anchor``.
         pattern: ``full``, ``intra_document`` or ``anchor``.
         positions: ``continuous`` or ``reset``; see :meth:`PackedLayout.from_lengths`.
+
+    These attributes apply to documents; rows of a packed folder bring their own anchor, pattern and positions.
+
+    Raises:
+        RopewalkError: when a batch is made, if samples differ in kind or length, are padded, have labels of other
+            tokens, or if the anchor is missing.
     """
 
     anchor: Sequence[int] = ()

@@ -381,7 +381,8 @@ def _packed_before(
             )
             raise RopewalkError(
                 f"stage {number + 1} needs one folder of rows with context {stage.context}, pattern {stage.pattern} "
-                f"and positions {stage.positions}, but {key} names {len(fitting)} such folders; it names {found}"
+                f"and positions {stage.positions}, but {key} names {len(fitting) or 'no'} such "
+                f"folder{'' if not fitting else 's'}; it names {found}"
             )
         rows.append(fitting[0])
     if not recipe.data.validation_sources:

@@ -127,9 +127,9 @@ class RunResult(Result):
         versions: versions of the software, and the machine.
         adapter: folder of the adapter. None, and left out of JSON, if the run trained the model's own weights.
         source: the model before the run: its name, its id and revision on the Hub, the licence in its model card, the
-            SHA-256 of its config and weights, and its RoPE. None, and left out of JSON, for runs of earlier versions.
-        files: paths of the report and its figures, which are written after ``summary.json``. None, and left out of
-            JSON, before that.
+            SHA-256 of its config and weights, and its RoPE. None, and left out of JSON, for runs of earlier ropewalk
+            versions.
+        files: paths of the report and its figures. None, and left out of JSON, before the report is written.
         readers: how other programs read the model's RoPE, as in the report. None, and left out of JSON, before the
             report is written.
     """
@@ -194,19 +194,23 @@ def extend(
     """Run a recipe: evaluate, change RoPE, train, evaluate again, and save.
 
     Args:
-        recipe: recipe to run.
-        context: processes and reporter. With several processes, take ``world`` from :func:`ropewalk.parallel.joined`
-            and call this function in each; they must share the file system of the output folder. If None, this process
-            runs alone and prints nothing. The output, device and dtype of the context are ignored in favour of the
-            recipe's.
+        recipe: recipe to run, from :func:`ropewalk.training.load_recipe`.
+        context: processes and reporter; None runs this process alone and prints nothing. With several processes, take
+            ``world`` from :func:`ropewalk.parallel.joined` and call this function in each process; all processes must
+            share the file system of the output folder. Output folder, device and dtype come from the recipe, and those
+            of the context are ignored.
         resume: resume the run in ``recipe.output`` from its last checkpoint.
-        from_stage: with ``resume``, start this stage, counted from 1, again from the end of the stage before it.
+        from_stage: stage to train again, from 2, starting from the checkpoint at the end of the stage before it; needs
+            ``resume``. None resumes from the last checkpoint.
 
     Returns:
-        The content of ``summary.json``: paths, stages, and results ``before`` and ``after`` training.
+        The content of ``summary.json``. For example, ``model`` is the folder of the extended model, ``stages`` has the
+            settings and results of each stage, and ``before`` and ``after`` have the evaluation results before and
+            after training.
 
     Raises:
-        RopewalkError: for invalid input, before anything is written, or if the run fails; a failed run can be resumed.
+        RopewalkError: for invalid input, before anything is written. Also if the run fails later; such a run can be
+            resumed.
     """
     with _begun(recipe, context, resume, StageRange(from_stage)) as (run, clock):
         return _finished(run, _trained(run), clock)

@@ -48,15 +48,17 @@ def verify(config: VerifySettings, context: RunContext | None = None) -> VerifyR
     """Check that packing, parallelism and checkpoints do not change a recipe's results, and that RoPE is correct.
 
     Args:
-        config: the recipe, and how much of it to verify.
-        context: processes of torchrun, each of which must call this function; a single process starts ``config.ranks``
-            processes. The reporter receives notes on differences from the recipe, and progress.
+        config: the recipe, and how many layers, rows and tokens to verify.
+        context: processes of torchrun, each of which must call this function. A single process starts ``config.ranks``
+            processes itself. The reporter receives progress, and notes where the verification differs from the recipe.
 
     Returns:
-        The results on rank 0; on other ranks the checks have no outcome.
+        ``checks`` has, for each check, its ``name``, the measured ``error``, the largest error that rounding alone
+            explains (``budget``), and ``passed``, which is None if the check does not apply. ``failed`` has the names
+            of the checks that failed. The results are complete only on rank 0.
 
     Raises:
-        RopewalkError: if a run of the recipe would be refused, or if more layers, rows or tokens are requested than
+        RopewalkError: if ropewalk would refuse to run the recipe, or if more layers, rows or tokens are requested than
             exist.
 
     Example:

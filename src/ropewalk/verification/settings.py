@@ -17,10 +17,10 @@ class VerifySettings(Settings):
     recipe: Annotated[str, Option(argument=True)] = Field("demo", description=f"{RECIPE_NAME}.")
     overrides: Annotated[Overrides, COMMON] = ()
     layers: Annotated[Count | None, COMMON] = Field(
-        None, ge=1, description="Number of the model's first layers to verify. Default: all layers."
+        None, ge=1, description="Number of layers to verify, from the first one. Default: all layers."
     )
     rows: Count = Field(
-        4, ge=2, description="Number of packed sequences to verify on. At least one per process."
+        4, ge=2, description="Number of packed sequences to verify on, at least one per process."
     )
     length: Annotated[Length | None, COMMON] = Field(
         None,

@@ -171,7 +171,7 @@ def test_row_groups_are_read_like_a_table(
     [
         (b'{"text": "y"\n', r"a\.jsonl:31: broken JSON line"),
         (b'{"text": 3}\n', r"a\.jsonl:31: the field 'text' must be a string, got a number"),
-        (b'{"text": "\xe9"}\n', r"a\.jsonl is not UTF-8: byte 0xe9 at offset {offset}$"),
+        (b'{"text": "\xe9"}\n', r"a\.jsonl is not UTF-8: byte 0xe9 at offset {offset}; convert it to UTF-8$"),
     ],
 )
 def test_an_error_in_a_range_names_the_line_of_the_file(

@@ -102,7 +102,7 @@ def test_a_file_that_was_cut_off_anywhere_is_refused(tmp_path: Path, new: Any) -
     for size in (*range(8, len(whole), 8), len(whole) - 1):
         path.write_bytes(whole[:size])
         with pytest.raises(
-            RopewalkError, match=r"a\.arrow (cannot be read as Arrow|has \d+ bytes)"
+            RopewalkError, match=r"a\.arrow (cannot be read as Arrow|is cut off: its \d+ bytes)"
         ) as refused:
             ids(path)
         assert "\n" not in str(refused.value)

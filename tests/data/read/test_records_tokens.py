@@ -98,7 +98,7 @@ def span(start: Any, end: Any) -> dict[str, Any]:
             r"x:1: tokens 2 to 3 belong to no document; 'source' must cover all tokens, or be empty",
         ),
         ([span(0, 4)], r"x:1: tokens 4 to 5 belong to no document"),
-        ([span(0, 6)], r"x:1: source\[0\] spans tokens 0 to 6 of a record of 5"),
+        ([span(0, 6)], r"x:1: source\[0\] spans tokens 0 to 6, but the record has 5 tokens"),
         ([span(-1, 5)], r"source\[0\] spans tokens -1 to 5"),
         ([span(0, 5), span(5, 4)], r"source\[1\] spans tokens 5 to 4"),
         ([span(0, None)], r"source\[0\] must have a whole number as 'end', got null"),

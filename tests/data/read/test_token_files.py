@@ -239,7 +239,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "pointer": (
         lambda t: megatron(t / "a.bin", [[5], [6]], pointers=[0, 400]),
         {},
-        "sequence 1 has 1 tokens from byte 400, but sequences must follow one another, here from byte 2",
+        "sequence 1 begins at byte 400 instead of byte 2; sequences must follow one another without gaps",
     ),
     "length": (lambda t: megatron(t / "a.bin", [[5]], lengths=[-1]), {}, "sequence 0 has -1 tokens"),
     "bounds": (
@@ -352,17 +352,17 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
             t, a__npy=LONG.astype("<u4").tobytes()[: 4 * 50], a__csv__gz=gzip.compress(b"0,100,x\n")
         ),
         {},
-        r"a\.npy: read as uint16, every second one of the first 100 token ids is below 4, .*cut off in the middle",
+        r"a\.npy: every second of the first 100 token ids, read as uint16, is below 4, .*cut in half; restore the file",
     ),
     "npy cut in half to bytes": (
         lambda t: write(t, a__npy=LONG.astype("<u2").tobytes()[:100], a__csv__gz=gzip.compress(b"0,100,x\n")),
         {},
-        r"a\.csv\.gz counts as many tokens as .*a\.npy has bytes; .*uint8 .*, otherwise the file is cut off",
+        r"a\.csv\.gz counts as many tokens as .*a\.npy has bytes; .*uint8 .*; otherwise the file .* is cut off",
     ),
     "raw file of wider ids": (
         lambda t: write(t, a__bin=LONG.astype("<u4").tobytes()),
         {"separator_id": 7, "token_dtype": "uint16"},
-        r"a\.bin: read as uint16, every second one of the first 200 .* the ids are uint32; set token_dtype to uint32",
+        r"a\.bin: every second of the first 200 .* the ids are probably uint32; set token_dtype to uint32",
     ),
     "raw file of narrower ids": (
         lambda t: write(t, a__bin=LONG.astype("<u2").tobytes()),

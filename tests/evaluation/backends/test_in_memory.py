@@ -194,7 +194,7 @@ def test_rope_that_depends_on_the_length_is_fixed_by_the_length_of_the_request()
 def test_transformers_own_rotary_module_is_refused_where_the_rope_depends_on_the_length() -> None:
     model = tiny("phi3-longrope", attached=False)
     with pytest.raises(
-        RopewalkError, match=r"Phi3ForCausalLM uses .* longrope.*load it with exact_rope=True"
+        RopewalkError, match=r"Phi3ForCausalLM uses .* longrope.*load the model with exact_rope=True"
     ):
         InMemoryBackend(model, TOKENIZER)
     InMemoryBackend(tiny("llama", attached=False), TOKENIZER)
@@ -494,7 +494,10 @@ def test_forced_targets_are_read_in_smaller_chunks_where_memory_is_short() -> No
     [
         (GenerationRequest((), 4, 100), "a prompt has no tokens"),
         (GenerationRequest((1, 2), 0, 100), r"max_new_tokens of request 1 must be 1 or more, got 0"),
-        (GenerationRequest((1,) * 97, 4, 100), r"request 1 needs 101 tokens .*, but may have only 100"),
+        (
+            GenerationRequest((1,) * 97, 4, 100),
+            "request 1 has 97 prompt tokens and max_new_tokens 4, together 101",
+        ),
         (
             GenerationRequest((1, VOCABULARY), 4, 100),
             rf"token id {VOCABULARY}, but the model's vocabulary has ids 0 to {VOCABULARY - 1}",

@@ -249,7 +249,7 @@ def test_a_length_that_cannot_be_fixed_is_refused(folders: dict[str, Path]) -> N
     with (
         pytest.raises(
             RopewalkError,
-            match=r"runs transformers' own rotary module with longrope, .* load it with exact_rope=True",
+            match=r"uses transformers' own RoPE of type longrope, .* load the model with exact_rope=True",
         ),
         generating(plain, 100),
     ):

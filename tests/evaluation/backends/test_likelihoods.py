@@ -116,7 +116,7 @@ def test_chunks_are_refused_where_the_rope_would_change_between_them() -> None:
     stock = tiny_llama(rope_parameters=ROPES["dynamic"])
     head = OutputHead.of(stock)
     with pytest.raises(
-        EngineError, match=r"LlamaForCausalLM uses transformers' RoPE with dynamic.*exact_rope=True"
+        EngineError, match=r"LlamaForCausalLM uses transformers' own RoPE of type dynamic.*exact_rope=True"
     ):
         sliding_perplexity(WindowReader(stock, head, BOS, prefill_chunk=4), text(30), SlidingWindows(16, 5))
     sliding_perplexity(WindowReader(stock, head, BOS), text(30), SlidingWindows(16, 5))

@@ -272,12 +272,18 @@ def test_a_memory_that_gives_out_ends_the_run(four_ranks: Any) -> None:
         ({"suites": ("perplexity", "ruler")}, "the suite ruler; run it in one process, or on a server"),
         ({"suites": ("longppl",)}, "the suite longppl; run it in one process$"),
         ({"suites": ("short",)}, "the suite short; run it in one process$"),
-        ({"tasks": ("sliding",)}, "the task sliding; of the suite perplexity they can measure perplexity"),
+        (
+            {"tasks": ("sliding",)},
+            "only the task perplexity of the suite perplexity, not sliding; to measure",
+        ),
         (
             {"tasks": ("generated",)},
-            "the task generated; of the suite needle they can measure teacher_forced. For generated, run",
+            "only the task teacher_forced of the suite needle, not generated; to measure generated, run",
         ),
-        ({"tasks": ("passkey",)}, "the task passkey; of the suite passkey they can measure teacher_forced"),
+        (
+            {"tasks": ("passkey",)},
+            "only the task teacher_forced of the suite passkey, not passkey; to measure",
+        ),
         ({"tasks": ("teacher_forcd",)}, "unknown task 'teacher_forcd'; did you mean teacher_forced"),
         (
             {"exclude": ("teacher_forced", "perplexity")},
@@ -351,7 +357,7 @@ def test_degrees_of_the_option() -> None:
         "ring=²",
     ):
         with pytest.raises(
-            RopewalkError, match=r"--parallel .* contains .*; write KEY=DEGREE pairs .*, each key once"
+            RopewalkError, match=r"--parallel .* contains .*; use each of the keys .* at most once"
         ):
             degrees_in(wrong)
 

@@ -130,7 +130,7 @@ def test_another_tokenizer_s_samples_are_refused_before_anything_is_asked() -> N
         backend = NumberBackend(other)
         with pytest.raises(
             RopewalkError,
-            match=r"sample 0 of niah has \d+ tokens, . of them BOS; when it was generated, it had",
+            match=r"sample 0 of niah has \d+ tokens \(. BOS\) with this tokenizer, but had \d+ \(. BOS\) when it was",
         ):
             generated_predictions(backend, PromptEncoder(other), SAMPLES, PredictionLog())
         assert backend.asked == []

@@ -163,7 +163,8 @@ def test_the_exact_rotary_module_fits_every_layout_of_angles(family):
 
 def test_a_model_of_two_rotary_modules_keeps_its_own():
     with pytest.raises(
-        RopewalkError, match="has 2 rotary modules where ropewalk expects one; use transformers' own RoPE"
+        RopewalkError,
+        match="has 2 rotary modules, but ropewalk can replace only one; keep transformers' own RoPE",
     ):
         attach(tiny_model("granite_swa", sharp=True), engine="segments")
 

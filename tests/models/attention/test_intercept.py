@@ -408,7 +408,7 @@ def test_the_answer_may_round_to_float32_where_the_rest_may_not():
 
 def test_sinks_that_are_rounded_elsewhere_are_refused_by_name():
     with pytest.raises(
-        EngineError, match="GraniteSWAForCausalLM rounds its learned attention sinks in a way"
+        EngineError, match="GraniteSWAForCausalLM rounds its learned attention sinks in its own way"
     ):
         AuditedModel.of(tiny_model("granite_swa", sharp=True))
 

@@ -119,7 +119,7 @@ def test_replicas_are_taken_where_they_save_time_alone():
         ({"length": 2**17, "checkpointing": False}, r"; set gradient_checkpointing to true$"),
         (
             {"length": 2**22, "rows": 4},
-            r"; use 64 ranks or 32 ranks with offload_activations$",
+            r"; use 64 ranks, or 32 ranks with offload_activations$",
         ),
         ({"bytes_per_rank": 10**9}, r"; even 65,536 ranks would not suffice$"),
         ({"rows": 3, "rows_per_batch": 2}, r"rows_per_step 3 is not a multiple of rows_per_batch 2$"),

@@ -85,7 +85,7 @@ def test_both_stand_side_by_side_with_both_captions() -> None:
 @pytest.mark.parametrize(
     ("curve", "given", "message"),
     [
-        (None, None, "there is no search and no factors to draw"),
+        (None, None, "there is neither a search nor a list of factors to draw"),
         (SearchCurve([(1, None)], {}, 8), None, "no candidate with a finite perplexity"),
         (SearchCurve([(1, math.nan)], {}, 8), None, "not finite"),
         (SearchCurve([(1, 2.0)], dict.fromkeys("abcd", 2.0), 8), None, "at most 3 baselines, got 4"),

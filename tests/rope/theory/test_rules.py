@@ -180,7 +180,7 @@ def test_a_schedule_that_ends_before_the_target_says_so() -> None:
         (("schedule:lvm", 128, 1e4, 4096, 8192), "did you mean schedule:lwm"),
         (
             ("ntk", 128, 1e4, 8192, 4096),
-            "the target length must be at least the trained length, got 4096 and 8192",
+            "the target length must be at least the trained length of 8192 tokens, got 4096",
         ),
         (("ntk", 2, 1e4, 4096, 8192), "rotary_dim"),
         (("critical-dimension", 127, 1e4, 4096, 8192), "rotary_dim must be an even whole number"),
@@ -220,7 +220,7 @@ def test_stages_of_gradient() -> None:
 
 
 def test_stages_refuse_a_target_that_is_not_longer() -> None:
-    with pytest.raises(RopewalkError, match="must be above the trained length, got 4096 and 4096"):
+    with pytest.raises(RopewalkError, match="must be above the trained length of 4096 tokens, got 4096"):
         stage_contexts(4096, 4096)
 
 

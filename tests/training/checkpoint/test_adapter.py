@@ -271,7 +271,7 @@ def test_another_adapter_is_refused_on_resume(run):
     ("adapter", "message"),
     [
         ({"targets": ["q_prj"]}, r"did you mean q_proj\?"),
-        ({"rank": 64}, r"adapter.rank 64 is more than .* can have.*set at most \d+"),
+        ({"rank": 64}, r"adapter.rank is 64, but .* has .*set at most \d+"),
     ],
 )
 def test_an_adapter_that_does_not_fit_the_model_is_refused_before_anything_is_written(

@@ -69,7 +69,7 @@ def test_each_stage_takes_the_rows_of_its_own_context_and_pattern(
     assert len(losses(tmp_path / "run")) == 12
     with pytest.raises(
         RopewalkError,
-        match=r"stage 1 needs one folder of rows with context 64, pattern anchor .* data.rows names 0 such folders",
+        match=r"stage 1 needs one folder of rows with context 64, pattern anchor .* data.rows names no such folder",
     ):
         extend(recipe_of({**values, "output": str(tmp_path / "a"), "data": {"rows": rows[:1]}}))
     twice = [rows[1], rows[1]]
@@ -184,7 +184,7 @@ def test_a_base_is_probed_on_interleaved_rows_without_targets_of_another_chunk(
             {"sources": ["a"], "interleave": {"parts": [1]}},
             r"data\.interleave\.parts\.0 must be 2 or more, got 1$",
         ),
-        ({"sources": ["a"], "tag": "{title}"}, r"only \{source\} is allowed"),
+        ({"sources": ["a"], "tag": "{title}"}, r"may contain only the placeholder \{source\}"),
     ],
 )
 def test_contradictions_are_refused_where_the_recipe_is_read(

@@ -87,7 +87,7 @@ def test_a_recipe_is_written_with_the_settings_of_suites_that_are_not_their_defa
         ({"needle": {"depth": 3}}, r"unknown key evaluation\.needle\.depth; did you mean depths\?"),
         (
             {"suites": ["needle"], "prose": {"essays": "missing"}},
-            r"evaluation\.prose\.essays: missing does not exist",
+            r"evaluation\.prose\.essays: the file or folder 'missing' does not exist",
         ),
     ],
 )

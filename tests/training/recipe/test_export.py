@@ -77,7 +77,7 @@ LONGROPE = {"context": 8192, "steps": 0, "rope": "longrope"}
         ),
         (
             {"export": BEST, "evaluation": {"every": 10, "during": {"suites": ["perplexity"]}}},
-            r"export\.by is passkey/1024, but evaluation during training measures only perplexity; set it to one",
+            r"export\.by is passkey/1024, but evaluation during training measures only perplexity; set it",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def bomb(form, first):
         (b"a: 1\nseed: !!int ''", "the value '' in line 2 is not a valid int"),
         (b"seed: !!bool x", "the value 'x' in line 1 is not a valid bool"),
         (b"seed: !!timestamp x", "the value 'x' in line 1 is not a valid timestamp"),
-        (b"seed: !!binary x", "is not YAML: failed to decode base64"),
+        (b"seed: !!binary x", "is not YAML: line 1, column 7: failed to decode base64"),
         (b'output: "a\\0b"', "the text .* in line 1 contains a NUL character or an unpaired surrogate"),
         (b'output: "\\ud800"', "the text .* in line 1 contains a NUL character or an unpaired surrogate"),
     ],

@@ -68,7 +68,8 @@ def test_a_method_that_is_new_in_the_table_brings_its_keys_with_their_types() ->
     found = subprocess.run([sys.executable, "-c", NEW_METHOD], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines() == [
         "linear, ntk, yarn, llama3, proportional, eased: the stage's context divided by the original length (before "
-        "any extension); for ntk the stage's context divided by the context before the stage",
+        "any extension); for ntk the stage's context divided by the context before the stage; for proportional the "
+        "divisor of the frequencies, which has no default",
         "eased: default 2",
         "3.0",
         "recipe x: stages.0.rope.sharpness must be a number, got 'steep'",

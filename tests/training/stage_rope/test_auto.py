@@ -365,7 +365,10 @@ def test_auto_as_a_string_and_in_full():
     ("rope", "message"),
     [
         ("{method: auto, candidates: [yarn]}", "yarn does not set a base"),
-        ("{method: auto, candidates: [ntkk]}", r"stages.0.rope.candidates: .*'ntkk'.*\(also possible: current, theta=VALUE\)"),
+        (
+            "{method: auto, candidates: [ntkk]}",
+            r"stages.0.rope.candidates: .*'ntkk'.*\(also possible: current, theta=VALUE\)",
+        ),
         ("{method: auto, candidates: [theta=x]}", "theta=x is not a number"),
         ("{method: auto, candidates: []}", r"stages\.0\.rope\.candidates must not be empty$"),
         ("{method: auto, probe_rows: 0}", "probe_rows"),

@@ -320,7 +320,7 @@ def decode(content: bytes, path: Path, offset: int = 0) -> str:
     except UnicodeDecodeError as error:
         position = offset + error.start
         raise RopewalkError(
-            f"{path} is not UTF-8: byte 0x{content[error.start]:02x} at offset {position}"
+            f"{path} is not UTF-8: byte 0x{content[error.start]:02x} at offset {position}; convert it to UTF-8"
         ) from error
     return text.removeprefix(_BOM) if offset == 0 else text
 

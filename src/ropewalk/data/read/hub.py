@@ -141,6 +141,8 @@ def _failures(what: str) -> Iterator[None]:
         yield
     except failures as error:
         lines = str(error).strip().splitlines()
+        if isinstance(error, StopIteration):
+            lines = ["a compressed file ends before its first record"]
         raise RopewalkError(f"{what}: {lines[0] if lines else type(error).__name__}") from error
 
 

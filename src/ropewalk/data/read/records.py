@@ -17,6 +17,7 @@ from ropewalk.data.read.documents import Document, Record, TokenisedDocument
 from ropewalk.data.read.files import decode, open_bytes
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
+from ropewalk.io.files import json_fault
 
 _MISSING = object()
 _ROLE = re.compile("[a-z][a-z_]{0,31}")
@@ -280,7 +281,7 @@ def _arrow_batches(file: Any, path: Path) -> Iterator[Any]:
     # Without this, a stream that was cut between two batches would read as a shorter one.
     file.seek(max(0, size - len(_ARROW_END)))
     if file.read() != _ARROW_END:
-        raise RopewalkError(f"{path} has {size} bytes without the end of an Arrow stream; it is cut off")
+        raise RopewalkError(f"{path} is cut off: its {size} bytes lack the marker that ends an Arrow stream")
     file.seek(0)
     with pyarrow.ipc.open_stream(file) as stream:
         yield from stream
@@ -353,7 +354,7 @@ def _line_record(line: bytes, path: Path, spec: SourceSpec, stem: str, offset: i
         hint = (
             " (it contains a NUL character, as UTF-16 files do; convert it to UTF-8)" if "\0" in text else ""
         )
-        raise RopewalkError(f"{origin}: broken JSON line: {error}{hint}") from error
+        raise RopewalkError(f"{origin}: broken JSON line: {json_fault(error)}{hint}") from error
     if not isinstance(record, dict):
         raise RopewalkError(f"{origin}: expected one JSON object per line, got {kind_name(record)}")
     return Record(record_documents(record, spec, stem, origin))
@@ -363,7 +364,9 @@ def _first_line(stream: BinaryIO, path: Path, start: int, stop: int | None) -> i
     """Seek to the first line that begins at ``start`` or later; return its offset, which may be past ``stop``."""
     size = os.fstat(stream.fileno()).st_size
     if size <= start:
-        raise RopewalkError(f"{path} ends at byte {size}, but was longer when it was split; run again")
+        raise RopewalkError(
+            f"{path} changed while it was read: it ends at byte {size}, but was longer before; run again"
+        )
     # Start one byte early: if that byte ends a line, the next line begins at start itself.
     offset = stream.seek(start - 1)
     while stop is None or offset < stop:
@@ -392,7 +395,9 @@ def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
     if text is None and messages is None and INPUT_IDS not in names:
         # A damaged schema may contain line breaks, but an error message must be one line.
         fields = " ".join(", ".join(names).split())
-        raise NoTextFieldError(f"{path}: no text field {spec.text_field!r}; the fields are {fields}; {_NAME_IT}")
+        raise NoTextFieldError(
+            f"{path}: no text field {spec.text_field!r}; the fields are {fields}; {_NAME_IT}"
+        )
     # Other columns are not read: tables store columns apart, and unread ones cost nothing.
     wanted = {text or messages or INPUT_IDS}
     if messages:
@@ -594,7 +599,8 @@ def _bounds(span: Any, place: str, length: int) -> tuple[int, int]:
     assert isinstance(end, int)
     if not 0 <= start <= end <= length:
         raise RopewalkError(
-            f"{place} spans tokens {start} to {end} of a record of {length}; use 0 <= start <= end <= {length}"
+            f"{place} spans tokens {start} to {end}, but the record has {length} tokens; use "
+            f"0 <= start <= end <= {length}"
         )
     return start, end
 

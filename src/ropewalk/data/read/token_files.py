@@ -112,7 +112,9 @@ def token_file_kind(path: Path, spec: SourceSpec, in_folder: bool) -> Literal["t
     indexed = _indexed_by(path)
     if indexed is not None:
         if not indexed.is_file():
-            raise RopewalkError(f"{path} is the index of {indexed.name}, which is missing; restore it")
+            raise RopewalkError(
+                f"{path} is the index of {indexed.name}, which is missing; restore {indexed.name}"
+            )
         if not in_folder:
             raise RopewalkError(f"{path} is the index of {indexed.name}; give {indexed} instead")
         return "index"
@@ -223,8 +225,8 @@ def _opened(path: Path, separator: int | None, stated: str | None, stamps: tuple
         if width == 1 and stated is None:
             # Also the size of a file of 2 bytes a token that was cut in half.
             raise RopewalkError(
-                f"{index} counts as many tokens as {path} has bytes; if its ids really take one byte each, state "
-                "token_dtype uint8 (--token-dtype), otherwise the file is cut off"
+                f"{index} counts as many tokens as {path} has bytes; if each id takes one byte, set "
+                "token_dtype to uint8 (--token-dtype); otherwise the file of token ids is cut off"
             )
         dtype = _of_width(path, width, stated)
     else:
@@ -297,7 +299,7 @@ def _megatron_index(index: Path) -> tuple[str, NDArray[np.int64]]:
     expected = _HEADER.size + 12 * sequences + 8 * bounds
     if sequences and len(content) == expected + sequences:
         raise RopewalkError(
-            f"{index} states a mode for each sequence; ropewalk does not read multimodal corpora"
+            f"{index} states a mode for each sequence, so it indexes a multimodal corpus, which ropewalk does not read"
         )
     if len(content) != expected:
         raise RopewalkError(
@@ -311,9 +313,11 @@ def _megatron_index(index: Path) -> tuple[str, NDArray[np.int64]]:
     wrong = np.flatnonzero((lengths < 0) | (pointers != ends[:-1] * np.dtype(dtype).itemsize))
     if len(wrong):
         at = int(wrong[0])
+        if lengths[at] < 0:
+            raise RopewalkError(f"{index} is damaged: sequence {at} has {lengths[at]} tokens")
         raise RopewalkError(
-            f"{index}: sequence {at} has {lengths[at]} tokens from byte {pointers[at]}, but sequences must follow one "
-            f"another, here from byte {ends[at] * np.dtype(dtype).itemsize}"
+            f"{index}: sequence {at} begins at byte {pointers[at]} instead of byte "
+            f"{ends[at] * np.dtype(dtype).itemsize}; sequences must follow one another without gaps"
         )
     if not bounds or documents[0] != 0 or documents[-1] != sequences or (np.diff(documents) < 0).any():
         raise RopewalkError(
@@ -434,9 +438,13 @@ def _refuse_halves(path: Path, ids: NDArray[Any], stated: str | None) -> None:
     if upper.max() < _UPPER <= lower.max() and upper.min() >= 0:
         wider = f"uint{16 * ids.itemsize}"
         raise RopewalkError(
-            f"{path}: read as {ids.dtype.name}, every second one of the first {len(head)} token ids is below {_UPPER}, "
-            f"which suggests that the ids are {wider}; "
-            + (f"set token_dtype to {wider}" if stated else "the file seems to be cut off in the middle")
+            f"{path}: every second of the first {len(head)} token ids, read as {ids.dtype.name}, is below {_UPPER}, so "
+            f"the ids are probably {wider}"
+            + (
+                f"; set token_dtype to {wider}"
+                if stated
+                else " and the file was cut in half; restore the file"
+            )
         )
 
 

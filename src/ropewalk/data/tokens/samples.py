@@ -87,8 +87,8 @@ def _samples(spec: SourceSpec, tokenizer: Any) -> list[TokenSample]:
             "",
         )
         raise RopewalkError(
-            f"{difference}; {compared['different']} of {len(found)} sampled documents of {spec.path} differ in this "
-            f"way{stated}; give the tokenizer that produced the ids"
+            f"{difference}; {compared['different']} of {len(found)} sampled documents of {spec.path} differ in the "
+            f"same way{stated}; give the tokenizer that produced the ids"
         )
     return [sample for sample, _ in found]
 
@@ -138,8 +138,8 @@ def _sample(document: TokenisedDocument, stated: str | None, tokenizer: Any) -> 
     differs = np.flatnonzero(own[: len(again)] != again[: len(own)])
     at = int(differs[0]) if len(differs) else min(len(own), len(again))
     words = (
-        f"{origin}: token {at} is {_at(own, at)} in the document, but {_at(again, at)} if the tokenizer "
-        f"{tokenizer.name_or_path!r} encodes the same text"
+        f"{origin}: token {at} is {_at(own, at)}, but the tokenizer {tokenizer.name_or_path!r} encodes the same text "
+        f"with {_at(again, at)}"
     )
     return TokenSample(origin, len(ids), text[:200], comparison, stated), words
 

@@ -218,8 +218,8 @@ def refuse_unpinned(model: Any) -> None:
     dependent = unpinned_methods(model)
     if dependent:
         raise RopewalkError(
-            f"{type(model).__name__} uses transformers' rotary module with {', '.join(dependent)}, whose angles would "
-            "change between the chunks of a prompt; load it with exact_rope=True"
+            f"{type(model).__name__} uses transformers' own RoPE of type {', '.join(dependent)}, whose angles would "
+            "change between the chunks of a prompt; load the model with exact_rope=True"
         )
 
 
@@ -419,7 +419,8 @@ def check_room(index: int, request: GenerationRequest) -> None:
     needed = len(request.input_ids) + request.max_new_tokens
     if needed > request.length:
         raise RopewalkError(
-            f"request {index} needs {needed} tokens for prompt and answer, but may have only {request.length}"
+            f"request {index} has {len(request.input_ids)} prompt tokens and max_new_tokens {request.max_new_tokens}, "
+            f"together {needed}, but its length is only {request.length}"
         )
 
 

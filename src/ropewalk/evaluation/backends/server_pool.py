@@ -63,8 +63,13 @@ class ServerPool:
                 for each in (first, other)
             )
             if ours != theirs:
+                differing = [
+                    f"{key} {ours.get(key)!r} and {theirs.get(key)!r}"
+                    for key in dict.fromkeys((*ours, *theirs))
+                    if ours.get(key) != theirs.get(key)
+                ]
                 raise RopewalkError(
-                    f"the servers at {first.address} and {other.address} differ ({ours} and {theirs}), so their "
+                    f"the servers at {first.address} and {other.address} differ ({'; '.join(differing)}), so their "
                     "answers cannot be counted together; give servers of one model and one program"
                 )
         self._checked = True

@@ -61,7 +61,7 @@ class Serving(Settings):
     group: ClassVar[str | None] = "Server"
 
     url: Annotated[str, Option(name="--server", metavar="URL", group=COMMON.group)] = Field(
-        description="Address of an OpenAI-compatible server whose model to measure: http://localhost:8000/v1. Several "
+        description="Measure the model that runs on this OpenAI-compatible server: http://localhost:8000/v1. Several "
         "servers, separated by commas, share the prompts. The API key is read from OPENAI_API_KEY."
     )
     model: Annotated[str | None, Option(name="--server-model")] = Field(

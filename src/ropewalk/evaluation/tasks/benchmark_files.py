@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropewalk.data.read.files import decode, open_bytes, split_suffix
 from ropewalk.errors import RopewalkError
+from ropewalk.io.files import json_fault
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.tasks.lm_eval.catalogue import StockTask
@@ -197,7 +198,7 @@ def read_rows(path: Path) -> tuple[Row, ...]:
     kind = split_suffix(path)[0]
     if kind not in FORMATS:
         raise RopewalkError(
-            f"{path} is not in a supported format of benchmark data; its name must end in {', '.join(FORMATS)}"
+            f"{path} is not a supported file of benchmark data; its name must end in one of {', '.join(FORMATS)}"
         )
     rows = _parquet_rows(path) if kind == ".parquet" else _json_rows(path)
     if not rows:
@@ -234,4 +235,4 @@ def _parsed(text: str, origin: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RopewalkError(f"{origin} is not valid JSON: {error}") from error
+        raise RopewalkError(f"{origin} is not valid JSON: {json_fault(error)}") from error

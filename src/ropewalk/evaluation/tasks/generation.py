@@ -137,8 +137,8 @@ def _request(encoder: PromptEncoder, sample: Sample) -> GenerationRequest:
     prompt = encoder.encode(sample.text, sample.answer_prefix)
     if (len(prompt.input_ids), prompt.bos_count) != (sample.prompt_tokens, sample.bos_count):
         raise RopewalkError(
-            f"sample {sample.index} of {sample.task} has {len(prompt.input_ids)} tokens, {prompt.bos_count} of them "
-            f"BOS; when it was generated, it had {sample.prompt_tokens}, {sample.bos_count} of them BOS; use the "
+            f"sample {sample.index} of {sample.task} has {len(prompt.input_ids)} tokens ({prompt.bos_count} BOS) with "
+            f"this tokenizer, but had {sample.prompt_tokens} ({sample.bos_count} BOS) when it was generated; use the "
             "tokenizer that generated it, or another --samples-dir"
         )
     # NVIDIA's scripts count neither BOS nor chat template, so their prompts may exceed the length by that many tokens.

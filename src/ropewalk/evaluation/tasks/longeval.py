@@ -179,7 +179,7 @@ class LongEvalSettings(Settings):
     lines: Annotated[Numbers, WHAT] = Field(
         (),
         description="Numbers of lines in the prompts of the suite longeval, such as 200,680. Default: as many lines as "
-        "the given lengths hold.",
+        "fit into the context lengths.",
     )
 
 

@@ -221,8 +221,8 @@ def read_with_offsets(tokenizer: Any, text: str) -> Reading:
     offsets = [tuple(each) for each in read["offset_mapping"]]
     if text.strip() and not any(end > start for start, end in offsets):
         raise RopewalkError(
-            f"the tokenizer {tokenizer.name_or_path!r} gives no character offsets, so key tokens cannot be mapped; "
-            "give an --evaluator with another tokenizer"
+            f"the tokenizer {tokenizer.name_or_path!r} gives no character offsets, so key tokens cannot be mapped "
+            "between two tokenizers; leave out --evaluator, or give one with another tokenizer"
         )
     spans = np.array(_with_white_space(offsets, text), dtype=np.int64).reshape(-1, 2)
     return Reading(np.array(read["input_ids"], dtype=np.int64), spans)
@@ -431,7 +431,7 @@ def check_long_perplexity(documents: Sequence[Ids], bos_id: int | None, rule: Ke
     if longest <= rule.beginning:
         raise RopewalkError(
             f"LongPPL needs a document longer than the short context of {rule.short_context} tokens plus the step of "
-            f"{rule.step}; the longest of {len(documents)} has {longest}"
+            f"{rule.step}; the longest of the {len(documents)} given has {longest}"
         )
 
 
@@ -444,9 +444,9 @@ def too_short(evaluator: str, lengths: Sequence[int], rule: KeyTokenRule) -> Rop
         rule: rule that selects the key tokens.
     """
     return RopewalkError(
-        f"LongPPL needs a text of more than {rule.beginning} tokens (short context plus step) as the evaluator "
-        f"{evaluator} counts them; the longest of {len(lengths)}, truncated to {rule.length} tokens of the model, has "
-        f"{max(lengths, default=0)}"
+        f"LongPPL needs a text of more than {rule.beginning} tokens (short context plus step), counted with the "
+        f"tokenizer of the evaluator {evaluator}; the longest of the {len(lengths)} given has "
+        f"{max(lengths, default=0)} after truncation to {rule.length} tokens of the model's tokenizer"
     )
 
 
@@ -461,7 +461,8 @@ def _pairs(
         return [(each, each) for each in same]
     if tokenizer is None:
         raise RopewalkError(
-            f"the evaluator {evaluator.name} needs the model's tokenizer as well as its own, got None"
+            f"the evaluator {evaluator.name} has a tokenizer of its own, so LongPPL needs the model's tokenizer too, "
+            "got None; pass tokenizer="
         )
     return list(readings(documents, tokenizer, evaluator.tokenizer, room))
 

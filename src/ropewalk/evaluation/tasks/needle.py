@@ -101,8 +101,10 @@ class NeedleGridTask:
                 f"unknown haystack {self.haystack!r}; choose from {', '.join(get_args(Haystack))}"
             )
         if bool(self.words) != (self.haystack == "text"):
-            had = f"the haystack {self.haystack!r} has {len(self.words)} words"
-            raise RopewalkError(f"{had}; give words for the haystack 'text', and only for it")
+            raise RopewalkError(
+                f"{len(self.words)} words were given, but the haystack is {self.haystack!r}; give words with the "
+                "haystack 'text', and leave them out with any other"
+            )
 
     def settings(self) -> Mapping[str, Any]:
         """See :class:`~ropewalk.evaluation.samples.Task`."""
@@ -209,7 +211,7 @@ def scores_by_depth(depths: Sequence[float], scores: Sequence[float]) -> list[di
 
 
 class NeedleSettings(Settings):
-    """Settings of the needle grid."""
+    """Settings of the suite needle."""
 
     depths: Annotated[int, WHAT] = Field(
         11,

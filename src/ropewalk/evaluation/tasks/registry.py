@@ -96,8 +96,8 @@ def _check_sharded(suite: Suite, named: Sequence[str]) -> None:
     for name in named:
         if name != suite.sharded:
             raise RopewalkError(
-                f"several processes cannot measure the task {name}; of the suite {suite.name} they can measure "
-                f"{suite.sharded}. For {name}, {_elsewhere(suite)}"
+                f"several processes can measure only the task {suite.sharded} of the suite {suite.name}, not {name}; "
+                f"to measure {name}, {_elsewhere(suite)}"
             )
 
 

@@ -312,10 +312,13 @@ class LayoutHooks:
         else:
             layouts = (given,) * len(ids) if isinstance(given, PackedLayout) else tuple(given)
         if len(layouts) != len(ids):
-            raise RopewalkError(f"got {len(layouts)} layouts for a batch of {len(ids)} rows")
+            raise RopewalkError(
+                f"got {len(layouts)} layouts for a batch of {len(ids)} rows; give one layout, or one for each row"
+            )
         if sharded is not None and ids.shape[1] != sharded.shard_length:
             raise RopewalkError(
-                f"this rank's shards have {sharded.shard_length} tokens, but the batch has {ids.shape[1]}"
+                f"this rank's shards have {sharded.shard_length} tokens, but the batch has {ids.shape[1]}; pass only "
+                "this rank's tokens"
             )
         length = ids.shape[1] if sharded is None else layouts[0].total_length
         for layout in layouts:
@@ -396,8 +399,8 @@ def _pin_length(module: nn.Module, call: LayoutCall, pinned: ExitStack, own_posi
     names = [] if ours or call.sharded is None else unpinned_methods(module)
     if names:
         raise EngineError(
-            f"transformers' own RoPE of {type(module).__name__} is {names[0]}, which would use the length of a "
-            "shard instead of the row's; load the model with exact_rope=True"
+            f"{type(module).__name__} runs transformers' own {names[0]} RoPE, which would use the length of a shard "
+            "instead of the row's; load the model with exact_rope=True"
         )
 
 

@@ -512,7 +512,7 @@ def _refuse_other_order(model: Any) -> None:
     kinds = list(getattr(config, "layer_types", None) or ())
     if INDEXED in kinds:
         raise EngineError(
-            f"{name} chooses the tokens that a query sees by scores of its own ({INDEXED}, layer "
+            f"{name} selects the tokens that a query sees with a separate indexer ({INDEXED}, layer "
             f"{kinds.index(INDEXED)}), which the audit cannot compute in several precisions"
         )
     if config.model_type in CHANGES_ITS_MASK:
@@ -521,7 +521,7 @@ def _refuse_other_order(model: Any) -> None:
         )
     if sinks and config.model_type not in SINKS_IN_SCORES:
         raise EngineError(
-            f"{name} rounds its learned attention sinks in a way of its own; the audit supports only that of "
+            f"{name} rounds its learned attention sinks in its own way; the audit supports only the rounding of "
             f"{', '.join(SINKS_IN_SCORES)}"
         )
     if config.model_type == "llama4_text" and getattr(config, "use_qk_norm", False):

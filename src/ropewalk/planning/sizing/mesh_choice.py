@@ -201,7 +201,9 @@ class _Search:
             ranks = replace(self, run=changed).least_ranks(world_size)
             if ranks is not None and all(ranks < other for other in ways):
                 ways[ranks] = f"{ranks:,} ranks" + (f" with {name}" if name else "")
-        return f"use {' or '.join(ways.values())}" if ways else f"even {MOST_RANKS:,} ranks would not suffice"
+        return (
+            f"use {', or '.join(ways.values())}" if ways else f"even {MOST_RANKS:,} ranks would not suffice"
+        )
 
     def least_ranks(self, world_size: int) -> int | None:
         """Smallest number of ranks that fits among twice, four times, ... the present number; None if none does."""

@@ -34,7 +34,7 @@ class Cluster:
     bytes_per_rank: int = _assumed(
         80 * 10**9,
         "GB",
-        "memory of a GPU, of which a run may fill 90 %",
+        "memory of a GPU; a run may fill 90 % of it",
         "NVIDIA H100 data sheet, 2023",
     )
     peak_flops: float = _assumed(

@@ -413,7 +413,8 @@ def _checked_series(
         at, value = np.asarray(x, dtype=np.float64), np.asarray(values, dtype=np.float64)
         if at.ndim != 1 or at.shape != value.shape:
             raise RopewalkError(
-                f"{what} of {name!r}: points have shape {at.shape} but values {value.shape}; both must be [n]"
+                f"{what} of {name!r}: points have shape {at.shape} but values {value.shape}; both must be "
+                "1-dimensional and equally long"
             )
         check_finite(f"{what} of {name!r}", at, value)
         if not (np.diff(at) > 0).all():

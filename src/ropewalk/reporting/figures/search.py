@@ -19,7 +19,6 @@ from ropewalk.reporting.figures.primitives import (
     Rule,
     Steps,
     beside,
-    check_count,
     check_finite,
     value_axis,
 )
@@ -86,7 +85,8 @@ def search_figure(
         *([_search_panel(curve)] if curve is not None else []),
         *([_factors_panel(lines)] if lines is not None else []),
     ]
-    check_count("search and no factors", len(found))
+    if not found:
+        raise RopewalkError("there is neither a search nor a list of factors to draw")
     caption = " ".join(words for _, words in found)
     panels = tuple(panel for panel, _ in found)
     return Figure(panels, caption, title, 4.1, WIDTHS[len(found)], len(found))

@@ -140,24 +140,23 @@ class TargetContext:
 class RopeMethod(ABC):
     """Base class of all RoPE methods; its subclasses are final.
 
-    A new method is a frozen dataclass in its own module, decorated with :func:`register`, and one line in
-    ``ropewalk.rope.methods`` that imports it. Recipes, configs, ``inspect``, ``rope plan`` and ``export`` then support
-    it. What the base class derives from the fields (the form in a config, the factor for a target length) needs no
-    further code.
+    To add a method, write a subclass as a frozen dataclass and decorate it with :func:`ropewalk.rope.register`.
+    Recipes, configs, ``inspect``, ``rope plan`` and ``export`` then support the method. The base class derives its form
+    in a config and its factor for a target length from the fields of the dataclass.
 
     Attributes:
         rotary_dim: number of rotated dimensions of a head, even.
         rope_theta: RoPE base as the checkpoint states it, > 1, dimensionless.
-        name: name of the method in recipes and reports, and its type in configs.
-        other_names: further names in recipes.
-        rope_type_aliases: older names of the type in configs.
-        parameters: the fields that a user may set in a recipe, each with its description in the reference of recipe
-            keys; an empty description if the default says everything.
-        config_keys: parameters that a config of this type may have besides type, base and partial rotation; None if
-            no config has the method under its own name.
-        origin: source of the method's setting for a target length; None if it is not among the settings that are
-            compared for a length.
-        trainable: whether a model may be trained with it.
+        name: name of the method in recipes and reports, and its ``rope_type`` in configs.
+        other_names: further names of the method in recipes.
+        rope_type_aliases: older values of ``rope_type`` in configs.
+        parameters: fields that a recipe may set, each with its description for the documentation of recipe keys, which
+            may be empty.
+        config_keys: keys that the RoPE parameters of a config may have besides ``rope_type``, ``rope_theta`` and
+            ``partial_rotary_factor``; None if configs have no ``rope_type`` for this method.
+        origin: formula, source and caveat that ``inspect --target --explain`` shows when it compares RoPE settings for
+            a target length; None if the comparison omits the method.
+        trainable: whether a model may be trained with the method.
         length_dependent: whether the frequencies depend on the sequence length.
 
     Raises:
@@ -182,11 +181,11 @@ class RopeMethod(ABC):
 
     @abstractmethod
     def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
-        """The frequencies for a sequence; a pure function.
+        """The frequencies and the attention factor for a sequence.
 
         Args:
-            sequence_length: total tokens of the sequence. Only methods with ``length_dependent`` use it; for them None
-                means the original length.
+            sequence_length: total tokens of the sequence. Only methods that are ``length_dependent`` use it; for them,
+                None means the original length.
 
         Returns:
             :class:`RopeFrequencies`.

@@ -21,8 +21,8 @@ from ropewalk.rope.methods.base import (
 class Default(RopeMethod):
     """Unscaled RoPE: the frequencies are ``θ_i``.
 
-    :data:`Theta`, for the method ``theta`` (ABF, adjusted base frequency), is another name of this class. ``theta``
-    only changes ``rope_theta``, so a config cannot distinguish the two methods.
+    :data:`Theta` is another name of this class, for the method ``theta`` (ABF, adjusted base frequency). ``theta``
+    changes only ``rope_theta``, so a config does not distinguish the two methods.
 
     Source: arXiv:2104.09864; ABF: Xiong et al., arXiv:2309.16039.
     """

@@ -28,12 +28,14 @@ METAS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 @final
 @dataclass(frozen=True)
 class Llama3(RopeMethod):
-    """Llama 3.1: keep short wavelengths, divide the frequency of long ones by ``s``, and interpolate between.
+    """Llama 3.1: keep the frequency of fast pairs, divide that of slow pairs by ``s``, and interpolate between.
 
     Attributes:
         factor: ``s``; Meta chose it independently of T'/T (8 for 8192 to 131072 tokens).
-        low_freq_factor: turns over ``T`` below which the frequency of a pair is divided by ``s``.
-        high_freq_factor: turns over ``T`` above which a pair is unchanged; at least ``low_freq_factor``.
+        low_freq_factor: the frequency of a pair that turns less often than this within ``T`` tokens is divided by
+            ``s``.
+        high_freq_factor: a pair that turns more often than this within ``T`` tokens is unchanged; at least
+            ``low_freq_factor``.
         original_max_position_embeddings: ``T``, tokens.
 
     Source: Llama 3.1's reference code, ``apply_scaling``.
@@ -73,8 +75,8 @@ class Llama3(RopeMethod):
         check_original_length(self.original_max_position_embeddings)
         if self.high_freq_factor < self.low_freq_factor:
             raise RopewalkError(
-                f"high_freq_factor must be at least low_freq_factor, got {self.high_freq_factor} and "
-                f"{self.low_freq_factor}"
+                f"high_freq_factor must be at least low_freq_factor {self.low_freq_factor}, got "
+                f"{self.high_freq_factor}"
             )
 
     def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:

@@ -47,15 +47,16 @@ def has_published_attention(attention_factor: float, factor: float, original_len
 @final
 @dataclass(frozen=True)
 class LongRope(RopeMethod):
-    """LongRoPE: ``θ_i / λ_i``, with one list of λ up to the original length and another one beyond it.
+    """LongRoPE: the frequencies are ``θ_i / λ_i``, with one list of λ up to the original length and another beyond it.
 
     Attributes:
-        short_factor: ``[rotary_dim // 2]`` λ for sequences of at most ``T`` tokens, each > 0.
-        long_factor: ``[rotary_dim // 2]`` λ for longer sequences, each > 0.
-        attention_factor: factor on cos and sin at every length (see :func:`longrope_attention_factor`).
+        short_factor: ``[rotary_dim // 2]``, λ for sequences of at most ``T`` tokens, each > 0.
+        long_factor: ``[rotary_dim // 2]``, λ for longer sequences, each > 0.
+        attention_factor: factor on cos and sin at every length. The published value, ``√(1 + ln s / ln T)``, comes from
+            :func:`longrope_attention_factor`.
         original_max_position_embeddings: ``T``, tokens.
-        start_tokens: n̂; the positions ``0 … n̂ - 1`` keep ``θ_i``. :meth:`frequencies` describes the positions
-            after them. The rotary module distinguishes the two; a config cannot.
+        start_tokens: number of first positions that keep ``θ_i``. :meth:`frequencies` gives the frequencies of the
+            positions after them. ropewalk's rotary module applies start tokens; a config cannot express them.
 
     Source: Ding et al., arXiv:2402.13753, section 3.
     """

@@ -26,7 +26,7 @@ from ropewalk.rope.theory.scaling import ntk_theta
 class Ntk(RopeMethod):
     """NTK-aware scaling: the base becomes ``b·s^(d/(d-2))``, where ``rope_theta`` is the checkpoint's base ``b``.
 
-    A config states the result as unscaled RoPE with the new base, which :meth:`as_default` returns.
+    In a config, the result is unscaled RoPE with the new base; :meth:`as_default` returns it as a :class:`Default`.
     """
 
     factor: float
@@ -62,10 +62,12 @@ class Ntk(RopeMethod):
 @final
 @dataclass(frozen=True)
 class DynamicNtk(RopeMethod):
-    """NTK-aware scaling by a factor that grows with the current length L: ``s·L/T - (s - 1)``; unscaled up to ``T``.
+    """NTK-aware scaling by ``s·L/T - (s - 1)``, which grows with the current length ``L``; unscaled up to ``T``.
 
     For inference only: each length has its own base, so keys cached at one length do not fit queries at another, and
-    training at several lengths would train several bases. Source: emozilla, "Dynamically Scaled RoPE" (2023).
+    training at several lengths would train several bases.
+
+    Source: emozilla, "Dynamically Scaled RoPE" (2023).
     """
 
     factor: float

@@ -38,7 +38,9 @@ class Proportional(RopeMethod):
     factor: float = 1.0
 
     name: ClassVar[str] = "proportional"
-    parameters: ClassVar[Mapping[str, str]] = {"factor": ""}
+    parameters: ClassVar[Mapping[str, str]] = {
+        "factor": "for proportional the divisor of the frequencies, which has no default"
+    }
     config_keys: ClassVar[tuple[str, ...] | None] = (PARTIAL, "factor")
 
     def __post_init__(self) -> None:

@@ -41,16 +41,17 @@ _ZERO_IS_DEFAULT = ("beta_fast", "beta_slow", *MSCALES)
 @final
 @dataclass(frozen=True)
 class Yarn(RopeMethod):
-    """YaRN: keep the pairs that turn often over ``T``, divide slow ones by ``s``, and interpolate between.
+    """YaRN: keep the frequency of fast pairs, divide that of slow pairs by ``s``, and interpolate between (the ramp).
 
     Attributes:
         factor: ``s = T'/T``, target over original length.
         original_max_position_embeddings: ``T``, tokens.
-        beta_fast: turns over ``T`` from which a pair is unchanged.
-        beta_slow: turns over ``T`` below which a pair is divided by ``s``.
-        attention_factor: factor on cos and sin; None for ``0.1·ln s + 1``, or for the ratio under ``mscale``.
-        mscale, mscale_all_dim: if both are given and not 0, the attention factor is
-            ``(0.1·mscale·ln s + 1) / (0.1·mscale_all_dim·ln s + 1)`` (DeepSeek).
+        beta_fast: a pair that turns at least this often within ``T`` tokens is unchanged.
+        beta_slow: the frequency of a pair that turns less often than this within ``T`` tokens is divided by ``s``.
+        attention_factor: factor on cos and sin; None for ``0.1·ln s + 1``, or for the formula under ``mscale``.
+        mscale: if ``mscale`` and ``mscale_all_dim`` are given and not 0, and ``attention_factor`` is None, the
+            attention factor is ``(0.1·mscale·ln s + 1) / (0.1·mscale_all_dim·ln s + 1)`` (DeepSeek).
+        mscale_all_dim: see ``mscale``.
         truncate: whether the ends of the ramp are rounded outward to whole pairs.
 
     Source: Peng et al., arXiv:2309.00071, section 3.2 and equation 22; the clamp of the ramp's upper end at
@@ -91,7 +92,7 @@ class Yarn(RopeMethod):
                 raise RopewalkError(f"{field} must be 0 or more, or absent, got {value!r}")
         if self.beta_fast < self.beta_slow:
             raise RopewalkError(
-                f"beta_fast must be at least beta_slow, got {self.beta_fast} and {self.beta_slow}"
+                f"beta_fast must be at least beta_slow {self.beta_slow}, got {self.beta_fast}"
             )
         # Below this length even the fastest pair turns too rarely, and the published ramp has no upper end.
         if self.original_max_position_embeddings <= 2 * math.pi * self.beta_slow:

@@ -41,13 +41,13 @@ def similarity_margin(inv_freq: torch.Tensor | ArrayLike, positions: ArrayLike) 
     """``B(m) = Σ_i cos(m·θ_i)``: how much more a query attends to a similar key than to a random one.
 
     Args:
-        inv_freq: ``[pairs]``, rad/token.
+        inv_freq: ``[pairs]``, rad/token, as ``RopeMethod.frequencies().inv_freq``.
         positions: distances ``m`` in tokens, any shape.
 
     Returns:
-        float64 in the shape of ``positions``; between ``-pairs`` and ``pairs``. Multiplied by the variance of a key's
-        components, it is half the expected gap between the two attention logits. Dimensions that are not rotated add
-        a positive constant, which is left out.
+        float64 in the shape of ``positions``, between ``-pairs`` and ``pairs``. Multiplied by the variance of a key's
+            components, it is half the expected gap between the two attention logits. Dimensions that are not rotated
+            add a positive constant, which is left out.
 
     Source: Men et al., arXiv:2405.14591, theorem 1.
     """
@@ -62,19 +62,22 @@ def similarity_margin(inv_freq: torch.Tensor | ArrayLike, positions: ArrayLike) 
 
 
 def context_bound(inv_freq: torch.Tensor | ArrayLike, limit: int = SEARCH_LIMIT) -> int | None:
-    """The largest ``L`` with ``B(m) ≥ 0`` for all integers ``0 ≤ m ≤ L``.
+    """The largest length ``L`` with ``B(m) ≥ 0`` for all integers ``0 ≤ m ≤ L``; B is :func:`similarity_margin`.
 
-    The search stops at the first violation. It costs ``O(L·pairs)`` operations in matrix products: a million tokens
-    take a fraction of a second.
+    The search stops at the first ``m`` with ``B(m) < 0``. It takes a fraction of a second for a million tokens.
 
     Args:
         inv_freq: ``[pairs]``, rad/token.
         limit: largest distance to examine, in tokens.
 
     Returns:
-        Tokens, or None if there is no violation up to ``limit``.
+        Tokens, or None if ``B(m) ≥ 0`` up to ``limit``. With unscaled RoPE and ``rotary_dim`` 128, base 10000 gives
+            1706 and base 500000 gives 18437.
 
-    Source: arXiv:2405.14591, section 4.3. For rotary_dim 128: base 10000 gives 1706, 500000 gives 18437.
+    Raises:
+        RopewalkError: if ``inv_freq`` is not a list of finite frequencies, each 0 or more, or if ``limit`` is negative.
+
+    Source: Men et al., arXiv:2405.14591, section 4.3.
     """
     first = next(_violations(frequencies_of(inv_freq), limit), None)
     return None if first is None else int(first[0]) - 1

@@ -93,7 +93,7 @@ def theta_by_rule(
     check_theta(rope_theta)
     if not 1 <= trained_length <= target_length:
         raise RopewalkError(
-            f"the target length must be at least the trained length, got {target_length} and {trained_length}"
+            f"the target length must be at least the trained length of {trained_length} tokens, got {target_length}"
         )
     if rule == RECOMMENDED:
         return recommended_theta(rope_theta, trained_length, target_length, rotary_dim).rope_theta
@@ -273,7 +273,7 @@ def stage_contexts(trained_length: int, target_length: int) -> list[int]:
     """
     if not 1 <= trained_length < target_length:
         raise RopewalkError(
-            f"the target length must be above the trained length, got {target_length} and {trained_length}"
+            f"the target length must be above the trained length of {trained_length} tokens, got {target_length}"
         )
     contexts = []
     length = trained_length

@@ -23,8 +23,8 @@ def critical_dimension(rotary_dim: int, rope_theta: float, trained_length: int) 
         trained_length: tokens, at least 7 (the fastest pair turns once in 2*pi tokens).
 
     Returns:
-        An even count between 2 and ``rotary_dim``. For Llama 3 8B (128, 5e5, 8192) it is 70, from 34.98
-        pairs; Gradient's text says 72.
+        An even number between 2 and ``rotary_dim``. For Llama 3 8B (arguments 128, 5e5, 8192) it is 70, because the
+            formula gives 34.98 pairs, rounded up to 35.
 
     Raises:
         RopewalkError: if an argument is out of range; the message gives its value.
@@ -59,7 +59,7 @@ def scaled_theta(rope_theta: float, trained_length: int, target_length: int) -> 
     _check_length("trained_length", trained_length)
     if target_length < trained_length:
         raise RopewalkError(
-            f"target_length must be at least trained_length, got {target_length} and {trained_length}"
+            f"target_length must be at least trained_length {trained_length}, got {target_length}"
         )
     exponent: float = math.log(target_length / (2 * math.pi)) / math.log(trained_length / (2 * math.pi))
     try:

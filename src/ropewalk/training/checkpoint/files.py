@@ -124,8 +124,9 @@ def read_record(path: Path) -> Record:
         position = Position(values["stage"], values["step"], values["tokens"])
         # The latest checkpoint is found by its name, so a renamed folder would resume at the wrong step.
         if _NAME.fullmatch(path.name) and place_of(path) != (position.stage, position.step):
-            raise ValueError(
-                f"the folder contains the checkpoint {checkpoint_name(position)}; rename it back to that name"
+            raise RopewalkError(
+                f"{path} is not a checkpoint of a run: the folder contains the checkpoint "
+                f"{checkpoint_name(position)}; rename it back to that name"
             )
         if oldest:
             return Record(position)

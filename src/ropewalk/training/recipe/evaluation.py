@@ -50,7 +50,8 @@ class During(Settings):
     rows: Count | None = Field(
         None,
         ge=1,
-        description="number of rows or documents per length, for perplexity; default: evaluation.rows",
+        description="maximum number of texts per length, in the suites perplexity and longppl; default: "
+        "evaluation.rows",
     )
     lengths: list[Length] | None = Field(
         None,
@@ -71,11 +72,11 @@ class _Measured(Settings):
     every: Annotated[Count | None, ONWARD] = Field(
         None,
         ge=1,
-        description="evaluate after every this many optimizer steps of a stage and at its end, with the stage's RoPE "
-        "and context; default: no evaluations during training",
+        description="optimizer steps between evaluations during training, which use the stage's RoPE and context; the "
+        "end of a stage always has one; default: no evaluations during training",
     )
     during: During = Field(
-        During(), description="smaller settings for the evaluations during training; needs every"
+        During(), description="smaller settings for the evaluations during training; needs evaluation.every"
     )
 
 

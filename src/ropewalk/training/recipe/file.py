@@ -84,7 +84,16 @@ def _yaml(text: str, what: str) -> Any:
     except RecursionError as error:
         raise RopewalkError(f"{what}: {TOO_DEEP}") from error
     except yaml.YAMLError as error:
-        raise RopewalkError(f"{what} is not YAML: {error}") from error
+        raise RopewalkError(f"{what} is not YAML: {_place_and_problem(error)}") from error
+
+
+def _place_and_problem(error: yaml.YAMLError) -> str:
+    """A parser's complaint in one line, without the excerpt of the text that its own message has."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return " ".join(str(error).split())
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -61,8 +61,8 @@ class Checkpoints(Settings):
     copy_to: Annotated[str | None, FREE] = Field(
         None,
         min_length=1,
-        description="URL (s3://bucket/run, gs://..., file:///...) to which rank 0 copies each checkpoint and what "
-        "else `--resume` needs; `--resume` continues from this copy if the output folder is empty",
+        description="URL (s3://bucket/run, gs://..., file:///...) to which rank 0 copies each checkpoint and all other "
+        "files that `--resume` needs; `--resume` continues from this copy if the output folder is empty",
     )
 
 
@@ -86,7 +86,7 @@ class Recipe(Settings):
 
     model: Annotated[str, SAME] = Field(
         min_length=1,
-        description="checkpoint folder, Hub id, or a bundled model (`embedded` or `embedded:retrieval`)",
+        description="checkpoint folder, Hub id, or a tiny model that ropewalk ships (`embedded`, `embedded:retrieval`)",
     )
     output: Annotated[str, FREE] = Field(min_length=1, description="folder of the run; must not exist yet")
     data: Data = Field(description="the documents, and how they are packed")
@@ -95,14 +95,14 @@ class Recipe(Settings):
     )
     short_context: Annotated[ShortContext | None, DECIDES] = Field(
         None,
-        description="search LongRoPE's short factors, which apply to texts up to the original length, on the final "
-        "weights; the last stage must be longrope",
+        description="after training, search LongRoPE's short factors, which apply to inputs up to the original length "
+        "(before any extension); the last stage must have the RoPE method longrope",
     )
     lift: Annotated[list[Limit], SAME] = Field(
         [],
-        description="limits of the model's attention to remove; windows: layers with a sliding window attend to their "
-        "whole document instead, which they must learn in training; dual_chunk_attention: servers no longer use dual "
-        "chunk attention, because the exported config does not enable it",
+        description="limits of the model's attention to remove; windows: sliding-window layers attend as far as "
+        "full-attention layers, and must learn this in training; dual_chunk_attention: the exported config no longer "
+        "enables dual chunk attention, so servers do not use it",
     )
     adapter: Annotated[AdapterSettings | None, DECIDES] = Field(
         None,
@@ -116,7 +116,9 @@ class Recipe(Settings):
         Checkpoints(), description="how often to save, and how many checkpoints to keep"
     )
     export: Annotated[Export, FREE] = Field(
-        Export(), description="which weights to export: last, best, average, or a mapping with the keys below"
+        Export(),
+        description="which weights to export: last, best, average, or a mapping with the keys `export.*` "
+        "below",
     )
     evaluation: Evaluation = Field(Evaluation(), description="evaluations before, during and after training")
     seed: Annotated[Seed, DECIDES] = Field(
@@ -124,14 +126,14 @@ class Recipe(Settings):
     )
     parallel: Annotated[ParallelOrAuto, ONWARD] = Field(
         "auto",
-        description="how the processes of torchrun share the model and the rows, as a mapping with the keys below; "
-        "auto: split each row over as few processes as memory allows",
+        description="how the processes of torchrun share the model and the rows, as a mapping with the keys "
+        "`parallel.*` below; auto: split each row over as few processes as memory allows",
     )
     step_timeout: Annotated[Count, FREE] = Field(
         3600,
         ge=1,
-        description="seconds without a completed step after which a run of several processes stops, with an error that "
-        "names the processes that are stuck; must be longer than the longest step",
+        description="a run of several processes stops if no step is completed for this many seconds; the error names "
+        "the processes that are stuck; must be longer than the longest step",
     )
     engine: Annotated[Literal["auto", EngineName], ONWARD] = Field(
         "auto",
@@ -153,15 +155,15 @@ class Recipe(Settings):
     trackers: Annotated[
         list[Literal["wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "aim", "swanlab"]], FREE
     ] = Field(
-        [], description="experiment trackers that receive the metrics, too; install their packages first"
+        [], description="experiment trackers that also receive the metrics; install their packages first"
     )
     trust_remote_code: Annotated[bool, DECIDES] = Field(
         False, description="run the Python code that comes with the checkpoint"
     )
     history: Annotated[list[Change], FREE] = Field(
         [],
-        description="changes made with `--resume`, which ropewalk writes into the run's recipe.yaml; do not set this "
-        "key",
+        description="keys that were changed when the run was resumed; ropewalk writes this list into the run's "
+        "recipe.yaml, so do not set it",
     )
 
     def stage(self, number: int) -> StageSettings:
@@ -274,8 +276,8 @@ class Recipe(Settings):
         # A score's name begins with its suite: passkey/1024.
         if by is not None and by.split("/")[0] not in suites:
             raise ValueError(
-                f"export.by is {by}, but evaluation during training measures only {', '.join(suites)}; set it to one "
-                "of these, or to one score such as passkey/1024"
+                f"export.by is {by}, but evaluation during training measures only {', '.join(suites)}; set it to "
+                f"{' or '.join(suites)}, or to one score such as {suites[0]}/1024"
             )
 
     @model_validator(mode="after")

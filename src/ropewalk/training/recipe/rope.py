@@ -43,7 +43,7 @@ class Search(LongFactorSearch):
 
     weights: Literal["current", "checkpoint"] = Field(
         "current",
-        description="weights to search on. current: those that the stage starts from; checkpoint: those of the "
+        description="weights to search on; current: those that the stage starts from; checkpoint: those of the "
         "recipe's model (as the LongRoPE paper does for its first two lengths)",
     )
 
@@ -118,7 +118,7 @@ class Rope(_Parameters):
     candidates: list[str] | None = Field(
         None,
         min_length=1,
-        description="auto: bases to compare, each a rule that sets a base, `theta=5.0e6`, or `current`; default "
+        description="auto: bases to compare; each is a rule that computes a base, `theta=5.0e6`, or `current`; default "
         "`[critical-dimension, ntk, current]`",
     )
     probe_rows: Count | None = Field(
@@ -131,8 +131,8 @@ class Rope(_Parameters):
     )
     sliding_attention: Rope | None = Field(
         None,
-        description="the same keys for sliding-window layers, for which ropewalk derives no value: set all that the "
-        "method needs",
+        description="the same keys for sliding-window layers; ropewalk derives no values for these layers, so set "
+        "every key that the method needs",
     )
 
     @property

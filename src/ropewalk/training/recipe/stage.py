@@ -78,18 +78,21 @@ class Parallel(Settings):
 
     replicate: Count = Field(1, ge=1, description="number of data parallel copies of the (sharded) model")
     shard: Count = Field(
-        1, ge=1, description="number of data parallel processes that shard one copy of the model (FSDP)"
+        1,
+        ge=1,
+        description="number of data parallel processes that share one sharded copy of the model (FSDP)",
     )
     sequence: Count = Field(
         1,
         ge=1,
-        description="number of processes that split a row, and exchange tokens for heads in attention (Ulysses); must "
-        "divide the number of heads",
+        description="number of processes that split each row; for attention, each process gets the whole row for some "
+        "of the heads (Ulysses); must divide the number of heads",
     )
     ring: Count = Field(
         1,
         ge=1,
-        description="number of processes that split a row, and exchange keys and values in attention (ring attention)",
+        description="number of processes that split each row and pass keys and values on to each other (ring "
+        "attention)",
     )
 
 
@@ -120,7 +123,8 @@ class Stage(Settings):
         "continuous", description="RoPE positions: counted over the whole row, or restarting in each document"
     )
     steps: Annotated[Count, ONWARD] = Field(
-        ge=0, description="optimizer steps; 0 in a longrope stage changes the factors without training"
+        ge=0,
+        description="number of optimizer steps; a longrope stage may have 0, to set its factors without training",
     )
     rows_per_step: Annotated[Count, BEGUN] = Field(
         8, ge=1, description="rows per optimizer step, over all processes and micro-batches"
@@ -150,14 +154,13 @@ class Stage(Settings):
     moments: Annotated[Moments, BEGUN] = Field(
         "keep",
         description="AdamW's moments at the start of the stage; keep: those of the stage before; reset: zero; rewarm: "
-        "those of the stage before, with the weight of a single gradient. Runs begun before this key existed reset "
-        "them",
+        "those of the stage before, with the weight of a single gradient",
     )
     data: Annotated[StageData | None, BEGUN] = Field(
-        None, description="documents of this stage; keys that are not given are the run's"
+        None, description="documents of this stage; keys that are not set keep the run's values"
     )
     optimizer: Annotated[StageOptimizer | None, ONWARD] = Field(
-        None, description="AdamW settings of this stage; keys that are not given are the run's"
+        None, description="AdamW settings of this stage; keys that are not set keep the run's values"
     )
     precision: Annotated[ComputedIn | None, BEGUN] = Field(
         None, description="dtype of computation in this stage; default: the run's"
@@ -168,7 +171,8 @@ class Stage(Settings):
         "run's",
     )
     seed: Annotated[Seed | None, BEGUN] = Field(
-        None, description="random seed of this stage; default: the run's seed plus the index of the stage"
+        None,
+        description="random seed of this stage; default: the run's seed plus the stage's index, counted from 0",
     )
     router_aux_loss: Annotated[Literal["config"] | NotNegative, ONWARD] = Field(
         "config",

@@ -112,7 +112,7 @@ def make_subject(function: Callable[..., Any], documents: Documents) -> Subject:
     ]
     if len(needed) > 1:
         names = ", ".join(each.name for each in needed)
-        raise RopewalkError(f"TARGET must take the documents or nothing, but it takes {names}")
+        raise RopewalkError(f"TARGET must take one argument, the documents, or none, but it takes {names}")
     given = [list(document) for document in documents]
     made = _called(function, *([given] if needed else []))
     if hasattr(made, "train") and hasattr(made, "compute_loss") and hasattr(made, "args"):

@@ -510,7 +510,9 @@ def test_without_network_and_data_a_task_is_not_run_and_the_others_go_on(tokeniz
     settings = replace(HELLASWAG, tasks=("arc_challenge", "hellaswag", "mmlu"))
     results = retention(Parrot(tokenizer, told_hellaswag()), tokenizer, settings)
     assert [result.status for result in results] == ["not run", "ok", "not run"]
-    reason = "its dataset allenai/ai2_arc could not be loaded from the Hub, and no local data were given"
+    reason = (
+        "its dataset allenai/ai2_arc could not be loaded from the Hub; give local data with --lm-eval-data"
+    )
     assert results[0].reason == reason
     assert results[1].score == 100
 

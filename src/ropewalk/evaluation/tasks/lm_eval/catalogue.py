@@ -173,7 +173,7 @@ def _names_in_files() -> dict[str, Path]:
 def _check_known(name: str, known: Sequence[str]) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}" if near else "lm-eval ls tasks lists all tasks"
+        hint = f"did you mean {near[0]}?" if near else "lm-eval ls tasks lists all tasks"
         raise RopewalkError(f"unknown lm_eval task {name!r}; {hint}")
 
 
@@ -464,7 +464,7 @@ def _unreachable(remote: Sequence[str], reached: bool, error: BaseException) -> 
         return f"its data could not be read: {one_line(error)}"
     why = f" ({one_line(error)})" if reached else ""
     what = "its dataset" if len(remote) == 1 else "its datasets"
-    return f"{what} {', '.join(remote)} could not be loaded from the Hub{why}, and no local data were given"
+    return f"{what} {', '.join(remote)} could not be loaded from the Hub{why}; give local data with --lm-eval-data"
 
 
 def _missing(error: ImportError) -> str:

@@ -71,12 +71,12 @@ class NeedleTask:
         ):
             if value not in known:
                 raise RopewalkError(
-                    f"unknown {what} {value!r} of {self.name}; choose from {', '.join(known)}"
+                    f"unknown {what} {value!r} of the task {self.name}; choose from {', '.join(known)}"
                 )
         if not (1 <= self.queries <= self.keys and self.values >= 1 and self.needles <= len(DEPTHS)):
             raise RopewalkError(
-                f"{self.name} cannot ask for {self.queries} of {self.keys} keys with {self.values} values each; each "
-                f"number must be 1 or more, with no more queries than keys and at most {len(DEPTHS)} needles"
+                f"the task {self.name} cannot ask for {self.queries} of {self.keys} keys with {self.values} values "
+                f"each; queries must be from 1 to keys, values at least 1, and keys x values at most {len(DEPTHS)}"
             )
 
     @property

@@ -83,7 +83,10 @@ class QuestionTask:
         """
         if self.source is None:
             name = {"squad": "SQuAD v2's dev set", "hotpotqa": "HotpotQA's dev distractor set"}[self.dataset]
-            return f"{name} is missing; give its file with --{self.dataset} FILE, or --{self.dataset} hub to load it"
+            return (
+                f"{name} is missing; give its file with --{self.dataset} FILE, or load it from the Hub with "
+                f"--{self.dataset} hub"
+            )
         self.questions()
         return None
 

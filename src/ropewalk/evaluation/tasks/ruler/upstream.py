@@ -286,8 +286,9 @@ def _cwe(task: word_counting.CommonWordsTask, tokens: Tokens, length: int) -> St
     def numbered(units: int, common: int, other: int) -> tuple[str, list[str]]:
         if units > len(words):
             raise RopewalkError(
-                f"{task.name} at {length} tokens needs more than the {len(words)} available words, and NVIDIA's script "
-                f"takes more from a list that only its repository has; exclude the task, or remove --compat nvidia"
+                f"{task.name} at {length} tokens needs more than the {len(words)} available words, and the list from "
+                "which NVIDIA's script takes more is only in its repository; exclude the task, or remove --compat "
+                "nvidia"
             )
         drawn_words = draw.sample(words, units)
         entries = word_counting.word_list(drawn_words, common, other)
@@ -373,8 +374,8 @@ def _fitted(name: str, make: Make, room: Room, units: int, step: int) -> Stream:
             tries += used <= step
             if tries > MOST_TRIES:
                 raise RopewalkError(
-                    f"task {name}, as NVIDIA's RULER script makes it, does not fit in {room.length} tokens even at its "
-                    f"smallest size of {step} units of text; choose a longer length, or remove --compat nvidia"
+                    f"task {name}, as NVIDIA's RULER script makes it, does not fit in {room.length} tokens, even at "
+                    "its smallest size; choose a longer length, or remove --compat nvidia"
                 )
         yield made, used
 
