@@ -34,7 +34,7 @@ class Ntk(RopeMethod):
     name: ClassVar[str] = "ntk"
     # An extended checkpoint states a larger base and no factor, so a factor counts from its present length.
     parameters: ClassVar[Mapping[str, str]] = {
-        "factor": "for ntk the stage's context divided by the context before the stage"
+        "factor": "the stage's context divided by the context before the stage"
     }
     config_keys: ClassVar[tuple[str, ...] | None] = None
 

@@ -39,7 +39,7 @@ class Proportional(RopeMethod):
 
     name: ClassVar[str] = "proportional"
     parameters: ClassVar[Mapping[str, str]] = {
-        "factor": "for proportional the divisor of the frequencies, which has no default"
+        "factor": "the divisor of the frequencies, without a default"
     }
     config_keys: ClassVar[tuple[str, ...] | None] = (PARTIAL, "factor")
 

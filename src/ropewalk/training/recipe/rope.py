@@ -56,11 +56,13 @@ class Search(LongFactorSearch):
 def _describe(name: str, owners: Sequence[type[RopeMethod]]) -> str:
     """Description of a parameter in docs/recipes.md: its methods, and its meaning or default."""
     default = next((f.default for f in fields(owners[0]) if f.name == name), None)
-    stated = dict.fromkeys(text for owner in owners if (text := owner.parameters[name]))
+    meanings: dict[str, list[str]] = {}
+    for owner in owners:
+        meanings.setdefault(owner.parameters[name], []).append(owner.name)
+    described = "; ".join(", ".join(names) + (f": {text}" if text else "") for text, names in meanings.items())
     if isinstance(default, float):
-        stated[f"default {default:g}"] = None
-    names = ", ".join(owner.name for owner in owners)
-    return f"{names}: {'; '.join(stated)}" if stated else names
+        described += f"{';' if ': ' in described else ':'} default {default:g}"
+    return described
 
 
 def _parameters() -> dict[str, Any]:
