@@ -42,7 +42,7 @@ def test_the_converter_takes_8192_tokens_for_the_original_length_of_llama3() -> 
 
 
 def test_what_it_lacks_and_what_was_not_tried() -> None:
-    with pytest.raises(UnreadConfigError, match="yarn was not tested with granite"):
+    with pytest.raises(UnreadConfigError, match="'yarn' was not tested with the model type 'granite'"):
         LLAMA_CPP.methods(checkpoint("llama yarn newer", model_type="granite"))
     entry = {"rope_type": "proportional", "rope_theta": 5e4, "partial_rotary_factor": 0.5}
     read = checkpoint("llama theta newer", rope_parameters=entry)

@@ -32,7 +32,9 @@ def _converted(method: RopeMethod, checkpoint: Checkpoint) -> RopeMethod:
         return method
     architecture = ARCHITECTURES.get(checkpoint.model_type)
     if architecture is None:
-        raise UnreadConfigError(f"{method.name} was not tested with {checkpoint.model_type or 'this model'}")
+        raise UnreadConfigError(
+            f"the rope type {method.name!r} was not tested with the model type {checkpoint.model_type!r}"
+        )
     unscaled = Default(method.rotary_dim, method.rope_theta)
     match method:
         case Yarn():

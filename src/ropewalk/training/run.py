@@ -120,8 +120,9 @@ class RunResult(Result):
         before, after: evaluation results before and after training.
         during: stage, step and scores of each evaluation during training. Empty, and left out of JSON, if there was
             none.
-        exported: checkpoints whose weights were exported, and why they were chosen. None, and left out of JSON, if the
-            weights are those of the last step.
+        exported: which checkpoints the weights of ``model`` come from: the one with the best score, or several whose
+            mean was taken; with the settings ``export`` of the recipe. None, and left out of JSON, if the weights are
+            those of the last step.
         history: changes that ``--resume`` made to the recipe.
         seconds: duration of the process that finished the run.
         versions: versions of the software, and the machine.
@@ -129,9 +130,9 @@ class RunResult(Result):
         source: the model before the run: its name, its id and revision on the Hub, the licence in its model card, the
             SHA-256 of its config and weights, and its RoPE. None, and left out of JSON, for runs of earlier ropewalk
             versions.
-        files: paths of the report and its figures. None, and left out of JSON, before the report is written.
-        readers: how other programs read the model's RoPE, as in the report. None, and left out of JSON, before the
-            report is written.
+        files: paths of the report and its figures, which only the command ``ropewalk extend`` writes. None, and left
+            out of JSON, in ``summary.json`` and in the result of the Python function.
+        readers: how other programs read the model's RoPE. None, and left out of JSON, where ``files`` is.
     """
 
     output: Path

@@ -18,7 +18,8 @@ class Outcome:
         budget: largest difference that rounding alone explains; None if nothing was compared.
         passed: whether ``error`` is within ``budget``. None if the check does not apply here; ``note`` then gives the
             reason.
-        note: what was compared, or what is wrong, as text.
+        note: details as text: how much was compared, such as the numbers of documents and rows; what is wrong, if the
+            check failed; or why it was not run.
     """
 
     error: float | None
@@ -43,7 +44,7 @@ class Check(Outcome):
 
     Attributes:
         name: the property that was checked.
-        compared: the two sides of the comparison, as "A with B".
+        compared: the two sides of the comparison, as "A with B"; always the same text for this check.
         seconds: duration of the check.
     """
 

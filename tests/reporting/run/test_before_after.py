@@ -55,7 +55,7 @@ def test_what_rose_fell_and_got_worse_is_named_with_its_interval():
     )
     assert "; perplexity at 1,024 tokens fell from 20.09 to 7.39 (-63.2 %, " in sentence
     assert "; vt at 256 tokens fell from 90.0 % to 20.0 % (-70.0 points, " in sentence
-    assert sentence.endswith("; the other score did not change by more than chance.")
+    assert sentence.endswith("; qa at 1,024 tokens did not change by more than chance.")
     assert sentence.count(".\n") == 0
 
 

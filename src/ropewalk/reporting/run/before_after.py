@@ -54,7 +54,8 @@ def conclusion(trained: int, context: int, differences: Sequence[ScoreDifference
         return f"No score after {what} can be compared with that before: {reason}."
     real = sorted((each for each in tested if each.real), key=_order)
     better, worse = [d for d in real if _is_better(d)], [d for d in real if not _is_better(d)]
-    # The first improvement of each unit and the first deterioration are named; the others are counted.
+    # The first improvement of each unit and the first deterioration are named; the others are counted, and a
+    # single other is named too.
     named = [*_first_of_each_unit(better), *worse[:1]]
     if not named:
         return (
@@ -69,7 +70,8 @@ def conclusion(trained: int, context: int, differences: Sequence[ScoreDifference
         kept = rest - improved - worsened
         counts = ((improved, "improved"), (worsened, "got worse"), (kept, "did not change"))
         if rest == 1:
-            others = f"the other score {next(verb for count, verb in counts if count)}"
+            (other,) = (each for each in tested if each not in named)
+            others = f"{_name(other)} {next(verb for count, verb in counts if count)}"
         else:
             others = (
                 f"of {rest} other scores, {_listed([f'{count} {verb}' for count, verb in counts if count])}"
@@ -87,13 +89,15 @@ def _too_few(tested: Sequence[ScoreDifference]) -> str:
     first, others = min(few, key=_order), len(few) - 1
     more = f" and {others} other score{'s' * (others > 1)}" if others else ""
     return (
-        f" No difference in {shown(task_words(first.suite, first.task), 100)}{_at(first)}{more} could be more than "
+        f" No difference in {_name(first)}{more} could be more than "
         f"chance, because fewer than {FEWEST_SAMPLES} samples were measured ({first.n})."
     )
 
 
-def _at(each: ScoreDifference) -> str:
-    return "" if each.length is None else f" at {each.length:,} tokens"
+def _name(each: ScoreDifference) -> str:
+    """``passkey at 1,024 tokens``."""
+    at = "" if each.length is None else f" at {each.length:,} tokens"
+    return f"{shown(task_words(each.suite, each.task), 100)}{at}"
 
 
 def _is_better(each: ScoreDifference) -> bool:
@@ -117,10 +121,7 @@ def _change(each: ScoreDifference) -> str:
     """``passkey at 1,024 tokens rose from 29 % to 100 %``."""
     style = number if each.unit == "perplexity" else lambda score: f"{one_decimal(score)} %"
     verb = "rose" if each.difference > 0 else "fell"
-    return (
-        f"{shown(task_words(each.suite, each.task), 100)}{_at(each)} {verb} from {style(each.score_a)} to "
-        f"{style(each.score_b)}"
-    )
+    return f"{_name(each)} {verb} from {style(each.score_a)} to {style(each.score_b)}"
 
 
 def _size(each: ScoreDifference, first: bool) -> str:
