@@ -33,6 +33,8 @@ SCALES = {"": 1.0, "GB": 1e9, "GB/s": 1e9, "TFLOP/s": 1e12, "µs": 1e-6}
 SAME = ("model", "context", "mesh", "offload")
 """What a run and the one with short documents have in common."""
 STATES = ("parameters", "gradients", "moments")
+NAMES = """The names in parentheses are fields of the class `Cluster` in `ropewalk.planning`. `ropewalk plan` has
+options for four of them: `--gpus-per-node`, `--memory-gb`, `--matmul-efficiency` and `--attention-efficiency`."""
 COLUMNS = (
     "GPUs",
     "mesh",
@@ -185,7 +187,7 @@ def gigabytes(size: int) -> str:
 
 def written() -> str:
     """The machines, and a table for each model and length that dry runs were made of."""
-    parts = ["### What is assumed of the machines", assumptions()]
+    parts = ["### What is assumed of the machines", NAMES, assumptions()]
     meshes: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for run in runs("meshes"):
         meshes.setdefault((run["model"], run["context"]), []).append(run)

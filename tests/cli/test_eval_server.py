@@ -171,8 +171,8 @@ def test_server_that_dies_loses_nothing_and_doubles_nothing(
     [
         (lambda request, number: Reply(body=b"<html>nginx</html>"), 1, "again to resume"),
         (lambda request, number: completion(None), 1, "again to resume"),
-        (lambda request, number: completion(" 7", read=99), 1, "it read only 99 of the "),
-        (lambda request, number: completion("", "length", 0), 1, "it ran out of context after 0 of "),
+        (lambda request, number: completion(" 7", read=99), 1, "the server read only 99 of the "),
+        (lambda request, number: completion("", "length", 0), 1, "the server ran out of context after 0 of "),
         (
             lambda request, number: refusal(400, "maximum context length is 64"),
             1,

@@ -38,7 +38,7 @@ def test_a_leak_fails_and_the_json_is_alone_on_stdout(loop, capsys):
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert [check["passed"] for check in found["checks"]] == [False] + [None] * 8
-    assert "1 of 9 checks failed: documents apart" in captured.err
+    assert "1 of 9 checks failed: 'documents apart'" in captured.err
 
 
 def test_bad_input_has_status_2(loop, capsys):

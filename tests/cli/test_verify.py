@@ -64,7 +64,7 @@ def test_a_failure_is_in_the_table_and_in_the_status(recipe, capsys, monkeypatch
     assert "embedded, first layer: 4 sequences" in title
     assert len(table) > 15
     assert max(map(len, table)) <= 80
-    assert captured.err.splitlines()[-1].endswith(" 1 of 20 checks failed: RoPE as loaded")
+    assert captured.err.splitlines()[-1].endswith(" 1 of 20 checks failed: 'RoPE as loaded'")
 
 
 def test_sigterm_leaves_nothing_behind(recipe, tmp_path, capfd, monkeypatch):

@@ -224,7 +224,7 @@ def test_refuses_what_it_cannot_exchange_or_score(model: Any, rows: list[Row]) -
     one: dict[str, RopeMethod] = {"current": Default(8, 1e4)}
     stock = tiny_llama()
     attach(stock, exact_rope=False)
-    with pytest.raises(RopewalkError, match="load it with exact_rope=True"):
+    with pytest.raises(RopewalkError, match="load the model with exact_rope=True"):
         probe_model(stock, one, rows, TRAINED)
     with pytest.raises(
         RopewalkError, match="the method rotates 16 dimensions, but LlamaForCausalLM rotates 8"

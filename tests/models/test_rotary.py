@@ -130,7 +130,7 @@ def test_models_whose_rope_cannot_be_exchanged_are_refused():
     stock = tiny_model("llama")
     method = next(iter(methods_from_config(stock.config.to_dict()).values()))
     with (
-        pytest.raises(RopewalkError, match=r"runs transformers' own .*load it with exact_rope=True"),
+        pytest.raises(RopewalkError, match=r"runs transformers' own .*load the model with exact_rope=True"),
         rope_of_rows(stock, [method], 10),
     ):
         pass

@@ -244,7 +244,7 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
         ),
         (
             {"rope_local_base_freq": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-            "rope_local_base_freq 10000.0 means that layer types differ",
+            "rope_local_base_freq 10000.0 gives sliding-window layers a base of their own",
         ),
         (
             {"rope_theta": 5e5, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}},

@@ -337,7 +337,7 @@ def test_what_cannot_be_measured_is_refused():
     empty = Row(rows[0].input_ids, torch.full_like(rows[0].labels, IGNORED), rows[0].layout)
     with pytest.raises(RopewalkError, match="needs at least one labelled token"):
         ModelEvaluator(model, goal, [empty])
-    with pytest.raises(RopewalkError, match=r"transformers' own .*load it with exact_rope=True"):
+    with pytest.raises(RopewalkError, match=r"transformers' own .*load the model with exact_rope=True"):
         list(ModelEvaluator(tiny_model(), goal, rows).losses([Job(candidates_of(4)[0], 0)]))
 
 

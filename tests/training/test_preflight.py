@@ -294,7 +294,7 @@ def test_a_load_balancing_loss_of_nothing_is_refused(
 ):
     asked = with_stage(recipe_values, tiny_checkpoint, router_aux_loss=0.1)
     assert refused(asked, None) == (
-        "stages.0.router_aux_loss is 0.1, but the model has no mixture of experts; leave it out"
+        "stages.0.router_aux_loss is 0.1, but the model has no mixture of experts; omit router_aux_loss"
     )
     monkeypatch.setattr("ropewalk.training.preflight.records_routing", lambda config: False)
     asked = with_stage(recipe_values, tiny_experts, router_aux_loss=0.1)

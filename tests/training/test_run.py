@@ -326,7 +326,11 @@ def test_a_tokenizer_without_bos_and_eos_is_refused(recipe_values, tiny_checkpoi
 def test_attention_dropout_and_sliding_windows_are_refused(recipe_values, tiny_checkpoint, tmp_path, capsys):
     for name, changes, message in (
         ("dropout", {"attention_dropout": 0.1}, "attention dropout 0.1"),
-        ("window", {"model_type": "mistral", "sliding_window": 64}, "a sliding window of 64 tokens in every layer"),
+        (
+            "window",
+            {"model_type": "mistral", "sliding_window": 64},
+            "a sliding window of 64 tokens in every layer",
+        ),
     ):
         model = altered(tiny_checkpoint, tmp_path / name, **changes)
         file = write(tmp_path / f"{name}.yaml", {**recipe_values, "model": model})

@@ -153,7 +153,7 @@ def test_a_stage_can_start_again_only_from_a_checkpoint_that_is_there(two_stages
         extend(recipe_of(values))
     said = refused(capsys, tmp_path, values, "--from-stage", "2")
     assert "--from-stage is 2, but the run in" in said
-    assert said.endswith("has not completed stage 1; leave it out")
+    assert said.endswith("has not completed stage 1; omit --from-stage to resume where the run stopped")
     extend(recipe_of(values), resume=True)
     said = refused(capsys, tmp_path, values, "--from-stage", "2")
     assert "--from-stage 2 needs the checkpoint stage0-step000003, which the run in" in said

@@ -105,7 +105,7 @@ class AuditSettings(Settings):
     delta2: Shift = Field(
         16,
         description="Reference position of the first token. Attention at each of --shifts is compared with attention "
-        "at this position.",
+        "at this position (Δ2 in arXiv:2411.13476, where --shifts are Δ1).",
     )
     dtypes: Annotated[Dtypes, COMMON] = Field(
         AUDITED_DTYPES,
@@ -115,8 +115,8 @@ class AuditSettings(Settings):
     ablation_samples: Annotated[Count, Option(formerly=("--ladder-samples",))] = Field(
         4,
         ge=1,
-        description="Maximum number of sequences for the slow measurements: the ablation, the mitigations, a "
-        "shift of the first token alone, and --random-control.",
+        description="Maximum number of sequences for the slow measurements: the ablation, the mitigations, the "
+        "effect of moving or rounding only the first token, and --random-control.",
     )
     random_control: Annotated[bool, Option(formerly=("--twin",))] = Field(
         True,

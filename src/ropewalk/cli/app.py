@@ -37,9 +37,9 @@ SUMMARIES = {
     "export": "Upload a model to the Hub, write a run's checkpoint as a model, put LongRoPE factors into a model, or "
     "add RoPE data to a GGUF file.",
     "eval": "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
-    "verify": "Verify that packing, parallelism and checkpoints do not change your model's results, and that "
-    "RoPE is correct.",
-    "probe-trainer": "Test a trainer for attention between documents, wrong targets, wrong loss averages, wrong RoPE "
+    "verify": "Verify that packing, parallelism, and saving and loading checkpoints do not change your model's "
+    "results, and that the model applies the recipe's RoPE.",
+    "probe-trainer": "Test a trainer for attention between documents, wrong labels, wrong loss averages, wrong RoPE "
     "and wrong sliding windows.",
 }
 """One line on each command, in the order of the help; available without importing the command's module."""

@@ -9,7 +9,7 @@ from ropewalk.verification.settings import TrainerProbeSettings
 
 
 def probe_trainer(settings: TrainerProbeSettings, *, as_json: JsonFlag = False) -> None:
-    """Test a trainer for attention between documents, wrong targets, wrong loss averages, wrong RoPE and wrong sliding
+    """Test a trainer for attention between documents, wrong labels, wrong loss averages, wrong RoPE and wrong sliding
     windows.
 
     Runs one step of the trainer on generated documents. Then changes one token at a time, to see which others it
@@ -33,7 +33,7 @@ def probe_trainer(settings: TrainerProbeSettings, *, as_json: JsonFlag = False) 
         show(describe_trainer_probe(result))
     if result.failed:
         failed = f"{len(result.failed)} of {len(result.checks)} checks failed"
-        raise RunFailure(f"{failed}: {'; '.join(result.failed)}")
+        raise RunFailure(f"{failed}: {', '.join(map(repr, result.failed))}")
 
 
 app = make_command(

@@ -31,7 +31,7 @@ def bound_command(
         PlotFile,
         Field(
             description="File for a figure (.png or .svg) of how much more attention a similar key gets, by distance. "
-            "A second figure, of the upper bound of attention by distance, goes to a file whose name ends in -decay."
+            "A second figure, of RoFormer's long-term decay of attention, goes to a file whose name ends in -decay."
         ),
     ] = None,
     as_json: JsonFlag = False,
@@ -62,9 +62,9 @@ def base_command(
     plot: Annotated[PlotFile, figure_of("the feasible bases for this length and shorter ones")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compute the RoPE bases with which attention favours similar keys up to a context length (feasible bases).
+    """Compute all RoPE bases whose context bound is at least a given length (feasible bases).
 
-    A base is feasible if, at every distance up to the length, a key similar to the query gets, on average, at least as
+    The context bound of a base is the distance up to which a key similar to the query gets, on average, at least as
     much attention as a random key (arXiv:2405.14591). Feasible bases form intervals with gaps between them. The output
     lists the intervals, the infimum (the smallest feasible base), and the safe base (every base from this one up to
     --ceiling is feasible).
@@ -91,22 +91,25 @@ def theta_command(
     plot: Annotated[PlotFile, figure_of("the slowest pair's angle with the old and the new base")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compute the RoPE base that a rule gives for a longer context, and the length that this base reaches.
+    """Compute the RoPE base that a rule gives for a longer context, and the context bound of this base.
 
-    A base reaches a length if, at every distance up to the length, a key similar to the query gets, on average, at
-    least as much attention as a random key (arXiv:2405.14591).
+    The context bound of a base is the distance up to which a key similar to the query gets, on average, at least as
+    much attention as a random key (arXiv:2405.14591). A base reaches a length if its context bound is at least this
+    length.
 
     critical-dimension: with this base, as many dimensions complete a full turn within the target length as did within
     the trained length (arXiv:2310.05209).
 
     length-floor: the smallest base that reaches the target length with 128 rotated dimensions per head, or the
-    checkpoint's own base if that is larger.
+    checkpoint's own base if that is larger. The rule ignores --rotary-dim, because published models with other head
+    dimensions use the bases of models with 128.
 
-    recommended: the larger of critical-dimension and length-floor. Exception: the checkpoint's own base, if it reaches
-    the target length and critical-dimension is larger than any base that a published model was extended with.
+    recommended: the larger of critical-dimension and length-floor. If critical-dimension is larger than every base that
+    a published model was extended with, the rule keeps the checkpoint's own base, provided that this base reaches the
+    target length.
 
-    lower-bound: the smallest base from which every base up to --ceiling reaches the target length, or the checkpoint's
-    own base if that is larger.
+    lower-bound: the smallest base such that it and every larger base up to --ceiling reach the target length with
+    --rotary-dim dimensions, or the checkpoint's own base if that is larger.
 
     ntk: NTK-aware scaling. With this base, the slowest pair of dimensions turns as far over the target length as it
     did over the trained length.

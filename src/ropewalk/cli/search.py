@@ -140,7 +140,7 @@ def import_command(
         str,
         Field(
             description="CSV file that LongRoPE's code (microsoft/LongRoPE) wrote, or a config.json, model folder or "
-            "Hub id with longrope factors."
+            "Hub id with longrope factors. From a config, both lists are imported: short and long factors."
         ),
     ],
     *,
@@ -150,14 +150,14 @@ def import_command(
     model: Annotated[
         str | None,
         Field(
-            description="Checkpoint that the factors are for. Required for a CSV file. Default: the model of the "
-            "config."
+            description="Checkpoint that the factors are for. Required for a CSV file. Default for a config: SOURCE "
+            "itself."
         ),
     ] = None,
     to: Annotated[
         Length | None,
         Field(
-            description=f"{TARGET_LENGTH} Required for a CSV file. Default: the length that the config states."
+            description=f"{TARGET_LENGTH} Required for a CSV file. Default for a config: its max_position_embeddings."
         ),
     ] = None,
     start_tokens: Annotated[

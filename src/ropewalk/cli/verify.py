@@ -24,7 +24,8 @@ class VerifyOutput(Settings):
 
 
 def verify(settings: VerifySettings, output: VerifyOutput) -> None:
-    """Verify that packing, parallelism and checkpoints do not change your model's results, and that RoPE is correct.
+    """Verify that packing, parallelism, and saving and loading checkpoints do not change your model's results, and that
+    the model applies the recipe's RoPE.
 
     With the processes that a run will use: torchrun --nproc-per-node 4 -m ropewalk verify recipe.yaml
     """
@@ -52,7 +53,7 @@ def verify(settings: VerifySettings, output: VerifyOutput) -> None:
             results().say(str(out))
     if result.failed:
         failed = f"{len(result.failed)} of {len(result.checks)} checks failed"
-        raise RunFailure(f"{failed}: {'; '.join(result.failed)}")
+        raise RunFailure(f"{failed}: {', '.join(map(repr, result.failed))}")
 
 
 app = make_command(verify, "verify", "ropewalk verify recipe.yaml --layers 2 --length 4k --out verify.json")

@@ -155,7 +155,9 @@ class SourceFields(Settings):
         description="Type of the ids in a token file that does not state it (.npy, or .bin without .idx).",
     )
     max_documents: Count | None = Field(
-        None, ge=1, description="Maximum number of documents to read from each source. Default: all."
+        None,
+        ge=1,
+        description="Maximum number of documents to read from any one path, such as a folder. Default: all.",
     )
 
     @field_validator("source_field")
@@ -684,7 +686,7 @@ class CountSettings(Settings):
     length: Annotated[Length | None, COMMON] = Field(
         None,
         ge=2,
-        description="Sequence length in tokens, such as 128k, for which to show the share of attention. "
+        description="Sequence length in tokens, such as 128k, for which to show the share of query-key pairs. "
         "Default: the trained length of the model in the tokenizer's folder or repository. Without such a model, no "
         "share is shown.",
     )

@@ -23,7 +23,9 @@ class HardwareSettings(Settings):
         "none.",
     )
     gpu: Annotated[Gpu, COMMON] = Field(
-        "h100", description="GPU model, whose memory and speed are taken from its data sheet."
+        "h100",
+        description="GPU model, with the memory and speed in the data sheet of its SXM version (80 GB for h100 and "
+        "a100).",
     )
     gpus_per_node: int = Field(8, ge=1, description="Number of GPUs per machine. NVLink connects them.")
     memory_gb: Annotated[float | None, COMMON] = Field(

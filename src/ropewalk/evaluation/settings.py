@@ -77,7 +77,9 @@ def _as_text(value: Any) -> Any:
 
 class _Checked(BenchmarkSettings):
     suites: Annotated[Several[SuiteName], COMMON, Option(name="--suite")] = Field(
-        ("perplexity", "passkey"), description=f"Suites to run, separated by commas: {', '.join(BY_NAME)}."
+        ("perplexity", "passkey"),
+        description=f"Suites to run, separated by commas: {', '.join(BY_NAME)}. short stands for tasks with short "
+        "contexts, such as MMLU.",
     )
 
     @model_validator(mode="before")
@@ -155,9 +157,9 @@ class Loading(BaseSettings):
     )
     engine: str = Field(
         "auto",
-        description="Attention implementation for the task perplexity: segments (SDPA), flex (FlexAttention), varlen "
-        "(FlashAttention), reference (a dense mask, for tests), or auto (on a GPU, the first of varlen, flex and "
-        "segments that works; on a CPU, segments).",
+        description="Attention implementation for the task perplexity and, with several processes, for every task: "
+        "segments (SDPA), flex (FlexAttention), varlen (FlashAttention), reference (a dense mask, for tests), or auto "
+        "(on a GPU, the first of varlen, flex and segments that works; on a CPU, segments).",
     )
     dtype: Dtype = "auto"
     device: Device = "auto"
@@ -198,8 +200,8 @@ Parallel = Annotated[
     Option(metavar="KEY=DEGREE"),
     Field(
         description="Number of processes for each kind of parallelism under torchrun: shard=2,sequence=4. sequence "
-        "(Ulysses, which splits attention heads) and ring (ring attention) split each text; shard and replicate divide "
-        "the texts. Default: sequence for all processes."
+        "(Ulysses) and ring (ring attention) split each text. With shard (FSDP) and replicate (HSDP), processes get "
+        "different texts. Default: sequence for all processes."
     ),
 ]
 SamplesDir = Annotated[

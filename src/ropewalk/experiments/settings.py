@@ -73,7 +73,7 @@ class CompareSettings(Settings):
             given = [f"--{options.get(name, name)}" for name in fields if getattr(self, name)]
             if given:
                 raise ValueError(
-                    f"{given[0]} applies to a recipe, but {len(self.what)} finished runs are given; leave it out"
+                    f"{given[0]} applies to a recipe, but {len(self.what)} finished runs are given; omit {given[0]}"
                 )
         elif not self.vary:
             raise ValueError(

@@ -148,8 +148,8 @@ def _exchangeable(model: nn.Module, methods: Sequence[RopeMethod]) -> RotaryEmbe
     own = rotary_module(model)[2]
     if not isinstance(own, RotaryEmbedding):
         raise RopewalkError(
-            f"{type(model).__name__} runs transformers' own {type(own).__name__}, whose RoPE cannot be replaced; "
-            "load it with exact_rope=True"
+            f"{type(model).__name__} runs transformers' own {type(own).__name__}, but ropewalk can change only the "
+            "RoPE of its own rotary module; load the model with exact_rope=True"
         )
     rotary_dim = own.methods[_limiting_kind(own)].rotary_dim
     for method in methods:

@@ -41,7 +41,7 @@ class ModelsSettings(Settings):
     family: Annotated[str | None, Option(argument=True)] = Field(
         None,
         description="Family to show, by its model_type in config.json, such as qwen3. Shows which features of ropewalk "
-        "are tested for it, and why others are refused. Default: all families.",
+        "are tested for this family, which are refused, and why. Default: all families.",
     )
 
 

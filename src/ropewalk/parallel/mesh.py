@@ -10,7 +10,7 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 
 DIMENSIONS = ("replicate", "shard", "ring", "sequence")
-"""Slowest-varying first. Adjacent ranks form a Ulysses group, because its all-to-all carries the most traffic."""
+"""Slowest-varying first. Adjacent ranks form a Ulysses group, so that the group spans as few nodes as possible."""
 
 
 def sharded_dimension(size: Sequence[int], ranks: int) -> int:

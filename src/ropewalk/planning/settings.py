@@ -116,8 +116,8 @@ class ThetaSettings(ExtendedRope):
     )
     ceiling: float | None = Field(
         None,
-        description="Largest base that the rule lower-bound considers. Default: 1e12, or 1e15 if the base found is "
-        "too close to 1e12.",
+        description="Largest base that the rule lower-bound considers. Default: 1e12, or 1e15 if the rule finds no "
+        "base up to 1e11.",
     )
 
 
@@ -127,8 +127,8 @@ class FrequenciesSettings(ExtendedRope):
     group: ClassVar[str | None] = COMMON.group
 
     method: str = Field(
-        description="RoPE method: default (unchanged), theta (the larger base that `ropewalk rope theta` recommends), "
-        "linear (position interpolation), ntk, dynamic (dynamic NTK), yarn, llama3 or longrope."
+        description="RoPE method: default (unchanged), theta (the base that `ropewalk rope theta` recommends for the "
+        "target length), linear (position interpolation), ntk, dynamic (dynamic NTK), yarn, llama3 or longrope."
     )
     factor: float | None = Field(
         None,

@@ -176,8 +176,9 @@ def methods_from_config(config: Config) -> dict[str | None, RopeMethod]:
         return {None: _plain_method(config)}
     if parameters:
         raise RopewalkError(
-            f"rope_local_base_freq {local_theta} means that layer types differ, but rope_parameters has one entry for "
-            "all; remove the wrong one"
+            f"rope_local_base_freq {local_theta} gives sliding-window layers a base of their own, but rope_parameters "
+            "has one entry for all layers; remove rope_local_base_freq, or give rope_parameters an entry for each "
+            "layer type"
         )
     return {
         "full_attention": _method(config, _with_theta(config, scaling or {}), "full_attention"),

@@ -90,13 +90,14 @@ class ShortFactorSearch(Settings):
     documents: Annotated[Count, COMMON] = Field(
         5,
         ge=1,
-        description="Number of sequences to measure each candidate on. A candidate is a list of factors.",
+        description="Number of sequences to measure each candidate (a list of factors) on. A sequence is the beginning "
+        "of one document, or several documents joined if too few documents are long enough.",
     )
     largest: Annotated[float | None, SPACE] = Field(
         None,
         ge=SMALLEST,
         description="Largest factor to try. Default for long factors: 1.25 times the target length divided by the "
-        "original length. Default for short factors: half of the largest long factor, but at least 1.25.",
+        "original length. Default for short factors: half of the model's largest long factor, but at least 1.25.",
     )
     algorithm: Annotated[AlgorithmName, ALGORITHM] = Field(
         DEFAULT_ALGORITHM,
@@ -132,8 +133,8 @@ class LongFactorSearch(ShortFactorSearch):
     short_penalty: Annotated[float, OBJECTIVE] = Field(
         0.0,
         ge=0,
-        description="Weight of a penalty if the loss at the trained length is higher than with the checkpoint's own "
-        "RoPE. 0: no penalty.",
+        description="Weight of a penalty on factors with which the loss at the model's present context length is "
+        "higher than with its present RoPE. 0: no penalty.",
     )
 
     @property

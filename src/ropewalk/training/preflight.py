@@ -226,7 +226,8 @@ def _router_aux_loss(number: int, stage: Stage, config: ModelConfig) -> float:
     requested = stage.router_aux_loss
     if requested not in (0, "config") and not config.num_experts:
         raise RopewalkError(
-            f"stages.{number}.router_aux_loss is {requested:g}, but the model has no mixture of experts; leave it out"
+            f"stages.{number}.router_aux_loss is {requested:g}, but the model has no mixture of experts; omit "
+            "router_aux_loss"
         )
     factor = config.router_aux_loss if requested == "config" else requested
     if factor and config.num_experts and not records_routing(config):

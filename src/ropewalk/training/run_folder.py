@@ -213,7 +213,8 @@ def take_up(output: Path, recipe: Recipe, resume: bool, stages: StageRange | Non
             recipe = recipe.model_copy(update={"history": []})
         if stages.first is not None:
             raise RopewalkError(
-                f"--from-stage {stages.first} starts from a checkpoint, but the run in {output} has none; leave it out"
+                f"--from-stage {stages.first} starts from a checkpoint, but the run in {output} has none; omit "
+                "--from-stage"
             )
         return Start(recipe, notes=tuple(notes), until=stages.last)
     text = _read(saved)
@@ -236,7 +237,7 @@ def take_up(output: Path, recipe: Recipe, resume: bool, stages: StageRange | Non
     elif stages.last is not None and _first_to_train(old, progress) > stages.last:
         raise RopewalkError(
             f"--until-stage is {stages.last}, but the run in {output} has reached step {progress.step} of stage "
-            f"{progress.stage + 1}; leave it out, or give {progress.stage + 1} or more"
+            f"{progress.stage + 1}; omit --until-stage, or give {progress.stage + 1} or more"
         )
     found = changes(old, recipe, progress)
     inputs = read_run_inputs(output)
@@ -275,7 +276,8 @@ def _end_of_stage(stage: int, output: Path, recipe: Recipe, progress: Progress) 
     # The second condition is for a stage of 0 steps, whose end has the same step as its beginning.
     if (progress.stage, progress.step) < (end.stage, end.step) or progress.begun < stage:
         raise RopewalkError(
-            f"--from-stage is {stage + 1}, but the run in {output} has not completed stage {stage}; leave it out"
+            f"--from-stage is {stage + 1}, but the run in {output} has not completed stage {stage}; omit --from-stage "
+            "to resume where the run stopped"
         )
     if not (output / CHECKPOINTS / checkpoint_name(end)).is_dir():
         raise RopewalkError(
@@ -474,7 +476,8 @@ def left_off(output: Path) -> str:
     """Progress of an interrupted run and how to resume it; a sentence without its full stop."""
     if not (output / RECIPE).is_file():
         return (
-            "no training step is done yet; run the same command to start again, with the rows packed so far"
+            "no training step is done yet; run the same command to start again (it uses the rows that are already "
+            "packed)"
         )
     checkpoints = checkpoints_in(output / CHECKPOINTS)
     if not checkpoints:

@@ -1,4 +1,4 @@
-"""verify: check that packing, parallelism and checkpoints do not change a model's results, and that RoPE is correct."""
+"""verify: check that packing, parallelism, and saving and loading checkpoints do not change a model's results."""
 
 from typing import TYPE_CHECKING
 

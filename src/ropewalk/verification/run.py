@@ -45,7 +45,7 @@ class _Verified:
 
 
 def verify(config: VerifySettings, context: RunContext | None = None) -> VerifyResult:
-    """Check that packing, parallelism and checkpoints do not change a recipe's results, and that RoPE is correct.
+    """Check that packing, parallelism, and saving and loading checkpoints do not change a recipe's results.
 
     Args:
         config: the recipe, and how many layers, rows and tokens to verify.

@@ -41,8 +41,10 @@ class TrainerProbeSettings(Settings):
 
     target: Annotated[Text, Option(argument=True)] = Field(
         description="Function to probe: module:function or file.py:function. It takes the documents (lists of token "
-        "ids) or no argument. It returns a transformers Trainer (TRL's SFTTrainer is one); or a pair (model, step), "
-        "where step() runs the forward and backward passes of one optimizer step; or the losses of the documents."
+        "ids). It returns a transformers Trainer (TRL's SFTTrainer is one); or a pair (model, step), where step() runs "
+        "the forward and backward passes of one optimizer step; or the losses of the documents. A function "
+        "that returns a Trainer may take no argument; the probe then replaces the Trainer's data set with the "
+        "documents."
     )
     config: Text | None = Field(
         None,
@@ -57,10 +59,12 @@ class TrainerProbeSettings(Settings):
         ge=8,
         description="Length of the longest document in tokens. Only sliding windows shorter than this are checked.",
     )
-    tokens: Count = Field(16, ge=2, description="Number of tokens of a document to change, one at a time.")
+    tokens: Count = Field(
+        16, ge=2, description="Maximum number of tokens to change in each document, one at a time."
+    )
     first_token: Count = Field(
         10,
         ge=0,
-        description="Smallest token id in the documents. All documents consist of this id and the ids after it, which "
-        "must not be special tokens.",
+        description="Smallest token id in the documents. The documents use consecutive ids from this one on, each "
+        "once: at most --documents times --length ids. None of these may be a special token.",
     )

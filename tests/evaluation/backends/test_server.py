@@ -707,4 +707,4 @@ def test_a_chat_that_was_cut_short_by_the_server_is_noticed() -> None:
             else:
                 (found,) = stream
                 assert isinstance(found, Rejection)
-                assert found.reason.startswith("it read only 1 of the 2 tokens")
+                assert found.reason.startswith("the server read only 1 of the 2 tokens")

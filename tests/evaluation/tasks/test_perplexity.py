@@ -118,7 +118,7 @@ def test_refuses_what_it_cannot_score(model: Any, rows: list[Row]) -> None:
     with pytest.raises(RopewalkError, match="at least one row"):
         perplexity_by_position(model, head, [], EDGES)
     for edges in ([0], [0, 8, 8], [8, 4], [-1, 4]):
-        with pytest.raises(RopewalkError, match="bin edges must be two or more numbers"):
+        with pytest.raises(RopewalkError, match="bin edges must be at least two non-negative numbers"):
             perplexity_by_position(model, head, rows, edges)
     layout = PackedLayout.from_lengths([7])
     ids = torch.arange(8)

@@ -189,7 +189,8 @@ def test_recurrent_layers_are_not_counted_as_attention(family):
     assert config.recurrent_layers
     with pytest.raises(
         NotEstimated,
-        match=rf"recurrent layers, and \d of 4 layers of this {family} model are recurrent; in the recipe, set",
+        match=rf"recurrent layers, and \d of 4 layers of this {family} model are recurrent; in the recipe, set "
+        r"parallel\.replicate and parallel\.shard instead of auto \(parallel\.ring and parallel\.sequence must",
     ) as refused:
         ModelShape.from_config(config)
     # Of a model with weights, whose states a training run holds.

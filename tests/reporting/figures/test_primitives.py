@@ -52,7 +52,9 @@ def test_marks_are_values_whatever_they_are_made_of() -> None:
     ],
 )
 def test_marks_refuse_numbers_of_different_lengths(make) -> None:
-    with pytest.raises(RopewalkError, match=r"the line: .* differ in length"):
+    with pytest.raises(
+        RopewalkError, match=r"the line has \d+ values of .*, but \d+ of .*; give equally many"
+    ):
         make()
 
 

@@ -127,7 +127,10 @@ def test_documents_are_read_whole_by_all_tasks_but_perplexity_of_rows(
         ({"during": {"samples": 2}}, r"during\.samples has no effect without every; set every to a number"),
         ({"every": 0}, r"evaluation\.every must be 1 or more, got 0"),
         ({"every": True}, r"evaluation\.every must be a whole number"),
-        ({"every": 2, "suites": []}, r"every \(2\) has no effect because suites is empty; add a suite"),
+        (
+            {"every": 2, "suites": []},
+            r"evaluation\.every is 2, but evaluation\.suites is empty; add a suite, or omit every",
+        ),
         (
             {"every": 2, "during": {"suites": ["ruler"]}},
             r"during\.suites has ruler, but suites has only perplexity, passkey; add ruler to suites",

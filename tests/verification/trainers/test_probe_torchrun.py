@@ -70,4 +70,4 @@ def test_the_command_of_the_guide_names_a_fault_once_and_ends_with_an_error():
     checks = json.loads(result.stdout)["checks"]
     assert [check["name"] for check in checks if check["passed"] is False] == ["token mean"]
     said = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert said == ["error: 1 of 9 checks failed: token mean"]
+    assert said == ["error: 1 of 9 checks failed: 'token mean'"]

@@ -138,8 +138,8 @@ def _sample(document: TokenisedDocument, stated: str | None, tokenizer: Any) -> 
     differs = np.flatnonzero(own[: len(again)] != again[: len(own)])
     at = int(differs[0]) if len(differs) else min(len(own), len(again))
     words = (
-        f"{origin}: token {at} is {_at(own, at)}, but the tokenizer {tokenizer.name_or_path!r} encodes the same text "
-        f"with {_at(again, at)}"
+        f"{origin}: token {at} has the id {_at(own, at)}, but the tokenizer {tokenizer.name_or_path!r} encodes the "
+        f"decoded text to the id {_at(again, at)} there"
     )
     return TokenSample(origin, len(ids), text[:200], comparison, stated), words
 

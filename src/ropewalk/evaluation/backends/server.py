@@ -351,7 +351,7 @@ class ServerBackend:
         # Some servers report 0 for unknown. A different tokenizer would have failed the trial in :meth:`_agree`.
         if read and read < sent:
             raise RefusalError(
-                f"it read only {read} of the {sent} tokens of a prompt; serve the model with a longer context"
+                f"the server read only {read} of the {sent} tokens of the prompt; serve the model with a longer context"
             )
         # Ended by length before max_tokens: only the end of the server's context remains as the reason.
         if (
@@ -360,8 +360,8 @@ class ServerBackend:
             and completion.new_tokens < request.max_new_tokens
         ):
             raise RefusalError(
-                f"it ran out of context after {completion.new_tokens} of {request.max_new_tokens} tokens of an answer; "
-                "serve the model with a longer context"
+                f"the server ran out of context after {completion.new_tokens} of {request.max_new_tokens} tokens of "
+                "the answer; serve the model with a longer context"
             )
         return completion
 

@@ -79,8 +79,9 @@ class Serving(Settings):
     )
     endpoint: Endpoint = Field(
         "completions",
-        description="Endpoint of the server: completions, or chat for servers that have no completions endpoint and "
-        "apply the chat template themselves. chat needs --chat.",
+        description="Endpoint of the server: completions, or chat for servers without a completions endpoint. With "
+        "chat, the server applies the chat template. chat needs --chat, to count a prompt's tokens with the "
+        "tokenizer's template.",
     )
     extra: Annotated[
         dict[str, Any],

@@ -93,8 +93,8 @@ def generated_predictions(
         group = list(islice(stream, at_once))
     if not found:
         raise RunFailure(
-            f"the server rejected all {before} prompts of {first.task} at {first.length:,} tokens, "
-            f"the first with: {log.rejected[first.key]}"
+            f"the server rejected all {before} prompts of {first.task} at {first.length:,} tokens; "
+            f"reason for the first: {log.rejected[first.key]}"
         )
     return found
 

@@ -180,7 +180,7 @@ def check_edges(bin_edges: Sequence[int]) -> None:
     edges = list(bin_edges)
     if len(edges) < 2 or edges[0] < 0 or any(b <= a for a, b in pairwise(edges)):
         raise RopewalkError(
-            f"bin edges must be two or more numbers, 0 or more, in increasing order, got {edges}"
+            f"bin edges must be at least two non-negative numbers in increasing order, got {edges}"
         )
 
 

@@ -106,8 +106,8 @@ class BenchmarkSettings(BaseSettings):
         85.6,
         ge=0,
         le=100,
-        description="Threshold in percent for the effective length, the longest length up to which every score is "
-        "above the threshold. The default is Llama 2 7B's score on RULER at 4k.",
+        description="Threshold in percent for the effective length: the longest length up to which a task's score, or "
+        "RULER's mean score, is above the threshold. The default is Llama 2 7B's score on RULER at 4k.",
     )
     beyond_config: bool = Field(
         False, description="Allow lengths above max_position_embeddings of the config."

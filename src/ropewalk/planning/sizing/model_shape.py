@@ -52,7 +52,12 @@ class NotEstimated(RopewalkError):
             None if transformers cannot build the model from its config.
     """
 
-    def __init__(self, reason: str, config: ModelConfig) -> None:
+    def __init__(
+        self,
+        reason: str,
+        config: ModelConfig,
+        instead: str = "parallel.replicate, shard, ring and sequence instead of auto",
+    ) -> None:
         count = count_parameters(config)
         self.state_bytes = None if count is None else count * STATE_BYTES
         counted = (
@@ -61,9 +66,7 @@ class NotEstimated(RopewalkError):
             else f"; training all {count:,} parameters takes {count * STATE_BYTES / 1e9:,.1f} GB for weights, "
             "gradients and AdamW's moments on all ranks together, and more for activations"
         )
-        super().__init__(
-            f"{reason}; in the recipe, set parallel.replicate, shard, ring and sequence instead of auto{counted}"
-        )
+        super().__init__(f"{reason}; in the recipe, set {instead}{counted}")
 
 
 @dataclass(frozen=True)
@@ -251,6 +254,9 @@ class ModelShape:
                 f"memory and time are not estimated for recurrent layers, and {sum(recurrent)} of {len(recurrent)} "
                 f"layers of this {config.model_type} model are recurrent",
                 config,
+                # The state of such a layer is not passed between ranks, so rows cannot be split.
+                "parallel.replicate and parallel.shard instead of auto (parallel.ring and parallel.sequence must stay "
+                "1)",
             )
         keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
         missing = [key for key in keys if values.get(key) is None]

@@ -80,7 +80,10 @@ def _numbers(mark: Any, *names: str) -> None:
         if any(map(math.isinf, values)):
             raise RopewalkError(f"{mark.name or 'a mark'} has an infinite value; use NaN for a missing one")
         if len(values) != len(getattr(mark, names[0])):
-            raise RopewalkError(f"{mark.name or 'a mark'}: {names[0]} and {name} differ in length")
+            raise RopewalkError(
+                f"{mark.name or 'a mark'} has {len(getattr(mark, names[0]))} values of {names[0]!r}, but "
+                f"{len(values)} of {name!r}; give equally many"
+            )
         # The marks are frozen dataclasses, so a plain assignment would raise.
         object.__setattr__(mark, name, values)
 

@@ -341,7 +341,7 @@ def _check_bands(
     numbers = [*published.values(), *published, *safe, ceiling]
     check_finite("the set of feasible bases", lengths, ends, numbers)
     if min(lengths) < 1 or (np.diff(lengths) <= 0).any():
-        raise RopewalkError("lengths of feasible bases must be positive and in increasing order")
+        raise RopewalkError(f"context lengths must be positive and in increasing order, got {list(lengths)}")
     if (ends[:, 0] > ends[:, 1]).any() or min(ends.min(), *numbers) <= 0:
         raise RopewalkError("feasible bases must be intervals (low, high) of positive numbers")
 

@@ -38,9 +38,7 @@ class Proportional(RopeMethod):
     factor: float = 1.0
 
     name: ClassVar[str] = "proportional"
-    parameters: ClassVar[Mapping[str, str]] = {
-        "factor": "the divisor of the frequencies, without a default"
-    }
+    parameters: ClassVar[Mapping[str, str]] = {"factor": "the divisor of the frequencies, without a default"}
     config_keys: ClassVar[tuple[str, ...] | None] = (PARTIAL, "factor")
 
     def __post_init__(self) -> None:

@@ -82,7 +82,7 @@ def theta_by_rule(
         rope_theta: ``b``, the checkpoint's base.
         trained_length: ``T``, tokens.
         target_length: ``T'``, tokens, at least ``trained_length``.
-        ceiling: for lower-bound, the largest base to examine; None for 1e12, or 1e15 if that is too close.
+        ceiling: for lower-bound, the largest base to examine; None for 1e12, or 1e15 if no base up to 1e11 is found.
         progress: for lower-bound, which takes seconds.
 
     Raises:

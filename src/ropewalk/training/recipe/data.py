@@ -29,6 +29,16 @@ class StageData(_Documents):
 
     on_resume = DECIDES_ROWS
 
+    sources: list[SourceSpec] = Field(
+        [], description="sources of documents, if the run's data has sources; default: the run's"
+    )
+    rows: Annotated[list[str], SAME] = Field(
+        [], description="folders of packed rows, if the run's data has rows; default: the run's"
+    )
+    mixture: MixtureSettings | None = Field(
+        None, description="which documents to use and how often; default: the run's"
+    )
+
     def over(self, data: Data) -> Data:
         """The run's data with the documents of this stage.
 
@@ -64,5 +74,5 @@ class Data(RowPolicies, _Documents):
             fields = type(self).model_fields
             given = [key for key in decided if getattr(self, key) != fields[key].default]
             if given:
-                raise ValueError(f"{given[0]} has no effect on rows that are packed already; leave it out")
+                raise ValueError(f"{given[0]} has no effect on rows that are packed already; omit {given[0]}")
         return self

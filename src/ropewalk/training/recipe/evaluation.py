@@ -55,8 +55,8 @@ class During(Settings):
     )
     lengths: list[Length] | None = Field(
         None,
-        description="prompt lengths in tokens, in every stage; default: evaluation.lengths, or the trained length and "
-        "the stage's context",
+        description="prompt lengths in tokens, in every stage; default: evaluation.lengths, or the model's context "
+        "before the run and the stage's context",
     )
 
 
@@ -67,7 +67,9 @@ class _Measured(Settings):
         ["perplexity", "passkey"], description="benchmark suites to run; an empty list runs none"
     )
     lengths: list[Length] | None = Field(
-        None, description="prompt lengths in tokens; default: the trained length and the target"
+        None,
+        description="prompt lengths in tokens; default: the model's context before the run and the context of the last "
+        "stage",
     )
     every: Annotated[Count | None, ONWARD] = Field(
         None,
@@ -127,7 +129,9 @@ class Evaluation(_Suites):
                 raise ValueError(f"during.{key} has no effect without every; set every to a number of steps")
             return
         if not self.suites:
-            raise ValueError(f"every ({self.every}) has no effect because suites is empty; add a suite")
+            raise ValueError(
+                f"evaluation.every is {self.every}, but evaluation.suites is empty; add a suite, or omit every"
+            )
         for name in during.suites or ():
             if name not in self.suites:
                 raise ValueError(

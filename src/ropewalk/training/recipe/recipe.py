@@ -138,7 +138,7 @@ class Recipe(Settings):
     engine: Annotated[Literal["auto", EngineName], ONWARD] = Field(
         "auto",
         description="attention engine; auto: segments (SDPA) on a CPU; on CUDA the first of varlen (FlashAttention), "
-        "flex (FlexAttention) and segments that can run",
+        "flex (FlexAttention) and segments that can run; reference: softmax with a dense mask, for tests",
     )
     exact_rope: Annotated[bool, DECIDES] = Field(
         True,

@@ -59,7 +59,9 @@ def _describe(name: str, owners: Sequence[type[RopeMethod]]) -> str:
     meanings: dict[str, list[str]] = {}
     for owner in owners:
         meanings.setdefault(owner.parameters[name], []).append(owner.name)
-    described = "; ".join(", ".join(names) + (f": {text}" if text else "") for text, names in meanings.items())
+    described = "; ".join(
+        ", ".join(names) + (f": {text}" if text else "") for text, names in meanings.items()
+    )
     if isinstance(default, float):
         described += f"{';' if ': ' in described else ':'} default {default:g}"
     return described

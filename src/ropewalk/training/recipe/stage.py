@@ -230,7 +230,7 @@ class Stage(Settings):
         if self.min_learning_rate and self.schedule == "constant":
             raise ValueError(
                 f"min_learning_rate {self.min_learning_rate:g} has no effect on the schedule constant; choose linear, "
-                "cosine or warmup-stable-decay, or leave it out"
+                "cosine or warmup-stable-decay, or omit min_learning_rate"
             )
         if self.min_learning_rate > self.learning_rate:
             raise ValueError(
@@ -239,7 +239,7 @@ class Stage(Settings):
         if self.decay_steps and not stable:
             raise ValueError(
                 f"decay_steps {self.decay_steps} has no effect on the schedule {self.schedule}; set schedule: "
-                "warmup-stable-decay, or leave it out"
+                "warmup-stable-decay, or omit decay_steps"
             )
         # Without a decay, it would be the schedule constant under another name.
         if stable and self.steps and not self.decay_steps:

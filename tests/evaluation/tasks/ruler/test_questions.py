@@ -201,7 +201,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for read in (read_squad, read_hotpotqa):
         with pytest.raises(
             RopewalkError,
-            match=r"the file '.*none.json' of questions does not exist; give an existing file, or hub",
+            match=r"the file '.*none.json' of questions does not exist; give an existing file, or 'hub' to load",
         ):
             read(str(tmp_path / "none.json"))
         with pytest.raises(RopewalkError, match=r"the file .* of questions does not exist"):

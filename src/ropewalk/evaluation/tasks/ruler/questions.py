@@ -90,7 +90,10 @@ def _read(reader: Callable[[str], QuestionSet], path: str) -> QuestionSet:
         return reader(path)
     file = Path(path).expanduser()
     if not file.is_file():
-        raise RopewalkError(f"the file {path!r} of questions does not exist; give an existing file, or {HUB}")
+        raise RopewalkError(
+            f"the file {path!r} of questions does not exist; give an existing file, or {HUB!r} to load the questions "
+            "from the Hub"
+        )
     # As text, because the readers are cached by it.
     return reader(str(file))
 
