@@ -75,8 +75,8 @@ CHANGED_SENTENCES: dict[str, str] = {
         "error: embedded has no rescale factors: its RoPE is default, not longrope; give a longrope config"
     ),
     "no table to show": (
-        "error: ../inputs/recipe.yaml is not a factor table, because it is not JSON: Expecting value: line 1 "
-        "column 1 (char 0)"
+        "error: ../inputs/recipe.yaml is not a factor table, because it cannot be read as JSON: Expecting value: "
+        "line 1 column 1 (char 0)"
     ),
     "an export of no table": (
         "error: ../inputs/longrope.json is not a ropewalk factor table: its format is None, expected "

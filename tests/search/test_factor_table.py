@@ -80,7 +80,7 @@ def test_what_is_no_table_is_refused(tmp_path):
     with pytest.raises(RopewalkError, match="cannot read factors from"):
         read_factors(path)
     path.write_text("1.0\n1.2\n")
-    with pytest.raises(RopewalkError, match="is not a factor table, because it is not JSON"):
+    with pytest.raises(RopewalkError, match="is not a factor table, because it cannot be read as JSON"):
         read_factors(path)
     path.write_text("[1.0]")
     with pytest.raises(RopewalkError, match="import a CSV or a config with ropewalk search import"):

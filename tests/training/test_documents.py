@@ -180,7 +180,7 @@ def test_packed_rows_of_a_stage_must_not_contain_what_the_run_holds_out(own_docu
     (first, second), _ = rows_of(own_documents)
     values = {**own_documents, "output": str(tmp_path / "packed"), "data": {"rows": [str(first.folder)]}}
     values = with_stage(values, 1, data={"rows": [str(second.folder)]})
-    with pytest.raises(RopewalkError, match=r"stages\.1\.data\.rows were not packed from the same documents"):
+    with pytest.raises(RopewalkError, match=r"stages\.1\.data\.rows were packed from different documents"):
         extend(recipe_of(values))
     values["data"]["validation_sources"] = own_documents["data"]["sources"]
     summary = extend(recipe_of(values))

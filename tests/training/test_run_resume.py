@@ -560,8 +560,8 @@ def test_ctrl_c_names_the_last_checkpoint_and_how_to_go_on(done, tmp_path, monke
     import ropewalk.training.run as run
 
     assert said(run, "take_up", interrupt) == (
-        "error: interrupted: no training step is done yet; run the same command to start again, with the rows packed "
-        "so far"
+        "error: interrupted: no training step is done yet; run the same command to start again (it uses the rows "
+        "that are already packed)"
     )
     assert said(checkpointing, "save_checkpoint", interrupt) == (
         f"error: interrupted: the run in {output} has no checkpoint yet; the same command with --resume restarts "

@@ -447,8 +447,8 @@ def _first_token(audit: Audit) -> str:
             f"{_percent(sink.first_attention)}"
         )
     return (
-        f"attention to the first token makes up {_percent(carried)} of the drift{explained} ({attended}, where an even "
-        f"share would be {_percent(sink.even_attention)})"
+        f"attention to the first token makes up {_percent(carried)} of the drift{explained} ({attended}, and would "
+        f"receive {_percent(sink.even_attention)} if every query attended evenly to all tokens that it sees)"
     )
 
 

@@ -105,7 +105,7 @@ class AuditSettings(Settings):
     delta2: Shift = Field(
         16,
         description="Reference position of the first token. Attention at each of --shifts is compared with attention "
-        "at this position (Δ2 in arXiv:2411.13476, where --shifts are Δ1).",
+        "at this position (Δ2 in arXiv:2411.13476, where --shifts are Δ1). Among --shifts, it is a control.",
     )
     dtypes: Annotated[Dtypes, COMMON] = Field(
         AUDITED_DTYPES,

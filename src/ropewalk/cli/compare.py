@@ -60,5 +60,5 @@ def compare(
 app = make_command(
     compare,
     "compare",
-    "ropewalk compare demo --vary stages.*.pattern=full,intra_document,anchor --seeds 3 --out patterns",
+    "ropewalk compare demo --vary stages.*.learning_rate=5e-4,1e-3 --seeds 3 --out rates",
 )

@@ -111,14 +111,14 @@ def stats(
     plot: Annotated[PlotFile, COMMON, figure_of("the document lengths of each source")] = None,
     as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
-    """Count the documents and tokens of each source, and show document lengths, duplicates, and the share of full
-    attention's query-key pairs that packed training computes.
+    """Count the documents and tokens of each source, and show document lengths, duplicates, and how much attention
+    packed rows need compared with full attention.
 
     Every document belongs to a source. The source is the value of the record's field that --source-field names. Without
     this field, it is the name in PATHS without its suffix (web for web.jsonl.gz).
 
-    The share of query-key pairs is shown for two patterns of packed training: each token attends only to its own
-    document (intra_document), or also to the first token of the sequence (anchor).
+    Attention is compared by the number of query-key pairs, for two patterns: each token attends only to its own
+    document (intra_document), or also to the first token of the row (anchor).
     """
     from ropewalk.data import run
     from ropewalk.planning.inspection import trained_length_beside

@@ -105,8 +105,8 @@ def theta_command(
     dimensions use the bases of models with 128.
 
     recommended: the larger of critical-dimension and length-floor. If critical-dimension is larger than every base that
-    a published model was extended with, the rule keeps the checkpoint's own base, provided that this base reaches the
-    target length.
+    a published model was extended with, and the checkpoint's own base reaches the target length, the rule keeps that
+    base.
 
     lower-bound: the smallest base such that it and every larger base up to --ceiling reach the target length with
     --rotary-dim dimensions, or the checkpoint's own base if that is larger.
@@ -115,7 +115,7 @@ def theta_command(
     did over the trained length.
 
     schedule:NAME: the base that a published model (Gradient, LWM or AnchorContext) used at the target length, or
-    otherwise at its next longer length.
+    otherwise at its next longer length. Longer targets are refused.
     """
     from ropewalk.planning.bases import theta_for
     from ropewalk.reporting import draw

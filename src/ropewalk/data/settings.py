@@ -686,9 +686,8 @@ class CountSettings(Settings):
     length: Annotated[Length | None, COMMON] = Field(
         None,
         ge=2,
-        description="Sequence length in tokens, such as 128k, for which to show the share of query-key pairs. "
-        "Default: the trained length of the model in the tokenizer's folder or repository. Without such a model, no "
-        "share is shown.",
+        description="Row length in tokens, such as 128k, for which to compare attention. Default: the trained length "
+        "of the model in the tokenizer's folder or repository. Without such a model, attention is not compared.",
     )
     workers: Annotated[Workers, COMMON] = 0
 

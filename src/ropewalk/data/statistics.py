@@ -147,10 +147,9 @@ def length_statistics(
             ``row_length`` is less than 2.
     """
     if lengths.shape != source_ids.shape or (hashes is not None and hashes.shape != lengths.shape):
-        shapes = [each.shape for each in (lengths, source_ids, hashes) if each is not None]
-        raise RopewalkError(
-            f"lengths, sources and hashes must have one entry per document, got shapes {shapes}"
-        )
+        given = {"lengths": lengths, "source_ids": source_ids, "hashes": hashes}
+        shapes = ", ".join(f"{name} {each.shape}" for name, each in given.items() if each is not None)
+        raise RopewalkError(f"each array must have one entry per document, got the shapes {shapes}")
     for what, values in (("a length", lengths), ("a source's number", source_ids)):
         if len(values) and int(values.min()) < 0:
             raise RopewalkError(f"{what} must be 0 or more, got {int(values.min())}")

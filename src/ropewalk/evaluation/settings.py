@@ -157,7 +157,8 @@ class Loading(BaseSettings):
     )
     engine: str = Field(
         "auto",
-        description="Attention implementation for the task perplexity and, with several processes, for every task: "
+        description="Attention implementation for the task perplexity and, with several processes, for every task. "
+        "Other tasks use transformers' own attention. One of "
         "segments (SDPA), flex (FlexAttention), varlen (FlashAttention), reference (a dense mask, for tests), or auto "
         "(on a GPU, the first of varlen, flex and segments that works; on a CPU, segments).",
     )

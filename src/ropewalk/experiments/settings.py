@@ -23,8 +23,8 @@ class CompareSettings(Settings):
         tuple[str, ...], COMMON, Option(group=COMMON.group, metavar="KEY=VALUE,...", repeated=True)
     ] = Field(
         (),
-        description="Key of the recipe with the values to compare: stages.*.pattern=full,anchor (* stands for every "
-        "stage). The first value is the reference. Required for a recipe.",
+        description="Key of the recipe with the values to compare: stages.*.learning_rate=1e-5,2e-5 (* stands for "
+        "every stage). The first value is the reference. Required for a recipe.",
     )
     seeds: Annotated[Count, COMMON] = Field(
         3,

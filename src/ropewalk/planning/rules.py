@@ -20,7 +20,7 @@ PUBLISHED_DIM = 128
 """rotary_dim of the models behind the published schedules."""
 
 CONTEXT_BOUND = (
-    "context bound: the distance up to which similar tokens always get at least as much attention as random "
+    "context bound: the distance up to which similar tokens get, on average, at least as much attention as random "
     "tokens"
 )
 """What the term means, for outputs that give one."""

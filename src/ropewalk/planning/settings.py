@@ -50,8 +50,8 @@ class InspectSettings(Settings):
     )
     explain: bool = Field(
         False,
-        description="With --target, also show the checkpoint's RoPE, other RoPE settings for the target (such as NTK "
-        "and YaRN), and the papers that they come from. Takes 10 seconds at 128k and a minute or more at 1M.",
+        description="With --target, which shows only the recommendation, also show the checkpoint's RoPE, other "
+        "settings (such as NTK and YaRN), and their papers. Takes 10 seconds at 128k and a minute or more at 1M.",
     )
 
 
@@ -116,8 +116,8 @@ class ThetaSettings(ExtendedRope):
     )
     ceiling: float | None = Field(
         None,
-        description="Largest base that the rule lower-bound considers. Default: 1e12, or 1e15 if the rule finds no "
-        "base up to 1e11.",
+        description="Largest base that the rule lower-bound considers. Default: 1e12, or 1e15 if the base would be "
+        "above a tenth of 1e12.",
     )
 
 

@@ -336,7 +336,7 @@ def _partial(config: Config, inside: float | None) -> float:
         )
     partial = next((value for value in (inside, outside) if value is not None), 1.0)
     if not is_number(partial) or not 0 < partial <= 1:
-        raise RopewalkError(f"partial_rotary_factor must be above 0 and at most 1, got {partial!r}")
+        raise RopewalkError(f"partial_rotary_factor must be a number above 0 and at most 1, got {partial!r}")
     return float(partial)
 
 

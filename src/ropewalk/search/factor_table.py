@@ -394,7 +394,9 @@ def read_factors(path: Path) -> Factors:
     except OSError as error:
         raise RopewalkError(f"cannot read factors from {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise RopewalkError(f"{path} is not a factor table, because it is not JSON: {error}") from error
+        raise RopewalkError(
+            f"{path} is not a factor table, because it cannot be read as JSON: {error}"
+        ) from error
     found = values.get("format") if isinstance(values, dict) else None
     if found != FORMAT:
         raise RopewalkError(

@@ -411,8 +411,9 @@ def _refuse_other_split(recipe: Recipe, rows: Sequence[PackedRows | None]) -> No
             continue
         if any(each.manifest[key] != run.manifest[key] for key in ("inputs", "specs", "validation")):
             raise RopewalkError(
-                f"stages.{number}.data.rows were not packed from the same documents as data.rows, so they may contain "
-                "documents that data.rows hold out for evaluation; set data.validation_sources to other documents"
+                f"data.rows and stages.{number}.data.rows were packed from different documents, so the stage may train "
+                "on documents that are held out for evaluation; name the documents for evaluation in "
+                "data.validation_sources"
             )
 
 

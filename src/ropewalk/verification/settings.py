@@ -20,7 +20,9 @@ class VerifySettings(Settings):
         None, ge=1, description="Number of layers to verify, from the first one. Default: all layers."
     )
     rows: Count = Field(
-        4, ge=2, description="Number of packed sequences to verify on, at least one per process."
+        4,
+        ge=2,
+        description="Number of packed sequences to verify on, rounded up to a multiple of the processes.",
     )
     length: Annotated[Length | None, COMMON] = Field(
         None,
@@ -42,7 +44,8 @@ class TrainerProbeSettings(Settings):
     target: Annotated[Text, Option(argument=True)] = Field(
         description="Function to probe: module:function or file.py:function. It takes the documents (lists of token "
         "ids). It returns a transformers Trainer (TRL's SFTTrainer is one); or a pair (model, step), where step() runs "
-        "the forward and backward passes of one optimizer step; or the losses of the documents. A function "
+        "the forward and backward passes of one optimizer step; or a list with the loss of each "
+        "document, or with a list of its token losses. A function "
         "that returns a Trainer may take no argument; the probe then replaces the Trainer's data set with the "
         "documents."
     )

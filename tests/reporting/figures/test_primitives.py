@@ -67,7 +67,7 @@ def test_marks_refuse_infinite_numbers_and_take_gaps(value: float) -> None:
 
 def test_steps_have_one_edge_more_than_values() -> None:
     assert Steps([0, 1, 2], [5, 6]).edges == (0, 1, 2)
-    with pytest.raises(RopewalkError, match="2 steps need 3 edges, got 2"):
+    with pytest.raises(RopewalkError, match="edges must have one value more than y, 3, got 2"):
         Steps([0, 1], [5, 6])
 
 

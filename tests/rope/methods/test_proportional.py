@@ -78,7 +78,9 @@ def test_a_new_base_keeps_the_share_and_nothing_else_is_guessed() -> None:
 
 @pytest.mark.parametrize("share", [0, -1, 1.5, True, "x"])
 def test_a_share_out_of_range_is_refused_with_its_value(share: object) -> None:
-    with pytest.raises(RopewalkError, match="partial_rotary_factor must be above 0 and at most 1, got"):
+    with pytest.raises(
+        RopewalkError, match="partial_rotary_factor must be a number above 0 and at most 1, got"
+    ):
         Proportional(8, 1e4, share)  # type: ignore[arg-type]
 
 

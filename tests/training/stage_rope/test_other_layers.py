@@ -145,8 +145,8 @@ def test_a_recipe_by_layer_type_reads_back_as_it_was_written(values):
     [
         ({FULL: "yarn", "method": "theta"}, r"method stands beside layer types \(full_attention\); move method into"),
         ({FULL: {FULL: "yarn"}}, "full_attention must not contain layer types itself"),
-        ({SLIDING: "theta"}, "sliding_attention with method theta needs rope_theta"),
-        ({SLIDING: "yarn"}, "sliding_attention with method yarn needs factor"),
+        ({SLIDING: "theta"}, "sliding_attention with method theta needs a rope_theta"),
+        ({SLIDING: "yarn"}, "sliding_attention with method yarn needs a factor"),
         ({SLIDING: "auto"}, "fixed frequencies, got auto"),
         ({SLIDING: {"method": "longrope", "long_factor": [1.0] * 4}}, "fixed frequencies, got longrope"),
         ({"chunked_attention": "theta"}, r"stages\.0\.rope\.chunked_attention"),

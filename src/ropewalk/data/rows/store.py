@@ -245,7 +245,9 @@ def refuse_cut_chats(policies: RowPolicies) -> None:
     ):
         if bad:
             value = getattr(policies, name) if name != "interleave" else "true"
-            raise RopewalkError(f"chats are never cut, but {name} {value} cuts them; set {name} to {instead}")
+            raise RopewalkError(
+                f"{name} {value} would cut chats, which must stay whole; set {name} to {instead}"
+            )
 
 
 def _pack(

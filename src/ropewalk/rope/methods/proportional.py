@@ -46,7 +46,7 @@ class Proportional(RopeMethod):
         check_factor(self.factor)
         if not is_number(self.partial_rotary_factor) or not 0 < self.partial_rotary_factor <= 1:
             raise RopewalkError(
-                f"{PARTIAL} must be above 0 and at most 1, got {self.partial_rotary_factor!r}"
+                f"{PARTIAL} must be a number above 0 and at most 1, got {self.partial_rotary_factor!r}"
             )
         if not self.turning_pairs:
             raise RopewalkError(

@@ -253,7 +253,7 @@ class Recipe(Settings):
         if checkpoints.keep < number:
             raise ValueError(
                 f"export averages {number} checkpoints, but checkpoints.keep is {checkpoints.keep}; set "
-                f"checkpoints.keep to {number} or more, or export.average_of to less"
+                f"checkpoints.keep to {number} or more, or export.average_of to at most {checkpoints.keep}"
             )
         # Rounded up, because the last step of a stage always writes one.
         written = -(-steps // checkpoints.every)

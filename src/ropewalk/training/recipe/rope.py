@@ -232,15 +232,16 @@ class Rope(_Parameters):
         """Raise for settings that sliding-window layers cannot have: their distances do not grow with the context."""
         here = LAYER_TYPES[1]
         not_derived = (
-            "which does not follow from the context, because distances in these layers do not grow with it"
+            "because the window limits the distances in these layers, so ropewalk does not derive it from the "
+            "context"
         )
         taken = METHODS.get(self.method)
         if self.method == "auto" or taken is None or taken.length_dependent:
             raise ValueError(f"{here} needs a method with fixed frequencies, got {self.method}; use theta")
         if self.method == "theta" and self.rope_theta == "auto":
-            raise ValueError(f"{here} with method theta needs rope_theta, {not_derived}")
+            raise ValueError(f"{here} with method theta needs a rope_theta, {not_derived}")
         if "factor" in taken.parameters and self.parameter("factor") is None:
-            raise ValueError(f"{here} with method {self.method} needs factor, {not_derived}")
+            raise ValueError(f"{here} with method {self.method} needs a factor, {not_derived}")
 
     @model_validator(mode="after")
     def _one_source_of_factors(self) -> Rope:
