@@ -131,7 +131,7 @@ def _search_panel(curve: SearchCurve) -> tuple[Panel, str]:
     panel = Panel(
         tuple(marks),
         Axis(
-            "forward passes (one candidate on one document)",
+            "forward passes (one candidate on one search row)",
             limits=(0, end),
             text=style.count_text,
             most_ticks=6,
