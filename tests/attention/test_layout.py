@@ -113,7 +113,10 @@ def int32(*values: int) -> torch.Tensor:
     ("fields", "message"),
     [
         ((int32(0, 3, 3), int32(0, 1), torch.arange(3), 0, "full"), "strictly increasing"),
-        ((int32(0, 3), int32(0), torch.arange(3), 1, "full"), "start at anchor_length 1, got 0"),
+        (
+            (int32(0, 3), int32(0), torch.arange(3), 1, "full"),
+            r"cu_seqlens\[0\] must equal anchor_length 1, got 0",
+        ),
         ((int32(0, 3), int32(0), torch.arange(4), 0, "full"), "ends at 3 but position_ids has 4"),
         ((int32(0, 3), int32(0, 1), torch.arange(3), 0, "full"), "segment_documents one entry less"),
         ((torch.tensor([0, 3]), int32(0), torch.arange(3), 0, "full"), "cu_seqlens must be a 1-dimensional"),

@@ -430,8 +430,8 @@ def test_what_is_not_kept_is_not_held(llama):
 @pytest.mark.parametrize(
     ("ids", "positions", "message"),
     [
-        (torch.zeros(5, dtype=torch.int64), torch.arange(4), r"got \(5,\) and \(4,\)"),
-        (torch.zeros(1, 5, dtype=torch.int64), torch.arange(5)[None], r"must both be \[length\]"),
+        (torch.zeros(5, dtype=torch.int64), torch.arange(4), r"got shapes \(5,\) and \(4,\)"),
+        (torch.zeros(1, 5, dtype=torch.int64), torch.arange(5)[None], "must be 1-dimensional, equally long"),
         (torch.zeros(5, dtype=torch.int64), torch.arange(60, 65), "positions must be 0 to 63, got 60 to 64"),
         (torch.zeros(5, dtype=torch.int64), torch.arange(-1, 4), "positions must be 0 to 63, got -1 to 3"),
     ],

@@ -28,7 +28,7 @@ def test_the_finding_is_three_sentences_with_the_audits_own_figures(found):
     assert f"{share} of all attention moves to other tokens (D = {near.D:.3g})" in size
     assert "with random weights D =" in size
     first = next(e for e in found.first_token if e.shifted == "first")
-    assert f"accounts for {first.share_of_D:.1%}" in cause or "contributes nothing" in cause
+    assert f"causes {first.share_of_D:.1%} of D" in cause or "causes none of D" in cause
     assert "on 2 rows" in cause
     best = best_mitigation(found)
     assert best is not None

@@ -124,7 +124,7 @@ def test_parts_are_told(corpus: Path, tokenizer: str, tmp_path: Path) -> None:
             "unknown --pattern 'causal'; choose from full, intra_document",
         ),
         (["--length", "8", "--workers", "-2"], "--workers must be 0 or more, got -2"),
-        (["--length", "8", "--text-field", "body"], "no text field 'body'; the fields are text, source"),
+        (["--length", "8", "--text-field", "body"], "no text field 'body'; the fields are 'text', 'source'"),
         (["--length", "1M"], "the documents do not fill one row"),
         (["--length", "8", "--validation-fraction", "2"], "--validation-fraction must be less than 1, got 2"),
         (

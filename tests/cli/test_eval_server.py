@@ -260,7 +260,10 @@ def test_a_length_beyond_the_servers_context_is_refused_before_any_prompt(
         assert not out.exists()
         said = " ".join(capsys.readouterr().err.split())
         assert f"{server.url} has a context of 499 tokens (max_model_len in /v1/models)" in said
-        assert "but the longest length is 500; start it with a longer one (vLLM: --max-model-len 500" in said
+        assert (
+            "but the longest length is 500; start the server with a longer context (vLLM: --max-model-len 500"
+            in said
+        )
         assert f"says that it serves other/base, but the tokenizer is that of {checkpoint}" in said
         # What fits is measured, and the record says what the server said.
         assert run(checkpoint, *ASKED, "--lengths", "400", "--out", out, "--server", server.url) == 0

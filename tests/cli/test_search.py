@@ -335,7 +335,7 @@ def test_the_beginning_of_joined_documents_keeps_them_apart(checkpoint, text):
         (["--device", "abacus"], "unknown device 'abacus'"),
         (
             ["--start-tokens", "few"],
-            "--start-tokens must be a number of tokens, 0 or more, or the word search, got 'few'",
+            "--start-tokens must be a number of tokens (0 or more) or the word 'search', got 'few'",
         ),
         (["--largest", "0.5"], "--largest must be 1 or more, got 0.5"),
         (["--attention-factor", "0"], "attention_factor"),

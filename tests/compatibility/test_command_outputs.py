@@ -21,7 +21,7 @@ RENAMED: dict[str, str] = {
 
 CHANGED_SENTENCES: dict[str, str] = {
     "no text field": (
-        "error: ../inputs/documents.jsonl:1: no text field 'body'; the fields are text, source; set text_field "
+        "error: ../inputs/documents.jsonl:1: no text field 'body'; the fields are 'text', 'source'; set text_field "
         "(--text-field) to the one that holds the text"
     ),
     "no command": "error: unknown command 'extnd'; did you mean extend? (see ropewalk --help)",
@@ -54,9 +54,9 @@ CHANGED_SENTENCES: dict[str, str] = {
     ),
     "too few documents": (
         "error: the documents do not fill one row: 5047 training tokens in 47 documents, and a row takes "
-        "1048576; choose shorter rows, or set remainder to pad"
+        "1048576; choose shorter rows, or set remainder to 'pad'"
     ),
-    "an unknown source": ("error: weights name the unknown source 'wbe'; the sources are web, books, code"),
+    "an unknown source": ("error: unknown source 'wbe' in weights; the sources are web, books, code"),
     "an unknown field in a tag": (
         "error: --tag: the tag '{title}' may contain only the placeholder {source}, without a format "
         "specification (see ropewalk data pack --help)"
@@ -107,6 +107,7 @@ CHANGED_SENTENCES: dict[str, str] = {
         "error: --dtypes: cannot audit dtype 'float8'; choose from bfloat16, float16, float32 (see "
         "ropewalk audit --help)"
     ),
+    "a factor for theta": "error: 'factor' has no meaning for method 'theta', which takes no parameters",
     "an override without a value": "error: --set needs key=value, got 'output'",
     "an unknown RoPE method in a recipe": (
         "error: recipe ../inputs/recipe.yaml: stages.0.rope.method must be 'default', 'theta', 'linear', "

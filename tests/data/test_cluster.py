@@ -53,7 +53,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", "http://head:8265"])
 def test_addresses_of_another_kind_are_refused(address: str) -> None:
-    with pytest.raises(RopewalkError, match=f"{re.escape(repr(address))} is neither auto nor HOST:PORT"):
+    with pytest.raises(RopewalkError, match=f"{re.escape(repr(address))} must be 'auto' or HOST:PORT"):
         cluster._check_address(address)
 
 

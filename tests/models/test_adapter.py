@@ -107,17 +107,20 @@ def test_groups_of_layers_mean_what_their_names_say():
     [
         (
             {"targets": ["q_prj"]},
-            r"adapter.targets.0 is q_prj, but the model has no .*; did you mean q_proj\?",
+            r"adapter.targets.0 is 'q_prj', but the model has no .*; did you mean q_proj\?",
         ),
         (
             {"targets": ["attention", "nothing"]},
-            "adapter.targets.1 is nothing.*choose from attention, all-linear, q_proj",
+            "adapter.targets.1 is 'nothing'.*choose from attention, all-linear, q_proj",
         ),
         (
             {"targets": ["self_attn"]},
-            "self_attn, which is of class LlamaAttention and can have no adapter; choose from",
+            "'self_attn', which is of class LlamaAttention and can have no adapter; choose from",
         ),
-        ({"targets": ["lm_head"]}, "lm_head, which is the output head and can have no adapter; choose from"),
+        (
+            {"targets": ["lm_head"]},
+            "'lm_head', which is the output head and can have no adapter; choose from",
+        ),
         ({"targets": ["embed_tokens"]}, "which is of class Embedding and"),
         (
             {"rank": 1000},

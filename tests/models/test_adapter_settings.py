@@ -45,7 +45,7 @@ def test_a_name_alone_is_the_method_or_the_only_entry():
         ({"rank": True}, "adapter.rank must be a whole number"),
         ({"alpha": -1}, "adapter.alpha must be more than 0, got -1"),
         ({"dropout": 1}, "adapter.dropout must be less than 1, got 1"),
-        ({"targets": []}, "targets must name linear layers, attention or all-linear"),
+        ({"targets": []}, "targets must be 'attention', 'all-linear' or a list of names of linear layers"),
         ({"targets": ["q_proj", "q_proj"]}, "'q_proj' is listed twice; list it once"),
         ({"also_train": ["norm"]}, r"'norm'; did you mean norms\?"),
         ({"also_train": ["norms", "norms"]}, "'norms' is listed twice"),

@@ -200,7 +200,7 @@ def test_a_length_beside_the_layer_types_must_repeat_that_of_one(tmp_path: Path)
     for wrong in ({"original_max_position_embeddings": 8192}, {"factor": 32.0}):
         key, value = next(iter(wrong.items()))
         with pytest.raises(
-            RopewalkError, match=f"{key} {value} in rope_parameters is beside the layer types"
+            RopewalkError, match=f"rope_parameters sets {key} {value} outside the entries of its layer types"
         ):
             read_model_config(written(tmp_path, {**laguna, "rope_parameters": {**entries, **wrong}}))
 
@@ -323,7 +323,10 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             "rotary_emb_base is 50000",
         ),
         ({**LLAMA, "rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta has two values"),
-        ({**LLAMA, "rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}}, "but type is"),
+        (
+            {**LLAMA, "rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}},
+            "but the key 'type' is",
+        ),
         ({**LLAMA, "rope_scaling": {"type": "llama3", "factor": 8.0}}, "transformers' LlamaConfig rejects"),
         ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "llama3", "factor": 8.0}}, "needs low_freq"),
         ({**LLAMA, "rope_theta": 1e4, "hidden_size": 66}, "hidden_size 66 is not a multiple of .* 4"),
@@ -485,5 +488,5 @@ def test_a_rotary_dim_that_transformers_does_not_read_yet_is_refused_with_the_ve
     with pytest.raises(RopewalkError, match=said):
         _check_rotary_dim(values, methods)
     pretend_transformers(monkeypatch, "5.18.0")
-    with pytest.raises(RopewalkError, match=r"gives 128; correct the wrong one$"):
+    with pytest.raises(RopewalkError, match=r"gives 128; correct rotary_dim, or the other keys$"):
         _check_rotary_dim(values, methods)

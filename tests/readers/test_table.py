@@ -145,7 +145,7 @@ def test_programs_with_a_command_for_each_length_are_named_and_one_without_is_re
     assert [each.split(":")[0] for each in told] == ["vLLM 0.30 and later", "llama.cpp"]
     assert "inputs up to 1,024 tokens: llama-server -m FILE.gguf -c 1024" in told[1]
     with pytest.raises(
-        RopewalkError, match=r"mlx-lm 0\.32 computes .* give longrope the same short_factor and"
+        RopewalkError, match=r"mlx-lm 0\.32 computes .* make longrope's short_factor equal to"
     ):
         refuse_wrong(found, ["mlx-lm"])
     behind = wrong_servers(found, 4096)

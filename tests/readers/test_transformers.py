@@ -56,5 +56,5 @@ def test_version_4_takes_three_keys_for_phi3_and_no_other() -> None:
     scaling = PHI3["rope_scaling"]
     named = {key: value for key, value in scaling.items() if key != "type"} | {"rope_type": "longrope"}
     for changed in ({**scaling, "factor": 32.0}, named):
-        with pytest.raises(RefusedConfigError, match="needs type, short_factor and long_factor"):
+        with pytest.raises(RefusedConfigError, match="needs 'type', short_factor and long_factor"):
             TRANSFORMERS_4.methods(checkpoint_of({**PHI3, "rope_scaling": changed}))

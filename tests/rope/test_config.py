@@ -222,7 +222,7 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
         ),
         (
             {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "type": "dynamic", "factor": 2.0}},
-            "rope_type is 'linear' but type is 'dynamic'",
+            "the key 'rope_type' is 'linear', but the key 'type' is 'dynamic'",
         ),
         (
             {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [1]}},
@@ -275,7 +275,7 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
                 "rope_scaling": {"type": "yarn", "factor": 2.0, "finetuned": "yes"},
                 **LENGTH,
             },
-            "finetuned in the RoPE parameters of the config must be true or false, got 'yes'",
+            "the key 'finetuned' in the RoPE parameters of the config must be true or false, got 'yes'",
         ),
         (
             {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0, "finetuned": True}},
@@ -388,7 +388,7 @@ def test_what_a_config_cannot_say_is_refused(arguments: tuple[Any, int], said: s
 
 def test_the_old_spelling_knows_only_the_layer_types_of_gemma_3() -> None:
     scaled = {**GEMMA, "sliding_attention": Linear(16, 1e4, 2.0)}
-    with pytest.raises(RopewalkError, match=r"sliding_attention linear; write the format of 5\.x"):
+    with pytest.raises(RopewalkError, match=r"linear of sliding_attention; write the format of 5\.x"):
         config_entries(scaled, 16, spelling="4.x")
     with pytest.raises(RopewalkError, match=r"unknown spelling '3\.x'"):
         config_entries(Default(16, 1e4), 16, spelling="3.x")  # type: ignore[arg-type]

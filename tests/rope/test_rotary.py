@@ -174,7 +174,7 @@ def test_start_tokens_keep_unscaled_angles_by_position_not_by_place() -> None:
 def test_dynamic_ntk_runs_in_inference_and_refuses_training() -> None:
     method = DynamicNtk(16, 10000.0, 2.0, 32)
     rotary = RotaryEmbedding(method)
-    with pytest.raises(RopewalkError, match="dynamic is for inference only"):
+    with pytest.raises(RopewalkError, match="method 'dynamic' is for inference only"):
         rotary(X, AT)
     with torch.no_grad():
         rotary(X, AT)

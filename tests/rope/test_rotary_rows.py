@@ -92,7 +92,7 @@ def test_rows_that_are_no_batch_are_refused() -> None:
 
 def test_an_inference_only_row_is_not_trained_with() -> None:
     rows = RotaryRows([METHODS[0], METHODS[4]]).train()
-    with pytest.raises(RopewalkError, match="dynamic is for inference only"):
+    with pytest.raises(RopewalkError, match="method 'dynamic' is for inference only"):
         rows(X, torch.zeros(2, 5, dtype=torch.int64))
 
 

@@ -90,7 +90,9 @@ def test_longrope_starts_from_the_original_length_of_a_longrope_checkpoint() -> 
 def test_dynamic_ntk_checkpoint_counts_as_unscaled() -> None:
     dynamic = DynamicNtk(8, 500000.0, 2.0, 8192)
     assert method_for_target("yarn", dynamic, 8192, 16384) == Yarn(8, 500000.0, 2.0, 8192)
-    with pytest.raises(RopewalkError, match="dynamic cannot be used in training; choose theta, linear"):
+    with pytest.raises(
+        RopewalkError, match="RoPE method 'dynamic' cannot be used in training; choose theta, linear"
+    ):
         method_for_target("default", dynamic, 8192, 16384)
 
 
@@ -121,12 +123,12 @@ def test_parameters_override_what_is_derived() -> None:
         (
             ("linear", PLAIN, 8192, 16384),
             {"parameters": {"beta_fast": 1.0}},
-            "beta_fast has no meaning for 'linear', which takes factor",
+            "'beta_fast' has no meaning for method 'linear', which takes only 'factor'",
         ),
         (
             ("theta", PLAIN, 8192, 16384),
             {"parameters": {"factor": 2.0}},
-            "factor has no meaning for 'theta', which takes no parameters",
+            "'factor' has no meaning for method 'theta', which takes no parameters",
         ),
         (
             ("yarn", SCALED["llama3"], 8192, 16384),
@@ -134,7 +136,11 @@ def test_parameters_override_what_is_derived() -> None:
             "'yarn' on a checkpoint that is already llama3-scaled is ambiguous: choose 'llama3'",
         ),
         (("ntk", SCALED["linear"], 8192, 16384), {}, "already linear-scaled is ambiguous"),
-        (("theta", SCALED["longrope"], 8192, 16384), {"rope_theta": 1e6}, "factors belong to its base"),
+        (
+            ("theta", SCALED["longrope"], 8192, 16384),
+            {"rope_theta": 1e6},
+            "factors belong to the present base",
+        ),
         (("longrope", PLAIN, 8192, 16384), {}, "longrope needs short_factor"),
         (
             ("longrope", PLAIN, 8192, 16384),

@@ -67,7 +67,7 @@ def test_a_finished_run_exports_other_weights_when_it_is_asked_to(values, tmp_pa
     assert extend(recipe_of(values, export=average), resume=True)["after"] == again["after"]
     with pytest.raises(
         RopewalkError,
-        match=r"sets export to last, but .* exported with average, .* no checkpoint left .*; set export to average",
+        match=r"sets export to 'last', but .* exported with 'average', .* no checkpoint .*; set export to 'average'",
     ):
         extend(recipe_of(values), resume=True)
 
@@ -168,7 +168,7 @@ def test_a_deleted_or_damaged_checkpoint_is_refused_by_name(values, tmp_path, ca
     average = {**best, "export": {"weights": "average", "average_of": 2}}
     said = refused(capsys, tmp_path, average)
     assert "export averages the last 2 checkpoints of stage 1, but" in said
-    assert said.endswith("set export to last")
+    assert said.endswith("set export to 'last'")
     with pytest.raises(RopewalkError, match="contains only 1 of this stage"):
         final_weights(Path(values["output"]), recipe_of(average), checkpoint(values, name))
 

@@ -241,7 +241,7 @@ def test_limits_are_lifted_where_there_are_any_and_dual_chunks_must_be(
     assert "set lift: [dual_chunk_attention]" in refused(recipe_values, alone, model=chunks)
     lifted = Recipe.model_validate({**recipe_values, "model": chunks, "lift": ["dual_chunk_attention"]})
     assert resolve(lifted, alone).trained_length == 64
-    message = "lift.0 is windows, but the model has none to remove; leave lift out"
+    message = "lift.0 is 'windows', but the model has no such limit to remove; leave lift out"
     assert message in refused(recipe_values, alone, lift=["windows"])
 
 
@@ -306,7 +306,8 @@ def test_a_load_balancing_loss_of_nothing_is_refused(
     )
     pretend_transformers(monkeypatch, "5.18.1")
     assert refused(asked, None) == (
-        f"{said}, or try transformers 5.19 or later, which records those of more models than the installed 5.18.1"
+        f"{said}, or try transformers 5.19 or later, which records router logits of more models "
+        "than the installed 5.18.1"
     )
     for factor in (-0.1, "off"):
         with pytest.raises(ValidationError, match="router_aux_loss"):

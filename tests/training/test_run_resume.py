@@ -431,7 +431,7 @@ def test_what_cannot_change_a_number_changes_freely(done, cut, tiny_checkpoint, 
     ("override", "why"),
     [
         ("seed=1", "seed 0 -> 1 (what was computed so far depends on it)"),
-        ("stages.0.context=128", "stages.0.context 64 -> 128 (the stage has started with it)"),
+        ("stages.0.context=128", "stages.0.context 64 -> 128 (the stage has started with the old value)"),
         ("stages.0.rope=yarn", "stages.0.rope.method theta -> yarn (the stage keeps the RoPE"),
         ("stages.0.rows_per_step=4", "stages.0.rows_per_step 2 -> 4 (the stage has started"),
         ("stages.0.steps=1", "stages.0.steps 4 -> 1 (2 steps of stage 1 are done"),

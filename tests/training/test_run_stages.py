@@ -94,7 +94,7 @@ def test_a_stage_that_starts_again_with_other_settings_is_as_if_it_had_had_them(
     extend(recipe_of(values))
     before, output = result_of(values), Path(values["output"])
     other = with_stage(values, 1, learning_rate=3e-3, moments="keep", precision="float32", steps=2)
-    with pytest.raises(RopewalkError, match="the stage has started with it"):
+    with pytest.raises(RopewalkError, match="the stage has started with the old value"):
         extend(recipe_of(other), resume=True)
     notes = Notes()
     context = RunContext(reporter=notes)
@@ -137,7 +137,7 @@ def test_a_base_that_was_chosen_is_chosen_again(two_stages, tmp_path):
         (0, None, True, "--from-stage is 0, but the recipe has 2 stages"),
         (None, 3, False, "--until-stage is 3, but the recipe has 2 stages"),
         (None, -1, False, "--until-stage is -1, but the recipe has 2 stages"),
-        (2, 1, True, "--until-stage 1 comes before --from-stage 2; give 2 or more"),
+        (2, 1, True, "--until-stage 1 comes before --from-stage 2; give --until-stage 2 or more"),
         (1, None, True, "--from-stage 1 would train all stages again; start a new run"),
         (2, None, False, "--from-stage 2 continues from a checkpoint of the run, so it needs --resume"),
     ],

@@ -71,11 +71,12 @@ class PackedLayout:
         if self.cu_seqlens.numel() < 2 or self.segment_documents.numel() != self.cu_seqlens.numel() - 1:
             raise RopewalkError(
                 f"cu_seqlens must have at least 2 entries and segment_documents one entry less, got "
-                f"{self.cu_seqlens.numel()} and {self.segment_documents.numel()}"
+                f"{self.cu_seqlens.numel()} entries of cu_seqlens and {self.segment_documents.numel()} of "
+                "segment_documents"
             )
         if int(self.cu_seqlens[0]) != self.anchor_length:
             raise RopewalkError(
-                f"cu_seqlens must start at anchor_length {self.anchor_length}, got {int(self.cu_seqlens[0])}"
+                f"cu_seqlens[0] must equal anchor_length {self.anchor_length}, got {int(self.cu_seqlens[0])}"
             )
         if bool((short := self.cu_seqlens.diff() <= 0).any()):
             at = int(short.nonzero()[0])

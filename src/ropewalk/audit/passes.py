@@ -169,8 +169,8 @@ class Runner:
         """
         if input_ids.dim() != 1 or len(input_ids) == 0 or input_ids.shape != position_ids.shape:
             raise RopewalkError(
-                f"ids and positions must both be [length], got {tuple(input_ids.shape)} and "
-                f"{tuple(position_ids.shape)}"
+                f"ids and positions must be 1-dimensional, equally long and not empty, got shapes "
+                f"{tuple(input_ids.shape)} and {tuple(position_ids.shape)}"
             )
         if not 0 <= int(position_ids.min()) <= int(position_ids.max()) < self.total_length:
             raise RopewalkError(

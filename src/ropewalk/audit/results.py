@@ -436,9 +436,9 @@ def _first_token(audit: Audit) -> str:
     if math.isnan(effect.share_of_D):
         explained = ""
     elif effect.share_of_D <= 0:
-        explained = ", and rounding that token contributes nothing"
+        explained = ", and rounding the first token causes none of D"
     else:
-        explained = f", and rounding that token causes {_percent(effect.share_of_D)}"
+        explained = f", and rounding the first token causes {_percent(effect.share_of_D)} of D"
     if sink.index == 0:
         attended = f"it receives {_percent(sink.attention)} of the attention"
     else:
@@ -447,7 +447,7 @@ def _first_token(audit: Audit) -> str:
             f"{_percent(sink.first_attention)}"
         )
     return (
-        f"attention to the first token makes up {_percent(carried)} of the drift{explained} ({attended}, and would "
+        f"the change of attention to the first token is {_percent(carried)} of D{explained} ({attended}, and would "
         f"receive {_percent(sink.even_attention)} if every query attended evenly to all tokens that it sees)"
     )
 

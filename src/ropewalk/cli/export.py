@@ -124,7 +124,8 @@ def export(
         return
     if rope is not None and gguf is not None:
         raise UsageError(
-            "give --rope or --gguf, not both; write the checkpoint with --rope and convert it first"
+            "give --rope or --gguf, not both; write a checkpoint with --rope, convert it to GGUF, then correct "
+            "the GGUF file with --gguf"
         )
     if out is None and (rope is not None or gguf is not None):
         raise UsageError("--rope needs --out DIR" if gguf is None else "--gguf needs --out FILE")

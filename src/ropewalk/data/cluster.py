@@ -227,7 +227,7 @@ def _check_address(address: str) -> None:
     found = _HOST_AND_PORT.fullmatch(address)
     if found is None:
         raise RopewalkError(
-            f"the Ray address {address!r} is neither auto nor HOST:PORT; run this command on a node of the cluster "
+            f"the Ray address {address!r} must be 'auto' or HOST:PORT; run this command on a node of the cluster "
             "with --address auto"
         )
     try:

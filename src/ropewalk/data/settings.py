@@ -519,7 +519,7 @@ class PackingSettings(RowPolicies):
         ):
             raise RopewalkError(
                 f"the tokenizer has no BOS token to start a {self.bos} with; set bos to none"
-                + ("" if self.bos == "document" else ", or choose the pattern anchor, which uses EOS")
+                + ("" if self.bos == "document" else ", or set pattern to anchor, which starts rows with EOS")
             )
         return self.bos
 

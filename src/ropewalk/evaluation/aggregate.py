@@ -278,8 +278,8 @@ def _refuse_other_samples(by_name: Mapping[str, TaskResult]) -> None:
         edges = [[(each.start, each.end) for each in r.positions] for r in (first, result)]
         if result.details.get(SAMPLES) != first.details.get(SAMPLES) or edges[0] != edges[1]:
             raise RopewalkError(
-                f"the results of {first.suite} {first.task} of checkpoint {name} come from other samples or position "
-                "bins than those of the first checkpoint; evaluate all checkpoints on the same samples"
+                f"checkpoint {name} was measured on other samples or position bins of {first.suite} {first.task} than "
+                "the first checkpoint; evaluate all checkpoints on the same samples"
             )
 
 

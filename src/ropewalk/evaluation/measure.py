@@ -175,7 +175,7 @@ def _check_chat(settings: Settings, suites: Sequence[Suite], chosen: Mapping[str
                 what = TEACHER_FORCED if isinstance(suite, GeneratedSuite) else suite.name
                 raise RopewalkError(
                     f"{option} has no effect on {what}, which does not generate answers to ropewalk's own prompts; "
-                    f"leave out {option} or {what}"
+                    f"omit {option}, or evaluate without {what}"
                 )
 
 

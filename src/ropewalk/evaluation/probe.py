@@ -118,7 +118,7 @@ def candidate_methods(
     if not methods:
         reasons = "; ".join(f"{name}: {result.reason}" for name, result in refused.items())
         raise RopewalkError(
-            f"no RoPE setting to probe ({reasons or 'none was named'}); add the setting current, which always applies"
+            f"no RoPE setting to probe ({reasons or 'none was named'}); add the setting 'current', which always applies"
         )
     return methods, list(refused.values())
 

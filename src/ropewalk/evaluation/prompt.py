@@ -154,7 +154,11 @@ class PromptEncoder:
                 enable_thinking=self.thinking > 0,
             )
         except TemplateError as error:
-            more = "" if self.system is None else "; leave out --system-prompt, or write it into the template"
+            more = (
+                ""
+                if self.system is None
+                else "; leave out --system-prompt, or write the system prompt into the template"
+            )
             raise RopewalkError(f"the chat template cannot write this prompt ({error}){more}") from error
         return opened if self._prefix_in_turn else opened + answer_prefix
 

@@ -163,7 +163,7 @@ def make_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[
     varied = tuple(Varied.parse(text) for text in vary)
     for each in varied:
         if each.key in REFUSED:
-            raise RopewalkError(f"--vary cannot change {each.key}; {REFUSED[each.key]}")
+            raise RopewalkError(f"--vary cannot change the key {each.key!r}; {REFUSED[each.key]}")
         if [other.key for other in varied].count(each.key) > 1:
             raise RopewalkError(
                 f"--vary {each.key} is given twice; give all values of this key in one --vary"

@@ -180,12 +180,12 @@ def _linear_layers(
                 else f"of class {type(modules[named[0]]).__name__}"
             )
             raise RopewalkError(
-                f"{key} is {target}, which is {what} and can have no adapter; choose from "
+                f"{key} is {target!r}, which is {what} and can have no adapter; choose from "
                 f"{', '.join(_choices(linear))}"
             )
     if not found:
         raise RopewalkError(
-            f"{key} is {target}, but the model has no such linear layer; {near_or_all(target, _choices(linear))}"
+            f"{key} is {target!r}, but the model has no such linear layer; {near_or_all(target, _choices(linear))}"
         )
     return found
 

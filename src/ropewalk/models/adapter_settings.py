@@ -70,7 +70,9 @@ class AdapterSettings(Settings):
     @classmethod
     def _some(cls, names: list[str]) -> list[str]:
         if not names:
-            raise ValueError(f"must name linear layers, {ATTENTION} or {ALL_LINEAR}")
+            raise ValueError(
+                f"must be {ATTENTION!r}, {ALL_LINEAR!r} or a list of names of linear layers, got an empty list"
+            )
         return names
 
     @field_validator("targets", "also_train")

@@ -48,7 +48,7 @@ from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
 
 DRAFTS = "drafts tokens from the hidden states and keys of another model; extend that model"
 NO_DECODERS = {
-    "blt": "reads bytes in patches that a second model within it chooses, and has four RoPEs; ropewalk extends only "
+    "blt": "reads bytes in patches, which a second model inside it chooses, and has four RoPEs; ropewalk extends only "
     "models with one decoder that reads tokens",
     "dory": "runs some of its layers several times for a token; ropewalk trains, plans and checks models that run each "
     "layer once",
@@ -241,7 +241,7 @@ class ModelConfig:
         if found is None:
             known = ", ".join(map(str, self.methods))
             raise RopewalkError(
-                f"none of this model's layer types has full attention ({known}); nothing to plan"
+                f"none of this model's layer types ({known}) has full attention, so there is nothing to plan"
             )
         return found
 

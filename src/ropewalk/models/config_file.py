@@ -286,7 +286,7 @@ def _refuse_unknown_keys(decoder: Mapping[str, Any], config_class: Any) -> None:
         if value and key not in known and ROPE_WORD.search(key):
             raise RopewalkError(
                 f"{key} {value!r} in the config is unknown to ropewalk and could change the RoPE frequencies; "
-                "remove it if it does not"
+                f"remove {key} if it does not change them"
             )
 
 
@@ -298,7 +298,7 @@ def _check_rotary_dim(values: Mapping[str, Any], methods: Mapping[str | None, Ro
             if since is not None and (installed := older_transformers(since)) is not None:
                 refusal += f", as transformers {installed} would compute; use transformers {since} or later"
             else:
-                refusal += "; correct the wrong one"
+                refusal += "; correct rotary_dim, or the other keys"
             raise RopewalkError(refusal)
 
 

@@ -218,7 +218,8 @@ def check_layers(config: Mapping[str, Any]) -> None:
     idle = pattern is None or (pattern == 0 and config.get("layer_types"))
     if isinstance(pattern, bool) or not (idle or (pattern and isinstance(pattern, str | int))):
         raise RopewalkError(
-            f"sliding_window_pattern is {pattern!r} in the config, but must be a whole number of at least 1, or letters"
+            f"sliding_window_pattern is {pattern!r} in the config, but must be a whole number of at least 1, or a "
+            "string of the letters L and G"
         )
     check_recurrent_heads(config, kinds)
     _check_heads_of_layers(config)

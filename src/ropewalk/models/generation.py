@@ -107,8 +107,8 @@ def _refuse_lost_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if int(positions.min()) > 0:
         raise RopewalkError(
             f"this call has only the token at position {int(positions.max())} and no cache of the tokens before it: "
-            "Phi-3 before transformers 5.20, and Phi-4-multimodal still, drop the cache when a sequence passes the "
-            "original length; generate with use_cache=False, or for Phi-3 use transformers 5.20 or later"
+            "Phi-4-multimodal, and Phi-3 before transformers 5.20, drop the cache when a sequence passes the original "
+            "length; generate with use_cache=False, or for Phi-3 use transformers 5.20 or later"
         )
 
 

@@ -137,8 +137,8 @@ def gguf_rope(method: RopeMethod, architecture: str) -> GgufRope:
             )
         case _:
             raise RopewalkError(
-                f"llama.cpp does not implement {method.name}; extend with a new rope_theta, linear or yarn, or for the "
-                "architecture llama also with llama3 or longrope"
+                f"llama.cpp does not implement {method.name!r}; extend with a new rope_theta, 'linear' or 'yarn'; the "
+                "architecture llama also allows 'llama3' and 'longrope'"
             )
 
 
@@ -246,8 +246,8 @@ def _refuse_another_model(
         found = present.get(f"{architecture}.{key}")
         if found is not None and expected is not None and found != expected:
             raise RopewalkError(
-                f"{source} was made from another model: {architecture}.{key} is {found} in it, and {expected} in the "
-                "config"
+                f"{source} was made from another model: its {architecture}.{key} is {found}, but the config gives "
+                f"{expected}"
             )
 
 

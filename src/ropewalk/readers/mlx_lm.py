@@ -87,7 +87,9 @@ def _by_layer(checkpoint: Checkpoint) -> Methods:
 def _of_phi(scaling: Mapping[str, Any]) -> dict[str, Any]:
     missing = [key for key in ("long_factor", "type") if key not in scaling]
     if missing:
-        raise RefusedConfigError(f"its code for phi3 needs {' and '.join(missing)} in rope_scaling")
+        raise RefusedConfigError(
+            f"its code for phi3 needs {' and '.join(map(repr, missing))} in rope_scaling"
+        )
     return dict(scaling) if scaling["type"] in ("longrope", "su", "linear") else {}
 
 

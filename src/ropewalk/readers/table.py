@@ -251,7 +251,8 @@ def refuse_wrong(found: Sequence[Reading], programs: Sequence[str]) -> None:
         if unserved or reading.verdict in ("differs", "refuses", "not known"):
             right = [each.key for each in found if each.verdict == "same"]
             remedy = (
-                "give longrope the same short_factor and long_factor, or extend the model with yarn or a new rope_theta"
+                "make longrope's short_factor equal to its long_factor, or extend the model with yarn or a new "
+                "rope_theta"
                 if unserved
                 else "extend the model with a new rope_theta, which every program computes correctly"
             )

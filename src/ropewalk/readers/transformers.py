@@ -78,11 +78,13 @@ def _as_version_4(checkpoint: Checkpoint) -> Methods:
     known["rope_theta"] = bases[kind] if stated is None else stated
     newer = checkpoint.stated.get("rope_parameters") or {}
     if PARTIAL in newer and PARTIAL not in checkpoint.stated:
-        raise UnreadConfigError(f"which {PARTIAL} its config class for {kind} uses was not examined")
+        raise UnreadConfigError(
+            f"its config class for {kind} was not examined, so it is not known which {PARTIAL} it uses"
+        )
     scaling = dict(known.get("rope_scaling") or {})
     if kind == "phi3" and scaling and scaling.keys() != PHI3_KEYS:
         raise RefusedConfigError(
-            "its class for phi3 needs type, short_factor and long_factor in rope_scaling, and no other key"
+            "its class for phi3 needs 'type', short_factor and long_factor in rope_scaling, and no other key"
         )
     if scaling.get("rope_type", scaling.get("type")) in ("longrope", "su") and ORIGINAL not in known:
         # Only the top level counts for longrope; without it, every input is within the original length.

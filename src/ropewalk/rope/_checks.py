@@ -51,7 +51,7 @@ def check_sequence_length(value: int | None) -> int | None:
 def check_ntk_dim(rotary_dim: int) -> None:
     if rotary_dim < 4:
         raise RopewalkError(
-            f"NTK scaling divides by rotary_dim - 2, so it needs at least 4, got {rotary_dim}"
+            f"NTK scaling divides by rotary_dim - 2, so rotary_dim must be at least 4, got {rotary_dim}"
         )
 
 

@@ -194,8 +194,8 @@ def _entries_of_layers(parameters: Config) -> dict[str, Config | None]:
             key != ORIGINAL or all((e or {}).get(key) != value for e in entries.values())
         ):
             raise RopewalkError(
-                f"{key} {value!r} in rope_parameters is beside the layer types, where nothing reads it; move it into "
-                f"the entry of {' or '.join(entries)}"
+                f"rope_parameters sets {key} {value!r} outside the entries of its layer types, where nothing reads it; "
+                f"move {key} into the entry of {' or '.join(entries)}"
             )
     return entries
 
@@ -220,7 +220,8 @@ def _nested_methods(config: Config, parameters: Config) -> dict[str | None, Rope
         stated = config.get(key)
         if stated is not None and all(method.rope_theta != stated for method in methods.values()):
             raise RopewalkError(
-                f"{key} is {stated}, but no layer type in rope_parameters has it; remove the wrong one"
+                f"{key} is {stated}, but no layer type in rope_parameters has this base; remove {key}, or correct "
+                "rope_parameters"
             )
     return methods
 
@@ -321,7 +322,9 @@ def _method_of_type(entry: Config) -> type[RopeMethod]:
     unknown = [kind for kind in kinds if kind not in known]
     methods = {known[kind] for kind in kinds if kind in known}
     if len(kinds) > 1 and (unknown or len(methods) > 1):
-        raise RopewalkError(f"rope_type is {entry['rope_type']!r} but type is {entry['type']!r}; keep one")
+        raise RopewalkError(
+            f"the key 'rope_type' is {entry['rope_type']!r}, but the key 'type' is {entry['type']!r}; keep only one key"
+        )
     if unknown:
         raise RopewalkError(f"unknown rope type {unknown[0]!r}; known are {', '.join(known)}")
     return methods.pop()
@@ -382,9 +385,9 @@ def config_entries(
         local = by_layer.get("sliding_attention")
         if set(written) != {"full_attention", "sliding_attention"} or not isinstance(local, Default):
             raise RopewalkError(
-                "the config format of transformers 4.x has room for one RoPE of full_attention and a plain base of "
-                "sliding_attention, got "
-                f"{', '.join(f'{key} {method.name}' for key, method in by_layer.items())}; write the format of 5.x"
+                "the config format of transformers 4.x can state only a RoPE method of full_attention and an unscaled "
+                "base of sliding_attention, but the methods are "
+                f"{', '.join(f'{method.name} of {key}' for key, method in by_layer.items())}; write the format of 5.x"
             )
         entries["rope_local_base_freq"] = local.rope_theta
     scaling = dict(written[None] if None in written else written["full_attention"])
@@ -418,7 +421,8 @@ def replace_methods(
             if length != before[ORIGINAL]:
                 raise RopewalkError(
                     f"{TEMPERATURE} {before[TEMPERATURE]} counts positions in steps of {ORIGINAL} {before[ORIGINAL]}, "
-                    f"and the new RoPE would set {ORIGINAL} to {length}; choose a method that keeps it, such as theta"
+                    f"and the new RoPE would set {ORIGINAL} to {length}; choose a method that keeps "
+                    f"{before[ORIGINAL]}, such as theta"
                 )
             kept[ORIGINAL] = length
         written["rope_parameters"] = {**entry, **kept}

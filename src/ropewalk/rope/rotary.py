@@ -115,7 +115,8 @@ class RotaryEmbedding(nn.Module):
         method = self._method(layer_type)
         if self.training and torch.is_grad_enabled() and not method.trainable:
             raise RopewalkError(
-                f"{method.name} is for inference only and cannot be used in training; choose a trainable method"
+                f"method {method.name!r} is for inference only and cannot be used in training; choose a trainable "
+                "method"
             )
         # MPS has no float64, so the CPU computes the angles for it.
         device = torch.device("cpu") if x.device.type == "mps" else x.device

@@ -83,7 +83,8 @@ def method_for_target(
     if name == "default":
         if not current.trainable:
             raise RopewalkError(
-                f"{current.name} cannot be used in training; choose theta, linear, ntk or yarn"
+                f"the checkpoint's RoPE method {current.name!r} cannot be used in training; choose theta, linear, ntk "
+                "or yarn"
             )
         return current
     plain = current.plain
@@ -103,8 +104,8 @@ def _given(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in parameters.items() if value is not None}
     for key in given:
         if key not in known:
-            takes = ", ".join(known) or "no parameters"
-            raise RopewalkError(f"{key} has no meaning for {name!r}, which takes {takes}")
+            takes = f"only {', '.join(map(repr, known))}" if known else "no parameters"
+            raise RopewalkError(f"{key!r} has no meaning for method {name!r}, which takes {takes}")
     return given
 
 
@@ -113,7 +114,7 @@ def _with_theta(
 ) -> RopeMethod:
     if isinstance(current, LongRope):
         raise RopewalkError(
-            "'theta' on a longrope checkpoint is ambiguous: its factors belong to its base; choose "
+            "'theta' on a longrope checkpoint is ambiguous: the longrope factors belong to the present base; choose "
             "'longrope' with factors for the target length"
         )
     if rope_theta is None:

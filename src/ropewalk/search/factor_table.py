@@ -508,7 +508,7 @@ def from_csv(source: Path, model: ModelConfig, target_length: int, start_tokens:
     if start_tokens and goal.short:
         raise RopewalkError(
             f"start tokens apply to long factors only, and {target_length} tokens are within the original length; omit "
-            "them"
+            "the start tokens"
         )
     table = Factors(
         model=FactorsModel.of(model.model, goal),

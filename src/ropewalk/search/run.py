@@ -415,7 +415,7 @@ def _check_goal(goal: Goal, settings: SearchSettings) -> None:
     if goal.short and settings.short_penalty:
         raise RopewalkError(
             f"--short-penalty {settings.short_penalty:g} applies to long factors only; {goal.target_length} tokens are "
-            "within the original length, so omit it"
+            "within the original length, so omit --short-penalty"
         )
 
 

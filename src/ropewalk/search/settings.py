@@ -48,7 +48,7 @@ def _start_tokens(value: Any) -> Any:
     if isinstance(value, str):
         # isdigit() alone accepts digits such as ², which int() refuses.
         if not (value.isascii() and value.isdigit()):
-            raise ValueError(f"must be a number of tokens, 0 or more, or the word {ANY_START_TOKENS}")
+            raise ValueError(f"must be a number of tokens (0 or more) or the word {ANY_START_TOKENS!r}")
         value = int(value)
     # A tuple from Python stays as it is.
     return (value,) if isinstance(value, int) else value

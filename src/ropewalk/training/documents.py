@@ -154,7 +154,7 @@ def all_rows(
     if any(len(inputs) > 1 for inputs in states.values()):
         raise RopewalkError(
             f"the documents have changed since the run in {output} started, so a new stage could train on documents "
-            "that the run holds out for evaluation; restore them, or start a new run"
+            "that the run holds out for evaluation; restore the documents as they were, or start a new run"
         )
     return rows
 
@@ -211,7 +211,7 @@ def _rows_again(
         if folder.is_dir() and not (folder / WORK).is_dir():
             raise RopewalkError(
                 f"the packed rows in {folder} have no readable manifest; delete the folder {folder}, and --resume will "
-                "pack them again"
+                "pack the rows again"
             )
         packed = _rows(resolved, context, number, held_out)
         # The name is a digest of all that the rows depend on, the documents included.

@@ -90,14 +90,14 @@ def final_weights(output: Path, recipe: Recipe, last: Path) -> FinalWeights:
                 + (
                     f"set export to {{weights: average, average_of: {len(there)}}}"
                     if len(there) > 1
-                    else "set export to last"
+                    else "set export to 'last'"
                 )
             )
         return FinalWeights(export, tuple(there[-export.average_of :]))
     best = _best(output, recipe, Position(stage, step, 0))
     if best is None:
         raise RopewalkError(
-            "no evaluation during training measured the score of export.by; set export to last"
+            "no evaluation during training measured the score of export.by; set export to 'last'"
         )
     return FinalWeights(export, (_path(output, best[1]),), best[0])
 
@@ -139,7 +139,8 @@ def check_final_weights(output: Path, recipe: Recipe, checkpoint: Path | None) -
     for path in paths:
         if not path.is_dir():
             raise RopewalkError(
-                f"export would take the best checkpoint so far, {path.name}, but it was deleted; set export to last"
+                f"export would take the best checkpoint so far, {path.name}, but that checkpoint was deleted; set "
+                "export to 'last'"
             )
 
 
@@ -186,7 +187,7 @@ def check_whole(found: FinalWeights, world: World) -> None:
             raise world.known_to_all(
                 RopewalkError(
                     f"checkpoint {path.name}, which export needs, is damaged ({what}); restore it, or set export to "
-                    "last"
+                    "'last'"
                 )
             )
 

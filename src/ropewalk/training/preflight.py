@@ -234,8 +234,8 @@ def _router_aux_loss(number: int, stage: Stage, config: ModelConfig) -> float:
         later = ""
         if (installed := older_transformers(MOST_RECORDED_SINCE)) is not None:
             later = (
-                f", or try transformers {MOST_RECORDED_SINCE} or later, which records those of more models than the "
-                f"installed {installed}"
+                f", or try transformers {MOST_RECORDED_SINCE} or later, which records router logits of more models "
+                f"than the installed {installed}"
             )
         raise EngineError(
             f"stages.{number} trains with router_aux_loss {factor:g}, but transformers does not record the router "
@@ -319,7 +319,9 @@ def _without_limits(recipe: Recipe, config: ModelConfig) -> ModelConfig:
     for number, limit in enumerate(recipe.lift):
         if limit not in config.limits:
             instead = f"lift can remove {', '.join(config.limits)}" if config.limits else "leave lift out"
-            raise RopewalkError(f"lift.{number} is {limit}, but the model has none to remove; {instead}")
+            raise RopewalkError(
+                f"lift.{number} is {limit!r}, but the model has no such limit to remove; {instead}"
+            )
     return config.lifted(recipe.lift)
 
 
@@ -507,7 +509,7 @@ def refuse_on_mesh(
         raise EngineError(
             f"the model has recurrent layers ({len(config.recurrent_layers)} of {len(config.layers)}), whose state is "
             f"not passed between ranks, but parallel {mesh.setting} splits each row over {mesh.sequence_degree} ranks; "
-            "set parallel.ring and parallel.sequence to 1, and only parallel.replicate and parallel.shard higher"
+            "set parallel.ring and parallel.sequence to 1, and use parallel.replicate and parallel.shard instead"
         )
     if config.model_type in DRAWS_EXPERTS:
         raise RopewalkError(

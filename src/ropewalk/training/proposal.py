@@ -175,7 +175,7 @@ def _with_text_field(path: str, given: str | None) -> SourceSpec:
         found.append(spec)
     if len(found) == 1:
         return found[0]
-    several = f"; the text may be in {' or '.join(each.text_field for each in found)}" if found else ""
+    several = f"; the text may be in {' or '.join(repr(each.text_field) for each in found)}" if found else ""
     raise RopewalkError(f"{refused}{several}") from refused
 
 

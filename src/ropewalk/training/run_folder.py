@@ -154,7 +154,8 @@ class StageRange:
             return
         if self.last is not None and self.last < self.first:
             raise RopewalkError(
-                f"--until-stage {self.last} comes before --from-stage {self.first}; give {self.first} or more"
+                f"--until-stage {self.last} comes before --from-stage {self.first}; give --until-stage {self.first} or "
+                "more"
             )
         if self.first == 1:
             raise RopewalkError(
@@ -163,7 +164,8 @@ class StageRange:
         if not resume:
             raise RopewalkError(
                 f"--from-stage {self.first} continues from a checkpoint of the run, so it needs --resume; for a new "
-                "run without the earlier stages, remove them from the recipe and set model to a model trained with them"
+                "run without the earlier stages, remove these stages from the recipe and set the key 'model' to their "
+                "trained model"
             )
 
 
@@ -390,8 +392,8 @@ def reached(output: Path, start: Start, world: World) -> Reached:
         if checkpoint is None:
             raise world.known_to_all(
                 RopewalkError(
-                    f"the recipe sets export to {now}, but the model in {model} was exported with {was}, and the run "
-                    f"has no checkpoint left to export again; set export to {was}"
+                    f"the recipe sets export to {now!r}, but the model in {model} was exported with {was!r}, and the "
+                    f"run has no checkpoint left to export again; set export to {was!r}"
                 )
             )
         exported, changed = None, f"export changes from {was} to {now}"

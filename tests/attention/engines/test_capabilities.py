@@ -15,9 +15,17 @@ from ropewalk.attention import ENGINES, AttentionSpec, check_engine, resolve_eng
         ("varlen", {"dtype": torch.float32}, "needs bfloat16 or float16, got torch.float32; use engine flex"),
         ("varlen", {"softcap": 50.0}, r"not support a soft cap \(softcap=50.0\); use engine flex"),
         ("varlen", {"sinks": True}, "varlen does not support attention sinks.*; use engine flex"),
-        ("varlen", {"head_dim": 288}, "up to 256, got 288 and 288; use engine segments"),
-        ("varlen", {"head_dim": 100}, "a multiple of 8 up to 256, got 100 and 100; use engine flex"),
-        ("varlen", {"value_dim": 32}, "equal head dimensions.*got 64 and 32; use engine flex"),
+        ("varlen", {"head_dim": 288}, "up to 256, got 288 for keys and 288 for values; use engine segments"),
+        (
+            "varlen",
+            {"head_dim": 100},
+            "a multiple of 8 up to 256, got 100 for keys and 100 for values; use engine flex",
+        ),
+        (
+            "varlen",
+            {"value_dim": 32},
+            "one head dimension.*got 64 for keys and 32 for values; use engine flex",
+        ),
         (
             "varlen",
             {"capability": (7, 5)},

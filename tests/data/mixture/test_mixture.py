@@ -574,10 +574,13 @@ def test_settings_survive_json(settings: MixtureSettings) -> None:
     [
         (
             {"weights": {"blogs": 1}},
-            r"weights name the unknown source 'blogs'; the sources are arxiv, wiki, books",
+            r"unknown source 'blogs' in weights; the sources are arxiv, wiki, books",
         ),
-        ({"shares": {"blogs": 1}}, r"shares name the unknown source 'blogs'"),
-        ({"shares": {"arxiv": 1}}, r"do not name source 'wiki'; name every source .* with 0 to exclude one"),
+        ({"shares": {"blogs": 1}}, r"unknown source 'blogs' in shares"),
+        (
+            {"shares": {"arxiv": 1}},
+            r"source 'wiki' is missing in shares; give every source .* 0 to exclude it",
+        ),
         ({"shares": {"arxiv": 1, "wiki": 1, "books": 2}}, r"'books' has no tokens for its share of 0\.5"),
         ({"weights": {"arxiv": 0, "wiki": 0}}, r"select no tokens"),
         (

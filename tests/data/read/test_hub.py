@@ -16,7 +16,7 @@ def test_hugging_face_dataset_streams_a_local_folder(tmp_path: Path) -> None:
     documents = read(f"hf:{folder}")
     assert texts(documents) == TEXTS
     assert {document.source for document in documents} == {"corpus"}
-    with pytest.raises(RopewalkError, match="no text field 'body'; the fields are id, text"):
+    with pytest.raises(RopewalkError, match="no text field 'body'; the fields are 'id', 'text'"):
         read(f"hf:{folder}@train", text_field="body")
     with pytest.raises(RopewalkError, match=r"cannot load hf:.*@dev"):
         read(f"hf:{folder}@dev")

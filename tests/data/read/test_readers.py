@@ -88,7 +88,7 @@ FAULTS = {
     "no text field": (
         "a.jsonl",
         b'{"body": "x", "url": 1}',
-        "no text field 'text'; the fields are body, url",
+        "no text field 'text'; the fields are 'body', 'url'",
     ),
     "empty record": ("a.jsonl", b"{}", "no text field 'text'; the record is empty"),
     "null": ("a.jsonl", b'{"text": null}', r":1: the field 'text' must be a string, got null"),

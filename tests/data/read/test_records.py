@@ -12,7 +12,7 @@ from tests.data.read.read_cases import read, write_parquet
 
 def test_parquet_faults_name_columns_and_rows(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", {"body": ["x", "y", None]})
-    with pytest.raises(RopewalkError, match="no text field 'text'; the fields are body"):
+    with pytest.raises(RopewalkError, match="no text field 'text'; the fields are 'body'"):
         read(path)
     with pytest.raises(RopewalkError, match=r"a\.parquet:row 2: the field 'body' must be a string, got null"):
         read(path, text_field="body")

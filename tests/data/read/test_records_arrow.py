@@ -71,7 +71,8 @@ def test_one_of_several_splits_must_be_named(tmp_path: Path) -> None:
     whole = Dataset.from_dict({"input_ids": IDS})
     DatasetDict({"train": whole, "test": whole.select([0])}).save_to_disk(str(tmp_path / "both"))
     with pytest.raises(
-        RopewalkError, match=r"holds the splits test, train of .*; give one, such as .*both/test"
+        RopewalkError,
+        match=r"holds several splits of a dataset \(test, train\); give one split, such as .*both/test",
     ):
         ids(tmp_path / "both")
     assert ids(tmp_path / "both" / "train") == IDS
@@ -115,5 +116,5 @@ def test_other_contents_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "empty.arrow", tmp_path / "noise.arrow"):
         with pytest.raises(RopewalkError, match=path.name):
             ids(path)
-    with pytest.raises(RopewalkError, match=r"no text field 'text'; the fields are a, b"):
+    with pytest.raises(RopewalkError, match=r"no text field 'text'; the fields are 'a', 'b'"):
         ids(columns)

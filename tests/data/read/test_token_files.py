@@ -335,7 +335,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "offsets are no numbers": (
         lambda t: write(t, a__npy=IDS, a__csv__gz=gzip.compress(b"start,end\n")),
         {},
-        r"a\.csv\.gz:1: expected the first token of a document",
+        r"a\.csv\.gz:1: the line must begin with two whole numbers",
     ),
     "offsets leave a gap": (
         lambda t: write(t, a__npy=IDS, a__csv__gz=gzip.compress(b"0,1,x\n2,4,y\n")),
@@ -352,7 +352,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
             t, a__npy=LONG.astype("<u4").tobytes()[: 4 * 50], a__csv__gz=gzip.compress(b"0,100,x\n")
         ),
         {},
-        r"a\.npy: every second of the first 100 token ids, read as uint16, is below 4, .*cut in half; restore the file",
+        r"a\.npy: every other id among the first 100, read as uint16, is below 4, .*cut in half; restore the file",
     ),
     "npy cut in half to bytes": (
         lambda t: write(t, a__npy=LONG.astype("<u2").tobytes()[:100], a__csv__gz=gzip.compress(b"0,100,x\n")),
@@ -362,7 +362,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "raw file of wider ids": (
         lambda t: write(t, a__bin=LONG.astype("<u4").tobytes()),
         {"separator_id": 7, "token_dtype": "uint16"},
-        r"a\.bin: every second of the first 200 .* the ids are probably uint32; set token_dtype to uint32",
+        r"a\.bin: every other id among the first 200, .* the ids are probably uint32; set token_dtype to uint32",
     ),
     "raw file of narrower ids": (
         lambda t: write(t, a__bin=LONG.astype("<u2").tobytes()),

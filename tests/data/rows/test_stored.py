@@ -56,7 +56,9 @@ def test_rows_of_another_tokenizer_or_setting_are_refused(
     other = tokenizer_identity(make_tokenizer(bos="<begin>"))
     with pytest.raises(RopewalkError, match=r"packed with another tokenizer .*sha256"):
         open_rows(rows.folder, tokenizer=other)
-    with pytest.raises(RopewalkError, match=r"was packed with positions reset, not continuous"):
+    with pytest.raises(
+        RopewalkError, match=r"was packed with positions: reset, but you gave positions: continuous"
+    ):
         open_rows(rows.folder, settings=changed(SETTINGS, positions="continuous"))
 
 

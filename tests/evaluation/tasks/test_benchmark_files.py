@@ -67,13 +67,13 @@ def test_parts_are_joined_in_order_and_other_doubles_refused(tmp_path):
         save(tmp_path / f"test-0000{part}-of-00002.jsonl", [{"q": part}])
     assert found(tmp_path) == {"test": [0, 1]}
     save(tmp_path / "my_test.jsonl")
-    with pytest.raises(RopewalkError, match="more than one file of the split test"):
+    with pytest.raises(RopewalkError, match="more than one file of the split 'test'"):
         found(tmp_path)
 
 
 def test_questions_that_are_missing_are_refused(tmp_path):
     save(tmp_path / "train.jsonl")
-    with pytest.raises(RopewalkError, match="has no file of the split test, only of train"):
+    with pytest.raises(RopewalkError, match="has no file of the split 'test', only of 'train'"):
         found(tmp_path)
 
 

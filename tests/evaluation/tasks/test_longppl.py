@@ -305,7 +305,7 @@ def test_evaluator_chooses_and_the_model_is_scored() -> None:
         ).n_key_tokens
         == 0
     )
-    with pytest.raises(RopewalkError, match=r"evaluator sure .* needs the model's tokenizer too"):
+    with pytest.raises(RopewalkError, match=r"evaluator 'sure' .* needs the model's tokenizer too"):
         long_perplexity(
             WindowReader(unsure, identity(), BOS), [needle(30)], KeyTokenRule(64, 8, 4), evaluator=evaluator
         )
@@ -346,7 +346,7 @@ def test_key_tokens_of_another_tokenizer_are_found_by_their_characters() -> None
     cut = len(first) + 1
     with pytest.raises(
         RopewalkError,
-        match=r"more than 12 tokens .* of the evaluator words; .* has 12 after truncation to \d+ tokens",
+        match=r"more than 12 tokens .* of the evaluator 'words'; .* has 12 after truncation to \d+ tokens",
     ):
         long_perplexity(
             WindowReader(model, identity(), None),

@@ -150,8 +150,8 @@ def test_nearest_line_by_hand() -> None:
         ({"depths": (0.5, 50.0)}, "shares from 0 to 1, ascending, got 0.5, 50"),
         ({"depths": (float("nan"),)}, "got nan"),
         ({"haystack": "hay"}, "unknown haystack 'hay'; choose from noise, essay, embedded, text"),
-        ({"haystack": "text"}, "0 words were given, but the haystack is 'text'"),
-        ({"words": ("a",)}, "1 words were given, but the haystack is 'noise'"),
+        ({"haystack": "text"}, "the haystack 'text' needs words, got none; pass words="),
+        ({"words": ("a",)}, "the haystack 'noise' takes no words, got 1; omit words="),
     ],
 )
 def test_impossible_settings_are_refused(fields: dict[str, Any], message: str) -> None:

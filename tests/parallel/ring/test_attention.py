@@ -254,8 +254,20 @@ def test_gradients_by_finite_differences():
             {"softcap": 50.0},
             r"does not support a soft cap \(softcap=50.0\)",
         ),
-        ("varlen", "cuda", torch.bfloat16, {"head_dim": 320}, r"a multiple of 8 up to 256, got 320 and 320"),
-        ("varlen", "cuda", torch.bfloat16, {"value_dim": 32}, r"equal head dimensions.*got 64 and 32"),
+        (
+            "varlen",
+            "cuda",
+            torch.bfloat16,
+            {"head_dim": 320},
+            r"a multiple of 8 up to 256, got 320 for keys and 320 for values",
+        ),
+        (
+            "varlen",
+            "cuda",
+            torch.bfloat16,
+            {"value_dim": 32},
+            r"one head dimension.*got 64 for keys and 32 for values",
+        ),
         ("fast", "cuda", torch.bfloat16, {}, r"unknown attention engine 'fast'"),
     ],
 )

@@ -113,7 +113,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes():
         (
             {"num_local_experts": 8, "model_type": "qwen3_next"},
             r"not estimated for the 8 experts of a qwen3_next model, only for .* deepseek_v2, .*qwen3_moe; in the "
-            r"recipe, set parallel\.replicate, shard, ring and sequence instead of auto",
+            r"recipe, set parallel\.replicate, parallel\.shard, parallel\.ring and parallel\.sequence instead of auto",
         ),
         ({"hidden_size": None}, r"needs hidden_size, which the model's config lacks"),
         (
@@ -124,10 +124,10 @@ def test_what_a_config_leaves_out_is_what_transformers_takes():
             {"hidden_size_per_layer_input": 8},
             r"with hidden_size_per_layer_input in their config, .*; in the recipe, set parallel",
         ),
-        ({"num_hidden_layers": 0}, r"layers of the model must be a whole number of 1 or more, got 0"),
+        ({"num_hidden_layers": 0}, r"'layers' of the model must be a whole number of 1 or more, got 0"),
         (
             {"num_attention_heads": [4, 8]},
-            r"heads of the model must be a whole number of 1 or more, got \[4, 8\]",
+            r"'heads' of the model must be a whole number of 1 or more, got \[4, 8\]",
         ),
     ],
 )

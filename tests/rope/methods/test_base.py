@@ -116,7 +116,7 @@ def test_methods_are_frozen_and_have_no_theta_of_their_own() -> None:
         (lambda: Default(8, math.inf), "got inf"),
         (lambda: Linear(8, 1e4, 0.5), "factor must be a finite number, at least 1, got 0.5"),
         (lambda: Linear(8, 1e4, "2"), "got '2'"),
-        (lambda: Ntk(2, 1e4, 2.0), "needs at least 4, got 2"),
+        (lambda: Ntk(2, 1e4, 2.0), "rotary_dim must be at least 4, got 2"),
         (lambda: DynamicNtk(8, 1e4, 2.0, 0), "original_max_position_embeddings must be .* got 0"),
         (
             lambda: DynamicNtk(8, 1e4, 2.0, 64).frequencies(0),

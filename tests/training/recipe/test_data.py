@@ -170,14 +170,14 @@ def test_a_base_is_probed_on_interleaved_rows_without_targets_of_another_chunk(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({}, r"set either sources"),
-        ({"sources": ["a"], "rows": ["b"]}, r"set either sources"),
+        ({}, r"set either 'sources'"),
+        ({"sources": ["a"], "rows": ["b"]}, r"set either 'sources'"),
         (
             {"rows": ["a"], "validation_documents": 3},
-            r"validation_documents has no effect on rows that are packed already",
+            r"'validation_documents' has no effect on rows that are packed already",
         ),
-        ({"rows": ["a"], "tag": "x"}, r"tag has no effect on rows"),
-        ({"rows": ["a"], "mixture": {"shuffle": True}}, r"mixture has no effect on rows"),
+        ({"rows": ["a"], "tag": "x"}, r"'tag' has no effect on rows"),
+        ({"rows": ["a"], "mixture": {"shuffle": True}}, r"'mixture' has no effect on rows"),
         ({"sources": ["a"], "mixture": {"long_factor": 2}}, r"long_from"),
         ({"sources": ["a"], "mixture": {"factor": 2}}, r"unknown key data\.mixture\.factor"),
         (

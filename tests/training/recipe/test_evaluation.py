@@ -124,20 +124,23 @@ def test_documents_are_read_whole_by_all_tasks_but_perplexity_of_rows(
 @pytest.mark.parametrize(
     ("evaluation", "message"),
     [
-        ({"during": {"samples": 2}}, r"during\.samples has no effect without every; set every to a number"),
+        (
+            {"during": {"samples": 2}},
+            r"during\.samples has no effect without evaluation\.every; set evaluation\.every to a number",
+        ),
         ({"every": 0}, r"evaluation\.every must be 1 or more, got 0"),
         ({"every": True}, r"evaluation\.every must be a whole number"),
         (
             {"every": 2, "suites": []},
-            r"evaluation\.every is 2, but evaluation\.suites is empty; add a suite, or omit every",
+            r"evaluation\.every is 2, but evaluation\.suites is empty; add a suite, or omit evaluation\.every",
         ),
         (
             {"every": 2, "during": {"suites": ["ruler"]}},
-            r"during\.suites has ruler, but suites has only perplexity, passkey; add ruler to suites",
+            r"during\.suites has ruler, but evaluation\.suites has only perplexity, passkey; add ruler",
         ),
         (
             {"every": 2, "rows": 3, "during": {"rows": 4}},
-            r"during\.rows 4 is more than rows 3; raise rows as well",
+            r"during\.rows is 4, more than evaluation\.rows 3; raise evaluation\.rows as well",
         ),
         ({"every": 2, "during": {"suites": []}}, r"evaluation\.during\.suites must not be empty$"),
         (

@@ -48,16 +48,16 @@ LONGROPE = {"context": 8192, "steps": 0, "rope": "longrope"}
         ({"export": "lsat"}, r"unknown export\.weights 'lsat'; did you mean last\?"),
         (
             {"export": 5},
-            r"export must be last, best, average, or a mapping with the keys weights, average_of and by, got 5",
+            r"export must be 'last', 'best', 'average' or a mapping with the keys 'weights', 'average_of' and 'by'",
         ),
         ({"export": {"weight": "last"}}, r"unknown key export\.weight; did you mean weights\?"),
         (
             {"export": {"average_of": 3}},
-            r"average_of \(3\) has no effect if weights is last; remove average_of",
+            r"average_of is 3, which has no effect if 'weights' is 'last'; remove average_of",
         ),
         (
             {"export": {"weights": "average", "by": "passkey"}},
-            r"by \(passkey\) has no effect if weights is average",
+            r"the key 'by' \(passkey\) has no effect if 'weights' is 'average'",
         ),
         ({"export": {"weights": "average", "average_of": 1}}, r"export\.average_of must be 2 or more, got 1"),
         (
@@ -68,12 +68,12 @@ LONGROPE = {"context": 8192, "steps": 0, "rope": "longrope"}
             {"export": "average", "checkpoints": {"every": 40}},
             r"export averages 5 checkpoints, but the last stage writes only 3 in its 100 steps",
         ),
-        ({"export": "average", "adapter": {"rank": 4}}, r"export average is not possible with an adapter"),
-        ({"export": "average", "stages": [LONGROPE]}, r"export average needs training in the last stage"),
-        ({"export": BEST}, r"export best needs evaluation during training; set evaluation\.every"),
+        ({"export": "average", "adapter": {"rank": 4}}, r"export 'average' is not possible with an adapter"),
+        ({"export": "average", "stages": [LONGROPE]}, r"export 'average' needs training in the last stage"),
+        ({"export": BEST}, r"export 'best' needs evaluation during training; set evaluation\.every"),
         (
             {"export": "best", "evaluation": {"every": 10}},
-            r"export best needs export\.by, since evaluation during training measures perplexity, passkey; set export",
+            r"export 'best' needs export\.by, since evaluation during training measures perplexity, passkey; set",
         ),
         (
             {"export": BEST, "evaluation": {"every": 10, "during": {"suites": ["perplexity"]}}},

@@ -47,10 +47,12 @@ def test_documents_of_a_stage_stand_in_place_of_the_runs():
     packed = {"rows": ["p"], "validation_sources": ["v"]}
     recipe = recipe_with({**STAGE, "data": {"rows": ["q"]}}, data=packed)
     assert recipe.stage(0).data.rows == ["q"]
-    with pytest.raises(RopewalkError, match=r"stages\.0\.data sets sources, but data sets rows"):
+    with pytest.raises(
+        RopewalkError, match=r"stages\.0\.data has the key 'sources', but the run's data section has 'rows'"
+    ):
         recipe_with({**STAGE, "data": {"sources": ["q"]}}, data=packed)
     with pytest.raises(
-        RopewalkError, match=r"stages\.0\.data: mixture has no effect on rows that are packed already"
+        RopewalkError, match=r"stages\.0\.data: 'mixture' has no effect on rows that are packed already"
     ):
         recipe_with({**STAGE, "data": {"mixture": {"shuffle": True}}}, data=packed)
 
@@ -94,9 +96,9 @@ def test_a_stage_knows_every_key_of_the_optimizer():
         ({"moments": "kept"}, r"unknown stages\.0\.moments 'kept'; did you mean keep\?"),
         (
             {"data": {"sources": ["b"], "rows": ["c"]}},
-            r"stages\.0\.data sets rows, but data sets sources",
+            r"stages\.0\.data has the key 'rows', but the run's data section has 'sources'",
         ),
-        ({"data": {"rows": ["c"]}}, r"stages\.0\.data sets rows, .* set sources in both"),
+        ({"data": {"rows": ["c"]}}, r"stages\.0\.data has the key 'rows', .* use 'sources' in both"),
         (
             {"data": {"bos": "row"}},
             r"unknown key stages\.0\.data\.bos; known keys are mixture, rows, sources",
@@ -137,7 +139,7 @@ def test_a_change_is_told_with_both_values():
     (change,) = changes(new, newer, Progress(0, 4, 1)).onward
     assert (change.key, change.old, change.new) == ("stages.0.optimizer.beta2", 0.99, 0.9)
     for own in ({"precision": "bfloat16"}, {"seed": 3}, {"moments": "reset"}):
-        with pytest.raises(RopewalkError, match="the stage has started with it"):
+        with pytest.raises(RopewalkError, match="the stage has started with the old value"):
             changes(old, recipe_with({**STAGE, **own}), Progress(0, 4, 1))
         assert changes(old, recipe_with({**STAGE, **own}), Progress()).stages == (0,)
 

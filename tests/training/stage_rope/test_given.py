@@ -163,15 +163,18 @@ BASE = "model: m\noutput: o\ndata: {sources: [a]}\nstages: [{context: 8k, steps:
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ("{method: longrope, factors: f.json, search: {}}", "give only one of factors and search"),
-        ("{method: longrope, long_factor: [1.0], search: {}}", "give only one of long_factor and search"),
+        ("{method: longrope, factors: f.json, search: {}}", "give only one of 'factors' and 'search'"),
+        ("{method: longrope, long_factor: [1.0], search: {}}", "give only one of 'long_factor' and 'search'"),
         (
             "{method: longrope, short_factor: [1.0], factors: f.json}",
-            "give only one of short_factor and factors",
+            "give only one of 'short_factor' and 'factors'",
         ),
-        ("{method: yarn, search: {}}", "search applies only to method longrope, got method 'yarn'"),
-        ("{method: theta, factors: f.json}", "factors applies only to method longrope, got method 'theta'"),
-        ("{method: auto, search: {}}", "method auto does not accept search"),
+        ("{method: yarn, search: {}}", "'search' applies only to method 'longrope', got method 'yarn'"),
+        (
+            "{method: theta, factors: f.json}",
+            "'factors' applies only to method 'longrope', got method 'theta'",
+        ),
+        ("{method: auto, search: {}}", "method 'auto' does not accept 'search'"),
         (
             "{method: longrope, search: {algorithm: annealing}}",
             "algorithm 'annealing'; choose from cma-es, evolution",
@@ -248,7 +251,7 @@ def test_a_search_on_top_of_other_scalings_is_refused(longrope_values):
     with pytest.raises(RopewalkError, match=r"stages\.1\.rope\.search: the checkpoint uses yarn scaling"):
         resolve(search_stages(longrope_values, "yarn", search))
     of_model = {"method": "longrope", "search": {"weights": "checkpoint"}}
-    with pytest.raises(RopewalkError, match=r"stages\.1\.rope\.search\.weights: .* set weights to current"):
+    with pytest.raises(RopewalkError, match=r"stages\.1\.rope\.search\.weights: .* set weights: current"):
         resolve(search_stages(longrope_values, "theta", of_model))
     # A new base and then factors on top of it: relative to the new base, from the new length on.
     assert resolve(search_stages(longrope_values, "theta", search)).methods[1] is None

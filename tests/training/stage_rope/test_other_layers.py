@@ -143,7 +143,7 @@ def test_a_recipe_by_layer_type_reads_back_as_it_was_written(values):
 @pytest.mark.parametrize(
     ("rope", "sentence"),
     [
-        ({FULL: "yarn", "method": "theta"}, r"method stands beside layer types \(full_attention\); move method into"),
+        ({FULL: "yarn", "method": "theta"}, r"the key 'method' is outside the layer types \(full_attention\); move it"),
         ({FULL: {FULL: "yarn"}}, "full_attention must not contain layer types itself"),
         ({SLIDING: "theta"}, "sliding_attention with method theta needs a rope_theta"),
         ({SLIDING: "yarn"}, "sliding_attention with method yarn needs a factor"),

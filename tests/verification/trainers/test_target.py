@@ -42,7 +42,7 @@ def test_a_file_is_imported(tmp_path):
     [
         (lambda: 3, "TARGET returned int; it must return a transformers Trainer"),
         (lambda documents: [1.0], "TARGET returned list"),
-        (lambda first, second: 3, "it takes first, second"),
+        (lambda first, second: 3, "it takes 2 arguments: first, second"),
         (lambda: {}["key"], "TARGET failed: KeyError"),
     ],
 )

@@ -137,8 +137,8 @@ def _why_not_varlen(spec: AttentionSpec) -> str | None:
     if spec.sinks:
         return "does not support attention sinks: its kernel gives no gradient through their part of the softmax sum"
     if head_dim != value_dim or head_dim % 8 or head_dim > MAX_HEAD_DIM:
-        limits = f"equal head dimensions of keys and values, a multiple of 8 up to {MAX_HEAD_DIM}"
-        return f"needs {limits}, got {head_dim} and {value_dim}"
+        limits = f"one head dimension for keys and values, which must be a multiple of 8 up to {MAX_HEAD_DIM}"
+        return f"needs {limits}, got {head_dim} for keys and {value_dim} for values"
     return None
 
 

@@ -240,7 +240,7 @@ def _budgets(
         unknown = sorted(set(named or ()) - set(sources))
         if unknown:
             raise RopewalkError(
-                f"{name} name the unknown source {unknown[0]!r}; the sources are {', '.join(sources)}"
+                f"unknown source {unknown[0]!r} in {name}; the sources are {', '.join(sources)}"
             )
     if settings.shares is not None:
         return _budgets_of_shares(tokens, sources, settings.shares, settings.tokens)
@@ -260,7 +260,8 @@ def _budgets_of_shares(
     missing = [source for source in sources if source not in named]
     if missing:
         raise RopewalkError(
-            f"shares do not name source {missing[0]!r}; name every source ({', '.join(sources)}), with 0 to exclude one"
+            f"source {missing[0]!r} is missing in shares; give every source ({', '.join(sources)}) a share, "
+            "0 to exclude it"
         )
     shares = np.array([named[source] for source in sources])
     shares /= shares.sum()

@@ -206,7 +206,8 @@ def list_folder(folder: Path) -> FolderListing:
         here = Path(root)
         if DATASET_DICT in names and len(folders) > 1:
             raise RopewalkError(
-                f"{here} holds the splits {', '.join(folders)} of a dataset; give one, such as {here / folders[0]}"
+                f"{here} holds several splits of a dataset ({', '.join(folders)}); give one split, such as "
+                f"{here / folders[0]}"
             )
         names = _dataset_files(here, names)
         files.extend(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,6 +29,10 @@ _ARROW_FILE = b"ARROW1"
 _ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 _NAME_IT = "set text_field (--text-field) to the one that holds the text"
+
+
+def _quoted(names: Iterable[Any]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
 
 
 class NoTextFieldError(RopewalkError):
@@ -72,7 +76,7 @@ def record_documents(
                 "set messages_field to messages to train on chats"
             )
         raise NoTextFieldError(
-            f"{origin}: no text field {spec.text_field!r}; the fields are {', '.join(map(str, record))}; {_NAME_IT}"
+            f"{origin}: no text field {spec.text_field!r}; the fields are {_quoted(record)}; {_NAME_IT}"
             if record
             else f"{origin}: no text field {spec.text_field!r}; the record is empty"
         )
@@ -394,7 +398,7 @@ def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
     messages = _column(spec.messages_field, names) if spec.messages_field else None
     if text is None and messages is None and INPUT_IDS not in names:
         # A damaged schema may contain line breaks, but an error message must be one line.
-        fields = " ".join(", ".join(names).split())
+        fields = " ".join(_quoted(names).split())
         raise NoTextFieldError(
             f"{path}: no text field {spec.text_field!r}; the fields are {fields}; {_NAME_IT}"
         )

@@ -362,8 +362,8 @@ def _dolma_ends(index: Path) -> NDArray[np.int64]:
         for number, row in enumerate(csv.reader(io.TextIOWrapper(stream, "utf-8", "replace", newline="")), 1):
             if len(row) < 2 or not row[0].isdecimal() or not row[1].isdecimal():
                 raise RopewalkError(
-                    f"{index}:{number}: expected the first token of a document, its end and its id, got "
-                    f"{','.join(row)!r}"
+                    f"{index}:{number}: the line must begin with two whole numbers, the start and the end of a "
+                    f"document in tokens, got {','.join(row)!r}"
                 )
             if int(row[0]) != done or int(row[1]) >= 1 << 62:
                 raise RopewalkError(
@@ -438,7 +438,7 @@ def _refuse_halves(path: Path, ids: NDArray[Any], stated: str | None) -> None:
     if upper.max() < _UPPER <= lower.max() and upper.min() >= 0:
         wider = f"uint{16 * ids.itemsize}"
         raise RopewalkError(
-            f"{path}: every second of the first {len(head)} token ids, read as {ids.dtype.name}, is below {_UPPER}, so "
+            f"{path}: every other id among the first {len(head)}, read as {ids.dtype.name}, is below {_UPPER}, so "
             f"the ids are probably {wider}"
             + (
                 f"; set token_dtype to {wider}"

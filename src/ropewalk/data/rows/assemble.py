@@ -311,7 +311,7 @@ def refuse_no_rows(packed: Packed, counts: PackingCounts, held_out: int) -> None
     raise RopewalkError(
         f"the documents do not fill one row: {counts.remainder_tokens} training tokens in {counts.documents} documents"
         f"{aside}, and a row takes {packed.settings.context}; choose shorter rows, or set "
-        "remainder to pad"
+        "remainder to 'pad'"
     )
 
 

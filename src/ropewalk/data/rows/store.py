@@ -239,7 +239,7 @@ def refuse_cut_chats(policies: RowPolicies) -> None:
         (
             "long_documents",
             policies.long_documents == "split",
-            "skip (or truncate to cut at the end of the row)",
+            "skip, or to truncate, which keeps only the start of a chat that is longer than a row",
         ),
         ("interleave", policies.interleave is not None, "false"),
     ):

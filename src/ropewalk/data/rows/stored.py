@@ -216,11 +216,11 @@ def open_rows(
 
 
 def difference(found: PackingSettings, wanted: PackingSettings) -> str:
-    """The first difference between two settings, as ``NAME FOUND, not WANTED``."""
+    """The first difference between two settings, as ``NAME: FOUND, but you gave NAME: WANTED``."""
     for name in PackingSettings.model_fields:
         ours, theirs = getattr(wanted, name), getattr(found, name)
         if ours != theirs:
-            return f"{name} {theirs}, not {ours}"
+            return f"{name}: {theirs}, but you gave {name}: {ours}"
     raise AssertionError("equal settings do not differ")
 
 

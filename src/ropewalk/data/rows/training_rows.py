@@ -63,7 +63,8 @@ def rows_for_step(step: int, rows_per_step: int, num_rows: int, seed: int) -> li
     """
     if step < 0 or rows_per_step < 1:
         raise RopewalkError(
-            f"step must be 0 or more and rows_per_step 1 or more, got {step} and {rows_per_step}"
+            f"step must be 0 or more and rows_per_step 1 or more, got step {step} and "
+            f"rows_per_step {rows_per_step}"
         )
     # For its error alone, since without rows the division below would fail first.
     row_order(num_rows, seed, 0)

@@ -80,7 +80,7 @@ def _samples(spec: SourceSpec, tokenizer: Any) -> list[TokenSample]:
         difference = next(text for sample, text in found if sample.comparison == "different")
         stated = next(
             (
-                f"; its metadata names the tokenizer {s.stated_tokenizer!r}"
+                f"; the file's metadata names the tokenizer {s.stated_tokenizer!r}"
                 for s, _ in found
                 if s.stated_tokenizer
             ),

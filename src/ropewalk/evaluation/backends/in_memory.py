@@ -420,7 +420,7 @@ def check_room(index: int, request: GenerationRequest) -> None:
     if needed > request.length:
         raise RopewalkError(
             f"request {index} has {len(request.input_ids)} prompt tokens and max_new_tokens {request.max_new_tokens}, "
-            f"together {needed}, but its length is only {request.length}"
+            f"together {needed}, more than the request's length of {request.length}"
         )
 
 

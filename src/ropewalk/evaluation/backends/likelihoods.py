@@ -75,7 +75,7 @@ def check_rows(rows: Sequence[Row]) -> None:
     for row in rows:
         if row.layout.pattern != "full":
             raise RopewalkError(
-                f"perplexity by position needs rows of the pattern full, got the pattern {row.layout.pattern}"
+                f"perplexity by position needs rows with the pattern 'full', got {row.layout.pattern!r}"
             )
 
 

@@ -37,8 +37,9 @@ class Served:
         if self.context is not None and self.context < length:
             raise RopewalkError(
                 f"the server at {address} has a context of {self.context:,} tokens ({self.source}), but the longest "
-                f"length is {length:,}; start it with a longer one (vLLM: --max-model-len {length}, SGLang: "
-                f"--context-length {length}, llama.cpp: --ctx-size {length} for each slot), or give shorter --lengths"
+                f"length is {length:,}; start the server with a longer context (vLLM: --max-model-len {length}, "
+                f"SGLang: --context-length {length}, llama.cpp: --ctx-size {length} for each slot), or give "
+                "shorter --lengths"
             )
 
 

@@ -80,7 +80,8 @@ class BenchmarkFiles:
                 return None
         if evaluated not in found:
             raise RopewalkError(
-                f"{place} has no file of the split {evaluated}, only of {', '.join(sorted(found))}; add the file"
+                f"{place} has no file of the split {evaluated!r}, only of {', '.join(map(repr, sorted(found)))}; "
+                "add the file"
             )
         by_split = {
             split: [row for file in files for row in self._rows_of(file)] for split, files in found.items()
@@ -179,7 +180,7 @@ def _split_files(folder: Path, splits: Sequence[str]) -> dict[str, list[Path]]:
                 if len(files) > 1 and not all(re.search(r"-\d+-of-\d+", file.name) for file in files):
                     names = ", ".join(file.name for file in files)
                     raise RopewalkError(
-                        f"{folder} has more than one file of the split {split}: {names}; keep only one of them"
+                        f"{folder} has more than one file of the split {split!r}: {names}; keep only one of them"
                     )
                 found[split] = files
                 break

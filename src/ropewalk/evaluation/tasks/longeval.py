@@ -125,7 +125,7 @@ class LinesTask:
             RopewalkError: if the task has no fixed number of lines, or ``count`` is less than 1.
         """
         if self.lines is None:
-            raise RopewalkError("needed_length needs a task with a fixed number of lines; set lines")
+            raise RopewalkError("needed_length needs a task with a fixed number of lines; set 'lines'")
         if count < 1:
             raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
         drafts = [self._record(index, seed, self.lines) for index in range(count)]

@@ -445,7 +445,7 @@ def too_short(evaluator: str, lengths: Sequence[int], rule: KeyTokenRule) -> Rop
     """
     return RopewalkError(
         f"LongPPL needs a text of more than {rule.beginning} tokens (short context plus step), counted with the "
-        f"tokenizer of the evaluator {evaluator}; the longest of the {len(lengths)} given has "
+        f"tokenizer of the evaluator {evaluator!r}; the longest of the {len(lengths)} given has "
         f"{max(lengths, default=0)} after truncation to {rule.length} tokens of the model's tokenizer"
     )
 
@@ -461,7 +461,7 @@ def _pairs(
         return [(each, each) for each in same]
     if tokenizer is None:
         raise RopewalkError(
-            f"the evaluator {evaluator.name} has a tokenizer of its own, so LongPPL needs the model's tokenizer too, "
+            f"the evaluator {evaluator.name!r} has a tokenizer of its own, so LongPPL needs the model's tokenizer too, "
             "got None; pass tokenizer="
         )
     return list(readings(documents, tokenizer, evaluator.tokenizer, room))

@@ -100,10 +100,12 @@ class NeedleGridTask:
             raise RopewalkError(
                 f"unknown haystack {self.haystack!r}; choose from {', '.join(get_args(Haystack))}"
             )
-        if bool(self.words) != (self.haystack == "text"):
+        if self.haystack == "text" and not self.words:
+            raise RopewalkError("the haystack 'text' needs words, got none; pass words=")
+        if self.words and self.haystack != "text":
             raise RopewalkError(
-                f"{len(self.words)} words were given, but the haystack is {self.haystack!r}; give words with the "
-                "haystack 'text', and leave them out with any other"
+                f"the haystack {self.haystack!r} takes no words, got {len(self.words)}; omit words=, or choose the "
+                "haystack 'text'"
             )
 
     def settings(self) -> Mapping[str, Any]:

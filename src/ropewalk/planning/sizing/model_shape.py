@@ -56,7 +56,7 @@ class NotEstimated(RopewalkError):
         self,
         reason: str,
         config: ModelConfig,
-        instead: str = "parallel.replicate, shard, ring and sequence instead of auto",
+        instead: str = "parallel.replicate, parallel.shard, parallel.ring and parallel.sequence instead of auto",
     ) -> None:
         count = count_parameters(config)
         self.state_bytes = None if count is None else count * STATE_BYTES
@@ -231,7 +231,9 @@ class ModelShape:
         for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise RopewalkError(f"{name} of the model must be a whole number of 1 or more, got {value!r}")
+                raise RopewalkError(
+                    f"{name!r} of the model must be a whole number of 1 or more, got {value!r}"
+                )
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ModelShape:
@@ -263,7 +265,7 @@ class ModelShape:
         if missing:
             raise RopewalkError(
                 f"the estimate of memory needs {missing[0]}, which the model's config lacks; in the recipe, set "
-                "parallel.replicate, shard, ring and sequence instead of auto"
+                "parallel.replicate, parallel.shard, parallel.ring and parallel.sequence instead of auto"
             )
         apart = next((key for key in (OF_LAYERS, "hidden_size_per_layer_input") if values.get(key)), None)
         if apart is not None:

@@ -266,7 +266,9 @@ def heads_figure(heads: Sequence[Sequence[float]], title: str = "", caption: str
         heads: D as ``[layers][heads]``, with the same number of heads in each layer.
     """
     if not heads or any(len(layer) != len(heads[0]) for layer in heads):
-        raise RopewalkError("D by head needs at least one layer, and the same number of heads in each layer")
+        raise RopewalkError(
+            f"{D_LABEL} by head needs at least one layer, and the same number of heads in each layer"
+        )
     values = check_amounts(f"{D_LABEL} by head", heads)
     layers, count = values.shape
     high, above = float(np.nanmax(values)), values[values > 0]

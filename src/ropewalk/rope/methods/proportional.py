@@ -74,12 +74,12 @@ class Proportional(RopeMethod):
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
         if not isinstance(current, Proportional):
             raise RopewalkError(
-                f"proportional is for a checkpoint that was trained with it, but this one has {current.name} RoPE; "
-                "choose theta, linear or yarn"
+                "method 'proportional' is for a checkpoint that was trained with this method, but this one has "
+                f"{current.name} RoPE; choose theta, linear or yarn"
             )
         if "factor" not in wanted.given:
             raise RopewalkError(
-                "there is no known rule for the factor of rope type proportional; give a larger rope_theta with "
-                "the method theta (the same pairs of dimensions stay unrotated), or set factor"
+                "there is no known rule for the factor of method 'proportional'; give a larger rope_theta with "
+                "method 'theta' (the same pairs of dimensions stay unrotated), or set 'factor'"
             )
         return replace(current, factor=wanted.given["factor"])

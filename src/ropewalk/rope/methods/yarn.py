@@ -153,7 +153,7 @@ class Yarn(RopeMethod):
         finetuned = entry.values.get("finetuned", False)
         if not isinstance(finetuned, bool):
             raise RopewalkError(
-                f"finetuned in the RoPE parameters of the config must be true or false, got {finetuned!r}"
+                f"the key 'finetuned' in the RoPE parameters of the config must be true or false, got {finetuned!r}"
             )
         optional = {
             key: value

@@ -68,11 +68,13 @@ class Data(RowPolicies, _Documents):
     @model_validator(mode="after")
     def _sources_or_rows(self) -> Data:
         if bool(self.sources) == bool(self.rows):
-            raise ValueError("set either sources (documents) or rows (packed rows), not both")
+            raise ValueError("set either 'sources' (documents) or 'rows' (packed rows), not both")
         if self.rows:
             decided = ("mixture", *RowPolicies.model_fields, "validation_documents", "workers", "cache")
             fields = type(self).model_fields
             given = [key for key in decided if getattr(self, key) != fields[key].default]
             if given:
-                raise ValueError(f"{given[0]} has no effect on rows that are packed already; omit {given[0]}")
+                raise ValueError(
+                    f"{given[0]!r} has no effect on rows that are packed already; omit {given[0]!r}"
+                )
         return self

@@ -113,7 +113,8 @@ class Evaluation(_Suites):
     def _check(self) -> Evaluation:
         for name, field, readers in unread(dict(self), self.suites):
             raise ValueError(
-                f"{name}.{field} has no effect without the suite {' or '.join(readers)}; add it to suites"
+                f"{name}.{field} has no effect without the suite {' or '.join(readers)}; add the suite to "
+                "evaluation.suites"
             )
         if self.suites:
             # For its error alone: an unknown task is refused when the recipe is read.
@@ -126,19 +127,25 @@ class Evaluation(_Suites):
         if self.every is None:
             if during != During():
                 key = next(key for key, value in during if value is not None)
-                raise ValueError(f"during.{key} has no effect without every; set every to a number of steps")
+                raise ValueError(
+                    f"during.{key} has no effect without evaluation.every; set evaluation.every to a number of steps"
+                )
             return
         if not self.suites:
             raise ValueError(
-                f"evaluation.every is {self.every}, but evaluation.suites is empty; add a suite, or omit every"
+                f"evaluation.every is {self.every}, but evaluation.suites is empty; add a suite, or omit "
+                "evaluation.every"
             )
         for name in during.suites or ():
             if name not in self.suites:
                 raise ValueError(
-                    f"during.suites has {name}, but suites has only {', '.join(self.suites)}; add {name} to suites"
+                    f"during.suites has {name}, but evaluation.suites has only {', '.join(self.suites)}; add {name} to "
+                    "evaluation.suites"
                 )
         if during.rows is not None and during.rows > self.rows:
-            raise ValueError(f"during.rows {during.rows} is more than rows {self.rows}; raise rows as well")
+            raise ValueError(
+                f"during.rows is {during.rows}, more than evaluation.rows {self.rows}; raise evaluation.rows as well"
+            )
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

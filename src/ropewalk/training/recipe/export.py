@@ -40,7 +40,7 @@ class Export(Settings):
     def _from_word(cls, value: Any) -> Any:
         if not isinstance(value, str | dict | Export):
             raise ValueError(
-                "must be last, best, average, or a mapping with the keys weights, average_of and by"
+                "must be 'last', 'best', 'average' or a mapping with the keys 'weights', 'average_of' and 'by'"
             )
         return {"weights": value} if isinstance(value, str) else value
 
@@ -48,10 +48,13 @@ class Export(Settings):
     def _check(self) -> Export:
         if self.average_of != AVERAGE_OF and self.weights != "average":
             raise ValueError(
-                f"average_of ({self.average_of}) has no effect if weights is {self.weights}; remove average_of"
+                f"average_of is {self.average_of}, which has no effect if 'weights' is {self.weights!r}; remove "
+                "average_of"
             )
         if self.by is not None and self.weights != "best":
-            raise ValueError(f"by ({self.by}) has no effect if weights is {self.weights}; remove by")
+            raise ValueError(
+                f"the key 'by' ({self.by}) has no effect if 'weights' is {self.weights!r}; remove 'by'"
+            )
         return self
 
     @model_serializer(mode="wrap")

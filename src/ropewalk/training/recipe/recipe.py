@@ -189,7 +189,10 @@ class Recipe(Settings):
             own = stage.data
             if own is not None and ((own.sources and self.data.rows) or (own.rows and self.data.sources)):
                 named, run = ("sources", "rows") if self.data.rows else ("rows", "sources")
-                raise ValueError(f"stages.{number}.data sets {named}, but data sets {run}; set {run} in both")
+                raise ValueError(
+                    f"stages.{number}.data has the key {named!r}, but the run's data section has {run!r}; use {run!r} "
+                    "in both"
+                )
             # Merging a stage with the run validates what it results in.
             try:
                 # For its error alone: the run's data and the stage's may be invalid together.
@@ -229,13 +232,12 @@ class Recipe(Settings):
             return self
         if not steps:
             raise ValueError(
-                f"export {export.weights} needs training in the last stage, which has 0 steps; "
-                "set export to last"
+                f"export {export.weights!r} needs training in the last stage, which has 0 steps; set export to 'last'"
             )
         if self.short_context is not None:
             raise ValueError(
-                f"export {export.weights} is not possible with short_context, which searches factors for the last "
-                "weights; set export to last, or leave out short_context"
+                f"export {export.weights!r} is not possible with short_context, which searches factors for the last "
+                "weights; set export to 'last', or leave out short_context"
             )
         if export.weights == "average":
             self._check_average(steps)
@@ -247,8 +249,8 @@ class Recipe(Settings):
         number, checkpoints = self.export.average_of, self.checkpoints
         if self.adapter is not None:
             raise ValueError(
-                "export average is not possible with an adapter, because the mean of the adapters' matrices is not the "
-                "mean of the merged models; set export to last or best"
+                "export 'average' is not possible with an adapter, because the mean of the adapters' matrices is not "
+                "the mean of the merged models; set export to 'last' or 'best'"
             )
         if checkpoints.keep < number:
             raise ValueError(
@@ -266,11 +268,11 @@ class Recipe(Settings):
     def _check_best(self) -> None:
         evaluation, by = self.evaluation, self.export.by
         if evaluation.every is None:
-            raise ValueError("export best needs evaluation during training; set evaluation.every")
+            raise ValueError("export 'best' needs evaluation during training; set evaluation.every")
         suites = evaluation.in_training().suites
         if by is None and len(suites) > 1:
             raise ValueError(
-                f"export best needs export.by, since evaluation during training measures {', '.join(suites)}; set "
+                f"export 'best' needs export.by, since evaluation during training measures {', '.join(suites)}; set "
                 "export.by to one of these"
             )
         # A score's name begins with its suite: passkey/1024.

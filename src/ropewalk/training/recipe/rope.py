@@ -216,7 +216,7 @@ class Rope(_Parameters):
         beside = sorted(self.model_fields_set - set(LAYER_TYPES))
         if by_layer and beside:
             raise ValueError(
-                f"{beside[0]} stands beside layer types ({', '.join(by_layer)}); move {beside[0]} into a layer type"
+                f"the key {beside[0]!r} is outside the layer types ({', '.join(by_layer)}); move it into a layer type"
             )
         nested = [name for name, rope in by_layer.items() if rope.by_layer_type]
         if nested:
@@ -248,12 +248,14 @@ class Rope(_Parameters):
         if self.method not in ("longrope", "auto"):
             for key in ("factors", "search"):
                 if getattr(self, key) is not None:
-                    raise ValueError(f"{key} applies only to method longrope, got method {self.method!r}")
+                    raise ValueError(f"{key!r} applies only to method 'longrope', got method {self.method!r}")
         numbers = next((key for key in ("long_factor", "short_factor") if self.parameter(key)), None)
         found = [key for key in ("factors", "search") if getattr(self, key) is not None]
         found = found if numbers is None else [numbers, *found]
         if len(found) > 1:
-            raise ValueError(f"give only one of {' and '.join(found)}: both set the stage's factors")
+            raise ValueError(
+                f"give only one of {' and '.join(map(repr, found))}: both set the stage's factors"
+            )
         return self
 
     @model_validator(mode="after")
@@ -262,11 +264,13 @@ class Rope(_Parameters):
         if self.method != "auto":
             given = [key for key in own if getattr(self, key) is not None]
             if given:
-                raise ValueError(f"{given[0]} applies only to method auto, got method {self.method!r}")
+                raise ValueError(f"{given[0]!r} applies only to method 'auto', got method {self.method!r}")
             return self
         others = [key for key in type(self).model_fields if key not in ("method", *own)]
         # Keys that are not given have one of these values.
         given = [key for key in others if getattr(self, key) not in (None, "auto")]
         if given:
-            raise ValueError(f"method auto does not accept {given[0]}; it takes only {' and '.join(own)}")
+            raise ValueError(
+                f"method 'auto' does not accept {given[0]!r}; it takes only {' and '.join(map(repr, own))}"
+            )
         return self

@@ -22,7 +22,7 @@ from ropewalk.io.settings import FREE, ONWARD, Count, Length, OnResume, Settings
 from ropewalk.training.recipe.data import Data, StageData
 from ropewalk.training.recipe.rope import Rope
 
-BEGUN = OnResume("fixed", "the stage has started with it")
+BEGUN = OnResume("fixed", "the stage has started with the old value")
 
 Schedule = Literal["constant", "linear", "cosine", "warmup-stable-decay"]
 NotNegative = Annotated[float, Field(ge=0)]

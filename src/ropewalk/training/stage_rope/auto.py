@@ -81,8 +81,8 @@ class AutoRope(StageRope):
         if not isinstance(base, Default):
             scaled = "the checkpoint is" if number == 0 else "the model after the previous stage is"
             raise RopewalkError(
-                f"stages.{number}.rope: auto compares bases of unscaled RoPE, but {scaled} scaled by {current.name}; "
-                f"set method to {current.name} to scale further, or to default to keep the RoPE"
+                f"stages.{number}.rope: method 'auto' compares bases of unscaled RoPE, but {scaled} scaled by "
+                f"{current.name}; set method to {current.name!r} to scale further, or to 'default' to keep the RoPE"
             )
         bases = {}
         for name in self.stage.rope.limiting.candidates or AUTO_CANDIDATES:
@@ -97,7 +97,7 @@ class AutoRope(StageRope):
     def bounds(self, low: Before, high: Before) -> tuple[RopeMethod, RopeMethod]:
         if not self.recipe.exact_rope:
             raise RopewalkError(
-                f"stages.{self.number}.rope: auto needs ropewalk's rotary module; set exact_rope: true"
+                f"stages.{self.number}.rope: method 'auto' needs ropewalk's rotary module; set exact_rope: true"
             )
         bases = [*self.candidates(low).values()]
         if high.method != low.method:
@@ -115,13 +115,13 @@ class AutoRope(StageRope):
         if choice is not None and self.candidates(before).get(choice.name) != choice.method:
             raise RopewalkError(
                 f"{output / CHOICES} records {choice.name} with rope_theta {choice.method.rope_theta:g} for stage "
-                f"{self.number + 1}, but none of the stage's candidates gives it; restore the file as the run wrote "
-                "it, or start a new run"
+                f"{self.number + 1}, but none of the stage's candidates gives this base; restore the file as the run "
+                "wrote it, or start a new run"
             )
         if choice is None and begun:
             raise RopewalkError(
-                f"stage {self.number + 1} has started, but {output / CHOICES} does not record the rope_theta that it "
-                "uses; restore the file, or start a new run"
+                f"stage {self.number + 1} has started, but {output / CHOICES} does not record the rope_theta of that "
+                "stage; restore the file, or start a new run"
             )
         return None if choice is None else Decision(choice.method, {"choice": choice.to_json()})
 

@@ -274,10 +274,10 @@ def _refuse_ambiguous(stage: Stage, current: RopeMethod, number: int) -> None:
     if rope.method == "ntk" and number and factor is not None:
         raise RopewalkError(
             f"stages.{number}.rope.factor {factor:g}: an ntk factor would multiply the base of the previous stage; "
-            "omit it, or set rope_theta with method theta"
+            "omit 'factor', or use method 'theta' with rope_theta"
         )
     if rope.method == LongRope.name and stage.positions == "reset":
         raise RopewalkError(
-            f"stages.{number}: with positions reset, longrope would select factors by the longest document instead of "
-            "the context; set positions to continuous"
+            f"stages.{number}.positions is 'reset', so longrope would select factors by the longest document instead "
+            "of the context; set positions: continuous"
         )

@@ -325,7 +325,7 @@ class SearchRope(StageRope):
             raise RopewalkError(
                 f"stages.{self.number}.rope.search.weights: the checkpoint has rope_theta {there[0]:g} and original "
                 f"length {there[1]}, but the stage starts from rope_theta {here[0]:g} and original length {here[1]}, "
-                "so factors found on the checkpoint do not fit; set weights to current"
+                "so factors found on the checkpoint do not fit; set weights: current"
             )
         return own, goal
 

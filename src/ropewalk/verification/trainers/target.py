@@ -112,7 +112,9 @@ def make_subject(function: Callable[..., Any], documents: Documents) -> Subject:
     ]
     if len(needed) > 1:
         names = ", ".join(each.name for each in needed)
-        raise RopewalkError(f"TARGET must take one argument, the documents, or none, but it takes {names}")
+        raise RopewalkError(
+            f"TARGET must take either no argument or only the documents, but it takes {len(needed)} arguments: {names}"
+        )
     given = [list(document) for document in documents]
     made = _called(function, *([given] if needed else []))
     if hasattr(made, "train") and hasattr(made, "compute_loss") and hasattr(made, "args"):
@@ -130,8 +132,8 @@ def make_subject(function: Callable[..., Any], documents: Documents) -> Subject:
         return Subject("loss function", losses=lambda changed: _losses(function, changed))
     raise RopewalkError(
         f"TARGET returned {type(made).__name__}; it must return a transformers Trainer, a pair (model, step) in which "
-        "step() runs the forward and backward passes of one optimizer step, or the losses of the documents it was "
-        f"given, one for each of the {len(documents)} documents or one list each"
+        "step() runs the forward and backward passes of one optimizer step, or the losses of the "
+        f"{len(documents)} documents that TARGET was given: one number or one list for each document"
     )
 
 

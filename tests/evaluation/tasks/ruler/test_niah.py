@@ -78,7 +78,7 @@ def test_sentences_are_hidden_at_their_share_of_the_text():
     ],
 )
 def test_needle_tasks_that_cannot_be_are_refused(fields):
-    with pytest.raises(RopewalkError, match=r"own cannot ask|unknown .* of the task own; choose from"):
+    with pytest.raises(RopewalkError, match=r"'own' cannot ask|unknown .* of the task 'own'; choose from"):
         niah.NeedleTask(**{"name": "own", "haystack": "noise", **fields})
 
 

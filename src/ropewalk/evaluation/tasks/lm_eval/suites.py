@@ -123,7 +123,9 @@ def check_retention(settings: RetentionSettings) -> None:
     if settings.suite not in ("short", "longbench", "lm_eval"):
         raise RopewalkError(f"unknown suite {settings.suite!r}; choose from short, longbench, lm_eval")
     if not settings.names:
-        raise RopewalkError("the suite lm_eval needs the names of its tasks, but none were given; set tasks")
+        raise RopewalkError(
+            "the suite lm_eval needs the names of its tasks, but none were given; set 'tasks'"
+        )
     counts = settings.num_fewshot if isinstance(settings.num_fewshot, Mapping) else {"": settings.num_fewshot}
     for value, least, what in (
         *((count, 0, "num_fewshot") for count in counts.values()),

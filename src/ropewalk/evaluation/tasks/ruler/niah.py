@@ -71,12 +71,13 @@ class NeedleTask:
         ):
             if value not in known:
                 raise RopewalkError(
-                    f"unknown {what} {value!r} of the task {self.name}; choose from {', '.join(known)}"
+                    f"unknown {what} {value!r} of the task {self.name!r}; choose from {', '.join(known)}"
                 )
         if not (1 <= self.queries <= self.keys and self.values >= 1 and self.needles <= len(DEPTHS)):
             raise RopewalkError(
-                f"the task {self.name} cannot ask for {self.queries} of {self.keys} keys with {self.values} values "
-                f"each; queries must be from 1 to keys, values at least 1, and keys x values at most {len(DEPTHS)}"
+                f"the task {self.name!r} cannot ask for {self.queries} of {self.keys} keys with {self.values} values "
+                f"each; 'queries' must be from 1 to 'keys', 'values' at least 1, and 'keys' x 'values' at most "
+                f"{len(DEPTHS)}"
             )
 
     @property

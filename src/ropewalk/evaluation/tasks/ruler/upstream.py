@@ -286,8 +286,8 @@ def _cwe(task: word_counting.CommonWordsTask, tokens: Tokens, length: int) -> St
     def numbered(units: int, common: int, other: int) -> tuple[str, list[str]]:
         if units > len(words):
             raise RopewalkError(
-                f"{task.name} at {length} tokens needs more than the {len(words)} available words, and the list from "
-                "which NVIDIA's script takes more is only in its repository; exclude the task, or remove --compat "
+                f"{task.name} at {length} tokens needs more than the {len(words)} available words; NVIDIA's script "
+                "takes more from a list that is only in NVIDIA's repository; exclude the task, or remove --compat "
                 "nvidia"
             )
         drawn_words = draw.sample(words, units)
