@@ -147,8 +147,8 @@ def length_statistics(
             ``row_length`` is less than 2.
     """
     if lengths.shape != source_ids.shape or (hashes is not None and hashes.shape != lengths.shape):
-        given = {"lengths": lengths, "source_ids": source_ids} | ({} if hashes is None else {"hashes": hashes})
-        shapes = ", ".join(f"{name} {each.shape}" for name, each in given.items())
+        shapes = f"lengths {lengths.shape}, source_ids {source_ids.shape}"
+        shapes += "" if hashes is None else f", hashes {hashes.shape}"
         raise RopewalkError(f"each array must have one entry per document, got the shapes {shapes}")
     for what, values in (("a length", lengths), ("a source's number", source_ids)):
         if len(values) and int(values.min()) < 0:
