@@ -554,7 +554,7 @@ def test_a_scaled_checkpoint_whose_config_says_the_original_length(
 def test_longrope_with_reset_positions_is_refused(recipe_values):
     factors = {"short_factor": [1, 1, 1, 1], "long_factor": [1, 1, 2, 4]}
     recipe_values["stages"][0].update(rope={"method": "longrope", **factors}, positions="reset")
-    with pytest.raises(RopewalkError, match="set positions to continuous"):
+    with pytest.raises(RopewalkError, match="set positions: continuous"):
         resolve(recipe_of(recipe_values))
 
 

@@ -399,10 +399,10 @@ def test_bad_keys_of_auto_are_refused(rope, message):
         ),
         ({"stages.1.rope.candidates": ["theta=0.5"]}, r"stages\.1\.rope\.candidates: .* above 1, got 0\.5"),
         ({"stages.1.rope.candidates": ["current", "theta=1e300"]}, "beyond floating point"),
-        ({"exact_rope": False}, r"stages\.1\.rope: auto .* set exact_rope: true"),
+        ({"exact_rope": False}, r"stages\.1\.rope: method 'auto' .* set exact_rope: true"),
         (
             {"stages.0.rope": {"method": "yarn"}},
-            r"stages\.1\.rope: auto .* the model after the previous stage is scaled by yarn; set method to yarn",
+            r"stages\.1\.rope: method 'auto' .* the model after the previous stage is scaled by yarn; set method to",
         ),
         ({"stages.2.rope": {"method": "ntk", "factor": 2}}, "an ntk factor would multiply the base"),
         ({"stages.2.rope": {"method": "longrope"}}, r"stages\.2\.rope: longrope needs factors"),
@@ -447,7 +447,9 @@ def test_a_scaled_checkpoint_is_refused_by_name(recipe_values, tiny_checkpoint, 
     file.write_text(yaml.safe_dump(recipe_values))
     assert main(["extend", str(file)]) == 2
     said = capsys.readouterr().err
-    assert f"the checkpoint is scaled by {scaling['rope_type']}; set method to {scaling['rope_type']}" in said
+    assert (
+        f"the checkpoint is scaled by {scaling['rope_type']}; set method to {scaling['rope_type']!r}" in said
+    )
     assert not Path(recipe_values["output"]).exists()
 
 
