@@ -235,7 +235,7 @@ def covers(rotary_dim: int, rope_theta: float, length: int) -> bool:
 def length_floor(length: int) -> float:
     """The smallest base with ``B(m) ≥ 0`` for all ``m`` up to a length, for 128 rotated dimensions.
 
-    The usual lengths are known; for another one up to :data:`FLOOR_LIMIT` the search takes about a second.
+    The usual lengths are known; for another one up to :data:`FLOOR_LIMIT` the search takes two to ten seconds.
 
     Args:
         length: tokens, at least 1.
