@@ -238,7 +238,7 @@ def test_refuses_what_it_cannot_exchange_or_score(model: Any, rows: list[Row]) -
         probe_model(model, one, rows, 0)
     layout = PackedLayout.from_lengths([7])
     ids = torch.arange(8)
-    with pytest.raises(RopewalkError, match="pattern full, got the pattern anchor"):
+    with pytest.raises(RopewalkError, match="rows with the pattern 'full', got 'anchor'"):
         probe_model(model, one, [Row(ids, next_token_labels(ids, layout), layout)], TRAINED)
 
 

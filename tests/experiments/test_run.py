@@ -187,7 +187,9 @@ def test_no_other_cell_takes_the_place_of_a_reference_without_runs(missing):
 
 def test_a_bad_cell_is_refused_before_anything_runs(tmp_path):
     bad = settings(vary=("lift=[],[windows]",))
-    with pytest.raises(RopewalkError, match=r"the runs with lift=-windows cannot start: lift\.0 is windows"):
+    with pytest.raises(
+        RopewalkError, match=r"the runs with lift=-windows cannot start: lift\.0 is 'windows'"
+    ):
         compare(bad, RunContext(output=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

@@ -332,7 +332,7 @@ def test_what_cannot_be_measured_is_refused():
         with pytest.raises(RopewalkError, match=f"must be a finite number above 0, got {weight}"):
             ShortPenalty(rows, weight)
     anchored = Row(rows[0].input_ids, rows[0].labels, PackedLayout.from_lengths([TARGET - 1], "anchor", 1))
-    with pytest.raises(RopewalkError, match="pattern full, got the pattern anchor"):
+    with pytest.raises(RopewalkError, match="rows with the pattern 'full', got 'anchor'"):
         ModelEvaluator(model, goal, [anchored])
     empty = Row(rows[0].input_ids, torch.full_like(rows[0].labels, IGNORED), rows[0].layout)
     with pytest.raises(RopewalkError, match="needs at least one labelled token"):

@@ -17,7 +17,7 @@ def test_a_recipe_whose_model_is_here_is_compared_with_it(tmp_path, monkeypatch)
 
 
 def test_what_the_model_cannot_do_is_refused():
-    with pytest.raises(RopewalkError, match=r"lift\.0 is windows, but the model has none"):
+    with pytest.raises(RopewalkError, match=r"lift\.0 is 'windows', but the model has no such limit"):
         check(load_recipe("demo", ["lift=[windows]"]))
 
 

@@ -122,7 +122,7 @@ def test_refuses_what_it_cannot_score(model: Any, rows: list[Row]) -> None:
             perplexity_by_position(model, head, rows, edges)
     layout = PackedLayout.from_lengths([7])
     ids = torch.arange(8)
-    with pytest.raises(RopewalkError, match="pattern full, got the pattern anchor"):
+    with pytest.raises(RopewalkError, match="rows with the pattern 'full', got 'anchor'"):
         perplexity_by_position(model, head, [Row(ids, next_token_labels(ids, layout), layout)], [0, 8])
 
 

@@ -67,7 +67,7 @@ def test_a_new_base_keeps_the_share_and_nothing_else_is_guessed() -> None:
     assert scaled == Proportional(64, 1e6, 0.5, 2.0)
     for name, before, said in (
         ("theta", current, "give rope_theta"),
-        ("proportional", current, "give a larger rope_theta with the method theta"),
+        ("proportional", current, "give a larger rope_theta with method 'theta'"),
         ("proportional", Default(64, 1e4), "this one has default RoPE"),
         ("yarn", current, "already proportional-scaled"),
         ("proportional", Yarn(64, 1e4, 2.0, 4096), "already yarn-scaled"),
