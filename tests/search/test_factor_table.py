@@ -82,6 +82,9 @@ def test_what_is_no_table_is_refused(tmp_path):
     path.write_text("1.0\n1.2\n")
     with pytest.raises(RopewalkError, match="is not a factor table, because it cannot be read as JSON"):
         read_factors(path)
+    path.write_bytes(b"{\xff}")
+    with pytest.raises(RopewalkError, match=r"cannot read factors from .*: it is not UTF-8 text \(byte 1\)"):
+        read_factors(path)
     path.write_text("[1.0]")
     with pytest.raises(RopewalkError, match="import a CSV or a config with ropewalk search import"):
         read_factors(path)

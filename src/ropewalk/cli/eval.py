@@ -90,7 +90,7 @@ def evaluate(
 
 def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world: World) -> None:
     from ropewalk.cli.progress import ConsoleReporter
-    from ropewalk.evaluation.run import run
+    from ropewalk.evaluation import run
     from ropewalk.parallel.context import RunContext
     from ropewalk.reporting.evaluation import report_evaluation
 
@@ -99,7 +99,7 @@ def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world:
         logging.getLogger("ropewalk").setLevel(logging.ERROR)
     context = RunContext(world=world, output=out, reporter=ConsoleReporter(notes))
     rope = config.loading.rope
-    result = run(
+    result = run.evaluate(
         config,
         context,
         None if rope is None else lambda path: _table(rope, path),

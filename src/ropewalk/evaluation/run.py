@@ -666,7 +666,3 @@ def default_samples_folder() -> Path:
     """Return the folder that caches prompts between runs, in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "ropewalk" / "samples"
-
-
-run = evaluate
-"""Another name of :func:`evaluate`, which the command line imports."""

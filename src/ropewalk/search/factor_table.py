@@ -389,10 +389,9 @@ def read_factors(path: Path) -> Factors:
     Raises:
         RopewalkError: if the file cannot be read or is not a valid factor table; the message names the mistake.
     """
+    text = _text(path)
     try:
-        values: Any = parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RopewalkError(f"cannot read factors from {path}: {error.strerror or error}") from error
+        values: Any = parse_json(text)
     except ValueError as error:
         raise RopewalkError(
             f"{path} is not a factor table, because it cannot be read as JSON: {error}"
@@ -407,6 +406,17 @@ def read_factors(path: Path) -> Factors:
         return Factors.model_validate(values)
     except ValidationError as error:
         raise RopewalkError(f"factor table {path}: {explain(error, Factors)}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RopewalkError(f"cannot read factors from {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise RopewalkError(
+            f"cannot read factors from {path}: it is not UTF-8 text (byte {error.start})"
+        ) from error
 
 
 def write_factors(path: Path, factors: Factors) -> None:
@@ -590,14 +600,7 @@ def method_of(config: ModelConfig) -> RopeMethod:
 
 def _rows(path: Path) -> list[list[float]]:
     """Numbers of a file, one list per line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise RopewalkError(f"cannot read factors from {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise RopewalkError(
-            f"cannot read factors from {path}: it is not UTF-8 text (byte {error.start})"
-        ) from error
+    lines = _text(path).splitlines()
     rows = [[_factor(path, word) for word in line.split(",")] for line in lines if line.strip()]
     if not rows:
         raise RopewalkError(f"{path} is empty; give a file with one factor per rotary pair")

@@ -224,13 +224,7 @@ def _rows_again(
     try:
         there = open_rows(folder, tokenizer=tokenizer_identity(resolved.tokenizer), verify=True)
     except RopewalkError as error:
-        # What data pack advises, in the words of a run.
-        advice = " and pack again"
-        if str(error).endswith(advice):
-            raise RopewalkError(
-                f"{str(error).removesuffix(advice)}, and --resume will pack the rows again"
-            ) from error
-        raise RopewalkError(f"{error} (--resume packs the rows again once {folder} is deleted)") from error
+        raise RopewalkError(f"{error} (--resume packs again once that folder is deleted)") from error
     if _rows_digest(there) != digest_:
         raise RopewalkError(
             f"the packed rows in {folder} are not those that the run in {output} started with; a resumed run must "

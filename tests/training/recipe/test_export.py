@@ -77,7 +77,8 @@ LONGROPE = {"context": 8192, "steps": 0, "rope": "longrope"}
         ),
         (
             {"export": BEST, "evaluation": {"every": 10, "during": {"suites": ["perplexity"]}}},
-            r"export\.by is passkey/1024, but evaluation during training measures only perplexity; set it",
+            r"export\.by is passkey/1024, but evaluation during training measures only perplexity; "
+            r"set it to perplexity, or to one score such as perplexity/1024",
         ),
     ],
 )

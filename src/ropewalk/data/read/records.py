@@ -28,11 +28,14 @@ _PARQUET_BYTES = 1 << 24
 _ARROW_FILE = b"ARROW1"
 _ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 
-_NAME_IT = "set text_field (--text-field) to the one that holds the text"
 
-
-def _quoted(names: Iterable[Any]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
+def _no_text_field(origin: str | Path, spec: SourceSpec, names: Iterable[str]) -> NoTextFieldError:
+    # Quoted by repr, because a damaged schema may contain line breaks, but an error message must be one line.
+    fields = ", ".join(map(repr, names))
+    rest = f"the fields are {fields}; set text_field (--text-field) to the one that holds the text"
+    return NoTextFieldError(
+        f"{origin}: no text field {spec.text_field!r}; {rest if fields else 'the record is empty'}"
+    )
 
 
 class NoTextFieldError(RopewalkError):
@@ -75,11 +78,7 @@ def record_documents(
                 f"{origin}: the record has no text field {spec.text_field!r}, but has a field messages; "
                 "set messages_field to messages to train on chats"
             )
-        raise NoTextFieldError(
-            f"{origin}: no text field {spec.text_field!r}; the fields are {_quoted(record)}; {_NAME_IT}"
-            if record
-            else f"{origin}: no text field {spec.text_field!r}; the record is empty"
-        )
+        raise _no_text_field(origin, spec, record)
     if not isinstance(text, str):
         raise RopewalkError(
             f"{origin}: the field {spec.text_field!r} must be a string, got {kind_name(text)}"
@@ -397,11 +396,7 @@ def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
     text = _column(spec.text_field, names)
     messages = _column(spec.messages_field, names) if spec.messages_field else None
     if text is None and messages is None and INPUT_IDS not in names:
-        # A damaged schema may contain line breaks, but an error message must be one line.
-        fields = " ".join(_quoted(names).split())
-        raise NoTextFieldError(
-            f"{path}: no text field {spec.text_field!r}; the fields are {fields}; {_NAME_IT}"
-        )
+        raise _no_text_field(path, spec, names)
     # Other columns are not read: tables store columns apart, and unread ones cost nothing.
     wanted = {text or messages or INPUT_IDS}
     if messages:
