@@ -112,7 +112,10 @@ def int32(*values: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ((int32(0, 3, 3), int32(0, 1), torch.arange(3), 0, "full"), "strictly increasing"),
+        (
+            (int32(0, 3, 3), int32(0, 1), torch.arange(3), 0, "full"),
+            "strictly increasing, because every segment needs a token, got 3 after 3",
+        ),
         (
             (int32(0, 3), int32(0), torch.arange(3), 1, "full"),
             r"cu_seqlens\[0\] must equal anchor_length 1, got 0",

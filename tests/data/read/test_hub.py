@@ -1,5 +1,6 @@
 """Datasets of the hub: their names, and reading as a stream."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,11 @@ def test_hugging_face_dataset_streams_a_local_folder(tmp_path: Path) -> None:
         read(f"hf:{folder}@train", text_field="body")
     with pytest.raises(RopewalkError, match=r"cannot load hf:.*@dev"):
         read(f"hf:{folder}@dev")
+    # datasets ends with a StopIteration without words.
+    (folder / "train.jsonl").rename(tmp_path / "away")
+    (folder / "train.jsonl.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(RopewalkError, match="a compressed file ends before its first record"):
+        read(f"hf:{folder}")
 
 
 def test_hugging_face_name_carries_configuration_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
