@@ -41,7 +41,8 @@ _CONNECT_SECONDS, _HEALTH_SECONDS, _NODE_SECONDS, _VISIBLE_SECONDS, _STOP_SECOND
     90.0,
     30.0,
 )
-_HOST_AND_PORT = re.compile(r"(?P<host>[^:/\s]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
+_HOST_AND_PORT = re.compile(r"(?P<host>[^:/\s]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})")
+_LAST_PORT = 65535
 
 Shared = TypeVar("Shared")
 Item = TypeVar("Item")
@@ -225,14 +226,15 @@ def _check_address(address: str) -> None:
     if address == "auto":
         return
     found = _HOST_AND_PORT.fullmatch(address)
-    if found is None:
+    # The system's resolver takes a larger port modulo 65536, and another program may answer there.
+    if found is None or not 1 <= int(found["port"]) <= _LAST_PORT:
         raise RopewalkError(
-            f"the Ray address {address!r} must be 'auto' or HOST:PORT; run this command on a node of the cluster "
-            "with --address auto"
+            f"the Ray address {address!r} must be 'auto' or HOST:PORT with a port from 1 to {_LAST_PORT}; run this "
+            "command on a node of the cluster with --address auto"
         )
     try:
         socket.create_connection((found["host"].strip("[]"), int(found["port"])), _CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise RopewalkError(
             f"no Ray cluster answers at {address!r}: {getattr(error, 'strerror', None) or error}; start one with ray "
             "start"
