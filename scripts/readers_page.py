@@ -31,24 +31,27 @@ WHY: Mapping[tuple[str, str], str] = {
     (
         "internlm2",
         "sglang",
-    ): "dynamic NTK raises the base with the length of each input, but SGLang uses one base for all inputs, that of "
-    "the longest input that it serves, even for inputs within the trained length",
+    ): "dynamic NTK chooses the base by the length of each input, but for every input, even one within the trained "
+    "length, SGLang uses the base of the longest input that it serves",
     ("gemma4_text", "transformers-4"): "the model and its rope type came with transformers 5",
 }
 """Why a program differs from transformers 5 or refuses, by type of model and key of the program."""
 WHY_TWO_LISTS = {
     "input": "",
+    "never": "the program uses the long factors for inputs of every length",
     "start": "the program chooses a list of factors once, when it starts, so a server for long inputs uses the long "
     "factors for short inputs too",
     "pass": "each forward pass has one list of factors, so a short input gets the long factors in a batch with a long "
     "input",
 }
-"""Why a program that reads longrope right is wrong for short inputs, by what chooses between its two lists."""
+"""Why a program that reads longrope right is wrong for short inputs, by when it chooses between its two lists."""
 WHY_LENGTH = {
     "linear": "max_position_embeddings already includes the factor, and the program multiplies it by the factor again",
     "dynamic": "the program multiplies max_position_embeddings by the factor",
-    "yarn": "the program serves the original length × factor, but max_position_embeddings is the original length",
-    "longrope": "without an option, it serves only the original length, up to which the short factors are right",
+    "yarn": "the program serves the original length × factor, but max_position_embeddings in this config is the "
+    "original length",
+    "longrope": "without an option, the program serves only inputs of up to the original length, for which the short "
+    "factors are right",
 }
 """Why a program serves another length than the config states, by method."""
 
@@ -101,7 +104,9 @@ def published() -> str:
                 reason = reading.detail.replace(f" for {kind}", "").replace(f" of {kind}", "")
                 unread[each.program, reason].append(name)
             elif reading.verdict == "long inputs only":
-                two_lists[name, WHY_TWO_LISTS[each.chooses]].append(each.program)
+                # No command of mlx-lm makes it choose the short factors.
+                chooses = "never" if reading.launch_short is None else each.chooses
+                two_lists[name, WHY_TWO_LISTS[chooses]].append(each.program)
             elif reading.verdict != "same":
                 why = WHY[checkpoint.model_type, each.key]
                 differences.append(f"- {name} in {each.program}: {why} ({reading.detail})")
@@ -113,7 +118,7 @@ def published() -> str:
     table = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |", *rows]
     parts = {
         "Programs that differ or refuse, and why:": differences,
-        "Programs that, without an option, serve another length than the config's, and why:": reasons(
+        "Programs that serve another length than the config states (if no option sets the length), and why:": reasons(
             lengths
         ),
         "Not known, and why:": [

@@ -19,8 +19,8 @@ Run a recipe by its name, and set your own model, documents and output folder:
 `retrieval` also run without these settings, with a small model and texts that come with ropewalk.
 
 To change more, save the output of `ropewalk recipe show NAME` as a file and edit it. `ropewalk recipe check` checks the
-file and trains nothing. The comments in each recipe say where its numbers come from and what was changed;
-[recipes](recipes.md) explains the keys.
+file and trains nothing. In each recipe, comments name the paper or model card that the settings come from ("Source"),
+and say what the recipe does otherwise ("Changed"). [Recipes](recipes.md) explains the keys.
 """
 
 

@@ -12,9 +12,10 @@ class RopewalkError(ValueError):
 
 
 class EngineError(RopewalkError):
-    """An attention engine or a model does not support a request; the message names an engine that does, if any.
+    """An attention engine or a model does not support a request.
 
-    It is a subclass of :class:`RopewalkError`.
+    If another engine supports the request, the message names that engine. The class is a subclass of
+    :class:`RopewalkError`.
     """
 
 

@@ -83,9 +83,12 @@ def test_an_engine_that_cannot_raises_and_names_one_that_can(call, message):
     [
         (((1, 3, 10, 8), (1, 2, 10, 8), (1, 2, 10, 8)), "num_heads 3 is not a multiple of num_kv_heads 2"),
         (((1, 2, 9, 8), (1, 2, 9, 8), (1, 2, 9, 8)), "describes 10 tokens, but the tensors have 9"),
-        (((1, 2, 10, 8), (1, 2, 12, 8), (1, 2, 12, 8)), "as many keys as queries"),
+        (((1, 2, 10, 8), (1, 2, 12, 8), (1, 2, 12, 8)), "query and key must have the same batch and length"),
         (((2, 10, 8), (2, 10, 8), (2, 10, 8)), "query must be"),
-        (((1, 2, 10, 8), (1, 2, 10, 4), (1, 2, 10, 8)), "key and value must have the same batch, heads"),
+        (
+            ((1, 2, 10, 8), (1, 2, 10, 4), (1, 2, 10, 8)),
+            "key must have the batch, heads and length of value, and the head_dim of query",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(shapes, message):

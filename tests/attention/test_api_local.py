@@ -151,5 +151,7 @@ def test_windows_and_chunks_of_no_token_are_refused(name, tokens):
 def test_sinks_of_other_heads_are_refused():
     layout, inputs, _ = draw(0)
     heads = inputs[0].shape[1]
-    with pytest.raises(RopewalkError, match=rf"must be \[num_heads\] = \[{heads}\], got \({heads + 1},\)"):
+    with pytest.raises(
+        RopewalkError, match=rf"must have the shape \(num_heads,\) = \({heads},\), got \({heads + 1},\)"
+    ):
         attend(*inputs, layout, "segments", AttentionOptions(sinks=torch.zeros(heads + 1)))

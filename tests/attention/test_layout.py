@@ -121,10 +121,13 @@ def int32(*values: int) -> torch.Tensor:
             r"cu_seqlens\[0\] must equal anchor_length 1, got 0",
         ),
         ((int32(0, 3), int32(0), torch.arange(4), 0, "full"), "ends at 3 but position_ids has 4"),
-        ((int32(0, 3), int32(0, 1), torch.arange(3), 0, "full"), "segment_documents one entry less"),
+        ((int32(0, 3), int32(0, 1), torch.arange(3), 0, "full"), "segment_documents must have one fewer"),
         ((torch.tensor([0, 3]), int32(0), torch.arange(3), 0, "full"), "cu_seqlens must be a 1-dimensional"),
         ((int32(0, 3), int32(0), torch.tensor(3), 0, "full"), "position_ids must be a 1-dimensional"),
-        ((int32(0, 3), int32(-1), torch.arange(3), 0, "full"), "segment_documents must be 0 or more"),
+        (
+            (int32(0, 3), int32(-1), torch.arange(3), 0, "full"),
+            "every entry of segment_documents must be 0 or more",
+        ),
     ],
 )
 def test_contradicting_fields_are_refused(fields, message):

@@ -325,5 +325,5 @@ def test_unknown_names_are_refused():
         replace(EXACT, product="int8")
     with pytest.raises(RopewalkError, match="unknown step 'scores'; choose one of angles, cos_sin, rotation"):
         EXACT.with_step("scores", EXACT)
-    with pytest.raises(RopewalkError, match="unknown dtype float8_e4m3fn; choose one of bfloat16"):
+    with pytest.raises(RopewalkError, match="unknown dtype 'float8_e4m3fn'; choose one of bfloat16"):
         stock_arithmetic(torch.float8_e4m3fn)

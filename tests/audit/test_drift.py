@@ -221,7 +221,7 @@ def test_overflow_is_not_a_number_and_no_zero():
             ([torch.zeros(8, dtype=torch.long), torch.zeros(9, dtype=torch.long)], [Series("float32")], [0]),
             "8 to 9",
         ),
-        (([torch.zeros(8, dtype=torch.long)], [], [0]), "there is no dtype to audit"),
+        (([torch.zeros(8, dtype=torch.long)], [], [0]), "an audit needs at least one dtype"),
         (([torch.zeros(8, dtype=torch.long)], [Series("float32")], []), "at least one shift"),
         (([torch.zeros(8, dtype=torch.long)], [Series("float32")], [-1]), "got -1"),
         (([torch.zeros(8, dtype=torch.long)], [Series("float32")], [2**40 + 1]), "0 to 1099511627776 tokens"),

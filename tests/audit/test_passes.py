@@ -432,8 +432,16 @@ def test_what_is_not_kept_is_not_held(llama):
     [
         (torch.zeros(5, dtype=torch.int64), torch.arange(4), r"got shapes \(5,\) and \(4,\)"),
         (torch.zeros(1, 5, dtype=torch.int64), torch.arange(5)[None], "must be 1-dimensional, equally long"),
-        (torch.zeros(5, dtype=torch.int64), torch.arange(60, 65), "positions must be 0 to 63, got 60 to 64"),
-        (torch.zeros(5, dtype=torch.int64), torch.arange(-1, 4), "positions must be 0 to 63, got -1 to 3"),
+        (
+            torch.zeros(5, dtype=torch.int64),
+            torch.arange(60, 65),
+            "positions must lie between 0 and 63, got positions from 60 to 64",
+        ),
+        (
+            torch.zeros(5, dtype=torch.int64),
+            torch.arange(-1, 4),
+            "positions must lie between 0 and 63, got positions from -1 to 3",
+        ),
     ],
 )
 def test_rows_and_positions_that_do_not_fit_are_refused(llama, ids, positions, message):

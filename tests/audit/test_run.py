@@ -131,7 +131,7 @@ def test_soft_capping_and_layer_types(family):
 
 
 def test_layouts_must_be_of_the_rows(rows):
-    with pytest.raises(RopewalkError, match="each of the 3 rows of 48 tokens needs a layout"):
+    with pytest.raises(RopewalkError, match="3 rows of 48 tokens need 3 layouts of 48 tokens"):
         audit_model(sharp_llama(), rows, SETTINGS, [PackedLayout.from_lengths([47], "full", 0)] * 3)
 
 

@@ -15,7 +15,7 @@ from ropewalk.audit import AuditSettings
         ({"delta2": -1}, "got -1"),
         ({"dtypes": ("float64",)}, "'float64'"),
         ({"dtypes": ()}, "got none"),
-        ({"dtypes": ("bfloat16", "bfloat16")}, "each dtype once"),
+        ({"dtypes": ("bfloat16", "bfloat16")}, "give each dtype only once"),
         ({"ablation_samples": 0}, "greater than or equal to 1"),
     ],
 )

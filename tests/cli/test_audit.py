@@ -136,7 +136,7 @@ def test_tables_and_sentences_for_people(
         (["--text", "/no/such/file"], "/no/such/file"),
         (["--length", "100000"], "too few for one row of 100000"),
         (["--length", "1"], "2 tokens or more"),
-        (["--length", "7"], "a row of 7 tokens is too short to cut into 4 documents"),
+        (["--length", "7"], "a row of one document must have 8 tokens or more, because the audit"),
         (["--device", "tpu"], "'tpu'"),
     ],
 )

@@ -115,9 +115,7 @@ def test_out_holds_results_predictions_figures_and_page(
     assert (out / "predictions.jsonl").read_bytes() == before
 
     assert run(*asked, "--seed", 1) == 2
-    told = (
-        "contains a different evaluation: it differs in seed (0 in the folder, 1 given); give another --out"
-    )
+    told = "contains a different evaluation, which differs in seed (0 in the folder, 1 given); give another --out"
     assert told in capsys.readouterr().err
 
     # A killed run has lost a line and a half.

@@ -124,7 +124,7 @@ def test_what_the_server_does_not_take_is_left_out_and_said_in_the_results(
         (["=1"], "--server-extra: '=1' is not of the form KEY=VALUE"),
         (["stop=END"], "'END' is not a JSON value; write a string as stop='\"END\"'"),
         (["top_p=NaN"], "the request field top_p must be a JSON value, got nan"),
-        (["max_tokens=5"], "the request field max_tokens cannot be changed, because ropewalk sets it"),
+        (["max_tokens=5"], "the request field max_tokens cannot be set, because ropewalk sets it"),
         (["top_k=1", "top_k=2"], "--server-extra: top_k is given twice"),
     ],
 )

@@ -136,7 +136,7 @@ def test_what_other_programs_do_otherwise_is_said(
 
     both = readers("both", short_factor=SHORT)
     assert both["vllm"][0] == both["mlx-lm"][0] == "long inputs only"
-    assert both["vllm"][1].startswith(f"differs at inputs of up to {ORIGINAL} tokens in a longer context")
+    assert both["vllm"][1].startswith(f"takes the long factors also for inputs of up to {ORIGINAL} tokens")
     assert both["transformers"][1].startswith(f"the factors change when a sequence passes {ORIGINAL} tokens")
     assert both["llama.cpp"][0] == "with an option"
     one = readers("one", short_factor=LONG)
@@ -233,7 +233,7 @@ def test_a_length_that_is_no_round_multiple_gives_no_warning(
         (
             {"start_tokens": 4},
             "has 4 start tokens, which config.json cannot store; search again with --start-tokens "
-            "0, or evaluate with ropewalk eval",
+            "0, or evaluate without an export: ropewalk eval",
         ),
         ({"model": {"rope_theta": 500000.0}}, "rope_theta 500000"),
         ({"model": {"original_max_position_embeddings": 128}}, "original_max_position_embeddings 128"),
@@ -266,7 +266,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
             "nothing to export; give --push OWNER/NAME to publish a model, --step N --out DIR to write",
         ),
         (("--rope", "factors.json"), "--rope needs --out DIR"),
-        (("--out", "new"), "--out needs --rope FILE"),
+        (("--out", "new"), "--out needs either --rope FILE"),
         (("--rope", "factors.json", "--out", "new", "--public"), "--public needs --push OWNER/NAME"),
         (("--push", "mine"), "--push 'mine' is not the name of a repository"),
         (("--push", "me/mine"), "--push me/mine needs a Hugging Face token"),
@@ -431,7 +431,7 @@ def test_results_of_two_tables_are_not_taken_for_the_same(
     assert json.loads((out / "results.json").read_text())["rope"] == first["rope"]
     for other in (("--rope", write("other.json", long_factor=(1.0, 2.0, 3.0, 4.0))), ("--beyond-config",)):
         assert run("eval", checkpoint, *other, *options) == 2
-        assert "contains a different evaluation: it differs in " in capsys.readouterr().err
+        assert "contains a different evaluation, which differs in " in capsys.readouterr().err
     # The same table under another name is the same table.
     assert run("eval", checkpoint, "--rope", table.rename(tmp_path / "moved.json"), *options) == 0
     assert said(capsys)["results"] == first["results"]
@@ -442,9 +442,9 @@ def test_results_of_two_tables_are_not_taken_for_the_same(
     [
         (
             ("--server", "http://localhost:1/v1"),
-            "needs a model in memory, because a server uses the factors in its own checkpoint",
+            "has no effect on a server, which uses the factors in its own checkpoint",
         ),
-        (("--no-exact-rope",), "start_tokens > 0"),
+        (("--no-exact-rope",), "start_tokens above 0"),
     ],
 )
 def test_what_cannot_run_a_table_is_refused(
@@ -507,7 +507,7 @@ def test_a_named_program_with_a_command_for_each_length_is_told_both_and_one_wit
     asked_for = ("export", checkpoint, "--rope", write(short_factor=SHORT), "--out", out, "--for", "vllm")
     assert run(*asked_for, "--for", "mlx-lm") == 2
     refused = " ".join(capsys.readouterr().err.split())
-    assert "mlx-lm 0.32 computes this RoPE wrongly (differs at inputs of up to" in refused
+    assert "mlx-lm 0.32 computes this RoPE wrongly (takes the long factors also for" in refused
     assert run(*asked_for, "--for", "llama.cpp", "--json") == 0
     vllm, llama_cpp = said(capsys)["notes"][-2:]
     for length in (ORIGINAL, TARGET):

@@ -50,8 +50,8 @@ def test_the_model_of_a_run_is_found(files, tmp_path, capsys):
     ("options", "message"),
     [
         (["--gguf", "a.gguf"], "--gguf needs --out"),
-        (["--out", "b.gguf"], "--out needs --rope FILE, --gguf FILE or --step N"),
-        (["--gguf", "a.gguf", "--rope", "f.json", "--out", "b"], "--rope or --gguf, not both"),
+        (["--out", "b.gguf"], "--out needs either --rope FILE, --gguf FILE or --step N"),
+        (["--gguf", "a.gguf", "--rope", "f.json", "--out", "b"], "--rope and --gguf cannot be combined"),
         (["--gguf", "a.gguf", "--out", "b.gguf", "--push", "me/model"], "cannot be combined"),
         (["--gguf", "missing.gguf", "--out", "b.gguf"], "missing.gguf"),
     ],

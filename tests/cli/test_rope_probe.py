@@ -133,7 +133,7 @@ def test_what_has_no_meaning_is_not_run(
     assert "ntk did not run: " in printed
     assert "one sequence cannot show whether that is chance" in printed
     assert run(*arguments[:-4], "--rules", "ntk") == 2
-    assert "no RoPE setting to probe (ntk: " in capsys.readouterr().err
+    assert "no RoPE setting is left to probe (ntk: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_what_has_no_meaning_is_not_run(
         (["--rules", "theta=big"], "theta=big is not a number"),
         (["--rules", ","], "--rules: ',' is empty; give one or more values"),
         (["--to", "12q"], "'12q' is not a length"),
-        (["--to", "32"], "--to 32 is shorter than the model's trained length of 64 tokens"),
+        (["--to", "32"], "--to 32 is shorter than the trained length of 64 tokens"),
         (["--from", "0"], "'0' is 0 tokens"),
         (["--to", "1M"], "too few for one row of 1048576"),
         (["--rows", "0"], "rows must be 1 or more, got 0"),

@@ -40,8 +40,11 @@ def test_import_of_a_config(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["numbers.csv", "--to", "512"], "contains only numbers; give --model"),
-        (["numbers.csv", "--model", "embedded"], "contains only numbers; give --to"),
+        (["numbers.csv", "--to", "512"], "does not state the model of its factors; give --model"),
+        (
+            ["numbers.csv", "--model", "embedded"],
+            "does not state the target length of its factors; give --to",
+        ),
         (
             ["numbers.csv", "--model", "embedded", "--to", "512"],
             "has 2 factors, but the model has 16 rotary pairs",

@@ -104,7 +104,7 @@ def test_the_processes_of_torchrun_are_used(two_ranks, recipe):
     ("arguments", "message"),
     [
         (["--length", "1k"], "--length must be from 32 to the stage's context of 512, got 1024"),
-        (["--layers", "6"], "--layers must be from 1 to the model's 5, got 6"),
+        (["--layers", "6"], "--layers must be from 1 to the model's 5 layers, got 6"),
         (["--length", "512"], "the documents fill"),
         (["--out", "."], "--out: . is a folder, but must be a file"),
         (["--set", "model=nowhere/at/all"], "there is no folder or file nowhere/at/all"),

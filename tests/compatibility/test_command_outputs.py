@@ -22,7 +22,7 @@ RENAMED: dict[str, str] = {
 CHANGED_SENTENCES: dict[str, str] = {
     "no text field": (
         "error: ../inputs/documents.jsonl:1: no text field 'body'; the fields are 'text', 'source'; set text_field "
-        "(--text-field) to the one that holds the text"
+        "(--text-field) to the field that holds the text"
     ),
     "no command": "error: unknown command 'extnd'; did you mean extend? (see ropewalk --help)",
     "no recipe": "error: missing argument RECIPE (see ropewalk extend --help)",
@@ -32,8 +32,8 @@ CHANGED_SENTENCES: dict[str, str] = {
         "proportional"
     ),
     "a length without digits": (
-        "error: --target: 'lots' is not a length; write tokens as 131072, 128k or 1M (see ropewalk inspect "
-        "--help)"
+        "error: --target: 'lots' is not a length; write a number of tokens such as 131072, 128k or 1M (see ropewalk "
+        "inspect --help)"
     ),
     "a trained length of nothing": (
         "error: --from: '0' is 0 tokens; a length must be a whole number of at least 1 (see ropewalk inspect --help)"
@@ -42,19 +42,20 @@ CHANGED_SENTENCES: dict[str, str] = {
         "error: --plot: a figure is written as .png or .svg, got periods.pdf (see ropewalk inspect --help)"
     ),
     "theta from no length": (
-        "error: --from: 'x' is not a length; write tokens as 131072, 128k or 1M (see ropewalk rope theta --help)"
+        "error: --from: 'x' is not a length; write a number of tokens such as 131072, 128k or 1M (see ropewalk rope "
+        "theta --help)"
     ),
     "rows of no length": (
-        "error: --length: '12 monkeys' is not a length; write tokens as 131072, 128k or 1M (see ropewalk data "
-        "pack --help)"
+        "error: --length: '12 monkeys' is not a length; write a number of tokens such as 131072, 128k or 1M (see "
+        "ropewalk data pack --help)"
     ),
     "an unknown pattern": (
         "error: unknown --pattern 'causal'; choose from full, intra_document, anchor (see ropewalk data "
         "pack --help)"
     ),
     "too few documents": (
-        "error: the documents do not fill one row: 5047 training tokens in 47 documents, and a row takes "
-        "1048576; choose shorter rows, or set remainder to 'pad'"
+        "error: the documents do not fill one row: 5047 training tokens in 47 documents, but a row takes "
+        "1048576 tokens; choose shorter rows, or set remainder (--remainder) to pad"
     ),
     "an unknown source": ("error: unknown source 'wbe' in weights; the sources are web, books, code"),
     "an unknown field in a tag": (
@@ -62,15 +63,23 @@ CHANGED_SENTENCES: dict[str, str] = {
         "specification (see ropewalk data pack --help)"
     ),
     "a mixture that falls short": (
-        "error: source 'web' has no document of 400 tokens or more, and the mixture requests 1,707 tokens of "
-        "that length; set long_factor instead of long_share (it does not require long documents in every "
-        "source), or set shortage to cap (use what there is and report the missing tokens)"
+        "error: source 'web' has no document of 400 tokens or more, but the mixture requests 1,707 tokens "
+        "from such documents; set long_factor instead of long_share (long_factor does not require long documents in "
+        "every source), or set shortage (--shortage) to cap and use only the available tokens"
     ),
+    "a search to no longer length": (
+        "error: a search for 256 tokens has nothing to extend, because the checkpoint is trained for 256 tokens; give "
+        "a target length above 256 tokens"
+    ),
+    "a shrinking context": (
+        "error: stages.0.context must be longer than the trained length of 512 tokens, got 256"
+    ),
+    "more layers than there are": "error: --layers must be from 1 to the model's 2 layers, got 6",
     "a table of another name": ("error: --out factors.csv: the name of a factor table must end in .json"),
     "no log to resume": (
         "error: nothing to resume: the log factors.jsonl does not exist; omit --resume to start a search"
     ),
-    "numbers of no model": "error: ../inputs/factors.csv contains only numbers; give --model",
+    "numbers of no model": "error: ../inputs/factors.csv does not state the model of its factors; give --model",
     "a model without factors": (
         "error: embedded has no rescale factors: its RoPE is default, not longrope; give a longrope config"
     ),
@@ -80,7 +89,7 @@ CHANGED_SENTENCES: dict[str, str] = {
     ),
     "an export of no table": (
         "error: ../inputs/longrope.json is not a ropewalk factor table: its format is None, expected "
-        "'ropewalk-factors/1'; import a CSV or a config with ropewalk search import"
+        "'ropewalk-factors/1'; convert a CSV or a config to a table with ropewalk search import"
     ),
     "an unknown algorithm": (
         "error: unknown --algorithm 'guess'; choose from cma-es, evolution (see ropewalk search --help)"
@@ -114,7 +123,7 @@ CHANGED_SENTENCES: dict[str, str] = {
         "'ntk', 'yarn', 'llama3', 'longrope', 'proportional' or 'auto', got 'yarm'"
     ),
     "nothing to resume": (
-        "error: nothing to resume: the folder 'run' contains no run; leave out --resume to start one, or set output "
+        "error: nothing to resume: the folder 'run' contains no run; leave out --resume to start a run, or set output "
         "to the folder of the interrupted run"
     ),
     "a short context without longrope": (
@@ -126,12 +135,12 @@ CHANGED_SENTENCES: dict[str, str] = {
         "another shift, such as --shifts 0,16 (see ropewalk audit --help)"
     ),
     "a probe below the trained length": (
-        "error: --to 32 is shorter than the model's trained length of 256 tokens; give --to 256 or more"
+        "error: --to 32 is shorter than the trained length of 256 tokens; give --to 256 or more"
     ),
     "beyond the config": (
         "error: the longest length is 512 tokens, but the model's config states max_position_embeddings "
         "256; extend the model first (ropewalk inspect MODEL --target 512 shows how), or add "
-        "--beyond-config to measure it unchanged"
+        "--beyond-config to measure the model unchanged"
     ),
     "no chat template": ("error: the tokenizer has no chat template; remove --chat, or use a chat model"),
     "no evaluation to compare": (

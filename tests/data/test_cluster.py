@@ -65,7 +65,7 @@ def test_an_address_without_ray_is_refused_at_once() -> None:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(
-            RopewalkError, match=f"no Ray cluster answers at '{address}': .*; start one with ray"
+            RopewalkError, match=f"no Ray cluster answers at '{address}': .*; start a cluster with ray"
         ):
             cluster._check_address(address)
 
@@ -88,17 +88,17 @@ def test_a_node_says_what_keeps_it_from_taking_part(tmp_path: Path, monkeypatch:
     assert cluster._probe(versions, [marker]) is None
     problem = cluster._probe({**versions, "tokenizers": "0.1"}, [marker])
     assert problem == (
-        f"has tokenizers {versions['tokenizers']}, and this process 0.1; install the same version on all nodes"
+        f"has tokenizers {versions['tokenizers']}, but this process has 0.1; install the same version on all nodes"
     )
     marker.unlink()
-    assert str(cluster._probe(versions, [marker])).startswith(f"does not share the folder {tmp_path}; give")
+    assert str(cluster._probe(versions, [marker])).startswith(f"does not share the folder {tmp_path}; set")
 
 
 def test_files_that_never_appear_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([False, True])
     wait_until(lambda: next(answers), tmp_path)
     monkeypatch.setattr(cluster, "_VISIBLE_SECONDS", 0.01)
-    with pytest.raises(RopewalkError, match="the node does not share this folder; give --out"):
+    with pytest.raises(RopewalkError, match="the files do not appear on this machine; set --out"):
         wait_until(lambda: False, tmp_path)
 
 

@@ -161,8 +161,8 @@ def test_sources_without_a_document_are_left_out() -> None:
         ([1, 2], [0], None, r"got the shapes lengths \(2,\), source_ids \(1,\)"),
         ([1], [0], [1, 2], r"lengths \(1,\), source_ids \(1,\), hashes \(2,\)"),
         ([4, -1], [0, 0], None, r"a length must be 0 or more, got -1"),
-        ([4], [-2], None, r"a source's number must be 0 or more, got -2"),
-        ([4], [1], None, r"source ids must be from 0 to 0, got 1"),
+        ([4], [-2], None, r"a source id must be 0 or more, got -2"),
+        ([4], [1], None, r"source ids must be from 0 to 0, because the number of sources is 1, got 1"),
     ],
 )
 def test_arrays_that_contradict_each_other_are_refused(

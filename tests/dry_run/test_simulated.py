@@ -81,7 +81,7 @@ def test_a_single_rank_needs_no_group():
 def test_within_a_process_group_it_is_refused():
     with (
         simulated_rank(MeshShape(shard=2), 0, "cpu"),
-        pytest.raises(RopewalkError, match="start it without torchrun"),
+        pytest.raises(RopewalkError, match="start the dry run without torchrun"),
         simulated_rank(MeshShape(shard=2), 0, "cpu"),
     ):
         pass

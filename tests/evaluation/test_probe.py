@@ -211,10 +211,10 @@ def test_what_has_no_meaning_is_not_run_and_says_why() -> None:
         ("ntk", "not run", None),
         ("schedule:lwm", "not run", None),
     ]
-    assert "rules for rope_theta are for unscaled RoPE" in (refused[0].reason or "")
+    assert "rules for rope_theta need unscaled RoPE" in (refused[0].reason or "")
     said = refused[0].to_json()
     assert {said[key] for key in ("loss", "difference", "beyond_loss", "rope_theta")} == {None}
-    with pytest.raises(RopewalkError, match=r"no RoPE setting to probe \(ntk: .*unscaled RoPE"):
+    with pytest.raises(RopewalkError, match=r"no RoPE setting is left to probe \(ntk: .*unscaled RoPE"):
         candidate_methods(("ntk",), Linear(8, 1e4, 2.0), 64, 128)
     with pytest.raises(RopewalkError, match="unknown rule 'ntkk'; did you mean ntk"):
         candidate_methods(("current", "ntkk"), Default(8, 1e4), 64, 128)
@@ -226,11 +226,9 @@ def test_refuses_what_it_cannot_exchange_or_score(model: Any, rows: list[Row]) -
     attach(stock, exact_rope=False)
     with pytest.raises(RopewalkError, match="load the model with exact_rope=True"):
         probe_model(stock, one, rows, TRAINED)
-    with pytest.raises(
-        RopewalkError, match="the method rotates 16 dimensions, but LlamaForCausalLM rotates 8"
-    ):
+    with pytest.raises(RopewalkError, match="has rotary_dim 16, but LlamaForCausalLM rotates 8 dimensions"):
         probe_model(model, {"wide": Default(16, 1e4)}, rows, TRAINED)
-    with pytest.raises(RopewalkError, match="at least one setting"):
+    with pytest.raises(RopewalkError, match="at least one RoPE setting"):
         probe_model(model, {}, rows, TRAINED)
     with pytest.raises(RopewalkError, match="at least one row"):
         probe_model(model, one, [], TRAINED)

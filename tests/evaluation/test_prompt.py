@@ -105,7 +105,7 @@ def test_a_system_prompt_comes_first_and_needs_a_template_that_takes_it() -> Non
         ("--system-prompt", {"system": "Be brief."}),
         ("--thinking-tokens", {"thinking": 5}),
     ):
-        with pytest.raises(RopewalkError, match=f"{option} needs --chat"):
+        with pytest.raises(RopewalkError, match=f"{option} works only with a chat template; add --chat"):
             PromptEncoder(tokenizer, **wanted)  # type: ignore[arg-type]
     without = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"

@@ -76,7 +76,7 @@ def test_answers_that_are_not_all_or_not_the_results_own_are_refused(tmp_path: P
         rescore(tmp_path)
     others = replace(result, details={**result.details, SAMPLES: "of others"})
     record_of([others]).write(tmp_path)
-    with pytest.raises(RopewalkError, match="the predictions of niah at 64 tokens belong to other samples"):
+    with pytest.raises(RopewalkError, match="have different samples of niah at 64 tokens"):
         rescore(tmp_path)
     (tmp_path / PREDICTIONS).unlink()
     with pytest.raises(RopewalkError, match=r"has no predictions to score again"):

@@ -48,7 +48,7 @@ def test_a_run_writes_what_it_returns_and_goes_on(tmp_path: Path) -> None:
     again = measured(tmp_path)
     assert (tmp_path / "out" / "predictions.jsonl").read_bytes() == answers
     assert [r.to_json() for r in again.results] == [r.to_json() for r in result.results]
-    with pytest.raises(RopewalkError, match=r"it differs in samples \(2 in the folder, 3 given\)"):
+    with pytest.raises(RopewalkError, match=r"which differs in samples \(2 in the folder, 3 given\)"):
         measured(tmp_path, Settings(**{**WHAT.to_json(), "samples": 3}))
 
 

@@ -212,7 +212,8 @@ def test_length_that_is_too_short_names_the_shortest_that_is_not() -> None:
         fitted_samples(FORM, ENCODER, 20, 4, at_any_length(drafts), fewest=2)
     error = caught.value
     assert str(error) == (
-        f"made does not fit in 20 tokens; the shortest length with this tokenizer is {error.shortest}"
+        "the task made does not fit in 20 tokens; the shortest length with this tokenizer is "
+        f"{error.shortest}"
     )
     assert error.task == "made"
     assert len(list(fitted_samples(FORM, ENCODER, error.shortest, 4, at_any_length(drafts), fewest=2))) == 4

@@ -58,7 +58,7 @@ def test_wilson_interval_contains_the_share_and_mirrors(case: tuple[int, int]) -
 def test_wilson_of_no_trials_is_missing_and_of_impossible_counts_an_error() -> None:
     assert all(map(math.isnan, wilson_interval(0, 0)))
     for successes in (-1, 6):
-        with pytest.raises(RopewalkError, match=f"0 to the number of trials 5, got {successes}"):
+        with pytest.raises(RopewalkError, match=f"0 to 5, the number of trials, got {successes}"):
             wilson_interval(successes, 5)
 
 

@@ -136,7 +136,7 @@ def test_file_size_limit_is_the_system_s_own() -> None:
 def test_answer_given_twice_is_refused_and_not_written(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     content = written(path, WILD[:1])
-    with pytest.raises(RopewalkError, match=r"niah at \d+ tokens, sample 0, already has an answer"):
+    with pytest.raises(RopewalkError, match=r"sample 0 of niah at \d+ tokens already has an answer"):
         PredictionLog(path).add(WILD[0])
     assert path.read_bytes() == content
 
@@ -147,7 +147,8 @@ def test_answer_to_another_prompt_is_never_taken_for_this_one(tmp_path: Path) ->
     log = PredictionLog(tmp_path / "p.jsonl")
     assert log.get(SAMPLES[1]) == WILD[1]
     with pytest.raises(
-        RopewalkError, match="a different prompt for niah at 64 tokens, sample 1; give another"
+        RopewalkError,
+        match=r"the answer to sample 1 of niah at 64 tokens in .* belongs to a different prompt; give another",
     ):
         log.get(replace(SAMPLES[1], text="What is the number of sample 2?"))
     for field, value in {"suite": "needle", "task": "vt", "length": 65, "index": 9}.items():

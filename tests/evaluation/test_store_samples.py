@@ -148,7 +148,7 @@ def test_file_that_is_damaged_is_named(line: str, tmp_path: Path) -> None:
     lines = file.read_text().split("\n")
     file.write_text("\n".join([*lines[:3], line, *lines[4:]]))
     with pytest.raises(
-        RopewalkError, match=r"^cannot read the samples in .*; delete the file to generate them again$"
+        RopewalkError, match=r"^cannot read the samples in .*; delete the file to generate the samples again$"
     ):
         stored(TASK, tmp_path)
 
@@ -158,7 +158,7 @@ def test_file_that_ends_early_is_not_taken_for_the_whole(tmp_path: Path) -> None
     stored(TASK, tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
-    with pytest.raises(RopewalkError, match="delete it"):
+    with pytest.raises(RopewalkError, match="delete the file"):
         stored(TASK, tmp_path)
 
 
@@ -166,6 +166,9 @@ def test_file_of_other_samples_under_this_name_is_refused_in_one_sentence(tmp_pa
     stored(TASK, tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_text(file.read_text().replace('"seed": 0', '"seed": 1', 1))
-    with pytest.raises(RopewalkError, match=r"do not match its name") as caught:
+    with pytest.raises(
+        RopewalkError,
+        match=r"were generated with settings that do not match the file's name; delete the file",
+    ) as caught:
         stored(TASK, tmp_path)
     assert str(caught.value).count(file.name) == 1

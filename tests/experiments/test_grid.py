@@ -107,7 +107,7 @@ def test_values_and_seeds_may_be_added():
 @pytest.mark.parametrize(
     ("now", "message"),
     [
-        (record(overrides=["stages.0.steps=7"]), r"another recipe, with different stages"),
+        (record(overrides=["stages.0.steps=7"]), r"another recipe, which differs in stages"),
         (record(seeds=1), "--seeds 2 and the recipe's seed 0; keep this seed"),
         (record(["stages.*.pattern=anchor,full"]), "keep these values in this order"),
         (

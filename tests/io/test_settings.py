@@ -70,7 +70,10 @@ class Outer(Settings):
         ({"rate": float("nan")}, "rate must be a finite number, got nan"),
         ({"shuffle": 1}, "shuffle must be true or false, got 1"),
         ({"name": ""}, "name must not be empty, got ''"),
-        ({"lengths": "8k,8x"}, "lengths.1: '8x' is not a length; write tokens as 131072, 128k or 1M"),
+        (
+            {"lengths": "8k,8x"},
+            "lengths.1: '8x' is not a length; write a number of tokens such as 131072, 128k or 1M",
+        ),
         ({"lengths": ","}, "lengths: ',' is empty; give one or more values, separated by commas"),
         ({"lines": "20,x"}, "lines.1 must be a whole number, got 'x'"),
         ({"either": "x"}, "either must be a number, got 'x'"),

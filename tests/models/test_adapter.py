@@ -124,7 +124,7 @@ def test_groups_of_layers_mean_what_their_names_say():
         ({"targets": ["embed_tokens"]}, "which is of class Embedding and"),
         (
             {"rank": 1000},
-            r"adapter.rank is 1000, but model.layers.0.self_attn.q_proj has .*set at most \d+",
+            r"adapter.rank is 1000, but can be at most \d+ for model.layers.0.self_attn.q_proj, which has ",
         ),
     ],
 )

@@ -302,7 +302,7 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         ({"model_type": "gpt2"}, "model type 'gpt2' \\(GPT2Config\\) has no RoPE parameters"),
         ({"model_type": "bloom"}, "BloomConfig"),
-        ({"model_type": "blt"}, r"\(blt\) reads bytes in patches"),
+        ({"model_type": "blt"}, r"\(blt\) has four RoPEs, and reads bytes in patches"),
         ({"model_type": "gemma4_assistant"}, r"\(gemma4_assistant\) drafts tokens .*; extend that model$"),
         ({"model_type": "gemma4_unified_assistant"}, "extend that model$"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi positions and no RoPE \\(FalconConfig\\)"),
@@ -322,7 +322,10 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             {"model_type": "own", **SMALL, "rope_theta": 1e4, "rotary_emb_base": 5e4},
             "rotary_emb_base is 50000",
         ),
-        ({**LLAMA, "rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta has two values"),
+        (
+            {**LLAMA, "rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}},
+            "rope_theta has different values",
+        ),
         (
             {**LLAMA, "rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}},
             "but the key 'type' is",
@@ -354,7 +357,7 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ),
         (
             {"model_type": "gemma3", "rope_theta": 1e4, "text_config": {"rope_theta": 1e6}},
-            "rope_theta is 10000.0 in the config but 1000000.0 in its text_config",
+            "rope_theta is 10000.0 at the top level of the config but 1000000.0 in text_config",
         ),
         ({"model_type": "llava", "text_config": {"model_type": "none of theirs"}}, "LlavaConfig rejects"),
         (
@@ -387,7 +390,7 @@ def test_configs_that_no_rope_can_be_read_from_are_refused(
 def test_rope_that_no_model_holds_is_refused(tmp_path: Path) -> None:
     config = read_model_config(written(tmp_path, {"model_type": "granite_swa", "rope_theta": 1e4}))
     with pytest.raises(
-        RopewalkError, match=r"cannot build the rotary module of .* has 2 rotary modules, not one"
+        RopewalkError, match=r"cannot build transformers' rotary module for .* has 2 rotary modules, but"
     ):
         loaded_rope(config)
 
@@ -408,10 +411,14 @@ def test_rope_outside_the_decoders_config_is_refused(tmp_path: Path) -> None:
     for key, value in (("rope_theta", 1e6), ("max_position_embeddings", 131072)):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"model_type": "llava", key: value, "text_config": text}))
-        with pytest.raises(RopewalkError, match=f"{key} .* is outside text_config"):
+        with pytest.raises(
+            RopewalkError, match=f"{key} only in text_config, but the config has {key} .* at the top level"
+        ):
             read_model_config(str(path))
         path.write_text(json.dumps({"model_type": "llava", key: value, "text_config": {**text, key: 7e5}}))
-        with pytest.raises(RopewalkError, match=f"{key} is .* in the config but 700000.0 in its text_config"):
+        with pytest.raises(
+            RopewalkError, match=f"{key} is .* at the top level of the config but 700000.0 in text_config"
+        ):
             read_model_config(str(path))
 
 
@@ -438,7 +445,10 @@ def test_of_multi_head_latent_attention_rope_rotates_its_own_part_of_a_head(tmp_
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "two values"),
+        (
+            {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+            "rope_theta has different values",
+        ),
         (
             {
                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},

@@ -77,7 +77,7 @@ def wrong(text: dict[str, Any]) -> list[dict[str, Any]]:
         ("olmo_hybrid", {"layer_types": [None] * 32}, "layer_types is None in the config for layer 0"),
         ("ministral", {"layer_types": ["sliding_attention"] * 31 + [7]}, "layer_types is 7 in the config for layer 31"),
         ("laguna", {"num_attention_heads_per_layer": [48] * 39 + [7]}, "_per_layer is 7 in the config for layer 39"),
-        ("laguna", {"num_attention_heads_per_layer": [48] * 39}, "_per_layer lists 39 layers.* layer 39 has no"),
+        ("laguna", {"num_attention_heads_per_layer": [48] * 39}, "_per_layer lists 39 layers, but the model has 40"),
         ("minimax", {"layer_types": ["linear_attention"] * 5}, "layer_types lists 5 layers"),
         ("doge", {"rope_parameters": {"rope_theta": [1e4]}}, r"rope_theta .* got \[10000.0\]"),
         ("granite", {"attention_multiplier": 0}, "attention_multiplier is 0 in the config, but must be above 0"),
@@ -182,15 +182,15 @@ SHORT: dict[str, object] = {
 }
 
 
-def test_a_short_list_that_its_class_indexes_is_refused_with_the_layer() -> None:
+def test_a_short_list_that_its_class_indexes_is_refused_with_both_lengths() -> None:
     """SmolLM3's class derives layer_types from the list where the file states none, and raises an IndexError."""
     with pytest.raises(
-        RopewalkError, match="no_rope_layers lists 3 layers, but the model has 4: layer 3 has no"
+        RopewalkError, match="no_rope_layers lists 3 layers, but the model has 4 layers, 0 to 3"
     ):
         config_from_json({**SHORT, "model_type": "smollm3", "no_rope_layers": [1, 1, 0]}, "smollm3")
 
 
-def test_attention_without_an_entry_in_rope_by_type_is_refused_with_the_layer() -> None:
+def test_attention_without_an_entry_in_rope_by_type_is_refused_with_both_lengths() -> None:
     """Gemma 4's class supplies none, and its model fails with a KeyError; null says that there is no RoPE."""
     local, full = "sliding_attention", "full_attention"
     rope = {local: {"rope_type": "default", "rope_theta": 1e4}}
@@ -198,6 +198,6 @@ def test_attention_without_an_entry_in_rope_by_type_is_refused_with_the_layer() 
     del raw["rope_theta"]
     raw = {**raw, "layer_types": [local, local, local, full], "rope_parameters": rope}
     with pytest.raises(
-        RopewalkError, match=r"no entry for layers of type full_attention \(layer 3\); add it"
+        RopewalkError, match=r"no entry for layers of type full_attention \(layer 3\); add the entry"
     ):
         config_from_json(raw, "gemma4_text")

@@ -64,6 +64,7 @@ def test_a_token_in_the_middle_without_what_came_before_it_is_refused() -> None:
         model(token, position_ids=torch.tensor([[20]]), use_cache=False)
         model(torch.tensor([[4, 5]]), position_ids=torch.tensor([[20, 21]]), use_cache=True)
         with pytest.raises(
-            RopewalkError, match="only the token at position 20 and no cache of the tokens before it"
+            RopewalkError,
+            match="only the token at position 20, and the cache of the earlier tokens is missing",
         ):
             model(token, position_ids=torch.tensor([[20]]), use_cache=True)

@@ -225,7 +225,7 @@ def test_a_refused_call_leaves_the_model_usable():
 
 def test_restarting_positions_without_a_layout_are_refused():
     positions = torch.tensor([[0, 1, 2, 0, 1]])
-    with pytest.raises(RopewalkError, match="describe them with layout="):
+    with pytest.raises(RopewalkError, match="describe the documents with layout="):
         tiny_llama()(token_ids(5), position_ids=positions)
 
 
@@ -255,7 +255,9 @@ def test_other_layer_types_are_refused_by_name():
 def test_a_rotary_module_that_contradicts_the_config_is_refused():
     model = tiny_model("llama")
     rotary_module(model)[2].inv_freq.mul_(1.01)
-    with pytest.raises(RopewalkError, match="does not compute what the model's config states"):
+    with pytest.raises(
+        RopewalkError, match=r"differ by up to .* from those of the RoPE in the model's config"
+    ):
         attach(model)
 
 
@@ -344,7 +346,7 @@ def test_start_tokens_run_in_our_module_only(checkpoint):
         rotary_module(load_model(checkpoint, ModelSetup(rope=rope)))[2].frequencies(total_length=64)
         is not None
     )
-    with pytest.raises(RopewalkError, match="start_tokens > 0"):
+    with pytest.raises(RopewalkError, match="start_tokens above 0"):
         load_model(checkpoint, ModelSetup(rope=rope, exact_rope=False))
 
 
@@ -357,7 +359,7 @@ def test_start_tokens_run_in_our_module_only(checkpoint):
             "nope/nope",
             "there is no folder nope/nope, and no config.json could be loaded for it from the Hugging Face Hub",
         ),
-        (".", "without a config.json"),
+        (".", "has no config.json"),
     ],
 )
 def test_missing_models_are_named(name, message):
@@ -404,7 +406,7 @@ BAD_LAYERS = [
     (
         "qwen2",
         {"layer_types": ["full_attention"] * 2},
-        "layer_types lists 2 layers, .*: layer 2 has no entry",
+        "layer_types lists 2 layers, but the model has 3 layers, 0 to 2",
     ),
     ("qwen2", {"layer_types": ["sliding_attention"] * 3, "use_sliding_window": False}, "layer 0 is of type"),
     ("qwen2", {"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
@@ -495,5 +497,5 @@ def test_a_key_that_a_class_misses_is_named(tmp_path):
     rope = {"rope_type": "default", "rope_theta": 1e4}
     config = {**COMMON, "model_type": config_class.model_type, "rope_parameters": rope}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RopewalkError, match="cohere_compass_text looks up 'full_attention'"):
+    with pytest.raises(RopewalkError, match="cohere_compass_text reads the key 'full_attention'"):
         empty_model(tmp_path)

@@ -62,5 +62,5 @@ def test_a_head_that_we_do_not_know_is_refused():
     model.register_forward_hook(
         lambda module, args, output: type(output)(logits=output.logits * 1.01), prepend=True
     )
-    with pytest.raises(RopewalkError, match=r"'s logits differ by .* from its output head's product"):
+    with pytest.raises(RopewalkError, match=r"'s logits differ by .* from the product of its output head"):
         OutputHead.of(model)

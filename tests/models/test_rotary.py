@@ -136,7 +136,7 @@ def test_models_whose_rope_cannot_be_exchanged_are_refused():
         pass
     attach(stock)
     with (
-        pytest.raises(RopewalkError, match="rotates 16 dimensions, but LlamaForCausalLM rotates 8"),
+        pytest.raises(RopewalkError, match="has rotary_dim 16, but LlamaForCausalLM rotates 8 dimensions"),
         rope_of_rows(stock, [method, Default(16, 10000.0)], 10),
     ):
         pass

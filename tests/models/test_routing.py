@@ -149,7 +149,7 @@ def test_a_model_without_experts_has_no_routers():
     model = tiny_model("llama")
     assert routers_of(model) == []
     assert not records_routing(ModelConfig.of(model.config))
-    with pytest.raises(RopewalkError, match=r"LlamaForCausalLM has no routers .* set router_aux_loss: 0"):
+    with pytest.raises(RopewalkError, match=r"LlamaForCausalLM has none; set router_aux_loss: 0"):
         recorded_routing(model, balancing=True).__enter__()
 
 

@@ -82,7 +82,7 @@ def two_shards(total):
 
 def test_a_batch_that_does_not_fit_the_shards_is_refused():
     model = tiny_llama(torch.float32)
-    with pytest.raises(RopewalkError, match="shards have 17 tokens, but the batch has 33"):
+    with pytest.raises(RopewalkError, match="part of a row has 17 tokens, but the rows of the batch have 33"):
         model(torch.zeros(1, 33, dtype=torch.int64), layout=two_shards(33))
 
 
@@ -91,7 +91,9 @@ def test_stock_rope_that_depends_on_the_length_is_refused_on_shards():
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = type(model)(type(model.config).from_dict({**model.config.to_dict(), "rope_parameters": dynamic}))
     attach(model, exact_rope=False)
-    with pytest.raises(EngineError, match=r"dynamic.* would use the length of a shard instead of the row's"):
+    with pytest.raises(
+        EngineError, match=r"dynamic.* would use the length of a shard instead of the length of the row"
+    ):
         model(torch.zeros(1, 17, dtype=torch.int64), layout=two_shards(33))
 
 

@@ -72,7 +72,7 @@ def test_one_family_alone():
     [
         ("qwen33", "did you mean qwen3"),
         ("gpt2", "gpt2 has no RoPE"),
-        ("?", "ropewalk models lists the known"),
+        ("?", "`ropewalk models` lists the known types"),
     ],
 )
 def test_an_unknown_family_is_refused(family, message):

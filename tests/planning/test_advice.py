@@ -101,7 +101,7 @@ def test_longrope_is_told_to_search() -> None:
     advice = advise(PHI_3, 131072, 262144)
     assert advice.chosen is None
     assert advice.action.startswith("Search new rescale factors for 262,144 tokens")
-    with pytest.raises(RopewalkError, match="search for them with `ropewalk search`"):
+    with pytest.raises(RopewalkError, match="search for the factors with `ropewalk search`"):
         plan_stages(PHI_3, 131072, 262144)
 
 

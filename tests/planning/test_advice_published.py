@@ -150,7 +150,7 @@ def test_windows_everywhere_are_lifted_or_kept(name: str, shape: tuple[int, int]
         f"a sliding window of {window:,} tokens in every layer",
         f"the windows of all {layers} layers together reach {1 + layers * (window - 1):,};",
         "lift: [windows]",
-        f"a context of at most {window:,} tokens",
+        f"lower the context from 131,072 to at most {window:,} tokens",
     ):
         assert part in refused
     assert advice.lifted.lift == ("windows",)

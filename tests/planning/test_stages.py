@@ -29,7 +29,7 @@ def test_stages_compose_and_each_says_whether_its_bound_covers_it() -> None:
 
 
 def test_an_explicit_rule_is_never_ignored() -> None:
-    with pytest.raises(RopewalkError, match="this checkpoint is yarn-scaled"):
+    with pytest.raises(RopewalkError, match="this checkpoint has yarn RoPE"):
         plan_stages(QWEN_YARN, 131072, 2**20, "ntk")
     stages = plan_stages(QWEN_YARN, 131072, 2**20, "theta=1e8")
     assert stages[-1].method == Yarn(128, 1e8, 4.0, 32768)

@@ -97,7 +97,7 @@ def test_two_lists_of_longrope_are_right_for_short_and_long_inputs_with_a_comman
     for key in ("vllm", "vllm-0.22", "llama.cpp", "mlx-lm"):
         assert found[key].short == 1024
         assert found[key].detail.endswith(
-            f"differs at inputs of up to 1,024 tokens in a longer context: they get the long factors, {apart}"
+            f"takes the long factors also for inputs of up to 1,024 tokens if its context is longer: {apart}"
         )
     long, short = "inputs above 1,024 tokens", "inputs up to 1,024 tokens"
     assert found["vllm"].commands == [

@@ -33,7 +33,7 @@ def test_version_4_reads_gemma_3_with_its_two_bases() -> None:
 def test_what_was_not_read_is_not_guessed() -> None:
     raw = record()["configs"]["llama theta newer"]
     for changes, words in (
-        ({"model_type": "glm4_moe_lite"}, "class for glm4_moe_lite"),
+        ({"model_type": "glm4_moe_lite"}, "code for glm4_moe_lite"),
         ({"rope_parameters": {**raw["rope_parameters"], "partial_rotary_factor": 0.5}}, "partial_rotary"),
     ):
         changed = {**raw, **changes, "rope_theta": 5e4}

@@ -152,7 +152,10 @@ def test_partial_rotary_factor_is_read_inside_and_outside() -> None:
     assert method_from_config(config).rotary_dim == 8
     inside = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     assert method_from_config({**HEADS, "rope_parameters": inside}).rotary_dim == 8
-    with pytest.raises(RopewalkError, match=r"partial_rotary_factor is 0.25 in the config but 0.5"):
+    with pytest.raises(
+        RopewalkError,
+        match=r"partial_rotary_factor is 0.25 outside the RoPE parameters of the config, but 0.5",
+    ):
         method_from_config({**HEADS, "rope_parameters": inside, "partial_rotary_factor": 0.25})
     with pytest.raises(RopewalkError, match=r"at most 1, got 1\.5"):
         method_from_config({**HEADS, "rope_theta": 1e4, "partial_rotary_factor": 1.5})
@@ -162,7 +165,7 @@ def test_head_dim_may_differ_from_hidden_size_over_heads() -> None:
     assert head_dim(HEADS) == 16
     assert head_dim({**HEADS, "head_dim": None}) == 16
     assert head_dim({**HEADS, "head_dim": 128}) == 128
-    with pytest.raises(RopewalkError, match="must have head_dim"):
+    with pytest.raises(RopewalkError, match="must have either head_dim"):
         head_dim({"hidden_size": 64})
     # Latent attention: RoPE turns its own part of a head.
     assert head_dim({**HEADS, "head_dim": 192, "qk_rope_head_dim": 64}) == 64
@@ -183,7 +186,7 @@ def test_original_length_falls_back_to_max_position_embeddings() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0}
     config = {**HEADS, "rope_theta": 1e4, "rope_scaling": yarn, "max_position_embeddings": 2048}
     assert method_from_config(config) == Yarn(16, 1e4, 4.0, 2048)
-    with pytest.raises(RopewalkError, match="no max_position_embeddings"):
+    with pytest.raises(RopewalkError, match="need max_position_embeddings, and the config has none"):
         method_from_config({**HEADS, "rope_theta": 1e4, "rope_scaling": yarn})
 
 
@@ -208,10 +211,13 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
         ({}, "no rope_theta: this checkpoint does not use RoPE, or its config does not state"),
         ({"rope_parameters": {"rope_type": "default"}}, "no rope_theta"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "no rope_theta"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "no rope_theta for layer type"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            r"rope_parameters\['full_attention'\] in the config has no rope_theta",
+        ),
         (
             {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-            "rope_theta has two values: 500000.0 in the config, 10000.0 in rope_parameters",
+            "rope_theta has different values: 500000.0 outside the RoPE parameters, 10000.0 in rope_parameters",
         ),
         (
             {
@@ -240,7 +246,7 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
                 "original_max_position_embeddings": 4096,
                 "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048},
             },
-            "original_max_position_embeddings is 4096 in the config but 2048",
+            "original_max_position_embeddings is 4096 outside the RoPE parameters of the config, but 2048",
         ),
         (
             {"rope_local_base_freq": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
@@ -345,7 +351,9 @@ MIXED = {
 
 
 def test_a_layer_type_is_refused_where_there_are_none() -> None:
-    with pytest.raises(RopewalkError, match="'full_attention'; it has one method for all layers"):
+    with pytest.raises(
+        RopewalkError, match="'full_attention'; omit layer_type, because all layers share one method"
+    ):
         method_from_config({**HEADS, "rope_theta": 1e4}, "full_attention")
 
 
@@ -373,8 +381,11 @@ def test_entries_are_what_each_spelling_writes() -> None:
     [
         ((LongRope(4, 1e4, (1.0, 1.0), (2.0, 2.0), 1.0, 512, 8), 4), "longrope with start_tokens 8"),
         ((Default(16, 1e4), 8), "rotary_dim 16 is more than head_dim 8"),
-        (({None: Default(16, 1e4), "full_attention": Default(16, 1e4)}, 16), "one method for all layers, or"),
-        (({}, 16), "one method for all layers, or"),
+        (
+            ({None: Default(16, 1e4), "full_attention": Default(16, 1e4)}, 16),
+            "methods must have either the single key None",
+        ),
+        (({}, 16), "methods must have either the single key None"),
         (
             ({"a": DynamicNtk(8, 1e4, 2.0, 512), "b": DynamicNtk(8, 1e4, 2.0, 256)}, 8),
             "only one max_position_embeddings, but the layer types need 512 and 256",
@@ -388,7 +399,7 @@ def test_what_a_config_cannot_say_is_refused(arguments: tuple[Any, int], said: s
 
 def test_the_old_spelling_knows_only_the_layer_types_of_gemma_3() -> None:
     scaled = {**GEMMA, "sliding_attention": Linear(16, 1e4, 2.0)}
-    with pytest.raises(RopewalkError, match=r"linear of sliding_attention; write the format of 5\.x"):
+    with pytest.raises(RopewalkError, match=r"linear for sliding_attention; set spelling='5\.x'"):
         config_entries(scaled, 16, spelling="4.x")
     with pytest.raises(RopewalkError, match=r"unknown spelling '3\.x'"):
         config_entries(Default(16, 1e4), 16, spelling="3.x")  # type: ignore[arg-type]
@@ -438,12 +449,17 @@ def test_the_temperature_of_ministral_3_is_read_over_and_kept() -> None:
 
 
 def test_a_method_that_would_change_the_steps_of_the_temperature_is_refused() -> None:
-    with pytest.raises(RopewalkError, match=r"in steps of original_max_position_embeddings 16, .* to 256;"):
+    with pytest.raises(
+        RopewalkError, match=r"depends on original_max_position_embeddings, .* from 16 to 256;"
+    ):
         replace_methods(MINISTRAL, Yarn(8, 1e6, 4.0, 256))
 
 
 def test_two_lengths_of_ministral_3_that_differ_are_refused() -> None:
-    with pytest.raises(RopewalkError, match="max_position_embeddings is 512 in the config but 256"):
+    with pytest.raises(
+        RopewalkError,
+        match="max_position_embeddings is 512 outside the RoPE parameters of the config, but 256",
+    ):
         methods_from_config({**MINISTRAL, "max_position_embeddings": 512})
 
 

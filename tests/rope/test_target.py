@@ -78,7 +78,7 @@ def test_theta_on_a_scaled_checkpoint_keeps_the_scaling_and_must_be_given(name: 
     current = SCALED[name]
     changed = method_for_target("theta", current, 8192, 32768, rope_theta=4e6)
     assert vars(changed) == {**vars(current), "rope_theta": 4e6}
-    with pytest.raises(RopewalkError, match=f"this checkpoint is {name}-scaled; give rope_theta"):
+    with pytest.raises(RopewalkError, match=f"this checkpoint has {name} RoPE; either set rope_theta"):
         method_for_target("theta", current, 8192, 32768)
 
 
@@ -119,7 +119,11 @@ def test_parameters_override_what_is_derived() -> None:
         (("dynamic", PLAIN, 8192, 16384), {}, "inference only: .* choose ntk or theta"),
         (("abf", PLAIN, 8192, 16384), {}, "unknown RoPE method 'abf'; choose one of default, theta"),
         (("linear", PLAIN, 8192, 4096), {}, "at least the original length of 8192 tokens, got 4096"),
-        (("linear", PLAIN, 8192, 16384), {"rope_theta": 1e6}, "rope_theta 1000000.0 has no meaning for 'lin"),
+        (
+            ("linear", PLAIN, 8192, 16384),
+            {"rope_theta": 1e6},
+            "rope_theta 1000000.0 has no meaning for method 'linear'",
+        ),
         (
             ("linear", PLAIN, 8192, 16384),
             {"parameters": {"beta_fast": 1.0}},
@@ -133,9 +137,9 @@ def test_parameters_override_what_is_derived() -> None:
         (
             ("yarn", SCALED["llama3"], 8192, 16384),
             {},
-            "'yarn' on a checkpoint that is already llama3-scaled is ambiguous: choose 'llama3'",
+            "method 'yarn' cannot extend a checkpoint that already has llama3 RoPE; choose 'llama3'",
         ),
-        (("ntk", SCALED["linear"], 8192, 16384), {}, "already linear-scaled is ambiguous"),
+        (("ntk", SCALED["linear"], 8192, 16384), {}, "already has linear RoPE"),
         (
             ("theta", SCALED["longrope"], 8192, 16384),
             {"rope_theta": 1e6},
@@ -150,7 +154,7 @@ def test_parameters_override_what_is_derived() -> None:
         (
             ("yarn", Yarn(8, 5e5, 2.0, 4096, attention_factor=1.1), 8192, 16384),
             {},
-            "fixes attention_factor 1.1",
+            "has attention_factor 1.1",
         ),
     ],
 )
@@ -178,7 +182,7 @@ def test_a_stated_attention_factor_that_is_the_formula_goes_on_by_the_formula() 
     deepseek = Yarn(64, 1e4, 40.0, 4096, attention_factor=1.0, mscale=1.0, mscale_all_dim=1.0)
     assert method_for_target("yarn", deepseek, 163840, 327680).attention_factor is None
     near = replace(olmo_3, attention_factor=1.208)
-    with pytest.raises(RopewalkError, match=r"fixes attention_factor 1\.208"):
+    with pytest.raises(RopewalkError, match=r"has attention_factor 1\.208"):
         method_for_target("yarn", near, 65536, 131072)
     given = method_for_target("yarn", olmo_3, 65536, 131072, parameters={"attention_factor": 1.2})
     assert given.attention_factor == 1.2

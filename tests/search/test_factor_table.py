@@ -51,7 +51,7 @@ def test_a_table_is_read_back_as_it_was_written(tmp_path_factory, long, short, t
     [
         ({"format": "other"}, "its format is 'other', expected 'ropewalk-factors/1'"),
         ({"long_factor": [1.0, 2.0]}, "long_factor must have one number for each of 4 rotary pairs, got 2"),
-        ({"long_factor": [1.0, 0.0, 1.0, 2.0]}, "long_factor must contain only numbers above 0"),
+        ({"long_factor": [1.0, 0.0, 1.0, 2.0]}, "long_factor must contain only numbers above 0, got 0"),
         ({"long_factor": None}, "long_factor and short_factor are both missing"),
         ({"start_tokens": -1}, "start_tokens"),
         ({"attention_factor": 0}, "attention_factor"),
@@ -86,7 +86,9 @@ def test_what_is_no_table_is_refused(tmp_path):
     with pytest.raises(RopewalkError, match=r"cannot read factors from .*: it is not UTF-8 text \(byte 1\)"):
         read_factors(path)
     path.write_text("[1.0]")
-    with pytest.raises(RopewalkError, match="import a CSV or a config with ropewalk search import"):
+    with pytest.raises(
+        RopewalkError, match="convert a CSV or a config to a table with ropewalk search import"
+    ):
         read_factors(path)
 
 
@@ -103,9 +105,13 @@ def test_the_method_of_a_checkpoint():
 @pytest.mark.parametrize(
     ("current", "length", "message"),
     [
-        (Default(16, 1e4), 512, "rotary_dim 8 .*this model has 16"),
-        (Default(8, 5e5), 512, "rope_theta 10000 .*this model has 500000"),
-        (Default(8, 1e4), 256, "original_max_position_embeddings 512 .*this model has 256"),
+        (Default(16, 1e4), 512, "rotary_dim 8, but this model has rotary_dim 16"),
+        (Default(8, 5e5), 512, "rope_theta 10000, but this model has rope_theta 500000"),
+        (
+            Default(8, 1e4),
+            256,
+            "original_max_position_embeddings 512, .* model has original_max_position_embeddings 256",
+        ),
         (Linear(8, 1e4, 2.0), 512, "the checkpoint uses linear scaling"),
         (Yarn(8, 1e4, 2.0, 256), 512, "the checkpoint uses yarn scaling"),
     ],
@@ -125,7 +131,7 @@ def test_short_factors_of_another_attention_factor_are_refused():
 
     with pytest.raises(
         RopewalkError,
-        match=r"attention factor 1\.2, but the checkpoint has 1\.3; search short factors on this checkpoint",
+        match=r"attention factor 1\.2, but the checkpoint has the attention factor 1\.3; search short factors on this",
     ):
         short(1.2).method(checkpoint, 2048)
     # The same one, written with six digits: the checkpoint keeps its own to the last bit.
@@ -135,7 +141,9 @@ def test_short_factors_of_another_attention_factor_are_refused():
 
 
 def test_short_factors_alone_need_long_ones():
-    with pytest.raises(RopewalkError, match="only short factors, which need a checkpoint with long factors"):
+    with pytest.raises(
+        RopewalkError, match="only short factors, but this checkpoint's RoPE is default, without long factors"
+    ):
         table(long_factor=None, short_factor=LONG, target_length=512).method(Default(8, 1e4), 512)
 
 

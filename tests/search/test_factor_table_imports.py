@@ -58,7 +58,7 @@ def test_rows_that_differ_are_refused(csv, llama):
     rows = np.tile(FACTORS, (32, 1))
     rows[31, 5] += 0.01
     np.savetxt(csv, rows, delimiter=",")
-    with pytest.raises(RopewalkError, match="has 32 different rows, one per layer"):
+    with pytest.raises(RopewalkError, match="has 32 rows of factors that are not all equal; give one row"):
         from_csv(csv, llama, 131072)
 
 
@@ -103,7 +103,7 @@ def test_a_missing_file_and_a_length_that_extends_nothing_are_refused(csv, llama
     with pytest.raises(RopewalkError, match="cannot read factors from"):
         from_csv(csv, llama, 131072)
     np.savetxt(csv, FACTORS)
-    with pytest.raises(RopewalkError, match="give a length beyond 4096"):
+    with pytest.raises(RopewalkError, match="give a target length above 4096"):
         from_csv(csv, llama, 4096)
 
 
@@ -125,7 +125,10 @@ def test_factors_up_to_the_original_length_are_short_ones(csv):
     method = made.method(current, 131072)
     assert (method.short_factor, method.long_factor) == (made.short_factor, current.long_factor)
     assert method.attention_factor == current.attention_factor
-    with pytest.raises(RopewalkError, match="start tokens apply to long factors only"):
+    with pytest.raises(
+        RopewalkError,
+        match=r"--start-tokens 4 applies to long factors only, .* \(within the original length of 4096\)",
+    ):
         from_csv(csv, phi, 4096, start_tokens=4)
 
 
@@ -158,7 +161,7 @@ def test_a_config_goes_to_another_model_only_where_it_fits(llama):
     moved = for_model(from_config(first), second).factors
     assert moved.model.name == second.model
     assert moved.provenance.source == first.model
-    with pytest.raises(RopewalkError, match=r"rotary_dim 96 .*this model has 128"):
+    with pytest.raises(RopewalkError, match=r"rotary_dim 96, but this model has rotary_dim 128"):
         for_model(from_config(first), llama)
 
 

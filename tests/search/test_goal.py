@@ -163,7 +163,7 @@ def test_an_extended_checkpoint_keeps_the_other_lengths_factors():
 
 
 def test_start_tokens_of_short_factors_are_refused():
-    with pytest.raises(RopewalkError, match="start tokens apply to long factors only"):
+    with pytest.raises(RopewalkError, match="a search for short factors cannot have start tokens, got 4"):
         goal_of(EXTENDED, 2048, 512).extended(Candidate((1.0,) * 8, 4))
 
 
@@ -183,11 +183,12 @@ def test_ntk_is_plain_rope_with_another_base_and_dynamic_ntk_with_its_own():
         (
             PLAIN,
             2048,
-            "for 2048 tokens has nothing to extend: .* trained for 2048; give a length beyond 2048",
+            "for 2048 tokens has nothing to extend, .* trained for 2048 tokens; give a target length above 2048 "
+            "tokens$",
         ),
         (PLAIN, 512, "nothing to extend"),
-        (EXTENDED, 2048, r"give a length up to 512 \(short factors\) or beyond 2048"),
-        (EXTENDED, 513, r"up to 512 \(short factors\)"),
+        (EXTENDED, 2048, "either above 2048 tokens for long factors, or up to 512 tokens for short factors"),
+        (EXTENDED, 513, "up to 512 tokens for short factors"),
         (EXTENDED, 0, "1 token or more, got 0"),
         (PLAIN, -5, "1 token or more, got -5"),
     ],

@@ -45,7 +45,7 @@ def test_a_budget_that_does_not_pay_for_the_seeds_is_refused(budget):
     evaluator = ToyEvaluator(OPTIMUM)
     said = (
         rf"a budget of {budget} forward passes is too small for the 2 initial candidates on 3 documents "
-        "each; give 6 or more"
+        r"each; either raise budget \(--budget\) to 6 or more"
     )
     with pytest.raises(RopewalkError, match=said):
         run(evaluator, budget=budget)
@@ -57,14 +57,14 @@ def test_seeds_that_are_the_same_cost_once():
     evaluator = ToyEvaluator(OPTIMUM)
     twice = {"pi": SEEDS["ntk"], "ntk": SEEDS["ntk"]}
     assert minimise(SPACE, evaluator, Strategy(evolve(), 3), twice).best.candidate == SEEDS["ntk"]
-    with pytest.raises(RopewalkError, match=r"the 1 initial candidate on 3 .*give 3 or"):
+    with pytest.raises(RopewalkError, match=r"the 1 initial candidate on 3 .*to 3 or"):
         minimise(SPACE, evaluator, Strategy(evolve(), 2), twice)
 
 
 def test_losses_that_are_no_numbers_are_a_failure():
     evaluator = ToyEvaluator(OPTIMUM)
     evaluator.loss = lambda job: math.inf
-    with pytest.raises(RunFailure, match="no candidate has a finite objective"):
+    with pytest.raises(RunFailure, match="the loss of every candidate is NaN or infinite"):
         run(evaluator)
 
 
@@ -102,7 +102,7 @@ def test_a_log_of_another_search_is_refused(tmp_path):
     path = tmp_path / "search.jsonl"
     with search_log(path, {"seed": 3, "text": "a.jsonl"}, False):
         pass
-    with pytest.raises(RopewalkError, match=r"its text is 'a.jsonl', but here it is 'b.jsonl'"):
+    with pytest.raises(RopewalkError, match=r"with text 'a.jsonl' instead of 'b.jsonl'"):
         read_log(path, {"seed": 3, "text": "b.jsonl"})
     with pytest.raises(RopewalkError, match="already holds a search"), search_log(path, {"seed": 3}, False):
         pass

@@ -271,7 +271,7 @@ def test_infinite_losses_of_a_penalty_are_an_infinite_objective():
     assert evaluator.objective([2.0, math.inf]) == math.inf
     assert evaluator.objective([math.inf, 2.0]) == math.inf
     with pytest.raises(
-        RunFailure, match="own RoPE gives a row of the short penalty a loss that is NaN or infinite"
+        RunFailure, match="own RoPE, the loss of a row of the short penalty is NaN or infinite"
     ):
         with_broken_reference()
 
@@ -310,14 +310,14 @@ def test_memory_that_gives_out_is_a_failure_that_says_what_to_do():
 
     model.base_model.register_forward_pre_hook(full)
     with pytest.raises(
-        RunFailure, match="on cpu with 3 candidates of 96 tokens in a forward pass; use a smaller batch"
+        RunFailure, match="on cpu in a forward pass of 3 candidates with 96 tokens each; lower batch"
     ):
         list(evaluator.losses(jobs_of(candidates_of(4), 1)))
 
 
 def test_what_cannot_be_measured_is_refused():
     model, goal, rows = attached(), tiny_goal(), tiny_rows(1, TARGET)
-    with pytest.raises(RopewalkError, match="at least one candidate, got a batch of 0"):
+    with pytest.raises(RopewalkError, match="batch must be 1 or more candidates per forward pass, got 0"):
         ModelEvaluator(model, goal, rows, forwards=Forwards(0))
     with pytest.raises(RopewalkError, match="at least one row"):
         ModelEvaluator(model, goal, [])
@@ -325,7 +325,7 @@ def test_what_cannot_be_measured_is_refused():
         ModelEvaluator(model, goal, rows, forwards=Forwards(prefill_chunk=0))
     with pytest.raises(
         RopewalkError,
-        match=r"the short penalty must have at most the trained length of 32 tokens, got a row of 96",
+        match=r"the short penalty must not be longer than the trained length of 32 tokens, got a row of 96",
     ):
         ModelEvaluator(model, goal, rows, ShortPenalty(rows))
     for weight in (0.0, -1.0, math.nan, math.inf):

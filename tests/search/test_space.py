@@ -126,13 +126,13 @@ def test_what_is_no_candidate_of_a_space(factors, tokens):
     ("arguments", "said"),
     [
         ((0, 2.0), "at least one rotary pair, got 0"),
-        ((4, 0.99), "must be 1 or more, got 0.99"),
-        ((4, math.nan), "must be 1 or more, got nan"),
-        ((4, math.inf), "must be 1 or more, got inf"),
-        ((4, 2.0, ()), r"ascending numbers, each 0 or more, got \[\]"),
-        ((4, 2.0, (4, 0)), r"ascending numbers, each 0 or more, got \[4, 0\]"),
-        ((4, 2.0, (0, 0)), r"ascending numbers, each 0 or more, got \[0, 0\]"),
-        ((4, 2.0, (-1, 0)), r"ascending numbers, each 0 or more, got \[-1, 0\]"),
+        ((4, 0.99), "must be a finite number, 1 or more, got 0.99"),
+        ((4, math.nan), "must be a finite number, 1 or more, got nan"),
+        ((4, math.inf), "must be a finite number, 1 or more, got inf"),
+        ((4, 2.0, ()), r"in ascending order, each 0 or more, got \[\]"),
+        ((4, 2.0, (4, 0)), r"in ascending order, each 0 or more, got \[4, 0\]"),
+        ((4, 2.0, (0, 0)), r"in ascending order, each 0 or more, got \[0, 0\]"),
+        ((4, 2.0, (-1, 0)), r"in ascending order, each 0 or more, got \[-1, 0\]"),
     ],
 )
 def test_a_space_that_would_be_empty_is_refused(arguments, said):

@@ -319,7 +319,7 @@ def test_tokens_that_trl_masks_are_no_targets(name):
         (RowCollator([1]), [sample([3, 4], labels=[4, 5])], "not shifted"),
         (RowCollator([1]), [sample([3, 4, 5], seq_lengths=[2, 1])], "set packing=False"),
         (RowCollator([1]), [sample([3]), Row(*[torch.ones(2)] * 2, None)], "packed rows and documents"),
-        (RowCollator(), [Row(*[torch.ones(n)] * 2, None) for n in (2, 3)], "got 2 and 3 tokens"),
+        (RowCollator(), [Row(*[torch.ones(n)] * 2, None) for n in (2, 3)], "got lengths from 2 to 3 tokens"),
     ],
 )
 def test_what_a_row_cannot_hold_is_refused(collator, samples, words):

@@ -99,9 +99,9 @@ def test_what_is_not_there_is_named_with_what_is(done, tmp_path):
     run, out = Path(done[0]["output"]), tmp_path / "out"
     assert (
         refused(run, 3, out)
-        == f"{run} has no checkpoint of step 3; it has checkpoints of step 2 of stage 1, step 4 of stage 1"
+        == f"{run} has no checkpoint of step 3; choose one of step 2 (stage 1), step 4 (stage 1)"
     )
-    assert "no checkpoint of step 2 of stage 2; it has" in refused(run, 2, out, 2)
+    assert "no checkpoint of step 2 of stage 2; choose one of" in refused(run, 2, out, 2)
     assert "already exists" in refused(run, 2, tmp_path)
     assert not out.exists()
 
@@ -112,7 +112,7 @@ def test_several_stages_with_the_step_and_a_damaged_checkpoint(done, tmp_path):
     shutil.copytree(checkpoint, checkpoint.with_name("stage1-step000002"))
     assert (
         refused(run, 2, tmp_path / "out")
-        == "several stages have a checkpoint of step 2; add --stage 1 or --stage 2"
+        == "several stages have a checkpoint of step 2; add either --stage 1 or --stage 2"
     )
     file = checkpoint / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
@@ -127,7 +127,7 @@ def test_several_stages_with_the_step_and_a_damaged_checkpoint(done, tmp_path):
         (["--step", "2"], "--step needs --out DIR"),
         (["--stage", "2"], "--stage needs --step N"),
         (["--step", "2", "--out", "o", "--push", "a/b"], "--step and --push cannot be combined"),
-        (["--step", "2", "--out", "o"], "--step needs the folder of a run"),
+        (["--step", "2", "--out", "o"], "--step needs the folder of a training run"),
         (["--step", "0", "--out", "o"], "--step"),
     ],
 )

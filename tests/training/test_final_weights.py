@@ -169,7 +169,7 @@ def test_a_deleted_or_damaged_checkpoint_is_refused_by_name(values, tmp_path, ca
     said = refused(capsys, tmp_path, average)
     assert "export averages the last 2 checkpoints of stage 1, but" in said
     assert said.endswith("set export to 'last'")
-    with pytest.raises(RopewalkError, match="contains only 1 of this stage"):
+    with pytest.raises(RopewalkError, match="contains only 1 checkpoint of this stage"):
         final_weights(Path(values["output"]), recipe_of(average), checkpoint(values, name))
 
 

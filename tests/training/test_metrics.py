@@ -124,13 +124,13 @@ def test_a_damaged_line_is_refused_by_number_and_every_line_stays(
 def test_missing_steps_are_refused_until_the_user_says_that_they_are_lost(log: MetricsLog) -> None:
     lines = log.path.read_bytes().splitlines(keepends=True)
     log.path.write_bytes(b"".join(lines[:2] + lines[3:]))
-    told = f"{log.path} lacks 1 of the 5 completed steps, from step 3 of stage 1 on"
+    told = f"{log.path} lacks 1 of the 5 completed steps (the first is step 3 of stage 1)"
     lost = log.path.with_name(LOST)
     with pytest.raises(RopewalkError) as refused:
         log.check([3, 0, 2])
     assert (
         str(refused.value)
-        == f"{told}; restore the file. To resume without these steps instead, first run: touch {lost}"
+        == f"{told}; either restore the file, or, to resume without these steps, first run: touch {lost}"
     )
     lost.touch()
     assert log.check([3, 0, 2]) == f"{told}, which {LOST} allows"
@@ -142,7 +142,7 @@ def test_a_log_that_is_gone_is_refused_and_a_renamed_one_is_not(log: MetricsLog)
     lost = log.path.with_name(LOST)
     aside = log.path.rename(log.path.with_name("aside"))
     with pytest.raises(
-        RopewalkError, match=r"lacks 5 of the 5 completed steps, from step 1 of stage 1 on; rest"
+        RopewalkError, match=r"lacks 5 of the 5 completed steps \(the first is step 1 of stage 1\); either"
     ):
         log.check([3, 0, 2])
     aside.rename(lost)
@@ -154,7 +154,7 @@ def test_a_last_line_without_its_end_is_named_where_its_step_is_missing(log: Met
     log.path.write_bytes(log.path.read_bytes().removesuffix(b"\n"))
     with pytest.raises(
         RopewalkError,
-        match=r"lacks 1 of the 5 completed steps.* its last line is ignored because it does not end with a newline",
+        match=r"lacks 1 of the 5 completed steps.* ropewalk ignores the last line, which does not end with a newline",
     ):
         log.check([3, 0, 2])
     assert log.check([3, 0, 1]) is None

@@ -35,7 +35,7 @@ def test_what_does_not_divide_is_refused_before_anything_loads(recipe_values):
     assert "sequence 4 does not divide the model's 2 attention heads" in refused(
         recipe_values, parallel={"sequence": 4}
     )
-    assert "rows_per_step 2 is not a multiple of 4" in refused(recipe_values, parallel={"shard": 4})
+    assert "rows_per_step must be a positive multiple of 4" in refused(recipe_values, parallel={"shard": 4})
     assert "needs 2 ranks, but 4 were started" in refused(recipe_values, parallel={"ring": 2})
 
 
@@ -154,7 +154,9 @@ def test_a_precision_that_a_family_cannot_run_in_is_refused(
     values = {**recipe_values, "model": str(tmp_path / "model"), "parallel": {"shard": 2}}
     world = World(rank=0, size=2, local_rank=0, local_size=2)
     said = refused(values, world, precision=precision)
-    assert re.search(f"precision {precision} .*does not suit {family}, .* set precision: {works_in}", said)
+    assert re.search(
+        f"precision {precision} .*does not suit {family}, .* set precision to either .*{works_in}", said
+    )
     resolve(Recipe.model_validate({**values, "precision": works_in}), world)
 
 
@@ -220,7 +222,7 @@ def test_a_mesh_that_does_not_suit_a_stage_is_refused_unless_the_stage_is_done(r
 def test_errors_keep_their_kind_and_get_the_rank(four_ranks):
     kind, said = four_ranks.run(too_short)[1]
     assert kind == "RopewalkError"
-    assert said.startswith("rank 1: needle does not fit in 7 tokens")
+    assert said.startswith("rank 1: the task needle does not fit in 7 tokens")
 
 
 def test_limits_are_lifted_where_there_are_any_and_dual_chunks_must_be(

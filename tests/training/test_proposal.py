@@ -204,17 +204,17 @@ def test_the_usual_field_of_the_text_is_found(row: dict[str, str], field: str, t
         (
             {"page": LONG},
             None,
-            "no text field 'text'; the fields are 'page'; set text_field .--text-field. to the one",
+            "no text field 'text'; the fields are 'page'; set text_field .--text-field. to the field",
         ),
         (
             {"content": LONG, "body": "x"},
             None,
-            "set text_field .--text-field. to the one that holds the text; the text may be in 'content' or 'body'",
+            "set text_field .--text-field. to the field that holds the text .probably 'content' or 'body'",
         ),
         (
             {"text": LONG},
             "page",
-            "no text field 'page'; the fields are 'text'; set text_field .--text-field. to the one",
+            "no text field 'page'; the fields are 'text'; set text_field .--text-field. to the field",
         ),
     ],
 )

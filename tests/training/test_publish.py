@@ -111,7 +111,7 @@ def test_a_wrong_name_is_refused(api, name):
 def test_without_a_token_nothing_is_asked(api, monkeypatch):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(
-        RopewalkError, match=r"me/mine needs a Hugging Face token, .* hf auth login, or set HF_TOKEN"
+        RopewalkError, match=r"me/mine needs a Hugging Face token, .* `hf auth login`, or set HF_TOKEN"
     ):
         writable_repository("me/mine")
     assert api.method_calls == []
@@ -123,7 +123,7 @@ def test_without_a_token_nothing_is_asked(api, monkeypatch):
         (
             USER,
             "you/mine",
-            "your Hugging Face token is that of me, who cannot upload to you; .* slash: me, lab",
+            "your Hugging Face token belongs to me, who cannot upload to you; .* slash, write one of: me, lab",
         ),
         (
             {"name": "me", "auth": {"accessToken": {"role": "read"}}},
@@ -187,10 +187,12 @@ def test_folders_that_are_no_model_are_refused(run, tmp_path):
     assert folder_to_push(str(run)) == folder_to_push(str(run / "model")) == run / "model"
     with pytest.raises(RopewalkError, match="there is no folder meta-llama/Llama-3"):
         folder_to_push("meta-llama/Llama-3")
-    with pytest.raises(RopewalkError, match="cannot be uploaded as a model"):
+    with pytest.raises(
+        RopewalkError, match=r"is not the folder of a model, because it lacks config\.json or"
+    ):
         folder_to_push(str(tmp_path))
     (run / "model" / "model.safetensors").write_bytes(b"weightz")
-    with pytest.raises(RopewalkError, match=r"is damaged \(.*model.safetensors.*\); resume the run"):
+    with pytest.raises(RopewalkError, match=r"is damaged \(.*model.safetensors.*\); export the model again"):
         folder_to_push(str(run))
     (run / SUMMARY).unlink()
     with pytest.raises(RopewalkError, match=r"is not finished; finish it with: ropewalk extend .* --resume"):

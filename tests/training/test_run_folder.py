@@ -104,5 +104,5 @@ def test_results_stay_in_their_place_where_a_run_does_not_go_on(done, tmp_path, 
     monkeypatch.setattr(target, "recommended_theta", doubled)
     longer = with_stage(values, steps=2 * values["stages"][0]["steps"])
     error = refused(capsys, tmp_path, {**longer, "output": str(output)})
-    assert "was trained with default and rope_theta" in error
+    assert "was trained with method default and rope_theta" in error
     assert {path.relative_to(output) for path in output.rglob("*")} == there

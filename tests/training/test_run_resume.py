@@ -212,7 +212,9 @@ def test_a_checkpoint_under_another_steps_name_is_refused(cut, tmp_path, capsys)
     (folder / "stage0-step000002").rename(folder / "stage0-step000003")
     said = refused(capsys, tmp_path, cut)
     assert "checkpoint stage0-step000003 is damaged" in said
-    assert "the folder contains the checkpoint stage0-step000002; rename it back to that name" in said
+    assert (
+        "the folder contains the checkpoint stage0-step000002; rename the folder to stage0-step000002" in said
+    )
 
 
 @pytest.mark.parametrize("key", ["stage", "step", "tokens"])
@@ -250,7 +252,7 @@ def test_a_damaged_recipe_of_the_run_is_told_apart_from_the_one_that_is_given(cu
             '{"rows": [3], "digests": ["a"], "validation_sources": null}',
             "rows.0 must be a string, got 3",
         ),
-        ('{"rows": [], "digests": ["a"], "validation_sources": null}', "0 folders of rows but 1 digests"),
+        ('{"rows": [], "digests": ["a"], "validation_sources": null}', "got 0 rows and 1 digests"),
         ("[" * 5000, "its brackets are nested too deeply"),
         (b"\xff\xfe", "codec can't decode"),
         (None, "is missing"),
@@ -435,10 +437,13 @@ def test_what_cannot_change_a_number_changes_freely(done, cut, tiny_checkpoint, 
         ("stages.0.rope=yarn", "stages.0.rope.method theta -> yarn (the stage keeps the RoPE"),
         ("stages.0.rows_per_step=4", "stages.0.rows_per_step 2 -> 4 (the stage has started"),
         ("stages.0.steps=1", "stages.0.steps 4 -> 1 (2 steps of stage 1 are done"),
-        ("data.eos=false", "data.eos true -> false (it decides the rows"),
+        ("data.eos=false", "data.eos true -> false (the rows of this run are already packed"),
         ("data.mixture={shuffle: true}", "data.mixture none -> "),
         ("data.validation_documents=10", "data.validation_documents 20 -> 10"),
-        ("evaluation.rows=3", "evaluation.rows 2 -> 3 (the model was measured with it before training"),
+        (
+            "evaluation.rows=3",
+            "evaluation.rows 2 -> 3 (the model was measured with the old value before training",
+        ),
         ("exact_rope=false", "exact_rope true -> false"),
         (
             "precision=bfloat16",
@@ -458,7 +463,7 @@ def test_another_model_is_refused_whatever_its_name(cut, tiny_checkpoint, tmp_pa
     assert "have changed since the run" in refused(capsys, tmp_path, cut, "--set", f"model={other}")
     record = Path(cut["output"]) / "rows.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "model": None}))
-    assert "it is not known whether the weights are the same" in refused(
+    assert "cannot check whether the weights are the same" in refused(
         capsys, tmp_path, cut, "--set", f"model={other}"
     )
 
@@ -569,7 +574,7 @@ def test_ctrl_c_names_the_last_checkpoint_and_how_to_go_on(done, tmp_path, monke
     )
     assert said(checkpointing, "save_checkpoint", saved_then_interrupted, "--resume") == (
         f"error: interrupted: the last checkpoint is {output}/checkpoints/stage0-step000002; the same command with "
-        "--resume continues from there"
+        "--resume continues from this checkpoint"
     )
     assert main(["extend", file, "--resume"]) == 0
     assert metrics_of(output) == metrics_of(values["output"])
@@ -603,8 +608,8 @@ def test_a_run_does_not_go_on_with_a_base_that_another_version_would_choose(
     monkeypatch.setattr(target, "recommended_theta", doubled)
     trained = recommended_theta(10_000, 32, 64).rope_theta
     error = refused(capsys, tmp_path, cut)
-    assert f"was trained with default and rope_theta {trained:.10g}" in error
-    assert f"set rope_theta: {trained:.10g}" in error
+    assert f"was trained with method default and rope_theta {trained:.10g}" in error
+    assert f"set stages.0.rope.rope_theta to {trained:.10g}" in error
     # What the message says to do goes on, to the bit.
     given = with_stage(cut, rope={"rope_theta": float(f"{trained:.10g}")})
     saved = Path(cut["output"]) / "recipe.yaml"

@@ -79,7 +79,7 @@ def test_a_run_that_stops_after_a_stage_goes_on_to_the_same_result(two_stages, t
         assert (found.stage, found.stages) == (1, 2)
         assert found.checkpoint == output / "checkpoints" / "stage0-step000003"
         assert not (output / "model").exists()
-    with pytest.raises(RopewalkError, match=r"is not empty; add --resume"):
+    with pytest.raises(RopewalkError, match=r"is not empty; either add --resume"):
         stopped(values, 1)
     assert extend(recipe_of(values), resume=True)["stages"][1]["steps"] == 4
     assert result_of(values) == result_of(whole)
@@ -133,13 +133,18 @@ def test_a_base_that_was_chosen_is_chosen_again(two_stages, tmp_path):
 @pytest.mark.parametrize(
     ("first", "last", "resume", "said"),
     [
-        (3, None, True, "--from-stage is 3, but the recipe has 2 stages; give 1 to 2"),
+        (3, None, True, "--from-stage is 3, but the recipe has 2 stages; give 2"),
         (0, None, True, "--from-stage is 0, but the recipe has 2 stages"),
         (None, 3, False, "--until-stage is 3, but the recipe has 2 stages"),
         (None, -1, False, "--until-stage is -1, but the recipe has 2 stages"),
         (2, 1, True, "--until-stage 1 comes before --from-stage 2; give --until-stage 2 or more"),
         (1, None, True, "--from-stage 1 would train all stages again; start a new run"),
-        (2, None, False, "--from-stage 2 continues from a checkpoint of the run, so it needs --resume"),
+        (
+            2,
+            None,
+            False,
+            "--from-stage 2 needs --resume, because the stage continues from a checkpoint of a run",
+        ),
     ],
 )
 def test_stages_that_a_recipe_does_not_have_are_refused(two_stages, first, last, resume, said):

@@ -209,7 +209,7 @@ def test_a_restart_does_not_take_up_a_run_that_was_refused(values, undisturbed, 
     assert result.returncode != 0
     said = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 2
-    assert all("is not empty; add --resume" in line for line in said)
+    assert all("is not empty; either add --resume" in line for line in said)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
 
 

@@ -98,5 +98,5 @@ def test_rows_without_a_target_are_refused():
     layout = PackedLayout.from_lengths([1] * 23, "anchor")
     ids = torch.zeros(24, dtype=torch.int64)
     row = Row(ids, next_token_labels(ids, layout), layout)
-    with pytest.raises(RopewalkError, match="every document is one token"):
+    with pytest.raises(RopewalkError, match="every document is either a single token or a chat"):
         one_step(1, [row])

@@ -99,7 +99,7 @@ def _layouts_of(layout: PackedLayout | Sequence[PackedLayout], batch: int) -> tu
     layouts = (layout,) * batch if isinstance(layout, PackedLayout) else tuple(layout)
     if len(layouts) != batch:
         raise RopewalkError(
-            f"got {len(layouts)} layouts for a batch of {batch} rows; give one layout, or one for each row"
+            f"got {len(layouts)} layouts for a batch of {batch} rows; give one layout for all rows, or one for each row"
         )
     return layouts
 
@@ -113,17 +113,17 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, layouts: tuple[Pac
         if tensor.dtype != query.dtype or tensor.device != query.device:
             raise RopewalkError(
                 f"{name} is {tensor.dtype} on {tensor.device}, but query is {query.dtype} on {query.device}; "
-                "use the same dtype and device for all three"
+                "use the same dtype and device for query, key and value"
             )
     if key.shape[:3] != value.shape[:3] or key.shape[3] != query.shape[3]:
         raise RopewalkError(
-            "key and value must have the same batch, heads and length, and query and key the same head_dim; got query "
+            "key must have the batch, heads and length of value, and the head_dim of query; got query "
             f"{tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}"
         )
     if key.shape[0] != query.shape[0] or key.shape[2] != query.shape[2]:
         raise RopewalkError(
-            f"packed attention needs as many keys as queries, got query {tuple(query.shape)} and key "
-            f"{tuple(key.shape)}"
+            f"in packed attention, query and key must have the same batch and length, got query {tuple(query.shape)} "
+            f"and key {tuple(key.shape)}"
         )
     if query.shape[1] % key.shape[1]:
         raise RopewalkError(f"num_heads {query.shape[1]} is not a multiple of num_kv_heads {key.shape[1]}")

@@ -27,16 +27,17 @@ class PackedLayout:
     document, **or** *j* is one of the first ``anchor_length`` tokens and ``pattern`` is ``anchor``).
     Here *i* and *j* count tokens as the row stores them. A document may be stored in several segments (interleaved
     chunks), which keep the order that they have in the document. If a layer has a sliding window or chunked
-    attention, its windows and chunks are counted in :attr:`run_index`.
+    attention, :attr:`run_index` numbers the tokens of a window or chunk.
 
-    The anchor comes before the first segment: ``cu_seqlens[0] == anchor_length``. Its tokens belong to no
-    document (``document_ids == -1``). Under ``intra_document`` they see each other, and no other token sees them.
+    The anchor comes before the first segment: ``cu_seqlens[0] == anchor_length``. The tokens of the anchor belong to no
+    document (``document_ids == -1``). Under ``intra_document``, these tokens see each other, and no other token sees
+    them.
 
     Attributes:
         cu_seqlens: int32 ``[num_segments + 1]`` on the CPU, strictly increasing token offsets of the
             segments in the row; the first is ``anchor_length``, the last is the length of the row.
         segment_documents: int32 ``[num_segments]``, the document of each segment, numbered from 0.
-        position_ids: int64 ``[total_length]``, RoPE positions in tokens; they do not affect which tokens see which.
+        position_ids: int64 ``[total_length]``, RoPE positions in tokens; they do not change the attention mask.
         anchor_length: number of leading tokens that every document sees under the pattern ``anchor``.
         pattern: ``full``, ``intra_document`` or ``anchor``.
 
@@ -70,8 +71,8 @@ class PackedLayout:
                 )
         if self.cu_seqlens.numel() < 2 or self.segment_documents.numel() != self.cu_seqlens.numel() - 1:
             raise RopewalkError(
-                f"cu_seqlens must have at least 2 entries and segment_documents one entry less, got "
-                f"{self.cu_seqlens.numel()} entries of cu_seqlens and {self.segment_documents.numel()} of "
+                "cu_seqlens must have 2 or more entries, and segment_documents must have one fewer than cu_seqlens, "
+                f"got {self.cu_seqlens.numel()} in cu_seqlens and {self.segment_documents.numel()} in "
                 "segment_documents"
             )
         if int(self.cu_seqlens[0]) != self.anchor_length:
@@ -87,12 +88,12 @@ class PackedLayout:
             )
         if bool((self.segment_documents < 0).any()):
             raise RopewalkError(
-                f"segment_documents must be 0 or more, got {int(self.segment_documents.min())}"
+                f"every entry of segment_documents must be 0 or more, got {int(self.segment_documents.min())}"
             )
         if int(self.cu_seqlens[-1]) != self.position_ids.numel():
             raise RopewalkError(
                 f"cu_seqlens ends at {int(self.cu_seqlens[-1])} but position_ids has "
-                f"{self.position_ids.numel()} entries; both must be the length of the row"
+                f"{self.position_ids.numel()} entries; both numbers must be the length of the row"
             )
 
     @classmethod
@@ -106,13 +107,13 @@ class PackedLayout:
         """A row of whole documents, one segment each.
 
         Args:
-            lengths: tokens of each document without the anchor, all at least 1.
+            lengths: number of tokens of each document, at least 1, not counting the anchor.
             pattern: ``full``, ``intra_document`` or ``anchor``.
             anchor_length: leading tokens before the first document; the row has
                 ``anchor_length + sum(lengths)`` tokens.
-            positions: ``continuous`` (0, 1, 2, … over the row) or ``reset`` (each document starts again: at
-                ``anchor_length`` under the pattern ``anchor``, as if the anchor came before each document;
-                otherwise at 0).
+            positions: ``continuous`` (0, 1, 2, … over the row) or ``reset`` (positions start again in each document).
+                With ``reset``, a document starts at ``anchor_length`` under the pattern ``anchor``, as if the anchor
+                came before each document. Under the other patterns, it starts at 0.
 
         Example:
             >>> PackedLayout.from_lengths([3, 2]).cu_seqlens.tolist()
@@ -132,7 +133,7 @@ class PackedLayout:
         """A row of segments, several of which may belong to one document (interleaved chunks).
 
         Args:
-            lengths: tokens of each segment in storage order, all at least 1.
+            lengths: number of tokens of each segment, at least 1, in storage order.
             documents: document number of each segment; segments with equal numbers form one document.
             pattern: as in :meth:`from_lengths`.
             anchor_length: as in :meth:`from_lengths`.
@@ -141,7 +142,10 @@ class PackedLayout:
         if len(lengths) == 0:
             raise RopewalkError("a packed row needs at least one document, got none")
         if len(lengths) != len(documents):
-            raise RopewalkError(f"got {len(lengths)} segment lengths but {len(documents)} segment documents")
+            raise RopewalkError(
+                f"lengths and documents must have one entry for each segment, got {len(lengths)} "
+                f"lengths and {len(documents)} documents"
+            )
         if min(lengths) < 1:
             raise RopewalkError(f"every segment needs at least 1 token, got {min(lengths)}")
         if positions not in POSITIONS:
@@ -276,9 +280,9 @@ class Row:
 def next_token_labels(input_ids: Tensor, layout: PackedLayout, trained: Tensor | None = None) -> Tensor:
     """Shifted labels whose targets never cross a document boundary.
 
-    The target of a token is the next token *of its own document*, which for an interleaved document may lie
-    in a later segment. The last token of a document has no target. The anchor has none either, because
-    the token after it belongs to the first document only.
+    The target of a token is the next token *of its own document*. If the document is interleaved, this token may lie in
+    a later segment. The last token of a document has no target. The anchor has no target either, because the token
+    after it belongs only to the first document.
 
     Args:
         input_ids: int64 ``[total_length]``.

@@ -87,10 +87,10 @@ class AttentionOptions:
     Attributes:
         scale: multiplier of q·k; None for 1/sqrt(head_dim).
         softcap: scores become ``softcap * tanh(scores / softcap)`` (Gemma 2); None for no soft cap.
-        window: number of tokens that a query sees at most, including itself (sliding window); None for no limit. Tokens
-            count by :attr:`PackedLayout.run_index`.
-        chunk: tokens of a chunk (Llama 4); a query sees only keys of its own chunk. None for no chunks. The chunks of
-            each run begin at ``run_index`` 0.
+        window: largest number of tokens that a query sees, including its own (sliding window); None for no limit.
+            :attr:`PackedLayout.run_index` numbers the tokens.
+        chunk: number of tokens of a chunk (Llama 4); a query sees only keys of its own chunk. None for no chunks. The
+            first chunk begins at ``run_index`` 0.
         sinks: ``[num_heads]``, a learned score for each head, which enters the softmax but has no value vector
             (gpt-oss); None for no sinks.
     """
@@ -122,7 +122,7 @@ class AttentionOptions:
         """Raise unless there are no sinks, or one for each head of ``[batch, num_heads, length, head_dim]``."""
         if self.sinks is not None and self.sinks.shape != query.shape[1:2]:
             raise RopewalkError(
-                f"attention sinks must be [num_heads] = [{query.shape[1]}], got {tuple(self.sinks.shape)}"
+                f"attention sinks must have the shape (num_heads,) = ({query.shape[1]},), got {tuple(self.sinks.shape)}"
             )
 
     @property

@@ -111,7 +111,7 @@ def stock_arithmetic(
         return EXACT
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise RopewalkError(f"unknown dtype {name}; choose one of {', '.join(DTYPES)}")
+        raise RopewalkError(f"unknown dtype {name!r}; choose one of {', '.join(DTYPES)}")
     # The check above makes it one of the products, which mypy cannot see.
     product: Product = name  # type: ignore[assignment]
     return Arithmetic(

@@ -118,7 +118,7 @@ def measure_drift(
     check_rows(rows)
     check_shifts(shifts, delta2)
     if not series:
-        raise RopewalkError("there is no dtype to audit; give at least one, such as bfloat16")
+        raise RopewalkError("an audit needs at least one dtype, such as bfloat16, got none")
     length = len(rows[0])
     cuts = cut_lengths(length)
     found: list[_Rows] = []
@@ -149,7 +149,7 @@ def check_rows(rows: Sequence[Tensor]) -> None:
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
         raise RopewalkError(
-            f"the rows of an audit must have the same length, got {min(lengths)} to {max(lengths)} tokens"
+            f"all rows of an audit must have the same length, got lengths from {min(lengths)} to {max(lengths)} tokens"
         )
     if min(lengths) < 2:
         raise RopewalkError(f"a row needs 2 tokens or more, got {min(lengths)}")

@@ -182,8 +182,8 @@ class _Bench:
             took = self._timed(self._pass(name))
         if name in FLOAT32_MITIGATIONS and arrived is not None and torch.float32 not in arrived:
             raise EngineError(
-                f"the layers of {type(self.model).__name__} round queries and keys to {_name(self.dtype)} after their "
-                "rotation, which discards the precision of a float32 rotation before q·k"
+                f"the layers of {type(self.model).__name__} round queries and keys to {_name(self.dtype)} after the "
+                "rotation, so q·k does not get the precision of a float32 rotation"
             )
         # Short passes are repeated until a turn is long enough for the clock and for scheduling noise.
         self._passes[name] = max(1, min(TURN_PASSES, int(TURN_SECONDS / took)))
@@ -222,7 +222,8 @@ class _Bench:
             if needed > limit:
                 raise EngineError(
                     f"eager attention would materialise {needed / 2**30:.1f} GiB of scores for {self.ids.shape[1]} "
-                    f"tokens, more than the limit of {limit / 2**30:.1f} GiB"
+                    f"tokens, more than the {limit / 2**30:.1f} GiB of "
+                    f"{'free GPU memory' if cuda else 'memory that the audit allows on a CPU'}"
                 )
 
     def _ready(self, name: str) -> AbstractContextManager[set[torch.dtype] | None]:

@@ -153,7 +153,10 @@ def documents_of(layout: PackedLayout) -> PackedLayout:
     if len(set(documents)) == 1:
         total = layout.total_length
         if total < 2 * QUARTERS:
-            raise RopewalkError(f"a row of {total} tokens is too short to cut into {QUARTERS} documents")
+            raise RopewalkError(
+                f"a row of one document must have {2 * QUARTERS} tokens or more, because the audit "
+                f"cuts such a row into {QUARTERS} documents, got {total} tokens"
+            )
         quarter = total // QUARTERS
         lengths, documents = (
             [quarter] * (QUARTERS - 1) + [total - quarter * (QUARTERS - 1)],

@@ -169,13 +169,13 @@ class Runner:
         """
         if input_ids.dim() != 1 or len(input_ids) == 0 or input_ids.shape != position_ids.shape:
             raise RopewalkError(
-                f"ids and positions must be 1-dimensional, equally long and not empty, got shapes "
+                "input_ids and position_ids must be 1-dimensional, equally long and not empty, got shapes "
                 f"{tuple(input_ids.shape)} and {tuple(position_ids.shape)}"
             )
         if not 0 <= int(position_ids.min()) <= int(position_ids.max()) < self.total_length:
             raise RopewalkError(
-                f"positions must be 0 to {self.total_length - 1}, got {int(position_ids.min())} to "
-                f"{int(position_ids.max())}"
+                f"positions must lie between 0 and {self.total_length - 1}, got positions from "
+                f"{int(position_ids.min())} to {int(position_ids.max())}"
             )
         audited_model = self.audited_model
         traces: list[LayerTrace] = []

@@ -48,8 +48,9 @@ def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResu
 
     Returns:
         ``finding`` has three sentences: how large the change is, which operation causes it, and what reduces it.
-            ``audit`` has all figures. For example, each entry of ``audit.drift`` gives the change ``D`` between rows
-            that start at position ``delta1`` and the same rows at position ``audit.delta2``, both in tokens.
+            ``audit`` has all measured values. For example, each entry of ``audit.drift`` gives the change ``D`` between
+            rows that start at position ``delta1`` and the same rows at position ``audit.delta2``; the positions are in
+            tokens.
 
     Raises:
         EngineError: if the audit does not support the model's attention, for example because it normalises queries and
@@ -146,8 +147,8 @@ def audit_model(
     described = [layout.total_length for layout in layouts]
     if described != [length] * len(rows):
         raise RopewalkError(
-            f"each of the {len(rows)} rows of {length} tokens needs a layout of that length, got layouts of lengths "
-            f"{described}"
+            f"{len(rows)} rows of {length} tokens need {len(rows)} layouts of {length} tokens, got layouts of "
+            f"{described} tokens"
         )
     for layout in layouts:
         # The mitigations run last: rows too short for them should fail before the work, not after it.

@@ -105,18 +105,20 @@ class AuditSettings(Settings):
     delta2: Shift = Field(
         16,
         description="Reference position of the first token. Attention at each of --shifts is compared with attention "
-        "at this position (Δ2 in arXiv:2411.13476, where --shifts are Δ1). Among --shifts, it is a control.",
+        "at this position. In arXiv:2411.13476, this position is Δ2, and --shifts are Δ1. If --shifts contains this "
+        "position too, the change there is 0, as a control.",
     )
     dtypes: Annotated[Dtypes, COMMON] = Field(
         AUDITED_DTYPES,
-        description="Dtypes to measure in, separated by commas. In the first one, the audit also searches for the "
-        "cause (ablation: one operation at a time in this dtype, all others in float64) and tries mitigations.",
+        description="Dtypes to measure in, separated by commas. For the first of them, the audit also tries "
+        "mitigations, such as RoPE in float32, and an ablation: one operation at a time is computed in this dtype, "
+        "and all others in float64.",
     )
     ablation_samples: Annotated[Count, Option(formerly=("--ladder-samples",))] = Field(
         4,
         ge=1,
         description="Maximum number of sequences for the slow measurements: the ablation, the mitigations, the "
-        "effect of moving or rounding only the first token, and --random-control.",
+        "share of the change that comes from the first token, and --random-control.",
     )
     random_control: Annotated[bool, Option(formerly=("--twin",))] = Field(
         True,
@@ -138,10 +140,10 @@ class AuditSettings(Settings):
                 f"--shifts {self.delta2} leaves nothing to compare, because every shift is compared with --delta2 "
                 f"{self.delta2}; add another shift, such as --shifts {other},{self.delta2}"
             )
-        if not self.dtypes or len(set(self.dtypes)) < len(self.dtypes):
-            raise ValueError(
-                f"--dtypes needs at least one dtype, and each dtype once, got {', '.join(self.dtypes) or 'none'}"
-            )
+        if not self.dtypes:
+            raise ValueError("--dtypes needs at least one dtype, got none")
+        if len(set(self.dtypes)) < len(self.dtypes):
+            raise ValueError(f"--dtypes: give each dtype only once, got {', '.join(self.dtypes)}")
         return self
 
     @property

@@ -19,26 +19,27 @@ MOST_OF_A_MESSAGE = 2000
 """Longest error in characters that is printed: a message may repeat a value as large as a file."""
 
 SUMMARIES = {
-    "inspect": "Show a checkpoint's RoPE and the context length that it supports. With --target, show how to reach a "
-    "longer context.",
+    "inspect": "Show a checkpoint's RoPE and supported context length. With --target, show how to reach a longer "
+    "context.",
     "models": "Show which model families are supported, and why others are not.",
     "init": "Write a recipe (a YAML file with the settings of a training run) for a model, documents and this "
     "machine.",
-    "plan": "Estimate the memory, time and cost of a training run, without the GPUs.",
+    "plan": "Estimate the memory, time and cost of a training run. Needs no GPU.",
     "rope": "Compute RoPE bases and frequencies for a context length, plan training stages, or compare RoPE settings "
     "on a checkpoint.",
-    "audit": "Measure how much attention changes through rounding when the same text moves to other positions, which "
+    "audit": "Measure how much rounding changes attention when the same text moves to other positions. Also find which "
     "operation causes the change, and what reduces it.",
     "data": "Pack documents into rows (training sequences), count documents and tokens, or print packed rows.",
     "search": "Find LongRoPE's rescale factors for a longer context, or show or import a table of factors.",
     "extend": "Extend a model's context: evaluate, change RoPE, train, evaluate again, save.",
-    "compare": "Compare variants of a training run: run a recipe with several values and seeds, or read finished runs.",
+    "compare": "Compare variants of a training run: run a recipe with several settings and seeds, or read finished "
+    "runs.",
     "recipe": "List or print the recipes that ropewalk ships, or check a recipe before a run.",
     "export": "Upload a model to the Hub, write a run's checkpoint as a model, put LongRoPE factors into a model, or "
     "add RoPE data to a GGUF file.",
     "eval": "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
-    "verify": "Verify that packing, parallelism, and saving and loading checkpoints do not change your model's "
-    "results, and that the model applies the recipe's RoPE.",
+    "verify": "Verify that packing, parallelism, and saving and resuming do not change your model's results, and "
+    "that the model applies the recipe's RoPE.",
     "probe-trainer": "Test a trainer for attention between documents, wrong labels, wrong loss averages, wrong RoPE "
     "and wrong sliding windows.",
 }

@@ -29,8 +29,8 @@ def audit(
     *,
     device: Annotated[Device, COMMON] = "auto",
 ) -> None:
-    """Measure how much attention changes through rounding when the same text moves to other positions, which operation
-    causes the change, and what reduces it.
+    """Measure how much rounding changes attention when the same text moves to other positions. Also find which
+    operation causes the change, and what reduces it.
 
     With RoPE, attention depends only on the distances between tokens. In exact arithmetic, moving the text would
     therefore change nothing.

@@ -26,7 +26,7 @@ def compare(
     ] = None,
     as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
-    """Compare variants of a training run: run a recipe with several values and seeds, or read finished runs.
+    """Compare variants of a training run: run a recipe with several settings and seeds, or read finished runs.
 
     Each combination of the values of --vary is a cell. Cells differ only in these values: runs with the same seed have
     the same order of training sequences and the same evaluation samples. Each run has its own folder under cells/ in

@@ -45,12 +45,12 @@ class PackOptions(Settings):
 
     interleave: Annotated[bool, Option(group="Rows")] = Field(
         False,
-        description="Cut the documents of each row into chunks and shuffle the chunks within the row. Any --chunk "
-        "option implies it.",
+        description="Cut the documents of each row into chunks and shuffle the chunks within the row. Implied by any "
+        "--chunk option.",
     )
     out: Annotated[FilePath, Option(metavar="DIR")] = Field(
         Path("packed"),
-        description="Folder to write the rows to: a new one, or that of an interrupted run of the same command.",
+        description="New folder for the rows. To resume packing, give the same folder again.",
     )
     as_json: JsonFlag = False
 
@@ -58,8 +58,9 @@ class PackOptions(Settings):
 def pack(paths: Paths, settings: PackSettings, fields: SourceFields, options: PackOptions) -> None:
     """Pack documents into rows, which are training sequences of exactly --length tokens.
 
-    Every document belongs to a source. The source is the value of the record's field that --source-field names. Without
-    this field, it is the name in PATHS without its suffix (web for web.jsonl.gz).
+    Every document belongs to a source. The source is the value of the record field that --source-field names. If a
+    record lacks this field, the source is the name of its file or folder in PATHS, without the suffix (web for
+    web.jsonl.gz).
 
     After an interruption, run the same command again to resume.
     """
@@ -111,14 +112,15 @@ def stats(
     plot: Annotated[PlotFile, COMMON, figure_of("the document lengths of each source")] = None,
     as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
-    """Count the documents and tokens of each source, and show document lengths, duplicates, and how much attention
-    packed rows need compared with full attention.
+    """Count the documents and tokens of each source. Also show document lengths, duplicates, and how much computation
+    attention needs in packed rows, compared with full attention.
 
-    Every document belongs to a source. The source is the value of the record's field that --source-field names. Without
-    this field, it is the name in PATHS without its suffix (web for web.jsonl.gz).
+    Every document belongs to a source. The source is the value of the record field that --source-field names. If a
+    record lacks this field, the source is the name of its file or folder in PATHS, without the suffix (web for
+    web.jsonl.gz).
 
-    Attention is compared by the number of query-key pairs, for two patterns: each token attends only to its own
-    document (intra_document), or also to the first token of the row (anchor).
+    In packed rows, each token attends only to its own document (pattern intra_document), or also to the first token
+    of the row (anchor). For each pattern, the command shows the share of full attention's query-key pairs that is left.
     """
     from ropewalk.data import run
     from ropewalk.planning.inspection import trained_length_beside

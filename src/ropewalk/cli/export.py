@@ -124,13 +124,13 @@ def export(
         return
     if rope is not None and gguf is not None:
         raise UsageError(
-            "give --rope or --gguf, not both; write a checkpoint with --rope, convert it to GGUF, then correct "
-            "the GGUF file with --gguf"
+            "--rope and --gguf cannot be combined; write a checkpoint with --rope, convert the checkpoint to GGUF "
+            "with llama.cpp, then correct the GGUF file with --gguf"
         )
     if out is None and (rope is not None or gguf is not None):
         raise UsageError("--rope needs --out DIR" if gguf is None else "--gguf needs --out FILE")
     if out is not None and rope is None and gguf is None:
-        raise UsageError("--out needs --rope FILE, --gguf FILE or --step N")
+        raise UsageError("--out needs either --rope FILE, --gguf FILE or --step N")
     if gguf is not None and push is not None:
         raise UsageError("--gguf and --push cannot be combined; --push uploads a checkpoint, not a GGUF file")
     if rope is None and push is None and gguf is None:
@@ -199,7 +199,7 @@ def _written_step(run: str, step: int, out: Path, stage: int | None) -> Exported
 
     folder = Path(run).expanduser()
     if not (folder / RECIPE).is_file():
-        raise UsageError(f"--step needs the folder of a run, but {run} has no {RECIPE}")
+        raise UsageError(f"--step needs the folder of a training run as MODEL, but {run} has no {RECIPE}")
     return export_step(folder, step, out, stage)
 
 

@@ -29,7 +29,8 @@ def extend(
         tuple[FilePath, ...],
         Option(metavar="FILE", repeated=True),
         Field(
-            description=f"{FACTOR_TABLE}. The stage whose context length equals the table's target length uses it."
+            description=f"{FACTOR_TABLE}. The stage whose context length equals the table's target length uses the "
+            "table."
         ),
     ] = (),
     resume: Annotated[
@@ -40,9 +41,9 @@ def extend(
     from_stage: Annotated[
         int | None,
         Field(
-            description="With --resume: train again from the start of this stage, counted from 1. The checkpoints and "
-            "results of this stage and later ones move to the folder earlier/ in the output folder. Default: continue "
-            "from the last checkpoint."
+            description="With --resume: train again from the start of this stage, counted from 1. The existing "
+            "checkpoints and results of this and all later stages are moved to the subfolder earlier/ of the output "
+            "folder. Default: continue from the last checkpoint."
         ),
     ] = None,
     until_stage: Annotated[
@@ -56,8 +57,8 @@ def extend(
         bool,
         COMMON,
         Field(
-            description="Train nothing. Simulate one step of each stage, and show whether it fits this machine. "
-            "`ropewalk plan` does the same for GPUs that you do not have."
+            description="Train nothing. Simulate one step of each stage, and show whether this machine has enough "
+            "memory. `ropewalk plan` does the same for GPUs that you do not have."
         ),
     ] = False,
     as_json: JsonFlag = False,

@@ -15,8 +15,7 @@ def inspect(
     plot: Annotated[PlotFile, figure_of("the period of each pair of RoPE dimensions, in tokens")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a checkpoint's RoPE and the context length that it supports. With --target, show how to reach a longer
-    context.
+    """Show a checkpoint's RoPE and supported context length. With --target, show how to reach a longer context.
 
     Reads the checkpoint's config, but no weights.
     """

@@ -20,7 +20,7 @@ def plan(
     plot: Annotated[PlotFile, figure_of("a GPU's memory during a training step")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Estimate the memory, time and cost of a training run, without the GPUs.
+    """Estimate the memory, time and cost of a training run. Needs no GPU.
 
     Simulates the training step of one GPU with PyTorch's fake tensors. Reads the model's config.json, but no weights.
     Takes a minute or two.

@@ -12,8 +12,8 @@ def probe_trainer(settings: TrainerProbeSettings, *, as_json: JsonFlag = False) 
     """Test a trainer for attention between documents, wrong labels, wrong loss averages, wrong RoPE and wrong sliding
     windows.
 
-    Runs one step of the trainer on generated documents. Then changes one token at a time, to see which others it
-    affects.
+    Runs one step of the trainer on generated documents. Then changes one token at a time, to see which other tokens
+    this affects.
 
     With several processes: torchrun --nproc-per-node 2 -m ropewalk probe-trainer train.py:make_trainer
     """

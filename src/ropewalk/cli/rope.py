@@ -30,8 +30,9 @@ def bound_command(
     plot: Annotated[
         PlotFile,
         Field(
-            description="File for a figure (.png or .svg) of how much more attention a similar key gets, by distance. "
-            "A second figure, of RoFormer's long-term decay of attention, goes to a file whose name ends in -decay."
+            description="File for a figure (.png or .svg) of how much more attention a similar key gets than a "
+            "random key, by distance. A second figure shows RoFormer's long-term decay of attention. The name of its "
+            "file ends in -decay."
         ),
     ] = None,
     as_json: JsonFlag = False,
@@ -100,22 +101,23 @@ def theta_command(
     critical-dimension: with this base, as many dimensions complete a full turn within the target length as did within
     the trained length (arXiv:2310.05209).
 
-    length-floor: the smallest base that reaches the target length with 128 rotated dimensions per head, or the
-    checkpoint's own base if that is larger. The rule ignores --rotary-dim, because published models with other head
-    dimensions use the bases of models with 128.
+    length-floor: the smallest base that reaches the target length with 128 rotated dimensions per head. If the
+    checkpoint's own base is larger, the rule keeps the checkpoint's base. The rule ignores --rotary-dim, because
+    published models with other head dimensions use the same bases as models with 128.
 
-    recommended: the larger of critical-dimension and length-floor. If critical-dimension is larger than every base that
-    a published model was extended with, and the checkpoint's own base reaches the target length, the rule keeps that
-    base.
+    recommended: the larger of critical-dimension and length-floor, with one exception. If critical-dimension gives a
+    larger base than any published extended model has, and the checkpoint's own base already reaches the target length,
+    the rule keeps the checkpoint's base.
 
-    lower-bound: the smallest base such that it and every larger base up to --ceiling reach the target length with
-    --rotary-dim dimensions, or the checkpoint's own base if that is larger.
+    lower-bound: the smallest base B for which all bases from B to --ceiling reach the target length with --rotary-dim
+    dimensions. If the checkpoint's own base is larger, the rule keeps the checkpoint's base.
 
     ntk: NTK-aware scaling. With this base, the slowest pair of dimensions turns as far over the target length as it
     did over the trained length.
 
-    schedule:NAME: the base that a published model (Gradient, LWM or AnchorContext) used at the target length, or
-    otherwise at its next longer length. Longer targets are refused.
+    schedule:NAME: the base that a published model (Gradient, LWM or AnchorContext) used at the target length. If the
+    model has no base for this length, the rule takes the base of the model's next longer length. It refuses targets
+    beyond the model's longest length.
     """
     from ropewalk.planning.bases import theta_for
     from ropewalk.reporting import draw
@@ -135,13 +137,11 @@ def frequencies_command(
     settings: FrequenciesSettings,
     *,
     plot: Annotated[
-        PlotFile, figure_of("each pair's period, in tokens, as trained and for the target")
+        PlotFile, figure_of("each pair's period, in tokens, with the checkpoint's RoPE and with the method")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compute the frequencies that a RoPE method gives for a target length (inv_freq, in rad/token), and its attention
-    factor.
-    """
+    """Compute a RoPE method's frequencies (inv_freq, in rad/token) and attention factor for a target length."""
     from ropewalk.planning.bases import frequencies_for
     from ropewalk.reporting import draw
     from ropewalk.reporting.rope import describe_frequencies, frequencies_figure

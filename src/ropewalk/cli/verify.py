@@ -24,8 +24,8 @@ class VerifyOutput(Settings):
 
 
 def verify(settings: VerifySettings, output: VerifyOutput) -> None:
-    """Verify that packing, parallelism, and saving and loading checkpoints do not change your model's results, and that
-    the model applies the recipe's RoPE.
+    """Verify that packing, parallelism, and saving and resuming do not change your model's results, and that the
+    model applies the recipe's RoPE.
 
     With the processes that a run will use: torchrun --nproc-per-node 4 -m ropewalk verify recipe.yaml
     """

@@ -236,8 +236,8 @@ def _check_address(address: str) -> None:
         socket.create_connection((found["host"].strip("[]"), int(found["port"])), _CONNECT_SECONDS).close()
     except OSError as error:
         raise RopewalkError(
-            f"no Ray cluster answers at {address!r}: {getattr(error, 'strerror', None) or error}; start one with ray "
-            "start"
+            f"no Ray cluster answers at {address!r}: {getattr(error, 'strerror', None) or error}; start a cluster "
+            "with ray start --head"
         ) from error
     # In a process of its own: where another program answers, Ray ends the process that asks.
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
@@ -259,9 +259,8 @@ def wait_until(seen: Callable[[], bool], folder: Path) -> None:
     while not seen():
         if time.monotonic() > end:
             raise RopewalkError(
-                f"a node of the Ray cluster has written to {folder}, but this machine does not see the files: the "
-                "node does not share this folder; give --out and --token-store on storage that all nodes mount at the "
-                "same path"
+                f"a node of the Ray cluster has written to {folder}, but the files do not appear on this machine; "
+                "set --out and --token-store to folders that all nodes mount at the same path"
             )
         time.sleep(pause)
         pause = min(2 * pause, 5.0)
@@ -292,9 +291,7 @@ def _probe(versions: dict[str, str], markers: Sequence[Path]) -> str | None:
     """What keeps this node from taking part, as the end of a sentence; None if nothing does."""
     for name, here in _versions().items():
         if here != versions[name]:
-            return (
-                f"has {name} {here}, and this process {versions[name]}; install the same version on all nodes"
-            )
+            return f"has {name} {here}, but this process has {versions[name]}; install the same version on all nodes"
     for marker in markers:
         try:
             wait_until(marker.exists, marker.parent)
@@ -303,9 +300,8 @@ def _probe(versions: dict[str, str], markers: Sequence[Path]) -> str | None:
             if marker.exists():
                 return f"cannot write to the folder {marker.parent}: {error}"
             return (
-                f"does not share the folder {marker.parent}; give --out and --token-store on storage that all nodes "
-                "mount at the "
-                "same path"
+                f"does not share the folder {marker.parent}; set --out and --token-store to folders that all nodes "
+                "mount at the same path"
             )
     return None
 

@@ -147,7 +147,9 @@ def preview_row(
         RopewalkError: if ``ends`` is less than 1, or the row contradicts itself.
     """
     if ends is not None and ends < 1:
-        raise RopewalkError(f"the tokens to show at each end of a document must be 1 or more, got {ends}")
+        raise RopewalkError(
+            f"the number of tokens to show at each end of a document must be 1 or more, got {ends}"
+        )
     total = anchor_length + sum(row.segment_lengths)
     if total != len(row.input_ids):
         raise RopewalkError(f"the row has {len(row.input_ids)} tokens, but its segments add up to {total}")

@@ -129,13 +129,13 @@ def pack(config: PackConfig, context: RunContext) -> PackResult:
             shows progress.
 
     Returns:
-        ``rows`` is the number of rows on disk, and ``total`` the number when all machines have finished. ``complete``
-            says whether all rows are there. ``open()`` then gives them as a sequence of :class:`ropewalk.Row`, and
-            ``manifest`` has their settings, inputs and counts.
+        ``rows`` is the number of rows on disk, and ``total`` the number when all machines have finished. If
+            ``complete`` is true, all rows are on disk: ``open()`` gives them as a sequence of :class:`ropewalk.Row`,
+            and ``manifest`` has their settings, inputs and counts.
 
     Raises:
         RopewalkError: if sources or settings are invalid, if the tokens do not fill one row, if a file changes while it
-            is read, or if the folder contains anything else or cannot be written.
+            is read, or if the folder contains other files or cannot be written.
 
     Example:
         >>> from pathlib import Path
@@ -248,7 +248,7 @@ def folder_of_rows(config: StatsConfig) -> Path | None:
     for option, given in (("tokenizer", config.tokenizer), ("length", config.length)):
         if given is not None:
             raise RopewalkError(
-                f"{packed[0]} holds packed rows, which state their own {option}; omit {option}"
+                f"{packed[0]} holds packed rows, which state their own {option}; omit {option} (--{option})"
             )
     return packed[0]
 

@@ -30,7 +30,7 @@ Remainder = Literal["drop", "pad"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
 REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 
-DECIDES_ROWS = OnResume("fixed", "it decides the rows, and the rows of this run are already packed")
+DECIDES_ROWS = OnResume("fixed", "the rows of this run are already packed with the old value")
 
 _MOST_WEIGHT = 1e6
 """Far beyond any real use, and small enough that the product of two weights stays within float64."""
@@ -180,8 +180,8 @@ class SourceSpec(SourceFields):
     )
     name: str | None = Field(
         None,
-        description="Name of the source for all documents in path. Default: the source field of the record or, without "
-        "it, the name of the file or folder without its suffix.",
+        description="Name of the source for all documents in path. Default: the value of the record's source field. "
+        "If the record lacks this field: the name of the file or folder, without its suffix.",
     )
 
     @model_validator(mode="before")
@@ -227,8 +227,8 @@ class MixtureSettings(Settings):
     tokens: Annotated[Tokens | None, Option(name="--total-tokens"), COMMON] = Field(
         None,
         ge=1,
-        description="Number of tokens to draw, such as 500M. Default: computed from --weights or --shares, or else "
-        "all.",
+        description="Number of tokens to draw, such as 500M. Default: as many as --weights gives. With --shares: "
+        "as many as possible without repeating a source.",
     )
     long_from: Length | None = Field(
         None,
@@ -240,7 +240,7 @@ class MixtureSettings(Settings):
         None,
         gt=0,
         le=_MOST_WEIGHT,
-        description="How many times as often to draw a long document as a short one. Needs --long-from.",
+        description="Factor by which long documents are drawn more often than short ones. Needs --long-from.",
     )
     long_share: float | None = Field(
         None,
@@ -262,7 +262,8 @@ class MixtureSettings(Settings):
         4.0,
         ge=1,
         le=1e6,
-        description="Maximum number of epochs over the documents of each source and range of lengths.",
+        description="Maximum number of epochs over the documents of a source. With --length-shares or --long-from, "
+        "each range of lengths has this maximum.",
     )
     shortage: Literal["refuse", "cap"] = Field(
         "refuse",
@@ -357,10 +358,10 @@ class InterleaveSettings(Settings):
     on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
     min_length: Annotated[Length, Option(name="--chunk-min")] = Field(
-        64, ge=1, description="Shortest document to cut into chunks, in tokens."
+        64, ge=1, description="Documents of fewer tokens are not cut."
     )
     max_length: Annotated[Length, Option(name="--chunk-max")] = Field(
-        2048, ge=1, description="Longest document to cut into chunks, in tokens."
+        2048, ge=1, description="Documents of more tokens are not cut."
     )
     parts: Annotated[
         tuple[Annotated[Count, Field(ge=2)], ...],
@@ -446,7 +447,7 @@ class RowPolicies(Settings):
     interleave: InterleaveSettings | None = Field(
         None,
         description="Cut the documents of each row into chunks and shuffle the chunks within the row: true, or a "
-        "mapping with the keys below.",
+        "mapping with the keys `data.interleave.*` below.",
     )
 
     @field_validator("tag")
@@ -598,20 +599,21 @@ class WorkSettings(Settings):
     )
     address: Annotated[str | None, Option(metavar="HOST:PORT")] = Field(
         None,
-        description="Ray cluster to use: auto (the cluster of this machine), or the address of its head. Default: the "
-        "environment variable RAY_ADDRESS if it is set, otherwise a new Ray cluster on this machine alone.",
+        description="Ray cluster to use: auto (the cluster of this machine), or the address of a cluster's head "
+        "node. Default: the environment variable RAY_ADDRESS if it is set, otherwise a new Ray cluster on this "
+        "machine alone.",
     )
     shard: Annotated[tuple[int, int], Option(metavar="I/N", text=lambda shard: f"{shard[0]}/{shard[1]}")] = (
         Field(
             (0, 1),
             description="Part of the work to do on this machine, counted from 0: 0/4 to 3/4 on four machines that "
-            "share the folder of --out. Not with ray.",
+            "share the folder of --out. Not with --engine ray.",
         )
     )
     token_store: Annotated[Path | None, Option(metavar="DIR")] = Field(
         None,
-        description="Folder in which to keep the tokenised documents, for packing other rows or for other machines. "
-        "Default: they are deleted when the rows are complete.",
+        description="Folder in which to keep the tokenised documents, so that later commands and other machines need "
+        "not tokenise them again. Default: they are deleted when the rows are complete.",
     )
     workers: Annotated[Workers, COMMON] = 0
 
@@ -686,8 +688,9 @@ class CountSettings(Settings):
     length: Annotated[Length | None, COMMON] = Field(
         None,
         ge=2,
-        description="Row length in tokens, such as 128k, for which to compare attention. Default: the trained length "
-        "of the model in the tokenizer's folder or repository. Without such a model, attention is not compared.",
+        description="Row length in tokens, such as 128k, for which to compare attention in packed rows with full "
+        "attention. Default: the trained length of the model in the tokenizer's folder or repository. If there is no "
+        "such model, this comparison is left out.",
     )
     workers: Annotated[Workers, COMMON] = 0
 

@@ -150,7 +150,7 @@ def length_statistics(
         shapes = f"lengths {lengths.shape}, source_ids {source_ids.shape}"
         shapes += "" if hashes is None else f", hashes {hashes.shape}"
         raise RopewalkError(f"each array must have one entry per document, got the shapes {shapes}")
-    for what, values in (("a length", lengths), ("a source's number", source_ids)):
+    for what, values in (("a length", lengths), ("a source id", source_ids)):
         if len(values) and int(values.min()) < 0:
             raise RopewalkError(f"{what} must be 0 or more, got {int(values.min())}")
     total, by_source = _by_source(lengths, source_ids, sources, trained)
@@ -357,7 +357,10 @@ def _by_source(
     trained: NDArray[np.int64] | None,
 ) -> tuple[SourceStatistics, dict[str, SourceStatistics]]:
     if len(source_ids) and int(source_ids.max()) >= len(sources):
-        raise RopewalkError(f"source ids must be from 0 to {len(sources) - 1}, got {int(source_ids.max())}")
+        raise RopewalkError(
+            f"source ids must be from 0 to {len(sources) - 1}, because the number of sources is {len(sources)}, got "
+            f"{int(source_ids.max())}"
+        )
     targets = None if trained is None else _sums(trained, source_ids, len(sources))
     bounds, values, times = _distinct(lengths, source_ids, len(sources))
     documents, tokens = len(lengths), int(lengths.sum())

@@ -19,15 +19,17 @@ class HardwareSettings(Settings):
     gpus: Annotated[int | None, COMMON] = Field(
         None,
         ge=1,
-        description="Number of GPUs. Default: the product of the recipe's degrees of parallelism, or 8 if it sets "
-        "none.",
+        description="Number of GPUs. Default: the product of the recipe's degrees of parallelism, or 8 if the recipe "
+        "sets none.",
     )
     gpu: Annotated[Gpu, COMMON] = Field(
         "h100",
         description="GPU model, with the memory and speed in the data sheet of its SXM version (80 GB for h100 and "
         "a100).",
     )
-    gpus_per_node: int = Field(8, ge=1, description="Number of GPUs per machine. NVLink connects them.")
+    gpus_per_node: int = Field(
+        8, ge=1, description="Number of GPUs per machine, assumed to be connected by NVLink."
+    )
     memory_gb: Annotated[float | None, COMMON] = Field(
         None,
         gt=0,
@@ -45,15 +47,15 @@ class HardwareSettings(Settings):
         0.55,
         gt=0,
         le=1,
-        description="Share (0 to 1) of the GPU's peak FLOP/s that matrix products outside attention reach. The default "
-        "is a guess.",
+        description="Share (0 to 1) of the GPU's peak FLOP/s reached by matrix products, except those in attention. "
+        "The default is a guess.",
     )
     attention_efficiency: float = Field(
         0.35,
         gt=0,
         le=1,
-        description="Share (0 to 1) of the GPU's peak FLOP/s that attention reaches. The default is about "
-        "FlashAttention-2's share (H100).",
+        description="Share (0 to 1) of the GPU's peak FLOP/s that attention reaches. The default is about the share "
+        "that FlashAttention-2 reaches on an H100.",
     )
 
     @property

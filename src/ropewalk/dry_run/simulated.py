@@ -233,7 +233,7 @@ def simulated_rank(shape: MeshShape, rank: int, device_type: str) -> Iterator[Me
     if dist.is_initialized():
         raise RopewalkError(
             "a dry run simulates one rank of its mesh in one process, but this process already belongs to a process "
-            "group; start it without torchrun"
+            "group; start the dry run without torchrun"
         )
     from torch.testing._internal.distributed import fake_pg
 

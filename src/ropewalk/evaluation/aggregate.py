@@ -276,10 +276,12 @@ def _refuse_other_samples(by_name: Mapping[str, TaskResult]) -> None:
     first = next(iter(by_name.values()))
     for name, result in by_name.items():
         edges = [[(each.start, each.end) for each in r.positions] for r in (first, result)]
-        if result.details.get(SAMPLES) != first.details.get(SAMPLES) or edges[0] != edges[1]:
+        same_samples = result.details.get(SAMPLES) == first.details.get(SAMPLES)
+        if not same_samples or edges[0] != edges[1]:
+            what = "position bins" if same_samples else "samples"
             raise RopewalkError(
-                f"checkpoint {name} was measured on other samples or position bins of {first.suite} {first.task} than "
-                "the first checkpoint; evaluate all checkpoints on the same samples"
+                f"checkpoints {next(iter(by_name))} and {name} were measured on different {what} in {first.suite} "
+                f"{first.task}; evaluate all checkpoints with the same settings and tokenizer"
             )
 
 

@@ -39,11 +39,13 @@ class ScoreDifference:
         suite, task, length, unit: as in both results.
         n: number of samples, the same ones in both results.
         score_a, score_b: the scores of A and B.
-        difference: B - A in percentage points; for perplexities B / A - 1 in percent.
-        ci95: 95 % interval of the difference, paired by sample: a normal interval after Bonett and Price (2012), or for
-            perplexities Student's t interval of the mean loss. NaN (null in JSON) if the samples do not determine one.
-        p_value: two-sided p-value of a permutation test that swaps A and B within samples at random. NaN (null in
-            JSON) if there are too few samples.
+        difference: ``score_b`` - ``score_a`` in percentage points; for perplexities ``score_b`` / ``score_a`` - 1 in
+            percent.
+        ci95: 95 % interval of the difference, paired by sample. It is an adjusted normal interval for paired
+            proportions (Bonett and Price, 2012); for perplexities, it is Student's t interval of the mean loss. NaN
+            (null in JSON) if the samples do not determine an interval.
+        p_value: two-sided p-value of a permutation test that swaps the scores of A and B in randomly chosen samples.
+            NaN (null in JSON) if there are too few samples.
         p_adjusted: ``p_value`` after Holm's correction for all differences of the comparison.
         real: whether ``p_adjusted`` is below 0.05.
         reason: why the two scores cannot be compared; None if they can.

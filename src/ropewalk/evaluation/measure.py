@@ -174,8 +174,8 @@ def _check_chat(settings: Settings, suites: Sequence[Suite], chosen: Mapping[str
             if not isinstance(suite, GeneratedSuite) or TEACHER_FORCED in chosen[suite.name]:
                 what = TEACHER_FORCED if isinstance(suite, GeneratedSuite) else suite.name
                 raise RopewalkError(
-                    f"{option} has no effect on {what}, which does not generate answers to ropewalk's own prompts; "
-                    f"omit {option}, or evaluate without {what}"
+                    f"{option} has no effect on {what}, because the option applies only to answers that the model "
+                    f"generates to prompts by ropewalk; omit {option}, or evaluate without {what}"
                 )
 
 
@@ -192,7 +192,7 @@ def _check_harness(under_test: ModelUnderTest, settings: Settings, chosen: dict[
     tasks = [name for names in chosen.values() for name in names]
     for name in unknown_data(settings, tasks):
         # check_names writes the error, with the nearest known name.
-        check_names("task in --lm-eval-data", [name], tasks or ["no task of lm_eval"])
+        check_names("--lm-eval-data task", [name], tasks or ["no task of lm_eval"])
     for suite, names in chosen.items():
         check_retention(harness_settings(settings, suite, tuple(names), under_test.batch_size))
 
@@ -207,9 +207,9 @@ def _check_stated(under_test: ModelUnderTest, longest: int, settings: Settings) 
     stated = under_test.max_position_embeddings
     if stated is not None and longest > stated and not settings.beyond_config:
         raise RopewalkError(
-            f"the longest length is {longest} tokens, but the model's config states max_position_embeddings {stated}; "
-            f"extend the model first (ropewalk inspect MODEL --target {longest} shows how), or add --beyond-config to "
-            "measure it unchanged"
+            f"the longest length is {longest} tokens, but the model's config states max_position_embeddings "
+            f"{stated}; extend the model first (ropewalk inspect MODEL --target {longest} shows how), or add "
+            "--beyond-config to measure the model unchanged"
         )
 
 

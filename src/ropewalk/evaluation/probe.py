@@ -118,7 +118,8 @@ def candidate_methods(
     if not methods:
         reasons = "; ".join(f"{name}: {result.reason}" for name, result in refused.items())
         raise RopewalkError(
-            f"no RoPE setting to probe ({reasons or 'none was named'}); add the setting 'current', which always applies"
+            f"no RoPE setting is left to probe ({reasons or 'none was given'}); add the setting 'current', which "
+            "always applies"
         )
     return methods, list(refused.values())
 
@@ -153,7 +154,7 @@ def probe_model(
         EngineError: if the model or its engine does not support such rows.
     """
     if not candidates:
-        raise RopewalkError("a probe needs at least one setting, got none")
+        raise RopewalkError("a probe needs at least one RoPE setting, got none")
     if trained_length < 1:
         raise RopewalkError(f"trained_length must be 1 token or more, got {trained_length}")
     check_rows(rows)
@@ -302,7 +303,7 @@ def probe(config: ProbeSettings, context: RunContext | None = None) -> ProbeResu
     length = config.from_length or checkpoint.trained_length
     if target < length:
         raise RopewalkError(
-            f"--to {target} is shorter than the model's trained length of {length} tokens; give --to {length} or more"
+            f"--to {target} is shorter than the trained length of {length} tokens; give --to {length} or more"
         )
     current = checkpoint.full_attention_rope
     methods, refused = candidate_methods(config.rules, current, length, target)

@@ -73,7 +73,7 @@ class PromptEncoder:
             raise RopewalkError("the tokenizer has no chat template; remove --chat, or use a chat model")
         for name, value in (("--system-prompt", system), ("--thinking-tokens", thinking)):
             if value and not chat:
-                raise RopewalkError(f"{name} needs --chat, because only a chat template has a place for it")
+                raise RopewalkError(f"{name} works only with a chat template; add --chat")
         self.tokenizer = tokenizer
         self.chat, self.system, self.thinking, self.as_turns = chat, system, thinking, as_turns
         self._plain: Any = None

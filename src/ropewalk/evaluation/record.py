@@ -123,8 +123,8 @@ def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> T
         return result
     if len(predictions) != result.n:
         raise RopewalkError(
-            f"{result.task} at {result.length} tokens was computed from {result.n} predictions, but {PREDICTIONS} has "
-            f"{len(predictions)}; run the evaluation again to complete them"
+            f"the result of {result.task} at {result.length} tokens was computed from {result.n} predictions, but "
+            f"{PREDICTIONS} has {len(predictions)}; run the evaluation again to complete the predictions"
         )
     # Answers were logged as they arrived, in any order.
     ordered = sorted((each.scored_again() for each in predictions), key=lambda each: each.index)
@@ -132,8 +132,8 @@ def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> T
     again = task_result(ordered, {}, rejected)
     if again.details[SAMPLES] != result.details.get(SAMPLES):
         raise RopewalkError(
-            f"the predictions of {result.task} at {result.length} tokens belong to other samples than its result; "
-            f"restore {PREDICTIONS}, or run the evaluation again in a new folder"
+            f"{PREDICTIONS} and {RESULTS} have different samples of {result.task} at {result.length} tokens; restore "
+            f"{PREDICTIONS}, or run the evaluation again in a new folder"
         )
     # Facts about the task stay; what follows from the predictions is replaced.
     return replace(again, details={**result.details, **again.details})

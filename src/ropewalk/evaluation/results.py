@@ -100,7 +100,7 @@ class TaskResult:
         details: facts about how the task was run.
         positions: perplexity by position in the row. Empty, and left out of JSON, for tasks other than perplexity.
         unit: unit of the score.
-        samples: one JSON object per sample, in the order of its ``index``. It has the ``score`` in percent or, for a
+        samples: one JSON object per sample, in the order of ``index``. An object has the ``score`` in percent or, for a
             perplexity, the summed loss in ``nats`` and the number of ``tokens``. Paired comparisons use these objects.
             Empty, and left out of JSON, if there are none.
     """
@@ -120,7 +120,7 @@ class TaskResult:
 
     def __post_init__(self) -> None:
         if self.status not in ("ok", "not run"):
-            raise RopewalkError(f"unknown status {self.status!r}; choose 'ok' or 'not run'")
+            raise RopewalkError(f"unknown status {self.status!r} of a result; choose 'ok' or 'not run'")
         if self.status == "not run" and (not math.isnan(self.score) or not self.reason):
             raise RopewalkError(
                 f"the result of {self.task}, which was not run, must have a reason and a score of NaN"

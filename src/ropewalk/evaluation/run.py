@@ -94,20 +94,20 @@ def evaluate(
     Args:
         config: the model and what to measure.
         context: processes, output folder and reporter.
-        rope_of: function from a checkpoint's path to the RoPE that replaces the checkpoint's own, or to None, which
-            keeps it.
+        rope_of: function that takes the path of a checkpoint and returns the RoPE to evaluate it with; if the function
+            returns None, the checkpoint keeps its own RoPE.
         present: function that rank 0 calls with the result, for example to draw figures. ``results.json`` is written
             only afterwards, so the figures are complete if this file exists.
 
     Returns:
-        ``results`` has one entry for each task and length. Its ``score`` is in percent or a perplexity, as ``unit``
-            says, ``ci95`` is the 95 % interval of the score, and ``n`` is the number of samples. ``record`` is the
+        ``results`` has one entry for each task and length. ``score`` is in percent or is a perplexity (``unit`` says
+            which), ``ci95`` is the 95 % interval of the score, and ``n`` is the number of samples. ``record`` is the
             content of ``results.json``.
 
     Raises:
         RopewalkError: before any measurement, if settings contradict each other or do not fit the model.
         EngineError: if the model or its attention engine cannot run the requested evaluation.
-        RunFailure: if a server fails or memory runs out. The output folder contains what was measured until then.
+        RunFailure: if a server fails or memory runs out. The output folder keeps what was measured before.
 
     Example:
         >>> from ropewalk import RunContext
@@ -194,8 +194,8 @@ def check_together(config: EvaluationSettings, processes: int) -> None:
         )
     if config.serving is not None and config.loading.rope is not None:
         raise RopewalkError(
-            f"--rope {config.loading.rope} needs a model in memory, because a server uses the factors in its own "
-            "checkpoint; write them there with ropewalk export, or remove --server"
+            f"--rope {config.loading.rope} has no effect on a server, which uses the factors in its own checkpoint; "
+            "serve a checkpoint that ropewalk export wrote with these factors, or remove --server"
         )
     _check_effect(config.what)
     shape = None if config.parallel is None else degrees_in(config.parallel)
@@ -211,7 +211,7 @@ def check_together(config: EvaluationSettings, processes: int) -> None:
     for option, given in (("--average", config.average), ("--server", config.serving is not None)):
         if given:
             raise RopewalkError(
-                f"{option} needs a single process, but torchrun started {processes}; run it without torchrun"
+                f"{option} needs a single process, but torchrun started {processes}; run the command without torchrun"
             )
     if choose_device(config.loading.device).index is not None:
         raise RopewalkError(
@@ -227,8 +227,8 @@ def _check_effect(settings: Settings) -> None:
         value = getattr(values[name], field)
         value_text = ",".join(map(str, value)) if isinstance(value, tuple | dict) else value
         raise RopewalkError(
-            f"{option_name(OWN[name], field)} {value_text} has no effect without the suite {' or '.join(readers)}; add "
-            "the suite to --suite, or remove the option"
+            f"{option_name(OWN[name], field)} {value_text} has no effect without the suite {' or '.join(readers)}; "
+            f"add {'one of these suites' if len(readers) > 1 else 'the suite'} to --suite, or remove the option"
         )
 
 
@@ -294,8 +294,8 @@ def shape_for(parallel: str | None, processes: int, num_heads: int) -> MeshShape
         sequence = math.gcd(num_heads, shape.sequence)
         rest = shape.world_size // sequence
         raise RopewalkError(
-            f"the model's {num_heads} attention heads are not divisible by sequence={shape.sequence}; give --parallel "
-            f"ring={rest},sequence={sequence} or --parallel shard={rest},sequence={sequence}"
+            f"the model's {num_heads} attention heads are not divisible by sequence={shape.sequence}; give either "
+            f"--parallel ring={rest},sequence={sequence} or --parallel shard={rest},sequence={sequence}"
         )
     return shape
 

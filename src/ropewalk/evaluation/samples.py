@@ -131,7 +131,7 @@ class LengthTooShort(RopewalkError):
 
     def __init__(self, task: str, length: int, shortest: int) -> None:
         super().__init__(
-            f"{task} does not fit in {length} tokens; the shortest length with this tokenizer is {shortest}"
+            f"the task {task} does not fit in {length} tokens; the shortest length with this tokenizer is {shortest}"
         )
         self.task, self.shortest = task, shortest
 

@@ -157,10 +157,10 @@ class Loading(BaseSettings):
     )
     engine: str = Field(
         "auto",
-        description="Attention implementation for the task perplexity and, with several processes, for every task. "
-        "Other tasks use transformers' own attention. One of "
-        "segments (SDPA), flex (FlexAttention), varlen (FlashAttention), reference (a dense mask, for tests), or auto "
-        "(on a GPU, the first of varlen, flex and segments that works; on a CPU, segments).",
+        description="Attention implementation: segments (SDPA), flex (FlexAttention), varlen (FlashAttention), "
+        "reference (a dense mask, for tests), or auto (on a GPU, the first of varlen, flex and segments that works; "
+        "on a CPU, segments). With several processes, every task uses this implementation. With one process, only "
+        "the task perplexity uses it, and all other tasks use transformers' own attention.",
     )
     dtype: Dtype = "auto"
     device: Device = "auto"
@@ -202,7 +202,7 @@ Parallel = Annotated[
     Field(
         description="Number of processes for each kind of parallelism under torchrun: shard=2,sequence=4. sequence "
         "(Ulysses) and ring (ring attention) split each text. With shard (FSDP) and replicate (HSDP), processes get "
-        "different texts. Default: sequence for all processes."
+        "different texts. Default: sequence=N for N processes."
     ),
 ]
 SamplesDir = Annotated[

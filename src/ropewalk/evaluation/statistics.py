@@ -41,7 +41,7 @@ def wilson_interval(successes: float, n: float) -> Interval:
     Source: Wilson 1927; checked against the table of Newcombe, Statistics in Medicine 17 (1998), 857-872.
     """
     if not 0 <= successes <= n:
-        raise RopewalkError(f"successes must be from 0 to the number of trials {n}, got {successes}")
+        raise RopewalkError(f"successes must be from 0 to {n}, the number of trials, got {successes}")
     if n == 0:
         return NO_INTERVAL
     share, z2 = successes / n, Z_95**2
@@ -164,7 +164,7 @@ def ratio_interval(
     weights = np.ones_like(sums) if counts is None else np.asarray(counts, dtype=np.float64)
     if sums.ndim != 1 or weights.shape != sums.shape:
         raise RopewalkError(
-            "totals and counts must be 1-dimensional and equally long, got shapes "
+            "totals and counts must be 1-dimensional and equally long, got the shapes "
             f"{sums.shape} and {weights.shape}"
         )
     if (weights < 0).any():

@@ -50,8 +50,9 @@ class Prediction:
         references: strings that a correct answer contains.
         metric: name of the metric.
         score: score from 0 to 1.
-        prompt_tokens, bos_count: number of tokens, and of BOS tokens among them, in the prompt as the model read it.
-        fill: tokens of the prompt and of the longest allowed answer, as a fraction of ``length``.
+        prompt_tokens, bos_count: number of tokens in the prompt as the model read it, and number of these tokens that
+            are BOS.
+        fill: tokens of the prompt plus tokens of the longest allowed answer, as a fraction of ``length``.
         new_tokens: number of tokens of the answer; None if a server does not report it.
         finished: whether the model ended the answer before it reached the token limit; None if unknown.
         details: what the task records about the sample, such as the depth of a needle.
@@ -160,8 +161,8 @@ class PredictionLog:
         found = self.known.get(sample.key)
         if found is not None and found.prompt_sha256 != prompt_digest(sample):
             raise RopewalkError(
-                f"{self.path} has an answer to a different prompt for {sample.task} at {sample.length} tokens, sample "
-                f"{sample.index}; give another --out"
+                f"the answer to sample {sample.index} of {sample.task} at {sample.length} tokens in {self.path} "
+                "belongs to a different prompt; give another --out"
             )
         return found
 
@@ -174,8 +175,8 @@ class PredictionLog:
         """
         if prediction.key in self.known:
             raise RopewalkError(
-                f"{prediction.task} at {prediction.length} tokens, sample {prediction.index}, already has an answer; "
-                "add one answer per sample"
+                f"sample {prediction.index} of {prediction.task} at {prediction.length} tokens already has an "
+                "answer; add one answer per sample"
             )
         if self.path is not None:
             append_line(self.path, prediction.to_json())
@@ -268,7 +269,8 @@ def _read_samples(path: Path, identity: dict[str, Any]) -> Iterator[Sample]:
         with path.open("rb") as file:
             if parse_json(file.readline(), strict=True) != identity:
                 raise RopewalkError(
-                    f"the samples in {path} do not match its name; delete the file to generate them again"
+                    f"the samples in {path} were generated with settings that do not match the file's name; delete "
+                    "the file to generate the samples again"
                 )
             value: Any = {}
             read = 0
@@ -282,13 +284,14 @@ def _read_samples(path: Path, identity: dict[str, Any]) -> Iterator[Sample]:
                     yield Sample.from_json(value)
                     read += 1
             if value.get("samples") != read:
-                raise RopewalkError(f"{path} is incomplete; delete it to generate the samples again")
+                raise RopewalkError(f"{path} is incomplete; delete the file to generate the samples again")
     # RopewalkError is a ValueError, which the next clause would wrap.
     except RopewalkError:
         raise
     except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
         raise RopewalkError(
-            f"cannot read the samples in {path} ({error}); delete the file to generate them again"
+            f"cannot read the samples in {path} ({reason}); delete the file to generate the samples again"
         ) from error
 
 
@@ -357,8 +360,8 @@ def begin(out: Path, identity: Mapping[str, Any]) -> None:
         changed = _differences(existing, wanted)
         if changed:
             raise RopewalkError(
-                f"{out} contains a different evaluation: it differs in {', '.join(changed[:5])}; give another --out, "
-                "or the same settings to resume it"
+                f"{out} contains a different evaluation, which differs in {', '.join(changed[:5])}; give another "
+                "--out, or give the settings of that evaluation to resume it"
             )
     # Hidden files do not count: the lock of this run is one.
     elif out.is_dir() and any(not each.name.startswith(".") for each in out.iterdir()):

@@ -81,8 +81,8 @@ def read_finished(folder: Path) -> Finished:
         raise RopewalkError(f"cannot read {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise RopewalkError(
-            f"{summary} is damaged ({error}); delete it, and write it again with: ropewalk extend {folder / RECIPE} "
-            "--resume"
+            f"{summary} is damaged ({error}); delete the file, and write it again with: ropewalk extend "
+            f"{folder / RECIPE} --resume"
         ) from error
     recipe = parse_recipe(text, str(folder / RECIPE))
     # Every value written out, so that a default and the same value given by hand compare as equal.

@@ -238,7 +238,8 @@ def refuse_other_grid(before: Mapping[str, Any], now: Mapping[str, Any], output:
     if before.get("base") != now["base"]:
         keys = [key for key in now["base"] if before.get("base", {}).get(key) != now["base"][key]]
         raise RopewalkError(
-            f"{output} contains a comparison of another recipe, with different {', '.join(keys) or 'keys'}; {advice}"
+            f"{output} contains a comparison of another recipe, which differs in {', '.join(keys) or 'its keys'}; "
+            f"{advice}"
         )
     if list(before["vary"]) != list(now["vary"]):
         raise RopewalkError(

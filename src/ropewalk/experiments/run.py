@@ -111,9 +111,10 @@ def run(settings: CompareSettings, context: RunContext | None = None) -> Experim
         context: the output folder, which is required for a recipe, and the reporter.
 
     Returns:
-        ``cells`` has the mean scores of each combination or finished run. ``differences`` has, by name, the differences
-            of the others from the first one, with 95 % intervals. ``failures`` lists the runs that failed, and
-            ``conclusion`` is one sentence. ``comparison.json`` in the output folder has the same values.
+        ``cells`` has the mean scores of each combination or finished run. ``reference`` is the name of the first
+            one. ``differences`` maps the name of each other one to its differences from the reference, with 95 %
+            intervals. ``failures`` lists the runs that failed, and ``conclusion`` sums up the comparison in one
+            sentence. ``comparison.json`` in the output folder has the same values.
 
     Raises:
         RopewalkError: for invalid input, before any run starts. Also if there is no finished run to compare.

@@ -16,8 +16,8 @@ class CompareSettings(Settings):
     """Settings of a comparison of the cells of a grid of runs, or of finished runs."""
 
     what: Annotated[tuple[str, ...], Option(argument=True, metavar="RECIPE | RUN RUN ...")] = Field(
-        description=f"{RECIPE_NAME}. Or two or more folders of finished runs or evaluations, of which the first is the "
-        "reference.",
+        description=f"{RECIPE_NAME}. Or the folders of at least two finished runs or evaluations. The first folder "
+        "is the reference.",
     )
     vary: Annotated[
         tuple[str, ...], COMMON, Option(group=COMMON.group, metavar="KEY=VALUE,...", repeated=True)
@@ -41,7 +41,7 @@ class CompareSettings(Settings):
     jobs: Count | None = Field(
         None,
         ge=1,
-        description="Number of runs at a time. Default: one per GPU, or 1 with --launch or without GPUs.",
+        description="Number of runs at a time. Default: one per GPU; 1 if --launch is given or there are no GPUs.",
     )
     launch: str | None = Field(
         None,

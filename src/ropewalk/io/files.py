@@ -167,8 +167,8 @@ def plain_name(name: Any, place: Path) -> str:
     )
     if not plain:
         raise RopewalkError(
-            f"{place} lists the file {name!r}, but may only list names within its own folder; do not use the data that "
-            "it belongs to"
+            f"{place} lists the file {name!r}, but may list only files in its own folder; do not use the data in "
+            "this folder"
         )
     return str(name)
 
@@ -197,8 +197,8 @@ def refuse_adapter(name: str | os.PathLike[str]) -> None:
     folder = Path(name)
     if (folder / "adapter_config.json").is_file() and not any(folder.glob("model*.safetensors*")):
         raise RopewalkError(
-            f"{folder} contains an adapter and no model; give the folder model/ of its run, which holds the "
-            "merged model"
+            f"{folder} contains an adapter and no model; give a folder with the merged model, such as model/ "
+            "in the output folder of a ropewalk run"
         )
 
 

@@ -23,7 +23,7 @@ def parse_length(text: str) -> int:
     """
     match = _LENGTH.fullmatch(text.strip())
     if match is None:
-        raise RopewalkError(f"{text!r} is not a length; write tokens as 131072, 128k or 1M")
+        raise RopewalkError(f"{text!r} is not a length; write a number of tokens such as 131072, 128k or 1M")
     # A Fraction instead of a float: rounding could turn 0.1k into a whole number.
     tokens = Fraction(match[1]) * _UNITS[match[2].lower()]
     if tokens.denominator != 1 or tokens < 1:

@@ -154,8 +154,9 @@ def places_of(settings: AdapterSettings, model: Any) -> Places:
         # A product of larger matrices has this rank at most: more would only cost memory.
         if settings.rank > most:
             raise RopewalkError(
-                f"adapter.rank is {settings.rank}, but {name} has {layer.in_features} inputs and {layer.out_features} "
-                f"outputs, so its rank is at most {most}; set at most {most}, or choose other targets"
+                f"adapter.rank is {settings.rank}, but can be at most {most} for {name}, which has "
+                f"{layer.in_features} inputs and {layer.out_features} outputs; lower adapter.rank, or choose other "
+                "adapter.targets"
             )
     return Places(tuple(targets), tuple(_whole_modules(settings.also_train, model, modules)))
 
@@ -185,7 +186,8 @@ def _linear_layers(
             )
     if not found:
         raise RopewalkError(
-            f"{key} is {target!r}, but the model has no such linear layer; {near_or_all(target, _choices(linear))}"
+            f"{key} is {target!r}, but the model has no linear layer of this name; "
+            f"{near_or_all(target, _choices(linear))}"
         )
     return found
 

@@ -48,10 +48,10 @@ from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
 
 DRAFTS = "drafts tokens from the hidden states and keys of another model; extend that model"
 NO_DECODERS = {
-    "blt": "reads bytes in patches, which a second model inside it chooses, and has four RoPEs; ropewalk extends only "
+    "blt": "has four RoPEs, and reads bytes in patches that a second model inside it chooses; ropewalk extends only "
     "models with one decoder that reads tokens",
-    "dory": "runs some of its layers several times for a token; ropewalk trains, plans and checks models that run each "
-    "layer once",
+    "dory": "runs some of its layers several times for a token; ropewalk supports only models that run each layer once "
+    "for a token",
     "gemma4_assistant": DRAFTS,
     "gemma4_unified_assistant": DRAFTS,
 }
@@ -443,9 +443,8 @@ class ModelConfig:
         if "windows" in wanted:
             if not self.can_lift_windows:
                 raise RopewalkError(
-                    f"the sliding windows of {self.model} cannot be removed: its layers of type "
-                    f"{', '.join(sorted(self._kinds_with_windows))} are "
-                    "chunked or have their own RoPE"
+                    f"the sliding windows of {self.model} cannot be removed, because its layers of type "
+                    f"{', '.join(sorted(self._kinds_with_windows))} either attend in chunks or have their own RoPE"
                 )
             values["sliding_window"] = None
             if values.get("layer_types"):
@@ -456,7 +455,8 @@ class ModelConfig:
         lifted = self.with_decoder_values(values)
         if [layer.rotates for layer in lifted.layers] != [layer.rotates for layer in self.layers]:
             raise RopewalkError(
-                f"the sliding windows of {self.model} cannot be removed: they determine which of its layers have RoPE"
+                f"the sliding windows of {self.model} cannot be removed, because they determine which of its layers "
+                "have RoPE"
             )
         return lifted
 
@@ -612,17 +612,18 @@ class ModelConfig:
         unknown = [f"{kind} (layer {other[kind]})" for kind in sorted(set(other) - set(passable))]
         if unknown:
             refused.append(
-                f"has layers of type {', '.join(unknown)}, through which packed documents would leak; ropewalk "
-                f"supports full and sliding attention, and recurrent layers of {', '.join(MIXERS)}"
+                f"has layers of type {', '.join(unknown)}, through which packed documents would leak into each "
+                "other; ropewalk supports full, sliding and chunked attention, and the recurrent layers of "
+                f"{', '.join(MIXERS)}"
             )
         width = required_width(self.model_type)
         if width is not None and self.values.get(width) is None:
             refused.append(
                 f"has {width} null in its config, but transformers runs models of type {self.model_type} only with a "
-                f"number; set it in tokens, or to {BEYOND_ANY_CONTEXT} if no layer should be limited"
+                f"number; in config.json, set {width} to a number of tokens, or to {BEYOND_ANY_CONTEXT} for no limit"
             )
         if self.model_type in CHANGES_ITS_MASK:
-            refused.append("adds its own scores to the mask of its attention, which no engine supports")
+            refused.append("adds scores of its own to the attention mask, which no attention engine supports")
         if not self.values.get("is_causal", True):
             refused.append("attends in both directions; packed rows need a causal decoder")
         return refused
@@ -648,10 +649,10 @@ class ModelConfig:
             layers = self.layers
             stacked = stacked_reach(self.localities, context)
             refused.append(
-                f"has a sliding window of {widest:,} tokens in every layer, so training at {context:,} tokens would "
-                f"extend nothing: a token attends to {widest:,} tokens, whatever the RoPE, and the windows of all "
-                f"{len(layers)} layers together reach {stacked:,}; set lift: [windows] in the recipe to remove the "
-                f"windows, or choose a context of at most {widest:,} tokens"
+                f"has a sliding window of {widest:,} tokens in every layer, so with any RoPE a token attends to at "
+                f"most {widest:,} tokens, and the windows of all {len(layers)} layers together reach {stacked:,}; "
+                f"set lift: [windows] in the recipe to remove the windows, or lower the context from {context:,} to at "
+                f"most {widest:,} tokens"
             )
         kinds = sorted({layer.kind for layer in self.layers})
         if FULL in self.methods and FULL not in kinds:
@@ -674,7 +675,10 @@ class ModelConfig:
         dropout = self.values.get("attention_dropout")
         if not dropout:
             return []
-        return [f"has attention dropout {dropout}, which no engine supports; set it to 0 in config.json"]
+        return [
+            f"has attention dropout {dropout}, which no attention engine supports; set attention_dropout to 0 in "
+            "config.json"
+        ]
 
 
 def refuse_no_decoder(model: str, model_type: object) -> None:

@@ -233,10 +233,12 @@ def _refuse_two_places(raw: Mapping[str, Any], decoder: Mapping[str, Any], confi
             continue
         if inside is not None:
             raise RopewalkError(
-                f"{key} is {outside!r} in the config but {inside!r} in its text_config; remove the wrong one"
+                f"{key} is {outside!r} at the top level of the config but {inside!r} in text_config; remove the "
+                f"wrong one"
             )
         raise RopewalkError(
-            f"{key} {outside!r} is outside text_config, where transformers does not read it; move it inside"
+            f"transformers reads {key} only in text_config, but the config has {key} {outside!r} at the top level; "
+            "move the key into text_config"
         )
 
 
@@ -383,8 +385,8 @@ def _refuse_missing_rope(model: str, text: Any) -> None:
     for number, kind in enumerate(layer_values(text)["layer_types"]):
         if kind in SERVED and kind not in text.rope_parameters:
             raise RopewalkError(
-                f"rope_parameters of {model} has no entry for layers of type {kind} (layer {number}); add it, or write "
-                "null if these layers have no RoPE"
+                f"rope_parameters of {model} has no entry for layers of type {kind} (layer {number}); add the entry, "
+                "or write null if these layers have no RoPE"
             )
 
 

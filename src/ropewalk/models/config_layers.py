@@ -296,8 +296,9 @@ def check_list_lengths(config: Mapping[str, Any]) -> None:
         # 0 stands for a list that the config does not have.
         if listed in (0, count):
             continue
-        wrong = f"layer {listed} has no entry" if listed < count else f"there is no layer {count}"
-        raise RopewalkError(f"{key} lists {listed} layers, but the model has {count}: {wrong}")
+        raise RopewalkError(
+            f"{key} lists {listed} layers, but the model has {count} layers, 0 to {count - 1}"
+        )
 
 
 def required_width(model_type: str | None) -> str | None:

@@ -53,8 +53,9 @@ def generating(model: Any, total_length: int) -> Iterator[None]:
     dependent = unpinned_methods(model)
     if dependent:
         raise RopewalkError(
-            f"{type(model).__name__} uses transformers' own RoPE of type {', '.join(dependent)}, whose length cannot "
-            "be fixed; load the model with exact_rope=True"
+            f"generating() cannot fix the sequence length for the {', '.join(dependent)} RoPE of "
+            f"{type(model).__name__}, because transformers' own rotary module computes this RoPE; load the model "
+            "with exact_rope=True"
         )
     rotaries = [each for each in model.modules() if isinstance(each, RotaryEmbedding | RotaryRows)]
     with ExitStack() as stack:
@@ -91,9 +92,9 @@ def _refuse_switch(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     if held != choice:
         names = ("short", "long") if choice > held else ("long", "short")
         raise RopewalkError(
-            f"the cache holds {cached} keys with LongRoPE's {names[0]} factors, but this call, with a length of "
-            f"{length} tokens, would use the {names[1]} ones; fix the length before the first token with "
-            "ropewalk.models.load.generating(model, prompt tokens + new tokens)"
+            f"the cache holds {cached} keys computed with LongRoPE's {names[0]} factors, but at a length of {length} "
+            f"tokens this call would use the {names[1]} factors; run all calls of a generation within "
+            "ropewalk.models.load.generating(model, number of prompt and new tokens together)"
         )
     # The choice is stored with the cache, since a cache may be used by several calls and outlive any of them.
     setattr(cache, _CHOICE, choice)
@@ -106,9 +107,10 @@ def _refuse_lost_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         return
     if int(positions.min()) > 0:
         raise RopewalkError(
-            f"this call has only the token at position {int(positions.max())} and no cache of the tokens before it: "
-            "Phi-4-multimodal, and Phi-3 before transformers 5.20, drop the cache when a sequence passes the original "
-            "length; generate with use_cache=False, or for Phi-3 use transformers 5.20 or later"
+            f"this call has only the token at position {int(positions.max())}, and the cache of the earlier tokens "
+            "is missing; Phi-4-multimodal, and Phi-3 in transformers before 5.20, drop the cache when a sequence "
+            "passes the original length; generate with use_cache=False, or for Phi-3 update transformers to 5.20 or "
+            "later"
         )
 
 

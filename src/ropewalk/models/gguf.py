@@ -92,8 +92,8 @@ def gguf_rope(method: RopeMethod, architecture: str) -> GgufRope:
         return GgufRope(base, {})
     if architecture not in READS:
         raise RopewalkError(
-            f"{method.name} was not tested in llama.cpp for the architecture {architecture}, only for "
-            f"{', '.join(READS)}; a plain rope_theta works for every architecture"
+            f"ropewalk has tested {method.name} in llama.cpp only for the architectures {', '.join(READS)}, not for "
+            f"{architecture}; extend with a new rope_theta, which works for every architecture"
         )
     attention = method.frequencies().attention_factor
     match method:
@@ -137,8 +137,8 @@ def gguf_rope(method: RopeMethod, architecture: str) -> GgufRope:
             )
         case _:
             raise RopewalkError(
-                f"llama.cpp does not implement {method.name!r}; extend with a new rope_theta, 'linear' or 'yarn'; the "
-                "architecture llama also allows 'llama3' and 'longrope'"
+                f"llama.cpp does not implement {method.name!r}; extend either with a new rope_theta, 'linear' or "
+                "'yarn' ('longrope' is possible for the architectures llama and phi3, and 'llama3' for llama)"
             )
 
 
@@ -150,14 +150,17 @@ def _has_usual_ramp(method: Yarn) -> bool:
 def _needs(architecture: str, method: RopeMethod, tensors: Sequence[str]) -> None:
     if set(tensors) <= set(READS[architecture]):
         return
-    what, instead = method.name, "extend with yarn or a new rope_theta for llama.cpp"
+    what, instead = method.name, "for llama.cpp, extend with yarn or a new rope_theta"
     if isinstance(method, Yarn):
-        what = "yarn with truncate: false"
+        what, instead = (
+            "yarn with truncate: false",
+            "for llama.cpp, extend with truncate: true or a new rope_theta",
+        )
         if method.truncate:
             what = f"yarn with beta_fast {method.beta_fast:g} and beta_slow {method.beta_slow:g}"
             instead = (
-                "run llama-server on the unchanged file, with "
-                f"--yarn-beta-fast {method.beta_fast:g} --yarn-beta-slow {method.beta_slow:g}"
+                f"use the file unchanged, and run llama-server with --yarn-beta-fast {method.beta_fast:g} "
+                f"--yarn-beta-slow {method.beta_slow:g}"
             )
     raise RopewalkError(
         f"{what} needs the tensor {tensors[0]}, which llama.cpp does not load for the architecture {architecture}; "
@@ -233,7 +236,9 @@ def _refuse_another_model(
 ) -> None:
     """Raise if the file's shape is not the config's, before anything is written."""
     if present.get("split.count", 1) > 1:
-        raise RopewalkError(f"{source} is one of several parts; join them with: llama-gguf-split --merge")
+        raise RopewalkError(
+            f"{source} is one of several parts of a model; join the parts with: llama-gguf-split --merge"
+        )
     architecture = present["general.architecture"]
     values = config.values
     shape = {
@@ -246,8 +251,8 @@ def _refuse_another_model(
         found = present.get(f"{architecture}.{key}")
         if found is not None and expected is not None and found != expected:
             raise RopewalkError(
-                f"{source} was made from another model: its {architecture}.{key} is {found}, but the config gives "
-                f"{expected}"
+                f"{source} was made from another model: its {architecture}.{key} is {found}, but the model's config "
+                f"says {expected}; give the file of this model with --gguf"
             )
 
 

@@ -88,7 +88,7 @@ def _rotary_as_loaded(model: str, config: Any) -> nn.Module:
             rotary: nn.Module = rotary_class(config)
     except CONFIG_ERRORS as error:
         raise RopewalkError(
-            f"transformers cannot build the rotary module of {model}: {one_line(error)}"
+            f"cannot build transformers' rotary module for {model}: {one_line(error)}"
         ) from error
     return rotary
 
@@ -112,7 +112,9 @@ def _rotary_class(config: Any) -> type[nn.Module]:
             model = AutoModel.from_config(config, trust_remote_code=False)
     found = [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
     if len(found) != 1:
-        raise RopewalkError(f"{type(model).__name__} has {len(found)} rotary modules, not one")
+        raise RopewalkError(
+            f"{type(model).__name__} has {len(found)} rotary modules, but ropewalk needs exactly one"
+        )
     return type(found[0])
 
 

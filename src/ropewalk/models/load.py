@@ -54,12 +54,12 @@ class ModelSetup:
 
     Attributes:
         rope: RoPE method to run with and to write into the model's config; None for the checkpoint's own. If layer
-            types have different RoPE, this is the method of those that limit the context, the layers with full
-            attention.
-        max_position_embeddings: context in tokens to write into the config with ``rope``; None to keep the config's.
+            types have different RoPE, this method is for the layers that limit the context, those with full attention.
+        max_position_embeddings: context, in tokens, to write into the config together with ``rope``; None keeps the
+            config's value.
         engine: attention engine for calls with a layout, or ``auto``; see :func:`ropewalk.attend`.
-        exact_rope: whether ropewalk's rotary module replaces that of transformers. It computes angles in float64, and
-            cos, sin and rotation in float32.
+        exact_rope: whether ropewalk's rotary module replaces that of transformers. ropewalk's module computes angles in
+            float64, and cos, sin and rotation in float32.
         trust_remote_code: whether to run model code from the checkpoint.
         lift: limits of the checkpoint's attention to remove if ``rope`` is given: ``windows``,
             ``dual_chunk_attention``.
@@ -94,7 +94,8 @@ def load_model(
         setup: RoPE, attention engine and rotary module.
         dtype: dtype of the parameters; ``auto`` for the checkpoint's own.
         device: device for the model; None leaves it where transformers loads it.
-        quantization: transformers' settings for quantizing the weights while they are loaded; None to keep them.
+        quantization: transformers' settings for quantizing the weights while they are loaded; None keeps the
+            weights as they are.
 
     Returns:
         The transformers model in evaluation mode. ``generate()`` works as usual. If a LongRoPE model generates beyond
@@ -143,9 +144,9 @@ def load_model(
 def _lacks_key(path_or_id: str | os.PathLike[str], config: ModelConfig, error: KeyError) -> RopewalkError:
     """Some classes look up a layer type in RoPE parameters that a config may state once for all layers."""
     return RopewalkError(
-        f"cannot build the model in {path_or_id}: transformers' class for {config.source.model_type} looks up "
-        f"{error.args[0]!r}, which its config.json does not have; if it is a layer type, state the RoPE parameters of "
-        "each layer type under its name"
+        f"cannot build the model in {path_or_id}: transformers' class for {config.source.model_type} reads the key "
+        f"{error.args[0]!r}, which the model's config does not have; if the key is a layer type, give "
+        "rope_parameters an entry for each layer type"
     )
 
 
@@ -219,8 +220,9 @@ def _refuse_sinks(path_or_id: str | os.PathLike[str], config: ModelConfig) -> No
             layer = re.search(r"layers\.(\d+)\.", name)
             where = f"layer {layer[1]}" if layer else name
             raise RopewalkError(
-                f"{where} of the checkpoint in {path_or_id} has attention sinks of shape {shape}, but its config.json "
-                f"says num_attention_heads {heads}, and each head has one sink"
+                f"{where} of the checkpoint in {path_or_id} has attention sinks of shape {shape}, but its "
+                f"config.json says num_attention_heads {heads}, and a layer must have one sink for each head; "
+                "correct the wrong one"
             )
 
 
@@ -265,8 +267,12 @@ def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str,
         # A mismatched key is listed with its two shapes.
         keys = sorted(key[0] if isinstance(key, tuple) else str(key) for key in loading.get(kind) or ())
         if keys:
-            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            raise RopewalkError(f"the checkpoint in {path_or_id} {what} the weight {keys[0]}{more}")
+            others = len(keys) - 1
+            more = f" and {others} other {'weight' if others == 1 else 'weights'}" if others else ""
+            raise RopewalkError(
+                f"the checkpoint in {path_or_id} {what} the weight {keys[0]}{more}; either "
+                "restore the checkpoint, or correct its config.json"
+            )
 
 
 def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = False) -> ModelConfig:
@@ -376,7 +382,7 @@ def attach(
         swap_rotary(model, methods)
         keep_one_choice(rotary_module(model)[0])
     elif any(getattr(method, "start_tokens", 0) for method in methods.values()):
-        raise RopewalkError("start_tokens > 0 needs the exact rotary module; set exact_rope=True")
+        raise RopewalkError("start_tokens above 0 needs ropewalk's own rotary module; set exact_rope=True")
     # Attaching again changes the engine only: a second set of hooks would check every call twice.
     hooks: attention_hooks.LayoutHooks | None = getattr(model, "_ropewalk_hooks", None)
     if hooks is None:
@@ -410,9 +416,9 @@ def with_rope(
     several = sorted({base for base in bases if base} - {each.rope_theta for each in config.methods.values()})
     if several and config.methods_with(method, others) != config.methods:
         raise RopewalkError(
-            f"{BASES_OF_LAYERS} in the config of {config.source.model_type} has other bases than rope_theta "
-            f"({', '.join(f'{base:g}' for base in several)}), but ropewalk sets one base for all layers; write the "
-            f"same base into {BASES_OF_LAYERS} and rope_theta of config.json"
+            f"{BASES_OF_LAYERS} in the config of {config.source.model_type} contains bases that differ from "
+            f"rope_theta: {', '.join(f'{base:g}' for base in several)}; ropewalk can set only one base for all "
+            f"layers; in config.json, write the same base into {BASES_OF_LAYERS} and rope_theta"
         )
     before = config.decoder_values
     # A class may have another name for head_dim, or none.
@@ -663,10 +669,10 @@ def _check_exists(path_or_id: str | os.PathLike[str]) -> None:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise RopewalkError(
-                f"{path} is a folder without a config.json: not a model in Hugging Face layout"
+                f"the folder {path} has no config.json; give a model folder in Hugging Face format"
             )
     elif path.is_file():
-        raise RopewalkError(f"{path} is a file, but a model is a folder with config.json and weights")
+        raise RopewalkError(f"{path} is a file; give a model folder in Hugging Face format")
     else:
         check_model_place(path_or_id)
 

@@ -66,16 +66,17 @@ class OutputHead:
             difference = (head.logits(hidden) - expected).abs().max()
         if not expected.isfinite().all():
             raise RopewalkError(
-                f"{type(model).__name__} gives logits that are not finite: its weights are damaged"
+                f"{type(model).__name__} computes NaN or infinite logits, probably because its weights are damaged; "
+                "load an undamaged checkpoint"
             )
         # The tolerance is for float32; a model in 16 bits rounds its hidden states that much more coarsely.
         unit = torch.finfo(hidden.dtype).eps / torch.finfo(torch.float32).eps
         # Not >, so that NaN is refused too.
         if not difference <= PROBE_TOLERANCE * unit * (1 + expected.abs().max()):
             raise RopewalkError(
-                f"{type(model).__name__}'s logits differ by {float(difference):.2g} from its output head's product "
-                "with the last hidden state, so ropewalk cannot compute its loss in chunks, and cannot train or "
-                "evaluate it"
+                f"{type(model).__name__}'s logits differ by {float(difference):.2g} from the product of its output "
+                "head and its last hidden state, so ropewalk cannot compute the loss in chunks, and can neither "
+                "train nor evaluate this model"
             )
         return head
 

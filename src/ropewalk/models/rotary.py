@@ -102,8 +102,8 @@ def swap_rotary(model: nn.Module, methods: Mapping[str | None, RopeMethod]) -> N
             setattr(parent, attribute, ours)
             return
     raise RopewalkError(
-        f"the rotary module {type(stock).__name__} does not compute what the model's config states (cos/sin differ "
-        f"by {worst:.1e}); use transformers' own RoPE: exact_rope=False, or --no-exact-rope"
+        f"the cos and sin of {type(stock).__name__} differ by up to {worst:.1e} from those of the RoPE in the "
+        "model's config; keep transformers' own RoPE with exact_rope=False (--no-exact-rope)"
     )
 
 
@@ -155,8 +155,8 @@ def _exchangeable(model: nn.Module, methods: Sequence[RopeMethod]) -> RotaryEmbe
     for method in methods:
         if method.rotary_dim != rotary_dim:
             raise RopewalkError(
-                f"the method rotates {method.rotary_dim} dimensions, but {type(model).__name__} rotates {rotary_dim}; "
-                "give a method with the model's rotary_dim"
+                f"the RoPE method has rotary_dim {method.rotary_dim}, but {type(model).__name__} rotates "
+                f"{rotary_dim} dimensions; give a method with rotary_dim {rotary_dim}"
             )
     return own
 

@@ -226,7 +226,7 @@ def recorded_routing(model: nn.Module, balancing: bool) -> Iterator[Recorder]:
     recorder = Recorder(routers_of(model), balancing)
     if balancing and not recorder.routers:
         raise RopewalkError(
-            f"{type(model).__name__} has no routers that transformers records, so there is no load to balance; set "
+            f"router_aux_loss needs routers that transformers records, and {type(model).__name__} has none; set "
             "router_aux_loss: 0"
         )
     hooks = [

@@ -91,7 +91,7 @@ def supported(config: ModelsSettings) -> SupportResult:
         raise RopewalkError(f"{config.family} has no RoPE, so ropewalk has nothing to extend")
     if config.family not in table.families:
         near = difflib.get_close_matches(config.family, table.families, n=1)
-        meant = f"did you mean {near[0]}?" if near else "ropewalk models lists the known ones"
+        meant = f"did you mean {near[0]}?" if near else "`ropewalk models` lists the known types"
         raise RopewalkError(
             f"transformers {table.transformers} has no causal language model of type {config.family!r}; {meant}"
         )

@@ -90,7 +90,7 @@ class MeshShape:
         """
         if not 0 <= rank < self.world_size:
             raise RopewalkError(
-                f"rank {rank} is outside a mesh of {self.world_size} ranks; use 0 to {self.world_size - 1}"
+                f"rank must be from 0 to {self.world_size - 1} in a mesh with world_size {self.world_size}, got {rank}"
             )
         rest, sequence = divmod(rank, self.sequence)
         rest, ring = divmod(rest, self.ring)

@@ -53,14 +53,15 @@ class RowShards:
             object.__setattr__(self, "ring_length", -(-longest // self.sequence) * self.sequence)
         if self.ring_length < longest or self.ring_length % self.sequence:
             raise RopewalkError(
-                f"ring_length must be at least {longest} and a multiple of {self.sequence}, got {self.ring_length}"
+                f"ring_length must be a multiple of sequence {self.sequence} and at least {longest}, the largest "
+                f"number of tokens of a ring rank, got {self.ring_length}"
             )
         covered = sorted(chunk for chunks in self.chunks for chunk in chunks)
         # Sorted pieces cover the row exactly once if each starts where the previous one ends.
         ends = [0, *(end for _, end in covered)]
         if [start for start, _ in covered] != ends[:-1] or ends[-1] != self.total_length:
             raise RopewalkError(
-                f"the ranks' chunks must cover the row's {self.total_length} tokens exactly once, got {self.chunks}"
+                f"chunks must cover each of the row's {self.total_length} tokens exactly once, got {self.chunks}"
             )
 
     @property

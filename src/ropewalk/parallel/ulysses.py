@@ -32,8 +32,9 @@ def check_heads(num_heads: int, degree: int) -> None:
     if num_heads % degree:
         fitting = [d for d in range(1, num_heads + 1) if num_heads % d == 0]
         raise EngineError(
-            f"parallel.sequence {degree} does not divide the model's {num_heads} attention heads; use one of "
-            f"{', '.join(map(str, fitting))}, and split rows over more ranks with parallel.ring"
+            f"parallel.sequence {degree} does not divide the model's {num_heads} attention heads; set "
+            f"parallel.sequence to one of {', '.join(map(str, fitting))}; to split rows over more ranks, raise "
+            "parallel.ring"
         )
 
 

@@ -139,8 +139,8 @@ def world_from_environment() -> World:
     missing = [name for name in VARIABLES if name not in given]
     if missing:
         raise RopewalkError(
-            f"the environment sets {', '.join(given)} but not {', '.join(missing)}; start with torchrun, or unset "
-            f"{', '.join(given)} for a single process"
+            f"the environment sets {', '.join(given)} but not {', '.join(missing)}; start the processes with "
+            f"torchrun, or, to run a single process, unset {', '.join(given)}"
         )
     try:
         rank, size, local_rank, local_size = (int(given[name]) for name in VARIABLES)
@@ -164,7 +164,7 @@ def require_devices(world: World, device: torch.device) -> None:
     if world.size > 1 and device.type == "cuda" and torch.cuda.device_count() < world.local_size:
         raise RopewalkError(
             f"{world.local_size} processes on this machine need {world.local_size} CUDA devices, but torch sees "
-            f"{torch.cuda.device_count()}; lower --nproc-per-node, or set device to cpu"
+            f"{torch.cuda.device_count()}; lower torchrun's --nproc-per-node, or set device to cpu"
         )
 
 

@@ -97,7 +97,7 @@ def inspect(config: InspectSettings, context: RunContext | None = None) -> Inspe
 
     Args:
         config: the checkpoint and an optional target length.
-        context: run context whose reporter shows progress; None shows none.
+        context: run context, whose reporter shows progress; None shows no progress.
 
     Returns:
         ``config`` is the parsed config, whose ``trained_length`` is in tokens. ``methods`` describes the RoPE of each

@@ -97,11 +97,12 @@ def plan(config: PlanSettings, context: RunContext | None = None) -> PlanResult:
 
     Args:
         config: the checkpoint, the target length and the rule that chooses the RoPE setting.
-        context: run context whose reporter shows progress; None shows none.
+        context: run context, whose reporter shows progress; None shows no progress.
 
     Returns:
         ``stages`` has the stages in training order, each with its ``context`` in tokens and its RoPE ``method``.
-            ``recipe`` is the same as YAML for a recipe. ``advice`` is that of :func:`ropewalk.inspect`.
+            ``recipe`` has the same stages as YAML for a recipe. ``advice`` is the advice that :func:`ropewalk.inspect`
+            gives.
 
     Raises:
         RopewalkError: if the model cannot be trained at that length, if its present RoPE scaling cannot be extended, or

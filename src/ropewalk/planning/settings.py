@@ -50,8 +50,9 @@ class InspectSettings(Settings):
     )
     explain: bool = Field(
         False,
-        description="With --target, which shows only the recommendation, also show the checkpoint's RoPE, other "
-        "settings (such as NTK and YaRN), and their papers. Takes 10 seconds at 128k and a minute or more at 1M.",
+        description="With --target, also show the checkpoint's RoPE, the settings of all rules and methods (such as "
+        "NTK and YaRN), and their papers. This takes 10 seconds at 128k and a minute or more at 1M. Without --explain, "
+        "--target shows only the recommendation.",
     )
 
 
@@ -116,8 +117,8 @@ class ThetaSettings(ExtendedRope):
     )
     ceiling: float | None = Field(
         None,
-        description="Largest base that the rule lower-bound considers. Default: 1e12, or 1e15 if the base would be "
-        "above a tenth of 1e12.",
+        description="Largest base that the rule lower-bound considers. Default: 1e12, or 1e15 if the rule finds no "
+        "base up to 1e12 or finds one above 1e11.",
     )
 
 

@@ -84,7 +84,7 @@ def plan_stages(
     if isinstance(current, LongRope):
         raise RopewalkError(
             "the model uses longrope, whose factors are valid for one length only, and no formula gives the factors "
-            "for another length; search for them with `ropewalk search`"
+            "for another length; search for the factors with `ropewalk search`"
         )
     contexts = stage_contexts(trained_length, target_length)
     if rule == CURRENT:

@@ -55,7 +55,7 @@ def _converted(method: RopeMethod, checkpoint: Checkpoint) -> RopeMethod:
             published = longrope_attention_factor(checkpoint.length / original, original)
             return replace(method, attention_factor=published)
         case _:
-            raise RefusedConfigError(f"it does not implement {method.name!r}")
+            raise RefusedConfigError(f"it does not implement the rope type {method.name!r}")
 
 
 def _option(model: str, checkpoint: Checkpoint) -> str | None:

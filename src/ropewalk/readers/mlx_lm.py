@@ -45,7 +45,7 @@ def _read(checkpoint: Checkpoint) -> Methods:
     if kind in BY_LAYER:
         return _by_layer(checkpoint)
     if kind not in (*BASES, *UNSCALED, *LONGROPE, *BOTH):
-        raise UnreadConfigError(f"its code for {kind or 'this model'} was not examined")
+        raise UnreadConfigError(f"the program's code for {kind or 'this model'} was not examined")
     stated = checkpoint.stated
     newer = stated.get("rope_parameters") or {} if kind in BOTH else {}
     theta = (
@@ -88,7 +88,7 @@ def _of_phi(scaling: Mapping[str, Any]) -> dict[str, Any]:
     missing = [key for key in ("long_factor", "type") if key not in scaling]
     if missing:
         raise RefusedConfigError(
-            f"its code for phi3 needs {' and '.join(map(repr, missing))} in rope_scaling"
+            f"the program's code for phi3 needs {' and '.join(map(repr, missing))} in rope_scaling"
         )
     return dict(scaling) if scaling["type"] in ("longrope", "su", "linear") else {}
 

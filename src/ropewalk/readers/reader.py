@@ -57,7 +57,9 @@ class Checkpoint:
         """
         methods = self.methods()
         if None not in methods:
-            raise UnreadConfigError(f"its code for models with {len(methods)} layer types was not examined")
+            raise UnreadConfigError(
+                f"the program's code for models with {len(methods)} layer types was not examined"
+            )
         return methods[None]
 
 

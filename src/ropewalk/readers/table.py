@@ -91,8 +91,8 @@ def checkpoint_of(raw: Mapping[str, Any], model: str = "the model") -> Checkpoin
     inner = raw.get("text_config")
     if config.max_position_embeddings is None:
         raise RopewalkError(
-            f"the config of {model} states no max_position_embeddings, so its context length is unknown; write it into "
-            "config.json"
+            f"the config of {model} states no max_position_embeddings, so its context length is unknown; write "
+            "max_position_embeddings into config.json"
         )
     # The readers look for the length at the top of the config, also where it comes from a default or a nested part.
     completed = {**config.values, "max_position_embeddings": config.max_position_embeddings}
@@ -156,11 +156,11 @@ def _wrong_when_short(reader: Reader, ours: Mapping[str | None, RopeMethod], len
     apart = "; ".join(dict.fromkeys(filter(None, parts)))
     if reader.chooses == "pass":
         return (
-            f"differs at inputs of up to {short:,} tokens that are batched with longer ones: they get the long "
-            f"factors, {apart}"
+            f"takes the long factors also for inputs of up to {short:,} tokens that are batched with longer ones: "
+            f"{apart}"
         )
     return (
-        f"differs at inputs of up to {short:,} tokens in a longer context: they get the long factors, {apart}"
+        f"takes the long factors also for inputs of up to {short:,} tokens if its context is longer: {apart}"
     )
 
 
@@ -199,7 +199,7 @@ def instead(ours: RopeMethod, theirs: RopeMethod) -> str:
     The attention factor is left out, because :func:`difference` states the two that are computed.
     """
     if type(ours) is not type(theirs):
-        return f"it computes {theirs.name} with rope_theta {theirs.rope_theta:.10g}, not {ours.name}"
+        return f"it computes RoPE type {theirs.name!r} with rope_theta {theirs.rope_theta:.10g}, not {ours.name!r}"
     parts = []
     for field in fields(ours):
         own, other = getattr(ours, field.name), getattr(theirs, field.name)
@@ -314,7 +314,7 @@ def _told(reading: Reading) -> str:
     if reading.short is not None:
         told = "; ".join(f"{inputs}: {command}" for inputs, command in reading.commands)
         return f"{reading.detail}; {told}" + (
-            "" if reading.launch_short else "; no command gives them the short ones"
+            "" if reading.launch_short else "; no command gives these inputs the short factors"
         )
     if reading.verdict == "with an option":
         return f"{reading.detail}; correct with: {reading.option}"

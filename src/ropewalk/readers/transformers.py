@@ -71,7 +71,7 @@ def _as_version_4(checkpoint: Checkpoint) -> Methods:
     if kind in BY_LAYER:
         return _by_layer(checkpoint)
     if kind not in bases:
-        raise UnreadConfigError(f"its class for {kind or 'this model'} was not examined")
+        raise UnreadConfigError(f"the program's code for {kind or 'this model'} was not examined")
     # A later config stays complete without the newer key, but with defaults in place of what only that key states.
     known = {key: value for key, value in checkpoint.completed.items() if key not in NEWER_KEYS}
     stated = checkpoint.stated.get("rope_theta")
@@ -79,7 +79,8 @@ def _as_version_4(checkpoint: Checkpoint) -> Methods:
     newer = checkpoint.stated.get("rope_parameters") or {}
     if PARTIAL in newer and PARTIAL not in checkpoint.stated:
         raise UnreadConfigError(
-            f"its config class for {kind} was not examined, so it is not known which {PARTIAL} it uses"
+            f"it does not read {PARTIAL} from rope_parameters, and the default in its config class for {kind} was "
+            "not examined"
         )
     scaling = dict(known.get("rope_scaling") or {})
     if kind == "phi3" and scaling and scaling.keys() != PHI3_KEYS:

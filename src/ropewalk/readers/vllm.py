@@ -40,7 +40,9 @@ def _before(checkpoint: Checkpoint) -> Methods:
 def _read(checkpoint: Checkpoint, reads_factor: bool) -> Methods:
     refuse_unknown(checkpoint.methods(), KNOWN)
     if None not in checkpoint.methods() and checkpoint.model_type not in BY_LAYER:
-        raise UnreadConfigError(f"its code for the layer types of {checkpoint.model_type} was not examined")
+        raise UnreadConfigError(
+            f"the program's code for the layer types of {checkpoint.model_type} was not examined"
+        )
 
     def change(method: RopeMethod) -> RopeMethod:
         if isinstance(method, Yarn):

@@ -90,8 +90,8 @@ def head_dim(config: Config, layer_type: str | None = None) -> int:
         other = next((number for number in meant if widths[number] != widths[meant[0]]), None)
         if other is not None:
             raise RopewalkError(
-                f"layers {meant[0]} and {other} share one RoPE, but head_dim is {widths[meant[0]]} in the first and "
-                f"{widths[other]} in the second; give each layer type its own rope_parameters, with one head_dim"
+                f"layers that share one RoPE must have the same head_dim, got {widths[meant[0]]} in layer {meant[0]} "
+                f"and {widths[other]} in layer {other}; give rope_parameters an entry for each layer type"
             )
         # If no layer has this type, none of the overrides applies to it.
         if meant:
@@ -106,18 +106,21 @@ def head_dim(config: Config, layer_type: str | None = None) -> int:
     hidden, heads = whole_number(config, "hidden_size"), whole_number(config, "num_attention_heads")
     if not hidden or not heads:
         raise RopewalkError(
-            f"the config must have head_dim, or hidden_size and num_attention_heads; got hidden_size "
+            "the config must have either head_dim, or both hidden_size and num_attention_heads, got hidden_size "
             f"{hidden} and num_attention_heads {heads}"
         )
     if hidden % heads:
         raise RopewalkError(
-            f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and the config has no head_dim"
+            f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and the config has no head_dim; "
+            "write head_dim into the config"
         )
     return hidden // heads
 
 
 def method_from_config(config: Config, layer_type: str | None = None) -> RopeMethod:
-    """The one RoPE method of a config, or that of one layer type.
+    """The RoPE method of a config, or of one of its layer types.
+
+    :func:`methods_from_config` returns the methods of all layer types.
 
     Args:
         config: a ``config.json`` as a mapping, or ``model.config.to_dict()``.
@@ -125,8 +128,7 @@ def method_from_config(config: Config, layer_type: str | None = None) -> RopeMet
 
     Raises:
         RopewalkError: if the config has no ``rope_theta``, contradicts itself, or contains an unknown rope type or key;
-            or if ``layer_type`` is missing or unknown. :func:`methods_from_config` returns the methods of all layer
-            types.
+            or if ``layer_type`` is missing or unknown.
     """
     methods = methods_from_config(config)
     if layer_type in methods:
@@ -138,7 +140,7 @@ def method_from_config(config: Config, layer_type: str | None = None) -> RopeMet
         )
     raise RopewalkError(
         f"this config has no RoPE method for layer type {layer_type!r}; "
-        + (f"choose one of {known}" if known else "it has one method for all layers")
+        + (f"choose one of {known}" if known else "omit layer_type, because all layers share one method")
     )
 
 
@@ -159,7 +161,7 @@ def methods_from_config(config: Config) -> dict[str | None, RopeMethod]:
         config.get(key) for key in ("rope_parameters", "rope_theta")
     ):
         raise RopewalkError(
-            "this config contains the language model's config under text_config; pass config.text_config"
+            "this config contains the language model's config under text_config; pass config['text_config']"
         )
     parameters, scaling = config.get("rope_parameters"), config.get("rope_scaling")
     for key, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
@@ -205,7 +207,10 @@ def _nested_methods(config: Config, parameters: Config) -> dict[str | None, Rope
     for layer_type, entry in parameters.items():
         if entry is not None:
             if entry.get("rope_theta") is None:
-                raise RopewalkError(f"no rope_theta for layer type {layer_type!r} in rope_parameters")
+                raise RopewalkError(
+                    f"rope_parameters[{layer_type!r}] in the config has no rope_theta; write the "
+                    "base into this entry"
+                )
             methods[layer_type] = _method(config, entry, layer_type)
     scaling, full = config.get("rope_scaling"), methods.get("full_attention")
     if scaling and (
@@ -244,23 +249,23 @@ def _with_theta(config: Config, entry: Config) -> dict[str, Any]:
     stated = {
         key: value["rope_theta"]
         for key, value in (
-            ("the config", config),
-            ("rope_parameters", config.get("rope_parameters") or {}),
-            ("rope_scaling", config.get("rope_scaling") or {}),
+            ("outside the RoPE parameters", config),
+            ("in rope_parameters", config.get("rope_parameters") or {}),
+            ("in rope_scaling", config.get("rope_scaling") or {}),
         )
         if value.get("rope_theta") is not None
     }
     if not stated:
         raise RopewalkError(
-            "no rope_theta: this checkpoint does not use RoPE, or its config does not state the base; write rope_theta "
-            "into config.json, or load it with transformers and use model.config.to_dict(), which includes the "
-            "defaults of the model's class"
+            "no rope_theta: this checkpoint does not use RoPE, or its config does not state the base; if it uses RoPE, "
+            "write rope_theta into config.json, or load the model with transformers and use model.config.to_dict(), "
+            "which includes the defaults of the model's class"
         )
     # The same base may stand in several places, as transformers 5 leaves it there; only contradictions are refused.
     theta = next(iter(stated.values()))
     if any(value != theta for value in stated.values()):
-        text = ", ".join(f"{value} in {key}" for key, value in stated.items())
-        raise RopewalkError(f"rope_theta has two values: {text}; remove the wrong one")
+        text = ", ".join(f"{value} {place}" for place, value in stated.items())
+        raise RopewalkError(f"rope_theta has different values: {text}; remove the wrong one")
     return {**entry, "rope_theta": theta}
 
 
@@ -334,8 +339,8 @@ def _partial(config: Config, inside: float | None) -> float:
     outside = config.get("partial_rotary_factor")
     if inside is not None and outside is not None and inside != outside:
         raise RopewalkError(
-            f"partial_rotary_factor is {outside} in the config but {inside} in its RoPE parameters; remove the "
-            "wrong one"
+            f"partial_rotary_factor is {outside} outside the RoPE parameters of the config, but {inside} "
+            "inside; remove the wrong one"
         )
     partial = next((value for value in (inside, outside) if value is not None), 1.0)
     if not is_number(partial) or not 0 < partial <= 1:
@@ -376,7 +381,10 @@ def config_entries(
     dims = dict.fromkeys(by_layer, head_dim) if isinstance(head_dim, int) else head_dim
     written = {layer_type: _parameters(method, dims[layer_type]) for layer_type, method in by_layer.items()}
     if not written or (None in written and len(written) > 1):
-        raise RopewalkError("give one method for all layers, or one for each layer type")
+        raise RopewalkError(
+            "methods must have either the single key None (one method for all layers) or one key per layer type, got "
+            f"{', '.join(map(str, written)) or 'no keys'}"
+        )
     entries = _beside(by_layer)
     if spelling == "5.x":
         return {"rope_parameters": written.get(None, written), **entries}
@@ -385,9 +393,9 @@ def config_entries(
         local = by_layer.get("sliding_attention")
         if set(written) != {"full_attention", "sliding_attention"} or not isinstance(local, Default):
             raise RopewalkError(
-                "the config format of transformers 4.x can state only a RoPE method of full_attention and an unscaled "
-                "base of sliding_attention, but the methods are "
-                f"{', '.join(f'{method.name} of {key}' for key, method in by_layer.items())}; write the format of 5.x"
+                "the config format of transformers 4.x cannot state this combination of RoPE methods: "
+                f"{', '.join(f'{method.name} for {key}' for key, method in by_layer.items())}; set spelling='5.x' "
+                "(in 4.x, only full_attention can be scaled; sliding_attention can have only a base)"
             )
         entries["rope_local_base_freq"] = local.rope_theta
     scaling = dict(written[None] if None in written else written["full_attention"])
@@ -420,8 +428,8 @@ def replace_methods(
             length = entry.get(ORIGINAL, before[ORIGINAL])
             if length != before[ORIGINAL]:
                 raise RopewalkError(
-                    f"{TEMPERATURE} {before[TEMPERATURE]} counts positions in steps of {ORIGINAL} {before[ORIGINAL]}, "
-                    f"and the new RoPE would set {ORIGINAL} to {length}; choose a method that keeps "
+                    f"the attention temperature of {TEMPERATURE} {before[TEMPERATURE]} depends on {ORIGINAL}, which "
+                    f"the new RoPE would change from {before[ORIGINAL]} to {length}; choose a method that keeps "
                     f"{before[ORIGINAL]}, such as theta"
                 )
             kept[ORIGINAL] = length
@@ -461,7 +469,8 @@ def _pop_stated_length(config: Config, values: dict[str, Any]) -> None:
     inside, outside = values.pop(MAX_LENGTH, None), config.get(MAX_LENGTH)
     if inside is not None and outside is not None and inside != outside:
         raise RopewalkError(
-            f"{MAX_LENGTH} is {outside} in the config but {inside} in its RoPE parameters; remove the wrong one"
+            f"{MAX_LENGTH} is {outside} outside the RoPE parameters of the config, but {inside} inside; remove "
+            "the wrong one"
         )
 
 

@@ -140,9 +140,11 @@ class RotaryEmbedding(nn.Module):
             wanted = (
                 f"pass layer_type, one of {known}"
                 if known
-                else "all layers share one method; pass no layer_type"
+                else "omit layer_type, because all layers share one method"
             )
-            raise RopewalkError(f"no RoPE method for layer type {layer_type!r}; {wanted}") from None
+            raise RopewalkError(
+                f"the rotary module has no RoPE method for layer type {layer_type!r}; {wanted}"
+            ) from None
 
     def _on_device(
         self, method: RopeMethod, layer_type: str | None, position_ids: Tensor, device: torch.device
@@ -180,7 +182,7 @@ def _one_axis(position_ids: Tensor) -> Tensor:
     # An expanded tensor has stride 0, so its axes are equal; comparing others makes the host wait for the device.
     if position_ids.stride(0) != 0 and not torch.equal(position_ids, first.expand_as(position_ids)):
         raise RopewalkError(
-            "positions differ by axis, as those of images do; the rotary module supports only text"
+            "position_ids differ between axes, as they do for images, but ropewalk's rotary module supports only text"
         )
     return first
 

@@ -77,7 +77,7 @@ def method_for_target(
     given = _given(name, parameters or {})
     if rope_theta is not None and name != "theta":
         raise RopewalkError(
-            f"rope_theta {rope_theta} has no meaning for {name!r}; use the method 'theta' to set the base"
+            f"rope_theta {rope_theta} has no meaning for method {name!r}; set the base with method 'theta'"
         )
     # "default" means the checkpoint's own method: training continues at its frequencies.
     if name == "default":
@@ -93,8 +93,8 @@ def method_for_target(
     # A config states one method, so a second scaling on top of another could not be saved.
     if not isinstance(plain, Default | METHODS[name]):
         raise RopewalkError(
-            f"{name!r} on a checkpoint that is already {current.name}-scaled is ambiguous: choose "
-            f"{current.name!r} to scale further, or 'default' to keep its frequencies"
+            f"method {name!r} cannot extend a checkpoint that already has {current.name} RoPE; choose "
+            f"{current.name!r} to extend further, or 'default' to keep the present frequencies"
         )
     return METHODS[name].for_target(plain, TargetContext(original_length, target_length, given))
 
@@ -114,8 +114,8 @@ def _with_theta(
 ) -> RopeMethod:
     if isinstance(current, LongRope):
         raise RopewalkError(
-            "'theta' on a longrope checkpoint is ambiguous: the longrope factors belong to the present base; choose "
-            "'longrope' with factors for the target length"
+            "method 'theta' cannot extend a checkpoint with longrope RoPE, whose factors belong to the present base; "
+            "choose 'longrope' with factors for the target length"
         )
     if rope_theta is None:
         rope_theta = recommended_base(current, original_length, target_length).rope_theta
@@ -135,8 +135,8 @@ def recommended_base(current: RopeMethod, original_length: int, target_length: i
     plain = current.plain
     if not isinstance(plain, Default):
         raise RopewalkError(
-            f"the rules for rope_theta are for unscaled RoPE, but this checkpoint is {current.name}-scaled; give "
-            f"rope_theta (the scaling stays), or choose {current.name!r}"
+            f"the rules for rope_theta need unscaled RoPE, but this checkpoint has {current.name} RoPE; either set "
+            f"rope_theta (the scaling stays), or choose method {current.name!r}"
         )
     return recommended_theta(plain.rope_theta, original_length, target_length, plain.rotary_dim)
 
@@ -180,8 +180,8 @@ def candidate(
     plain = current.plain
     if not isinstance(plain, Default):
         raise RopewalkError(
-            f"the rules for rope_theta are for unscaled RoPE, but this checkpoint is {current.name}-scaled; choose "
-            f"{current.name} to scale further, or theta=VALUE to change the base"
+            f"the rules for rope_theta need unscaled RoPE, but this checkpoint has {current.name} RoPE; choose "
+            f"either {current.name} to extend further, or theta=VALUE to change the base"
         )
     theta = theta_by_rule(
         name, plain.rotary_dim, plain.rope_theta, trained_length, target_length, ceiling, progress
@@ -205,7 +205,7 @@ def _base(text: str) -> float:
     try:
         base = float(text)
     except ValueError:
-        raise RopewalkError(f"theta={text} is not a number; write for example theta=5e6") from None
+        raise RopewalkError(f"theta={text} is not a number; write, for example, theta=5e6") from None
     check_theta(base)
     return base
 

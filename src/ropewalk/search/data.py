@@ -70,8 +70,8 @@ def search_rows(
     rows = evaluation_rows(first, length, bos_id, eos_id, count)
     if len(rows.rows) < count:
         raise RopewalkError(
-            f"the text fills {len(rows.rows)} rows of {length} tokens, but the search needs {count}; give more text, a "
-            "shorter length or fewer documents"
+            f"the text fills {len(rows.rows)} rows of {length} tokens, but the search needs {count} rows (the "
+            "setting documents, --documents); give more text, set fewer documents, or choose a shorter target length"
         )
     if not held_out:
         return rows, None

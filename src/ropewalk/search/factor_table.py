@@ -96,8 +96,8 @@ class SearchRecord(_Strict):
     """Settings and course of a search.
 
     Attributes:
-        objective: loss that was minimised: ``perplexity`` (of all tokens) or ``needle`` (of the answers to questions
-            about hidden numbers).
+        objective: the loss that the search minimised: ``perplexity`` (the loss of all tokens) or ``needle`` (the loss
+            of the answers to questions about hidden numbers).
         short_penalty: weight of a penalty on the loss at the trained length; 0 for none.
         algorithm, seed, budget, racing: the options of ``ropewalk search`` with these names.
         documents: number of rows that each candidate was measured on, including those for ``short_penalty``.
@@ -106,8 +106,8 @@ class SearchRecord(_Strict):
         largest: largest factor that the search may choose.
         start_tokens: values of the start tokens n̂ that the search may choose from.
         device, dtype: device and dtype of the model during the search.
-        candidates: number of candidates measured, including those that were dropped after some of the rows
-            (``racing``).
+        candidates: number of candidates measured, including those that ``racing`` dropped before they were measured on
+            all rows.
         ended_by: ``budget`` if the budget was spent, ``algorithm`` if the algorithm had no further candidates; None in
             older tables.
         seconds: wall-clock time of the run that completed the search.
@@ -151,16 +151,17 @@ class Factors(_Strict):
         short_factor: ``[pairs]`` factors for inputs up to the original length; None if the table has only long
             factors.
         start_tokens: n̂ of the long factors: number of initial tokens whose RoPE angles stay unscaled.
-        attention_factor: multiplier of cos and sin that the factors were found or published with.
+        attention_factor: multiplier of cos and sin, with which the factors were searched or published.
         provenance: origin of the factors: a search, a CSV file or a published config.
         best: best candidate of the search; None for imported factors.
         baselines: perplexity of each baseline (PI, NTK, YaRN) on the rows of the search; None means infinite. Empty for
             imported factors.
         baseline_factors: ``[pairs]`` factors of each baseline in the search; empty if not recorded.
         forwards: number of forward passes of the search; None for imported factors.
-        history: objective of each candidate that was measured on all rows, in the order of measurement.
+        history: value of the objective for each candidate that was measured on all rows, in the order of measurement.
         search: settings of the search; None for imported factors.
-        held_out: comparison on held-out rows; None if there were none.
+        held_out: perplexity of the best candidate and of the baselines on held-out rows; None if there were no such
+            rows.
         versions: versions of the software that wrote the file.
     """
 
@@ -195,8 +196,8 @@ class Factors(_Strict):
                 raise ValueError(
                     f"{name} must have one number for each of {pairs} rotary pairs, got {len(factors)}"
                 )
-            if any(factor <= 0 for factor in factors):
-                raise ValueError(f"{name} must contain only numbers above 0")
+            if min(factors) <= 0:
+                raise ValueError(f"{name} must contain only numbers above 0, got {min(factors):g}")
         return self
 
     def method(self, current: RopeMethod, trained_length: int) -> LongRope:
@@ -215,7 +216,7 @@ class Factors(_Strict):
         if not isinstance(plain, Default | DynamicNtk | LongRope):
             raise RopewalkError(
                 f"the checkpoint uses {current.name} scaling, but factors apply only to unscaled RoPE or longrope; "
-                "give the checkpoint before it was scaled"
+                "give the unscaled checkpoint"
             )
         original = plain.original_max_position_embeddings if isinstance(plain, LongRope) else trained_length
         here = {
@@ -226,8 +227,8 @@ class Factors(_Strict):
         for key, value in here.items():
             if getattr(self.model, key) != value:
                 raise RopewalkError(
-                    f"the factors are for a model with {key} {getattr(self.model, key):g} ({self.model.name}), but "
-                    f"this model has {value:g}"
+                    f"the factors are for {self.model.name}, which has {key} {getattr(self.model, key):g}, but this "
+                    f"model has {key} {value:g}; give factors for this model"
                 )
         ones = (1.0,) * (plain.rotary_dim // 2)
         kept = plain if isinstance(plain, LongRope) else None
@@ -235,14 +236,15 @@ class Factors(_Strict):
         if long is None:
             if kept is None:
                 raise RopewalkError(
-                    "the table has only short factors, which need a checkpoint with long factors; this checkpoint's "
-                    f"RoPE is {current.name}"
+                    f"the table has only short factors, but this checkpoint's RoPE is {current.name}, without long "
+                    "factors; give either a longrope checkpoint or a table with long factors"
                 )
             # A config has one attention factor for both lists, and factors are optimal only with the one of the search.
             if not math.isclose(attention, kept.attention_factor, rel_tol=SAME_FACTOR):
                 raise RopewalkError(
-                    f"the table has only short factors, found with the attention factor {attention:.6g}, but the "
-                    f"checkpoint has {kept.attention_factor:.6g}; search short factors on this checkpoint"
+                    f"the table has only short factors, which belong to the attention factor {attention:.6g}, but "
+                    f"the checkpoint has the attention factor {kept.attention_factor:.6g}; search short factors on "
+                    "this checkpoint"
                 )
             long, start_tokens, attention = kept.long_factor, kept.start_tokens, kept.attention_factor
         # Without a short list anywhere, factors of 1 leave texts within the original length as they are.
@@ -399,8 +401,8 @@ def read_factors(path: Path) -> Factors:
     found = values.get("format") if isinstance(values, dict) else None
     if found != FORMAT:
         raise RopewalkError(
-            f"{path} is not a ropewalk factor table: its format is {found!r}, expected {FORMAT!r}; import a CSV or a "
-            "config with ropewalk search import"
+            f"{path} is not a ropewalk factor table: its format is {found!r}, expected {FORMAT!r}; convert a CSV or a "
+            "config to a table with ropewalk search import"
         )
     try:
         return Factors.model_validate(values)
@@ -474,13 +476,15 @@ def import_factors(
         raise RopewalkError(f"{out} already exists; remove it or give another --out")
     if is_config(source):
         if start_tokens:
-            raise RopewalkError(f"--start-tokens {start_tokens} applies to a CSV only; omit it for a config")
+            raise RopewalkError(
+                f"--start-tokens {start_tokens} applies to a CSV only; omit --start-tokens for a config"
+            )
         imported = from_config(checkpoint(source), target_length)
         if model is not None:
             imported = for_model(imported, checkpoint(model))
     elif model is None or target_length is None:
-        missing = "--model" if model is None else "--to"
-        raise RopewalkError(f"{source} contains only numbers; give {missing}")
+        missing, option = ("model", "--model") if model is None else ("target length", "--to")
+        raise RopewalkError(f"{source} does not state the {missing} of its factors; give {option}")
     else:
         path = Path(source).expanduser()
         imported = from_csv(path, checkpoint(model), target_length, start_tokens)
@@ -517,8 +521,8 @@ def from_csv(source: Path, model: ModelConfig, target_length: int, start_tokens:
     factors, notes = _the_factors(source, _rows(source), pairs)
     if start_tokens and goal.short:
         raise RopewalkError(
-            f"start tokens apply to long factors only, and {target_length} tokens are within the original length; omit "
-            "the start tokens"
+            f"--start-tokens {start_tokens} applies to long factors only, but factors for {target_length} tokens "
+            f"(within the original length of {goal.original_length}) are short factors; omit --start-tokens"
         )
     table = Factors(
         model=FactorsModel.of(model.model, goal),
@@ -550,7 +554,7 @@ def from_config(source: ModelConfig, target_length: int | None = None) -> Import
     length = source.trained_length
     if target_length not in (None, length):
         raise RopewalkError(
-            f"the factors in {source.model} are for {length} tokens, not for {target_length}; omit the length"
+            f"the factors in {source.model} are for {length} tokens, not for {target_length}; omit --to"
         )
     table = Factors(
         model=FactorsModel(
@@ -628,7 +632,8 @@ def _the_factors(path: Path, rows: list[list[float]], pairs: int) -> tuple[tuple
     if len(rows) > 1 and len(rows[0]) > 1:
         if any(row != rows[0] for row in rows):
             raise RopewalkError(
-                f"{path} has {len(rows)} different rows, one per layer; a model needs one list for all layers"
+                f"{path} has {len(rows)} rows of factors that are not all equal; give one row for all layers of the "
+                "model"
             )
         notes.append(f"{path.name} has {len(rows)} equal rows, one per layer; ropewalk used the first.")
     # LongRoPE's own files of this mode begin with two integers that are no factors.
@@ -640,7 +645,9 @@ def _the_factors(path: Path, rows: list[list[float]], pairs: int) -> tuple[tuple
         )
         values = values[BORDERS:]
     if len(values) != pairs:
-        raise RopewalkError(f"{path} has {len(values)} factors, but the model has {pairs} rotary pairs")
+        raise RopewalkError(
+            f"{path} has {len(values)} factors, but the model has {pairs} rotary pairs; give one factor for each pair"
+        )
     wrong = [value for value in values if value <= 0]
     if wrong:
         raise RopewalkError(f"{path} contains the factor {wrong[0]:g}; factors must be above 0")

@@ -90,8 +90,8 @@ def fitted_table(file: Path, model: str) -> FittedTable:
         context = factors.target_length
     else:
         raise RopewalkError(
-            f"{file} has long factors for {factors.target_length} tokens, but {model} does not need any up to its "
-            f"original length of {method.original_max_position_embeddings}; give factors for a longer target"
+            f"{file} has long factors for {factors.target_length} tokens, but {model} applies long factors only beyond "
+            f"its original length of {method.original_max_position_embeddings} tokens; give factors for a longer target"
         )
     return FittedTable(factors, hashlib.sha256(file.read_bytes()).hexdigest(), method, context)
 
@@ -118,7 +118,7 @@ def export(model: str, rope: Path | str, out: Path | str, programs: Sequence[str
     if table.method.start_tokens:
         raise RopewalkError(
             f"{rope} has {table.method.start_tokens} start tokens, which config.json cannot store; search again with "
-            f"--start-tokens 0, or evaluate with ropewalk eval {model} --rope {rope}"
+            f"--start-tokens 0, or evaluate without an export: ropewalk eval {model} --rope {rope}"
         )
 
     told: list[str] = []

@@ -75,8 +75,8 @@ class Goal:
             largest = CAP * scale
         if max(start_tokens, default=0) >= self.target_length:
             raise RopewalkError(
-                f"{max(start_tokens)} start tokens leave no position to scale within {self.target_length} tokens; "
-                "choose fewer"
+                f"{max(start_tokens)} start tokens would leave all {self.target_length} positions unscaled; lower "
+                "start_tokens (--start-tokens)"
             )
         return Space(self.current.rotary_dim // 2, largest, start_tokens)
 
@@ -109,7 +109,8 @@ class Goal:
             return replace(self.method(candidate), short_factor=kept.short_factor if kept else ones)
         if candidate.start_tokens:
             raise RopewalkError(
-                f"start tokens apply to long factors only, got {candidate.start_tokens}; use 0 for short factors"
+                f"a search for short factors cannot have start tokens, got {candidate.start_tokens}; set start_tokens "
+                "(--start-tokens) to 0"
             )
         return replace(self.method(candidate), long_factor=kept.long_factor if kept else ones)
 
@@ -178,18 +179,20 @@ def goal_of(
         plain = Default(plain.rotary_dim, plain.rope_theta)
     if not isinstance(plain, Default | LongRope):
         raise RopewalkError(
-            f"the checkpoint uses {current.name} scaling, but the search supports only unscaled RoPE and longrope; use "
-            f"{current.name} with a larger factor, or search from the checkpoint before it was scaled"
+            f"the checkpoint uses {current.name} scaling, but the search supports only unscaled RoPE and longrope; "
+            f"either search on the unscaled checkpoint, or use {current.name} with a larger factor instead of a search"
         )
     original = plain.original_max_position_embeddings if isinstance(plain, LongRope) else trained_length
     if target_length < 1:
         raise RopewalkError(f"the target length must be 1 token or more, got {target_length}")
     # Within the trained length, only a longrope checkpoint has factors of its own to search for.
     if target_length <= trained_length and not (isinstance(plain, LongRope) and target_length <= original):
-        least = f"up to {original} (short factors) or beyond" if isinstance(plain, LongRope) else "beyond"
+        wanted = f"above {trained_length} tokens"
+        if isinstance(plain, LongRope):
+            wanted = f"either {wanted} for long factors, or up to {original} tokens for short factors"
         raise RopewalkError(
-            f"a search for {target_length} tokens has nothing to extend: the checkpoint is trained for "
-            f"{trained_length}; give a length {least} {trained_length}"
+            f"a search for {target_length} tokens has nothing to extend, because the checkpoint is trained for "
+            f"{trained_length} tokens; give a target length {wanted}"
         )
     if attention_factor is None:
         short = target_length <= original and isinstance(plain, LongRope)

@@ -69,6 +69,18 @@ class Ledger:
             append_line(self._log, line)
 
 
+def missing_log(path: Path) -> RopewalkError:
+    """Error for a log to resume that does not exist."""
+    return RopewalkError(f"nothing to resume: the log {path} does not exist; omit --resume to start a search")
+
+
+def existing_log(path: Path) -> RopewalkError:
+    """Error for a new search whose log already exists."""
+    return RopewalkError(
+        f"{path} already holds a search; either resume this search with --resume, or give another --out"
+    )
+
+
 @contextmanager
 def search_log(
     path: Path, header: Mapping[str, Any], resume: bool, n_documents: int | None = None
@@ -87,13 +99,11 @@ def search_log(
             open, or it cannot be written.
     """
     if resume and not path.is_file():
-        raise RopewalkError(f"nothing to resume: the log {path} does not exist")
+        raise missing_log(path)
     with locked(path.parent, "give another --out", file=path.name):
         # Under the lock, so that two searches cannot both find the log empty.
         if not resume and path.exists() and path.stat().st_size:
-            raise RopewalkError(
-                f"{path} already holds a search; resume it with --resume, or give another --out"
-            )
+            raise existing_log(path)
         known = read_log(path, header, n_documents)
         # A search that was killed before it wrote its first line starts afresh.
         if known is None:
@@ -135,8 +145,8 @@ def read_log(
     if different:
         key = different[0]
         raise RopewalkError(
-            f"{path} is the log of another search: its {key} is {then.get(key)!r}, but here it is {now.get(key)!r}; "
-            "use the earlier options, or give another --out"
+            f"{path} is the log of another search, with {key} {then.get(key)!r} instead of {now.get(key)!r}; either "
+            "repeat the settings of that search, or choose another output (--out)"
         )
     return found
 
@@ -291,9 +301,7 @@ def minimise(
     except _Spent:
         spent = True
     if run.best is None:
-        raise RunFailure(
-            "no candidate has a finite objective: each has a NaN or infinite loss; check the model and its documents"
-        )
+        raise RunFailure("the loss of every candidate is NaN or infinite; check the model and the documents")
     return Minimum(run.best, tuple(run.traces), run.ledger.forwards, len(run.candidates), spent)
 
 

@@ -93,9 +93,7 @@ class ModelEvaluator:
         check_rows(rows)
         check_prefill_chunk(model, forwards.prefill_chunk)
         if forwards.batch < 1:
-            raise RopewalkError(
-                f"a forward pass needs at least one candidate, got a batch of {forwards.batch}"
-            )
+            raise RopewalkError(f"batch must be 1 or more candidates per forward pass, got {forwards.batch}")
         self.model, self.goal, self.forwards = model, goal, forwards
         # OutputHead.of compares the logits of two tokens, which dropout would change.
         with evaluating(model):
@@ -107,8 +105,8 @@ class ModelEvaluator:
             longest = max(row.layout.total_length for row in short)
             if longest > goal.trained_length:
                 raise RopewalkError(
-                    f"rows of the short penalty must have at most the trained length of {goal.trained_length} tokens, "
-                    f"got a row of {longest}"
+                    f"rows of the short penalty must not be longer than the trained length of {goal.trained_length} "
+                    f"tokens, got a row of {longest} tokens"
                 )
         # Interleave both lengths, so that racing compares candidates on both from the start.
         order = sorted(
@@ -121,7 +119,7 @@ class ModelEvaluator:
         self.targets = [int((row.labels != IGNORED).sum()) for row in self.rows]
         if not all(self.targets):
             raise RopewalkError(
-                "every row of a search needs at least one labelled token, got a row without any"
+                "every row of a search needs at least one labelled token, got a row without labels"
             )
         # The penalty counts only the loss that a candidate adds to the checkpoint's own, which is measured once, here.
         indices = [index for index, kind in enumerate(self.is_short) if kind]
@@ -131,7 +129,8 @@ class ModelEvaluator:
             # All ranks have the same losses here, so each raises the error itself and none waits for another.
             raise forwards.world.known_to_all(
                 RunFailure(
-                    "the checkpoint's own RoPE gives a row of the short penalty a loss that is NaN or infinite"
+                    "with the checkpoint's own RoPE, the loss of a row of the short penalty is NaN or infinite; "
+                    "check the model and the documents"
                 )
             )
 
@@ -200,8 +199,9 @@ class ModelEvaluator:
             )
         if losses is None:
             raise RunFailure(
-                f"out of memory on {self.model.device} with {len(methods)} candidates of {length} tokens in a forward "
-                "pass; use a smaller batch, set prefill_chunk, or choose a shorter length"
+                f"out of memory on {self.model.device} in a forward pass of {len(methods)} candidates with {length} "
+                "tokens each; lower batch (--batch), set prefill_chunk (--prefill-chunk), or choose a shorter "
+                "target length"
             )
         means = (losses.sum(1) / self.targets[document]).tolist()
         # A candidate that overflows is a bad candidate, not the end of the search; infinity ranks it last.

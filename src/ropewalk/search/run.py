@@ -39,7 +39,16 @@ from ropewalk.search.factor_table import (
     write_factors,
 )
 from ropewalk.search.goal import Goal, goal_of
-from ropewalk.search.loop import Ledger, Minimum, Progress, Strategy, minimise, search_log
+from ropewalk.search.loop import (
+    Ledger,
+    Minimum,
+    Progress,
+    Strategy,
+    existing_log,
+    minimise,
+    missing_log,
+    search_log,
+)
 from ropewalk.search.objective import Forwards, ModelEvaluator, ShortPenalty
 from ropewalk.search.settings import SearchConfig, SearchSettings, check_budget
 from ropewalk.search.space import Candidate
@@ -290,7 +299,7 @@ def factors_found(outcome: SearchOutcome, model: FactorsModel, device: str, dtyp
     if reached is None:
         raise RopewalkError(
             f"the best objective is {minimum.best.objective:g} nats per token, too large for a finite perplexity; "
-            "check the model and its documents"
+            "check the model and the documents"
         )
     judged = None
     if (nats := outcome.held_out) is not None:
@@ -399,11 +408,9 @@ def _check_files(config: SearchConfig) -> None:
     if out.exists():
         raise RopewalkError(f"{out} already exists; remove it or give another --out")
     if not config.resume and log.exists() and log.stat().st_size:
-        raise RopewalkError(f"{log} already holds a search; resume it with --resume, or give another --out")
+        raise existing_log(log)
     if config.resume and not log.exists():
-        raise RopewalkError(
-            f"nothing to resume: the log {log} does not exist; omit --resume to start a search"
-        )
+        raise missing_log(log)
     check_writable(out)
 
 
@@ -414,8 +421,9 @@ def _check_goal(goal: Goal, settings: SearchSettings) -> None:
     goal.extended(Candidate((1.0,) * space.pairs, max(settings.start_tokens)))
     if goal.short and settings.short_penalty:
         raise RopewalkError(
-            f"--short-penalty {settings.short_penalty:g} applies to long factors only; {goal.target_length} tokens are "
-            "within the original length, so omit --short-penalty"
+            f"--short-penalty {settings.short_penalty:g} applies to long factors only, but factors for "
+            f"{goal.target_length} tokens (within the original length of {goal.original_length}) are short factors; "
+            "omit --short-penalty"
         )
 
 

@@ -33,7 +33,8 @@ ANY_START_TOKENS = "search"
 """Value of --start-tokens that searches over all start-token counts of the paper."""
 
 SHORT_FACTORS = (
-    "If MODEL already has longrope factors, a target up to its original length searches the short factors."
+    "If MODEL already has longrope factors, a LENGTH up to its original length gives new short factors, and a larger "
+    "LENGTH gives new long factors."
 )
 """What the target length decides; for a description."""
 
@@ -77,8 +78,8 @@ def check_budget(budget: int, candidates: int, rows: int) -> None:
     if budget < needed:
         raise RopewalkError(
             f"a budget of {budget} forward passes is too small for the {candidates} initial "
-            f"candidate{'s' if candidates > 1 else ''} on {rows} documents each; give {needed} or more, or fewer "
-            "documents"
+            f"candidate{'s' if candidates > 1 else ''} on {rows} documents each; either raise budget (--budget) to "
+            f"{needed} or more, or lower documents (--documents)"
         )
 
 
@@ -107,7 +108,7 @@ class ShortFactorSearch(Settings):
     budget: Annotated[Count, COMMON] = Field(
         500,
         ge=1,
-        description="Maximum number of measurements. One measurement is one candidate on one sequence.",
+        description="Maximum number of measurements, each of one candidate on one sequence.",
     )
     racing: Annotated[bool, ALGORITHM] = Field(
         True,
@@ -133,8 +134,8 @@ class LongFactorSearch(ShortFactorSearch):
     short_penalty: Annotated[float, OBJECTIVE] = Field(
         0.0,
         ge=0,
-        description="Weight of a penalty on factors with which the loss at the model's present context length is "
-        "higher than with its present RoPE. 0: no penalty.",
+        description="Weight of a penalty on candidates that raise the loss at the model's present context length, "
+        "compared with its present RoPE. 0: no penalty.",
     )
 
     @property
@@ -158,7 +159,7 @@ class SearchSettings(LongFactorSearch):
     start_tokens: Annotated[StartTokens, SPACE] = Field(
         (0,),
         description='Number of initial tokens whose RoPE stays unscaled, or "search" to try the numbers in the '
-        "LongRoPE paper. A model's config.json can store only 0.",
+        "LongRoPE paper. Only 0 can be stored in a model's config.json.",
     )
     attention_factor: Annotated[float | None, SPACE] = Field(
         None,

@@ -57,11 +57,13 @@ class Space:
             raise RopewalkError(f"a search needs at least one rotary pair, got {self.pairs}")
         if not (math.isfinite(self.largest) and self.largest >= SMALLEST):
             raise RopewalkError(
-                f"the largest rescale factor must be {SMALLEST:g} or more, got {self.largest}"
+                f"the largest rescale factor must be a finite number, {SMALLEST:g} or more, got {self.largest}"
             )
         tokens = self.start_tokens
         if not tokens or min(tokens) < 0 or any(b <= a for a, b in pairwise(tokens)):
-            raise RopewalkError(f"start tokens must be ascending numbers, each 0 or more, got {list(tokens)}")
+            raise RopewalkError(
+                f"start_tokens must be one or more numbers in ascending order, each 0 or more, got {list(tokens)}"
+            )
 
     @property
     def levels(self) -> int:

@@ -28,20 +28,21 @@ class RowCollator:
     with -100 for tokens that are not targets. Tokens with 0 in TRL's ``completion_mask`` or ``assistant_masks`` are not
     targets either.
 
-    A batch has ``input_ids``, ``labels`` (as transformers' losses expect them, which shift them) and ``position_ids``,
-    all int64 ``[rows, length]``; ``layout``, one for each row; and an empty ``attention_mask``, with which a model that
-    does not read layouts fails.
+    A batch has ``input_ids``, ``labels`` and ``position_ids``, all int64 ``[rows, length]``. The labels are not
+    shifted, because transformers' losses shift them. A batch also has ``layout``, a tuple with the layout of each row,
+    and an empty ``attention_mask``. With this mask, a model that does not read layouts fails, instead of letting
+    documents attend to each other.
 
     Attributes:
         anchor: token ids that come before the documents of a row, usually BOS; required for the pattern ``anchor``.
         pattern: ``full``, ``intra_document`` or ``anchor``.
         positions: ``continuous`` or ``reset``; see :meth:`PackedLayout.from_lengths`.
 
-    These attributes apply to documents; rows of a packed folder bring their own anchor, pattern and positions.
+    These attributes apply to documents. Rows of a packed folder already have an anchor, a pattern and positions.
 
     Raises:
-        RopewalkError: when a batch is made, if samples differ in kind or length, are padded, have labels of other
-            tokens, or if the anchor is missing.
+        RopewalkError: when a batch is made, if it mixes rows with documents or rows of different lengths, if a document
+            is padded or its labels are not its tokens, or if the anchor is missing.
     """
 
     anchor: Sequence[int] = ()
@@ -68,7 +69,7 @@ class RowCollator:
         lengths = sorted({len(row.input_ids) for row in rows})
         if len(lengths) > 1:
             raise RopewalkError(
-                f"the rows of a batch must have one length, got {lengths[0]} and {lengths[-1]} tokens"
+                f"all rows of a batch must have the same length, got lengths from {lengths[0]} to {lengths[-1]} tokens"
             )
         return {
             "input_ids": torch.stack([row.input_ids for row in rows]),
@@ -91,8 +92,8 @@ class RowCollator:
             tokens = torch.as_tensor(document["input_ids"], dtype=torch.int64)
             if "seq_lengths" in document:
                 raise RopewalkError(
-                    "a sample contains several documents (it has seq_lengths), because the trainer has packed them; "
-                    "set packing=False, because RowCollator packs documents itself"
+                    "the trainer has already packed several documents into a sample (key seq_lengths); set "
+                    "packing=False, because RowCollator packs documents itself"
                 )
             mask = document.get("attention_mask")
             if mask is not None and not bool(torch.as_tensor(mask).all()):

@@ -71,7 +71,9 @@ class RunInputs(BaseModel):
     @model_validator(mode="after")
     def _fit(self) -> RunInputs:
         if len(self.rows) != len(self.digests):
-            raise ValueError(f"{len(self.rows)} folders of rows but {len(self.digests)} digests")
+            raise ValueError(
+                f"rows and digests must be equally long, got {len(self.rows)} rows and {len(self.digests)} digests"
+            )
         return self
 
     def of_stage(self, number: int) -> tuple[str, str | None] | None:
@@ -217,18 +219,20 @@ def _rows_again(
         # The name is a digest of all that the rows depend on, the documents included.
         if packed.folder.name != folder.name:
             raise RopewalkError(
-                f"the documents have changed since the run in {output} started, and its packed rows {folder} are gone; "
-                "a resumed run must train on the same rows: restore the documents, or start a new run"
+                f"the documents have changed since the run in {output} started, and the packed rows {folder} are gone, "
+                "so the run cannot train on the same rows; restore the documents, or start a new run"
             )
         return packed
     try:
         there = open_rows(folder, tokenizer=tokenizer_identity(resolved.tokenizer), verify=True)
     except RopewalkError as error:
-        raise RopewalkError(f"{error} (--resume packs again once that folder is deleted)") from error
+        raise RopewalkError(
+            f"{error} (once the folder {folder.name} is deleted, --resume packs the rows again)"
+        ) from error
     if _rows_digest(there) != digest_:
         raise RopewalkError(
-            f"the packed rows in {folder} are not those that the run in {output} started with; a resumed run must "
-            f"train on the same rows: delete the folder {folder}, and --resume will pack them again"
+            f"the packed rows in {folder} are not those that the run in {output} started with; delete the folder "
+            f"{folder}, and --resume will pack the rows again"
         )
     return there
 
@@ -377,12 +381,16 @@ def _packed_before(
             found = ", ".join(
                 f"{each.folder} (context {each.settings.context}, pattern {each.settings.pattern}, positions "
                 f"{each.settings.positions})"
-                for each in there
+                for each in fitting or there
             )
             raise RopewalkError(
                 f"stage {number + 1} needs one folder of rows with context {stage.context}, pattern {stage.pattern} "
-                f"and positions {stage.positions}, but {key} names {len(fitting) or 'no'} such "
-                f"folder{'' if not fitting else 's'}; it names {found}"
+                f"and positions {stage.positions}, but {key} names "
+                + (
+                    f"{len(fitting)} such folders; keep only one of {found}"
+                    if fitting
+                    else f"no such folder, only {found}; pack the rows of this stage, and add their folder to {key}"
+                )
             )
         rows.append(fitting[0])
     if not recipe.data.validation_sources:
@@ -391,8 +399,8 @@ def _packed_before(
         known = None if began is None or number in others else began.of_stage(number)
         if known is not None and known[1] != _rows_digest(each):
             raise RopewalkError(
-                f"the packed rows of stage {number + 1} are not those that the run started with; a resumed run must "
-                "train on the same rows: restore them, or start a new run"
+                f"the packed rows of stage {number + 1} are not those that the run started with; restore the rows, or "
+                "start a new run"
             )
     return rows
 
@@ -405,9 +413,9 @@ def _refuse_other_split(recipe: Recipe, rows: Sequence[PackedRows | None]) -> No
             continue
         if any(each.manifest[key] != run.manifest[key] for key in ("inputs", "specs", "validation")):
             raise RopewalkError(
-                f"data.rows and stages.{number}.data.rows were packed from different documents, so the stage may train "
-                "on documents that are held out for evaluation; name the documents for evaluation in "
-                "data.validation_sources"
+                f"stages.{number}.data.rows and data.rows either have different documents or hold out different "
+                f"documents, so stage {number + 1} may train on documents that the run evaluates on; name separate "
+                "documents for evaluation in data.validation_sources"
             )
 
 
@@ -500,7 +508,7 @@ def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> l
             else "raise data.validation_documents"
         )
         raise RopewalkError(
-            f"the evaluation needs documents, but none are held out for it; {more}, or set data.validation_sources"
+            f"the evaluation needs held-out documents, but there are none; {more}, or set data.validation_sources"
         )
     # Called for its error alone: text that does not fill a row must be refused before training.
     _full_rows(documents, resolved, length, limit)

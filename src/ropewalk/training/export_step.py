@@ -125,9 +125,9 @@ def _checkpoint(run: Path, step: int, stage: int | None) -> Path:
         return found[0]
     if found:
         stages = " or ".join(f"--stage {place_of(path)[0] + 1}" for path in found)
-        raise RopewalkError(f"several stages have a checkpoint of step {step}; add {stages}")
+        raise RopewalkError(f"several stages have a checkpoint of step {step}; add either {stages}")
     wanted = f"step {step}" if stage is None else f"step {step} of stage {stage}"
     if not there:
         raise RopewalkError(f"{run} has no checkpoint of {wanted}: {run / CHECKPOINTS} has none at all")
-    kept = ", ".join(f"step {place_of(path)[1]} of stage {place_of(path)[0] + 1}" for path in there)
-    raise RopewalkError(f"{run} has no checkpoint of {wanted}; it has checkpoints of {kept}")
+    kept = ", ".join(f"step {place_of(path)[1]} (stage {place_of(path)[0] + 1})" for path in there)
+    raise RopewalkError(f"{run} has no checkpoint of {wanted}; choose one of {kept}")

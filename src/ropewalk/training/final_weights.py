@@ -86,7 +86,8 @@ def final_weights(output: Path, recipe: Recipe, last: Path) -> FinalWeights:
         if len(there) < export.average_of:
             raise RopewalkError(
                 f"export averages the last {export.average_of} checkpoints of stage {stage + 1}, but "
-                f"{output / CHECKPOINTS} contains only {len(there)} of this stage; "
+                f"{output / CHECKPOINTS} contains only {len(there)} "
+                f"{'checkpoint' if len(there) == 1 else 'checkpoints'} of this stage; "
                 + (
                     f"set export to {{weights: average, average_of: {len(there)}}}"
                     if len(there) > 1
@@ -186,8 +187,8 @@ def check_whole(found: FinalWeights, world: World) -> None:
         if (what := check_checkpoint(path, world)) is not None:
             raise world.known_to_all(
                 RopewalkError(
-                    f"checkpoint {path.name}, which export needs, is damaged ({what}); restore it, or set export to "
-                    "'last'"
+                    f"checkpoint {path.name}, which export needs, is damaged ({what}); restore the checkpoint, or set "
+                    "export to 'last'"
                 )
             )
 

@@ -77,13 +77,16 @@ class MetricsLog:
         if not missing:
             return None
         lost = self.path.with_name(LOST)
-        message = f"{self.path} lacks {len(missing)} of the {sum(done)} completed steps, from {_step(*missing[0])} on"
+        first = _step(*missing[0])
+        message = (
+            f"{self.path} lacks {len(missing)} of the {sum(done)} completed steps (the first is {first})"
+        )
         if lost.exists():
             return f"{message}, which {lost.name} allows"
         if self._is_unfinished():
-            message += "; its last line is ignored because it does not end with a newline"
+            message += ", and ropewalk ignores the last line, which does not end with a newline"
         raise RopewalkError(
-            f"{message}; restore the file. To resume without these steps instead, first run: touch {lost}"
+            f"{message}; either restore the file, or, to resume without these steps, first run: touch {lost}"
         )
 
     def rewind(self, done: Sequence[int], dropped: Path) -> str | None:

@@ -184,7 +184,7 @@ def _adapter(
     if settings.dropout and world.size > 1:
         raise RopewalkError(
             f"adapter.dropout is {settings.dropout:g}, but several processes would not draw the same random numbers as "
-            "one process; set it to 0, or train with one process"
+            "one process; set adapter.dropout to 0, or train with one process"
         )
     # A folder is named by its whole path, because the adapter's config says where its base is from anywhere.
     base = str(Path(model).resolve()) if Path(model).is_dir() else model
@@ -274,12 +274,12 @@ def _refuse_precision(config: ModelConfig, precision: str, mesh: MeshShape) -> N
     if config.model_type == "dbrx" and precision == "bfloat16-autocast":
         raise EngineError(
             "precision bfloat16-autocast does not suit dbrx, whose experts add bfloat16 outputs to float32 states; set "
-            "precision: bfloat16 or float32"
+            "precision to either bfloat16 or float32"
         )
     if config.model_type == "minimax" and precision == "bfloat16" and mesh.world_size > 1:
         raise EngineError(
             "precision bfloat16 on several processes does not suit minimax, whose decay factors stay in float32; set "
-            "precision: bfloat16-autocast or float32"
+            "precision to either bfloat16-autocast or float32"
         )
 
 
@@ -298,8 +298,8 @@ def _tokenizer(recipe: Recipe, model: str, vocabulary: int, sharded: bool) -> An
     # An embedding with more rows than the tokenizer has tokens is fine: many are padded to a round number.
     if len(tokenizer) > vocabulary:
         raise RopewalkError(
-            f"the tokenizer has {len(tokenizer)} tokens but the model's embedding only {vocabulary}; use the tokenizer "
-            "that belongs to the model"
+            f"the tokenizer has {len(tokenizer)} tokens, but the model's embedding has only {vocabulary} rows; use the "
+            "tokenizer that belongs to the model"
         )
     return tokenizer
 
@@ -313,8 +313,9 @@ def _without_limits(recipe: Recipe, config: ModelConfig) -> ModelConfig:
     """
     if "dual_chunk_attention" in config.limits and "dual_chunk_attention" not in recipe.lift:
         raise EngineError(
-            "the model's config sets dual chunk attention, which neither transformers nor ropewalk supports and which "
-            "servers would still apply with the new RoPE; set lift: [dual_chunk_attention] to remove it from the config"
+            "the model's config sets dual chunk attention, which transformers and ropewalk do not support, but "
+            "servers would apply to the extended model; set lift: [dual_chunk_attention] to remove dual chunk "
+            "attention from the config"
         )
     for number, limit in enumerate(recipe.lift):
         if limit not in config.limits:
@@ -524,13 +525,14 @@ def refuse_on_mesh(
         if active and ("dropout" in key or "jitter" in key or key.endswith("pdrop")):
             raise RopewalkError(
                 f"the model has {key} {value}, but several processes would not draw the same random numbers as one "
-                "process; set it to 0 in config.json, or train with one process"
+                f"process; set {key} to 0 in config.json, or train with one process"
             )
     dependent = sorted({method.name for method in methods if method.length_dependent})
     if dependent and mesh.sequence_degree > 1 and not exact_rope:
         raise EngineError(
             f"with exact_rope: false, transformers' {dependent[0]} would use the length of each rank's part of a row "
-            "instead of the whole row's; set exact_rope: true, or parallel.sequence and parallel.ring to 1"
+            "instead of the length of the whole row; set exact_rope: true, or set parallel.sequence and "
+            "parallel.ring to 1"
         )
 
 

@@ -71,8 +71,8 @@ class InitSettings(Settings):
     )
     text_field: str | None = Field(
         None,
-        description="Record field that holds the text. Default: text, or else content, document, body or raw_content, "
-        "if the records have only one of these.",
+        description="Record field that holds the text. Default: text if the records have it, otherwise content, "
+        "document, body or raw_content if they have only one of these.",
     )
     rule: str | None = Field(None, description=RULE)
 
@@ -175,7 +175,7 @@ def _with_text_field(path: str, given: str | None) -> SourceSpec:
         found.append(spec)
     if len(found) == 1:
         return found[0]
-    several = f"; the text may be in {' or '.join(repr(each.text_field) for each in found)}" if found else ""
+    several = f" (probably {' or '.join(repr(each.text_field) for each in found)})" if found else ""
     raise RopewalkError(f"{refused}{several}") from refused
 
 
@@ -303,7 +303,7 @@ def recipe_of(
     if usable < target:
         raise RopewalkError(
             f"the documents have about {documents.tokens:,} tokens, too few for a row of {target:,} tokens in each "
-            "stage; give more with --documents"
+            "stage; give more documents with --documents"
         )
     seen = f"{documents.read:,} documents" + ("" if documents.complete else " and more")
     name = f"{Path(settings.model).name.replace(':', '-')}-{format_length(target)}"

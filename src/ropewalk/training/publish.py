@@ -89,7 +89,7 @@ def writable_repository(name: str, public: bool = False) -> Repository:
         )
     if get_token() is None:
         raise RopewalkError(
-            f"--push {name} needs a Hugging Face token, and there is none; log in with: hf auth login, or set HF_TOKEN"
+            f"--push {name} needs a Hugging Face token, and there is none; either run `hf auth login`, or set HF_TOKEN"
         )
     api = HfApi(library_name="ropewalk")
     with _hub(f"cannot query the Hugging Face Hub about {name}"):
@@ -99,11 +99,12 @@ def writable_repository(name: str, public: bool = False) -> Repository:
         private = bool(api.repo_info(name).private) if exists else not public
     if exists and not private and not public:
         raise RopewalkError(
-            f"{name} exists and is public; add --public to upload there, or give another name"
+            f"the repository {name} exists and is public; either add --public, or give another name"
         )
     if exists and private and public:
         raise RopewalkError(
-            f"{name} exists and is private; leave out --public, or make it public on its page first"
+            f"the repository {name} exists and is private; either leave out --public, or first make the repository "
+            "public on the Hugging Face Hub"
         )
     return Repository(name, private, exists, api)
 
@@ -129,11 +130,14 @@ def folder_to_push(model: str) -> Path:
     refuse_adapter(path)
     if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
         raise RopewalkError(
-            f"{path} lacks a config.json or weights in safetensors, so it cannot be uploaded as a model"
+            f"{path} is not the folder of a model, because it lacks config.json or weights in safetensors; "
+            "name the folder of a finished run or of an exported model"
         )
     wrong = check_export(path) if (path / EXPORT_RECORD).is_file() else None
     if wrong is not None:
-        raise RopewalkError(f"the model in {path} is damaged ({wrong}); resume the run to export it again")
+        raise RopewalkError(
+            f"the model in {path} is damaged ({wrong}); export the model again (for the model of a run, with --resume)"
+        )
     # For its error alone: a link is refused before the upload.
     _files(path)
     return path
@@ -205,15 +209,15 @@ def _check_rights(known: dict[str, Any], name: str) -> None:
     own = [str(known["name"]), *(str(each["name"]) for each in known.get("orgs") or ())]
     if owner.lower() not in [each.lower() for each in own]:
         raise RopewalkError(
-            f"--push {name}: your Hugging Face token is that of {own[0]}, who cannot upload to {owner}; write one of "
-            f"these before the slash: {', '.join(own)}"
+            f"--push {name}: your Hugging Face token belongs to {own[0]}, who cannot upload to {owner}; before the "
+            f"slash, write one of: {', '.join(own)}"
         )
     token = (known.get("auth") or {}).get("accessToken") or {}
     # Other roles may still lack the right to write to this repository, which only the upload shows.
     if token.get("role") == "read":
         raise RopewalkError(
-            f"--push {name}: your Hugging Face token can only read; create a token that can write, and log in with: "
-            "hf auth login"
+            f"--push {name}: your Hugging Face token can only read; create a token that can write, and run `hf auth "
+            "login`"
         )
 
 

@@ -113,26 +113,27 @@ class RunResult(Result):
         engine, device, precision: attention engine, device and precision of the training.
         processes: number of processes, and the degree of each kind of parallelism.
         stages: settings and results of each stage.
-        short_factors: result of the search for longrope's short factors; None if there was no search.
+        short_factors: result of the search for LongRoPE's short factors, those for inputs up to the original length;
+            None if there was no search.
         original_length: trained length before any extension, in tokens, if the result is a longrope checkpoint;
             otherwise None.
         short_context: perplexity at ``original_length`` before and after training; None if it was not measured.
         before, after: evaluation results before and after training.
         during: stage, step and scores of each evaluation during training. Empty, and left out of JSON, if there was
             none.
-        exported: which checkpoints the weights of ``model`` come from: the one with the best score, or several whose
-            mean was taken; with the settings ``export`` of the recipe. None, and left out of JSON, if the weights are
-            those of the last step.
+        exported: checkpoints that the weights of ``model`` come from, and the settings ``export`` of the recipe. The
+            weights are those of the checkpoint with the best score, or the mean of several checkpoints. None, and left
+            out of JSON, if the weights are those of the last step.
         history: changes that ``--resume`` made to the recipe.
         seconds: duration of the process that finished the run.
-        versions: versions of the software, and the machine.
+        versions: versions of the software, and a description of the machine.
         adapter: folder of the adapter. None, and left out of JSON, if the run trained the model's own weights.
         source: the model before the run: its name, its id and revision on the Hub, the licence in its model card, the
-            SHA-256 of its config and weights, and its RoPE. None, and left out of JSON, for runs of earlier ropewalk
-            versions.
+            SHA-256 of its config and weights, and its RoPE. None, and left out of JSON, for runs that an earlier
+            version of ropewalk began.
         files: paths of the report and its figures, which only the command ``ropewalk extend`` writes. None, and left
             out of JSON, in ``summary.json`` and in the result of the Python function.
-        readers: how other programs read the model's RoPE. None, and left out of JSON, where ``files`` is.
+        readers: how other programs read the model's RoPE. None, and left out of JSON, wherever ``files`` is left out.
     """
 
     output: Path
@@ -197,12 +198,12 @@ def extend(
     Args:
         recipe: recipe to run, from :func:`ropewalk.training.load_recipe`.
         context: processes and reporter; None runs this process alone and prints nothing. With several processes, take
-            ``world`` from :func:`ropewalk.parallel.joined` and call this function in each process; all processes must
-            share the file system of the output folder. Output folder, device and dtype come from the recipe, and those
-            of the context are ignored.
-        resume: resume the run in ``recipe.output`` from its last checkpoint.
-        from_stage: stage to train again, from 2, starting from the checkpoint at the end of the stage before it; needs
-            ``resume``. None resumes from the last checkpoint.
+            ``world`` from :func:`ropewalk.parallel.joined` and call this function in each process. All processes must
+            share the file system of the output folder. The recipe sets output folder, device and dtype; those of the
+            context are ignored.
+        resume: whether to resume the run in ``recipe.output`` from its last checkpoint.
+        from_stage: number of a stage to train again, at least 2 (stages count from 1). Training starts from the
+            checkpoint at the end of the previous stage. Needs ``resume``. None resumes from the last checkpoint.
 
     Returns:
         The content of ``summary.json``. For example, ``model`` is the folder of the extended model, ``stages`` has the

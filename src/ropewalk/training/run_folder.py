@@ -146,10 +146,13 @@ class StageRange:
     def check(self, recipe: Recipe, resume: bool) -> None:
         """Raise a RopewalkError if the recipe has no such stages, or if there is no run to start again."""
         number = len(recipe.stages)
-        for option, stage in (("--from-stage", self.first), ("--until-stage", self.last)):
+        # Stage 1 cannot be trained again, see below.
+        for option, stage, least in (("--from-stage", self.first, 2), ("--until-stage", self.last, 1)):
             if stage is not None and not 1 <= stage <= number:
                 has = "1 stage" if number == 1 else f"{number} stages"
-                raise RopewalkError(f"{option} is {stage}, but the recipe has {has}; give 1 to {number}")
+                give = f"give a number from {least} to {number}" if number > least else f"give {number}"
+                instead = give if number >= least else f"omit {option}"
+                raise RopewalkError(f"{option} is {stage}, but the recipe has {has}; {instead}")
         if self.first is None:
             return
         if self.last is not None and self.last < self.first:
@@ -163,9 +166,9 @@ class StageRange:
             )
         if not resume:
             raise RopewalkError(
-                f"--from-stage {self.first} continues from a checkpoint of the run, so it needs --resume; for a new "
-                "run without the earlier stages, remove these stages from the recipe and set the key 'model' to their "
-                "trained model"
+                f"--from-stage {self.first} needs --resume, because the stage continues from a checkpoint of a run; "
+                "either add --resume, or, for a new run, set model to a trained model and remove the earlier stages "
+                "from the recipe"
             )
 
 
@@ -193,15 +196,17 @@ def take_up(output: Path, recipe: Recipe, resume: bool, stages: StageRange | Non
         there = {entry.name for entry in output.iterdir() if not is_left_over(entry.name)} - {LOCK}
         if resume and not there:
             raise RopewalkError(
-                f"nothing to resume: the folder {str(output)!r} contains no run; leave out --resume to start one, or "
+                f"nothing to resume: the folder {str(output)!r} contains no run; leave out --resume to start a run, or "
                 "set output to the folder of the interrupted run"
             )
         if there - PREPARED:
             raise RopewalkError(
                 f"nothing to resume: the folder {str(output)!r} contains no {RECIPE}; set output to the folder of a run"
                 if resume
-                else f"output folder {output} is not empty; add --resume to resume its run, or set output to a new "
-                "folder"
+                else f"output folder {output} is not empty; either add --resume to continue the run in this folder, or "
+                "set output to a new folder"
+                if saved.is_file()
+                else f"output folder {output} is not empty; set output to a new folder"
             )
         if resume:
             notes.append(
@@ -239,7 +244,7 @@ def take_up(output: Path, recipe: Recipe, resume: bool, stages: StageRange | Non
     elif stages.last is not None and _first_to_train(old, progress) > stages.last:
         raise RopewalkError(
             f"--until-stage is {stages.last}, but the run in {output} has reached step {progress.step} of stage "
-            f"{progress.stage + 1}; omit --until-stage, or give {progress.stage + 1} or more"
+            f"{progress.stage + 1}; omit --until-stage, or give --until-stage {progress.stage + 1} or more"
         )
     found = changes(old, recipe, progress)
     inputs = read_run_inputs(output)
@@ -284,7 +289,7 @@ def _end_of_stage(stage: int, output: Path, recipe: Recipe, progress: Progress) 
     if not (output / CHECKPOINTS / checkpoint_name(end)).is_dir():
         raise RopewalkError(
             f"--from-stage {stage + 1} needs the checkpoint {checkpoint_name(end)}, which the run in {output} did not "
-            "keep; start a new run, with checkpoints.keep large enough to keep it"
+            "keep; start a new run with a larger checkpoints.keep"
         )
     return end
 
@@ -393,7 +398,7 @@ def reached(output: Path, start: Start, world: World) -> Reached:
             raise world.known_to_all(
                 RopewalkError(
                     f"the recipe sets export to {now!r}, but the model in {model} was exported with {was!r}, and the "
-                    f"run has no checkpoint left to export again; set export to {was!r}"
+                    f"run has no checkpoint left to export; set export to {was!r}"
                 )
             )
         exported, changed = None, f"export changes from {was} to {now}"
@@ -402,9 +407,9 @@ def reached(output: Path, start: Start, world: World) -> Reached:
         if there and exported is None:
             raise world.known_to_all(
                 RopewalkError(
-                    f"the model in {model} is damaged ({damage or 'it is not from a run'}), and there is no checkpoint "
-                    f"in {output / CHECKPOINTS} to export it again: restore the file or a checkpoint, or start a new "
-                    "run in another output folder"
+                    f"the model in {model} is damaged ({damage or 'it is not from a run'}), and there is no "
+                    f"checkpoint in {output / CHECKPOINTS} to export the model again; restore the model or a "
+                    "checkpoint, or start a new run in another output folder"
                 )
             )
         if exported is not None and (exported.stage, exported.step) != end:
@@ -486,7 +491,7 @@ def left_off(output: Path) -> str:
         return (
             f"the run in {output} has no checkpoint yet; the same command with --resume restarts its training"
         )
-    return f"the last checkpoint is {checkpoints[-1]}; the same command with --resume continues from there"
+    return f"the last checkpoint is {checkpoints[-1]}; the same command with --resume continues from this checkpoint"
 
 
 def _files_of(stages: Sequence[int]) -> tuple[str, ...]:
@@ -534,19 +539,22 @@ def _refuse_unproven(found: Changes, old: Recipe, new: Recipe, began: RunInputs)
     """Raise if a new value must be equivalent to the old one, but the run's record cannot prove it."""
     if "model" in found.same and (began.model is None or model_digest(resolve_model(new.model)) is None):
         raise RopewalkError(
-            f"model differs from the run's recipe ({old.model} -> {new.model}), and it is not known whether the "
-            "weights are the same; restore the old value"
+            f"the run started with model {old.model}, but the recipe has {new.model}, and ropewalk cannot check "
+            f"whether the weights are the same; set model: {old.model}"
         )
     # The new recipe may have more stages than the old one.
     for number, (was, is_) in enumerate(zip(old.stages, new.stages, strict=False)):
         keys = {f"stages.{number}.rope.factors", f"stages.{number}.rope.full_attention.factors"} & found.same
         files = [each.rope.limiting.factors for each in (was, is_)]
         if keys and not all(files):
-            change = f"{min(keys)} ({' -> '.join(file or 'none' for file in files)})"
-            raise RopewalkError(f"the recipe differs from that of the run in {change}; restore the old value")
+            before, now = (file or "none" for file in files)
+            raise RopewalkError(
+                f"the run started with {min(keys)} {before}, but the recipe has {now}; restore the old value"
+            )
     if "precision" in found.same and began.precision is None:
         raise RopewalkError(
-            f"precision differs from the run's recipe ({old.precision} -> {new.precision}); restore the old value"
+            f"the run started with precision {old.precision}, but the recipe has {new.precision}; set precision: "
+            f"{old.precision}"
         )
 
 

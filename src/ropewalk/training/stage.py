@@ -138,9 +138,9 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             if skipped == MOST_SKIPPED or (skipped and done == stage.steps):
                 raise context.world.known_to_all(
                     RunFailure(
-                        f"the loss or the gradient was not finite in the last {skipped} steps up to step {done}; the "
-                        "latest checkpoint is unaffected: resume from it with a lower learning rate, "
-                        f"--resume --set stages.{run.number}.learning_rate={stage.learning_rate / 2:g}"
+                        f"the loss or the gradient was not finite in {_last(skipped, done)} of stage "
+                        f"{run.number + 1}; resume from the latest checkpoint, which is not affected, with a lower "
+                        f"learning rate: --resume --set stages.{run.number}.learning_rate={stage.learning_rate / 2:g}"
                     )
                 )
             advance(done, f"loss {result.loss:.3f}  {result.tokens / seconds:,.0f} tokens/s")
@@ -174,6 +174,11 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
         )
     assert last is not None
     return last
+
+
+def _last(count: int, step: int) -> str:
+    """The last steps up to a step, in words."""
+    return f"step {step}" if count == 1 else f"steps {step - count + 1} to {step}"
 
 
 def _best(run: StageRun, reached: Position) -> Path | None:

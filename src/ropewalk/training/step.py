@@ -229,8 +229,8 @@ def train_step(
     trained_tokens = _targets(batches, mesh, model.device)
     if trained_tokens == 0:
         message = (
-            "no row of this step has a token to train on, because every document is one token, or a chat that was cut "
-            "before its first answer; check the documents"
+            "no row of this step has a token to train on, because every document is either a single token or a chat "
+            "that was cut before its first answer; check the documents"
         )
         # All ranks know the sum, so all raise; an Echo prints nothing, and the message appears once.
         raise RopewalkError(message) if mesh is None or mesh.rank == 0 else Echo(message)

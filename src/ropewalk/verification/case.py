@@ -178,8 +178,8 @@ def prepare(
         packed = _pack(resolved, resolved.packing[0].model_copy(update={"context": tokens}), rows, scratch)
     if len(packed) < rows:
         raise RopewalkError(
-            f"the documents fill only {len(packed)} rows of {tokens} tokens, but verify needs {rows}; lower --length "
-            "or --rows, or give more documents"
+            f"the documents fill only {len(packed)} rows of {tokens} tokens, but verify needs {rows} rows; lower "
+            "either --length or --rows, or give more documents"
         )
     cut = [_shortened(packed[number], tokens) for number in range(rows)]
     assert config.num_heads is not None
@@ -249,7 +249,7 @@ def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch
     text = config.get_text_config()
     there = text.num_hidden_layers
     if not 1 <= layers <= there:
-        raise RopewalkError(f"--layers must be from 1 to the model's {there}, got {layers}")
+        raise RopewalkError(f"--layers must be from 1 to the model's {there} layers, got {layers}")
     for name, value in vars(text).items():
         # Layer types and other per-layer lists of the config must have one entry per remaining layer.
         if isinstance(value, list) and len(value) == there:

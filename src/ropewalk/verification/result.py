@@ -18,8 +18,8 @@ class Outcome:
         budget: largest difference that rounding alone explains; None if nothing was compared.
         passed: whether ``error`` is within ``budget``. None if the check does not apply here; ``note`` then gives the
             reason.
-        note: details as text: how much was compared, such as the numbers of documents and rows; what is wrong, if the
-            check failed; or why it was not run.
+        note: details as text: how much was compared, such as the numbers of documents and rows; if the check failed,
+            what is wrong; if the check was not run, the reason.
     """
 
     error: float | None
@@ -44,7 +44,7 @@ class Check(Outcome):
 
     Attributes:
         name: the property that was checked.
-        compared: the two sides of the comparison, as "A with B"; always the same text for this check.
+        compared: the two sides of the comparison, as "A with B"; the text depends only on the name.
         seconds: duration of the check.
     """
 
@@ -71,8 +71,8 @@ class VerifyResult(Result):
         context: context of the recipe's first stage, in tokens.
         pattern, precision, device: attention pattern, precision and device that were verified.
         versions: versions of the software.
-        mesh: the processes that ran the checks, in words.
-        recipe_mesh: the processes that the recipe asks for, if they were verified; otherwise None.
+        mesh: number and kind of the processes that ran the checks, in words.
+        recipe_mesh: the recipe's own mesh, if checks ran on it in addition to ``mesh``; otherwise None.
         seconds: duration of all checks together.
         checks: the checks in the order in which they ran.
     """

@@ -50,7 +50,8 @@ def verify(config: VerifySettings, context: RunContext | None = None) -> VerifyR
     Args:
         config: the recipe, and how many layers, rows and tokens to verify.
         context: processes of torchrun, each of which must call this function. A single process starts ``config.ranks``
-            processes itself. The reporter receives progress, and notes where the verification differs from the recipe.
+            processes itself. The reporter receives progress, and a note for each setting in which the verification
+            differs from the recipe.
 
     Returns:
         ``checks`` has, for each check, its ``name``, the measured ``error``, the largest error that rounding alone

@@ -22,7 +22,7 @@ class VerifySettings(Settings):
     rows: Count = Field(
         4,
         ge=2,
-        description="Number of packed sequences to verify on, rounded up to a multiple of the processes.",
+        description="Number of packed sequences to verify on, rounded up to a multiple of the number of processes.",
     )
     length: Annotated[Length | None, COMMON] = Field(
         None,
@@ -43,11 +43,10 @@ class TrainerProbeSettings(Settings):
 
     target: Annotated[Text, Option(argument=True)] = Field(
         description="Function to probe: module:function or file.py:function. It takes the documents (lists of token "
-        "ids). It returns a transformers Trainer (TRL's SFTTrainer is one); or a pair (model, step), where step() runs "
-        "the forward and backward passes of one optimizer step; or a list with the loss of each "
-        "document, or with a list of its token losses. A function "
-        "that returns a Trainer may take no argument; the probe then replaces the Trainer's data set with the "
-        "documents."
+        "ids). It returns one of: a transformers Trainer (TRL's SFTTrainer is one); a pair (model, step), where "
+        "step() runs the forward and backward passes of one optimizer step; a list with the loss of each document; "
+        "or a list with the token losses of each document. A function that returns a Trainer may take no argument; "
+        "the probe then replaces the Trainer's data set with the documents."
     )
     config: Text | None = Field(
         None,
@@ -68,6 +67,6 @@ class TrainerProbeSettings(Settings):
     first_token: Count = Field(
         10,
         ge=0,
-        description="Smallest token id in the documents. The documents use consecutive ids from this one on, each "
-        "once: at most --documents times --length ids. None of these may be a special token.",
+        description="Smallest token id in the documents. The documents use consecutive ids from this one on, and no "
+        "id twice, so they need up to --documents times --length ids. None of these may be a special token.",
     )

@@ -24,27 +24,35 @@ from ropewalk.attention import ENGINES, AttentionSpec, check_engine, resolve_eng
         (
             "varlen",
             {"value_dim": 32},
-            "one head dimension.*got 64 for keys and 32 for values; use engine flex",
+            "the same head dimension.*got 64 for keys and 32 for values; use engine flex",
         ),
         (
             "varlen",
             {"capability": (7, 5)},
-            "capability 8.0 or later, but this one has 7.5; use engine segments",
+            "capability 8.0 or higher, but this GPU has 7.5; use engine segments",
         ),
         (
             "flex",
             {"capability": (7, 5)},
-            "capability 8.0 or later, but this one has 7.5; use engine segments",
+            "capability 8.0 or higher, but this GPU has 7.5; use engine segments",
         ),
         ("flex", {"dtype": torch.float64}, "float16 on CUDA, got torch.float64; use engine segments"),
         (
             "flex",
             {"dtype": torch.float32, "head_dim": 8},
-            "at least 16 on CUDA, got 8 and 8; use engine segm",
+            "at least 16 on CUDA, got 8 for keys and 8 for values; use engine segm",
         ),
-        ("flex", {"value_dim": 8}, "at least 16 on CUDA, got 64 and 8; use engine segments"),
-        ("flex", {"head_dim": 192, "value_dim": 128, "capability": (8, 6)}, "192 and 128 .* capability 8.6"),
-        ("flex", {"head_dim": 512}, "no tiles .* 512 and 512 in torch.bfloat16"),
+        ("flex", {"value_dim": 8}, "at least 16 on CUDA, got 64 for keys and 8 for values; use engine"),
+        (
+            "flex",
+            {"head_dim": 192, "value_dim": 128, "capability": (8, 6)},
+            "capability 8.6 has, with head dimensions of 192 for keys and 128 for values",
+        ),
+        (
+            "flex",
+            {"head_dim": 512},
+            "more shared memory .* of 512 for keys and 512 for values in torch.bfloat16",
+        ),
         ("flex", {"device": "cpu"}, "flex has no backward on cpu.*; use engine segments"),
         ("varlen", {"device": "cpu"}, "varlen needs CUDA, but the tensors are on cpu; use engine segments"),
         (

@@ -251,7 +251,7 @@ def test_corpus_wide_lengths_draw_as_if_there_were_one_source(
     assert {source.long_asked for source in ours.report.sources} == {None}
 
 
-CAP = "set shortage to cap (use what there is and report the missing tokens)"
+CAP = "set shortage (--shortage) to cap and use only the available tokens"
 
 
 def advised(message: str, settings: MixtureSettings) -> dict[str, list[dict[str, Any]]]:
@@ -261,14 +261,14 @@ def advised(message: str, settings: MixtureSettings) -> dict[str, list[dict[str,
     for piece in advice.replace(", or ", ", ").split(", "):
         if piece == CAP:
             found = [{"shortage": "cap"}]
-        elif piece == "set per to corpus (lengths over all sources together)":
+        elif piece == "set per (--per) to corpus to request the lengths from all sources together":
             found = [{"per": "corpus"}]
         elif (
             piece
-            == "set long_factor instead of long_share (it does not require long documents in every source)"
+            == "set long_factor instead of long_share (long_factor does not require long documents in every source)"
         ):
             found = [{"long_factor": 1, "long_share": None}]
-        elif piece == "set the share of these lengths to 0":
+        elif piece == "set the share of these lengths in length_shares to 0":
             assert settings.length_shares is not None
             wanting = 0 if "of fewer than" in reason else 10
             found = [
@@ -278,10 +278,10 @@ def advised(message: str, settings: MixtureSettings) -> dict[str, list[dict[str,
                     )
                 }
             ]
-        elif match := re.fullmatch(r"request at most (\d+) tokens in total", piece):
+        elif match := re.fullmatch(r"set tokens \(--total-tokens\) to (\d+) or less", piece):
             found = [{"tokens": tokens} for tokens in {int(match[1]), max(1, int(match[1]) // 2)}]
         else:
-            match = re.fullmatch(r"raise max_epochs to (\S+) or more", piece)
+            match = re.fullmatch(r"raise max_epochs \(--max-epochs\) to (\S+) or more", piece)
             assert match is not None, piece
             found = [{"max_epochs": float(match[1])}, {"max_epochs": float(match[1]) + 1}]
         changes[piece] = found
@@ -319,25 +319,22 @@ def test_what_fits_is_the_most_that_fits() -> None:
     base = MixtureSettings(long_from=1000, long_factor=50, max_epochs=2)
     with pytest.raises(
         RopewalkError,
-        match=r"; request at most 4160 tokens in total, raise max_epochs to 2\.885 or more, or set shortage to cap \(",
+        match=r"; set tokens \(--total-tokens\) to 4160 or less, raise max_epochs \(--max-epochs\) to 2\.885 or more, "
+        r"or set shortage \(--shortage\) to cap",
     ):
         mixed(lengths, ids, base)
     assert mixed(lengths, ids, changed(base, tokens=4160)).report.shortages == ()
     for more in ({"tokens": 4165}, {"max_epochs": 2.88}):
-        with pytest.raises(RopewalkError, match=r"; request at most "):
+        with pytest.raises(RopewalkError, match=r"; set tokens "):
             mixed(lengths, ids, changed(base, **more))
     # The cell that would repeat most decides, whichever source it is of.
-    with pytest.raises(
-        RopewalkError, match=r"source 'wiki' .* request at most 975 tokens in total, raise max"
-    ):
+    with pytest.raises(RopewalkError, match=r"source 'wiki' .* set tokens .* to 975 or less, raise max"):
         mixed([100] * 4, [0, 1, 1, 1], MixtureSettings(weights={"wiki": 4}, max_epochs=3))
 
 
 def test_what_no_setting_takes_is_not_offered() -> None:
     # Ten million epochs, where max_epochs goes up to one million.
-    with pytest.raises(
-        RopewalkError, match=r"; request at most 400 tokens in total, or set shortage to cap \("
-    ):
+    with pytest.raises(RopewalkError, match=r"; set tokens .* to 400 or less, or set shortage .* to cap"):
         mixed([100], [0], MixtureSettings(tokens=10**9))
 
 
@@ -351,8 +348,8 @@ def test_lengths_that_a_source_lacks_are_had_per_corpus() -> None:
     with pytest.raises(
         RopewalkError,
         match=r"^source 'arxiv' has no document of fewer than 10 tokens, "
-        r"and the mixture requests 160 tokens of that length; "
-        r"set per to corpus \(lengths over all sources together\), or set shortage to cap \(.*\)$",
+        r"but the mixture requests 160 tokens from such documents; "
+        r"set per \(--per\) to corpus to request the lengths from all sources together, or set shortage .* to cap .*$",
     ):
         mixed(lengths, ids, settings)
     report = mixed(lengths, ids, changed(settings, per="corpus")).report
@@ -361,15 +358,15 @@ def test_lengths_that_a_source_lacks_are_had_per_corpus() -> None:
     assert report.total.long_asked == 0.5
     assert [cell.asked for cell in report.cells if cell.available] == [900, 540, 360]
     # With fewer books the corpus has not enough either.
-    with pytest.raises(RopewalkError, match=r"of that length; set shortage to cap \("):
+    with pytest.raises(RopewalkError, match=r"from such documents; set shortage .* to cap"):
         mixed(lengths[3:], ids[3:], changed(settings, max_epochs=2))
     with pytest.raises(
-        RopewalkError, match=r"'wiki' has no document of fewer than 10 .*; set shortage to cap \("
+        RopewalkError, match=r"'wiki' has no document of fewer than 10 .*; set shortage .* to cap"
     ):
         mixed(lengths[4:], ids[4:], changed(settings, max_epochs=9))
     with pytest.raises(
         RopewalkError,
-        match=r"of 100 tokens or more, .* set the share of these lengths to 0, or set shortage to cap \(",
+        match=r"of 100 tokens or more, .* set the share of these lengths in length_shares to 0, or set shortage .*cap",
     ):
         mixed(
             [50] * 10 + [5] * 100,
@@ -383,9 +380,8 @@ def test_lengths_that_a_source_lacks_are_a_shortage_under_a_cap() -> None:
     report = mixed(lengths, ids, changed(settings, shortage="cap")).report
     assert [cell.drawn for cell in report.cells] == [0, 0, 400, 0, 150, 0, 100, 0, 0]
     assert report.shortages[0] == (
-        "Source 'arxiv' has no document of fewer than 10 tokens, and the mixture requests 160 "
-        "tokens of that length; these tokens are "
-        "missing."
+        "Source 'arxiv' has no document of fewer than 10 tokens, but the mixture requests 160 tokens from such "
+        "documents; these tokens are missing."
     )
     assert len(report.shortages) == 6
     assert [cell.epochs_asked for cell in report.cells[:2]] == [0, 0]
@@ -398,8 +394,8 @@ def test_lengths_that_a_source_lacks_are_a_shortage_under_a_cap() -> None:
     corpus = changed(settings, shortage="cap", per="corpus")
     report = mixed(lengths[4:], ids[4:], corpus).report
     assert report.shortages == (
-        "The corpus has no document of 100 tokens or more, and the mixture requests 500 tokens of "
-        "that length; these tokens are missing.",
+        "The corpus has no document of 100 tokens or more, but the mixture requests 500 tokens from "
+        "such documents; these tokens are missing.",
     )
     assert (report.total.long_asked, report.tokens_asked, report.tokens_achieved) == (0.5, 1000, 500)
     assert all(source.share_achieved for source in report.sources[1:])
@@ -414,7 +410,7 @@ def test_a_cap_that_leaves_nothing_is_refused() -> None:
         mixed([5] * 20, [0] * 20, settings)
     with pytest.raises(
         RopewalkError,
-        match=r"of 10 tokens or more, and the mixture requests 50 tokens of that length; change long_from or",
+        match=r"of 10 tokens or more, but the mixture requests 50 tokens from such documents; change long_from or",
     ):
         mixed([5] * 20, [0] * 20, changed(settings, shortage="refuse"))
 
@@ -509,7 +505,7 @@ def test_a_cap_reads_no_more_and_makes_nothing_up() -> None:
     assert [(cell.asked, cell.drawn) for cell in report.cells[:2]] == [(600, 600), (5400, 4000)]
     assert report.shortages == (
         "Source 'arxiv' has 2,000 tokens in 2 documents of 1,000 tokens or more, but the mixture requests "
-        "5,400: each document would be read 2.7 times on average, and max_epochs is 2; the documents are read 2 times, "
+        "5,400 tokens: 2.7 epochs on average, more than max_epochs 2; the documents are read 2 times, "
         "and about 1,400 tokens are missing.",
     )
     assert explain(report)[1] == report.shortages[0]
@@ -579,20 +575,20 @@ def test_settings_survive_json(settings: MixtureSettings) -> None:
         ({"shares": {"blogs": 1}}, r"unknown source 'blogs' in shares"),
         (
             {"shares": {"arxiv": 1}},
-            r"source 'wiki' is missing in shares; give every source .* 0 to exclude it",
+            r"source 'wiki' is missing in shares; give each of the sources .* a share \(0 excludes a source\)",
         ),
         ({"shares": {"arxiv": 1, "wiki": 1, "books": 2}}, r"'books' has no tokens for its share of 0\.5"),
         ({"weights": {"arxiv": 0, "wiki": 0}}, r"select no tokens"),
         (
             {"long_from": 100, "long_share": 0.5},
-            r"source 'wiki' has no document of 100 tokens or more, and the mixture requests 5 tokens of that length; "
+            r"source 'wiki' has no document of 100 tokens or more, but the mixture requests 5 tokens from .*; "
             r".*long_factor",
         ),
         (
             {"length_shares": ((0, 1), (20, 1), (60, 1))},
-            r"'arxiv' has no document of 20 to 59 tokens, and the mixture requests 45 .*; set shortage to cap \(",
+            r"'arxiv' has no document of 20 to 59 tokens, but the mixture requests 45 .*; set shortage .* to cap",
         ),
-        ({"tokens": 600}, r"read 4\.167 times on average, and max_epochs is 4; .* or set shortage to cap"),
+        ({"tokens": 600}, r"4\.167 epochs on average, more than max_epochs 4; .* or set shortage .* to cap"),
     ],
 )
 def test_what_a_corpus_cannot_give_is_refused(values: dict[str, Any], message: str) -> None:
@@ -613,8 +609,8 @@ def test_a_source_of_short_documents_alone_takes_a_factor_as_it_is() -> None:
         ([1, 2], [0], ["a"], r"got shapes \(2,\) and \(1,\)"),
         ([[1]], [[0]], ["a"], r"1-dimensional and equally long"),
         ([-1], [0], ["a"], r"lengths must be 0 or more, got -1"),
-        ([1], [1], ["a"], r"source ids must be from 0 to 0, got 1"),
-        ([1], [-1], ["a"], r"source ids must be from 0 to 0, got -1"),
+        ([1], [1], ["a"], r"source ids must be from 0 to 0, because the number of sources is 1, got 1"),
+        ([1], [-1], ["a"], r"source ids must be from 0 to 0, because the number of sources is 1, got -1"),
         ([1], [0], ["a", "a"], r"source names must be unique, got a, a"),
     ],
 )

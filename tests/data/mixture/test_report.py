@@ -79,7 +79,7 @@ def test_many_cells_are_explained_as_a_whole() -> None:
     )
     assert (len(few.cells), len(many.cells)) == (6, 8)
     assert [sentence.split(", but ")[1] for sentence in many.shortages[-2:]] == [
-        "the mixture requests 72: each document would be read 1.2 times on average, and max_epochs is 1; the documents "
+        "the mixture requests 72 tokens: 1.2 epochs on average, more than max_epochs 1; the documents "
         "are read once, and about 12 tokens are missing."
     ] * 2
     assert [sentence[:8] for sentence in explain(few)].count("Source '") == 3 + 3 + 6

@@ -103,6 +103,6 @@ def test_a_byte_order_mark_is_no_text_and_line_ends_stay(tmp_path):
 
 def test_a_url_is_no_file() -> None:
     with pytest.raises(
-        RopewalkError, match=r"no file or folder 's3://b/x\.jsonl'; ropewalk does not read URLs: copy or"
+        RopewalkError, match=r"no file or folder 's3://b/x\.jsonl'; ropewalk does not read URLs; copy or"
     ):
         read("s3://b/x.jsonl")

@@ -128,13 +128,13 @@ def test_what_is_given_twice_is_refused(tmp_path: Path) -> None:
     link, hard = tmp_path / "link.jsonl", tmp_path / "hard.jsonl"
     link.symlink_to(path)
     hard.hardlink_to(path)
-    own = "to read it more than once, give its source a weight"
+    own = r"give each file or dataset once, and set weights \(--weights\) to repeat a source in packed rows"
     for specs, message in (
         ([path, path], rf"x\.jsonl is given twice; {own}"),
         ([corpus, path], rf"x\.jsonl is given twice; {own}"),
         ([path, corpus], rf"x\.jsonl is given twice; {own}"),
-        ([path, link], rf"link\.jsonl is given twice \(it is the same as .*x\.jsonl\); {own}"),
-        ([corpus, hard], rf"hard\.jsonl is given twice \(it is the same as .*x\.jsonl\); {own}"),
+        ([path, link], rf"link\.jsonl is given twice \(it is the same file as .*x\.jsonl\); {own}"),
+        ([corpus, hard], rf"hard\.jsonl is given twice \(it is the same file as .*x\.jsonl\); {own}"),
         (["hf:a/b", "hf:a/b@train"], rf"hf:a/b@train is given twice; {own}"),
         (["embedded:all", "embedded"], "embedded is given twice"),
         (["embedded:validation", "embedded:all"], "embedded:all is given twice"),
@@ -162,5 +162,5 @@ def test_files_without_a_document_may_be_there_twice(tmp_path: Path) -> None:
     refuse_duplicates([SourceSpec(path=str(tmp_path))])
     (tmp_path / "notes").write_bytes(b"text")
     (tmp_path / "same").symlink_to(tmp_path / "notes")
-    with pytest.raises(RopewalkError, match=r"same is given twice \(it is the same as .*notes\)"):
+    with pytest.raises(RopewalkError, match=r"same is given twice \(it is the same file as .*notes\)"):
         refuse_duplicates([SourceSpec(path=str(tmp_path))])

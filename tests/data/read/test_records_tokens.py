@@ -95,7 +95,7 @@ def span(start: Any, end: Any) -> dict[str, Any]:
         ([span(2, 5), span(0, 2)], r"x:1: tokens 0 to 2 belong to no document"),
         (
             [span(0, 2), span(3, 5)],
-            r"x:1: tokens 2 to 3 belong to no document; 'source' must cover all tokens, or be empty",
+            r"x:1: tokens 2 to 3 belong to no document; the field 'source' must cover all tokens, or be empty",
         ),
         ([span(0, 4)], r"x:1: tokens 4 to 5 belong to no document"),
         ([span(0, 6)], r"x:1: source\[0\] spans tokens 0 to 6, but the record has 5 tokens"),

@@ -225,7 +225,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "bin cut inside a token": (
         lambda t: _cut(megatron(t / "a.bin", [[5], [6, 7]]), ".bin", 1),
         {},
-        r"a\.bin has 5 bytes of token ids, not a multiple of 2 \(uint16\)",
+        r"a\.bin has 5 bytes of token ids, which is not a multiple of 2 \(uint16\)",
     ),
     "bin too long": (
         lambda t: _cut(megatron(t / "a.bin", [[5], [6, 7]]), ".bin", -2),
@@ -234,8 +234,8 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     ),
     "magic": (lambda t: megatron(t / "a.bin", [[5]], magic=b"MMIDIDX\0\1"), {}, "not a Megatron index"),
     "version": (lambda t: megatron(t / "a.bin", [[5]], version=2), {}, "version 2 of the Megatron index"),
-    "float": (lambda t: megatron(t / "a.bin", [[5]], "float32"), {}, "states the type 7 for token ids"),
-    "unknown type": (lambda t: megatron(t / "a.bin", [[5]], code=99), {}, "states the type 99"),
+    "float": (lambda t: megatron(t / "a.bin", [[5]], "float32"), {}, "states the type code 7 for token ids"),
+    "unknown type": (lambda t: megatron(t / "a.bin", [[5]], code=99), {}, "states the type code 99"),
     "pointer": (
         lambda t: megatron(t / "a.bin", [[5], [6]], pointers=[0, 400]),
         {},
@@ -245,7 +245,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "bounds": (
         lambda t: megatron(t / "a.bin", [[5], [6]], bounds=[0, 9, 2]),
         {},
-        "documents must cover sequences 0 to 2 in order, but their bounds are 0, 9, 2",
+        "document bounds must ascend from 0 to 2, the number of sequences, got 0, 9, 2",
     ),
     "modes": (lambda t: _cut(megatron(t / "a.bin", [[5]]), ".idx", -1), {}, "multimodal"),
     "negative id": (
@@ -260,7 +260,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "separator is absent": (
         lambda t: write(t, a__bin=IDS),
         {"separator_id": 9, "token_dtype": "uint16"},
-        "begins with token 5 and ends with 1, but documents must begin or end with the separator 9",
+        r"begins with id 5 and ends with id 1, but documents must begin or end with the separator \(id 9\)",
     ),
     "another type": (
         lambda t: megatron(t / "a.bin", [[5]]),
@@ -275,17 +275,17 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "separator inside": (
         lambda t: megatron(t / "a.bin", [[5, 1], [6, 1, 7, 1]]),
         {"separator_id": 1},
-        "document 1: the separator 1 also occurs inside the document, at token 1, so it contradicts the index",
+        r"document 1: the separator \(id 1\) occurs inside the document, at token 1, which contradicts the index",
     ),
     "separator missing": (
         lambda t: megatron(t / "a.bin", [[5, 1], [6, 7]]),
         {"separator_id": 1},
-        "document 1: the document begins with token 6 and ends with 7, not with the separator 1",
+        r"document 1: the document begins with id 6 and ends with id 7, but must .* with the separator \(id 1\)",
     ),
     "ds index cut off": (
         lambda t: write(t, a__ds=IDS, **{"a__ds__index": struct.pack("<Q", 4)[:-1]}),
         {},
-        r"a\.ds\.index has 7 bytes, but a datatrove index has a multiple of 8",
+        r"a\.ds\.index has 7 bytes, but the size of a datatrove index is a multiple of 8",
     ),
     "ds index lacks documents": (
         lambda t: write(t, a__ds=IDS, a__ds__index=struct.pack("<Q", 2), a__ds__metadata=b"x|2\n4\n4 T"),
@@ -300,22 +300,22 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "ds offset falls": (
         lambda t: write(t, a__ds=IDS, a__ds__index=struct.pack("<2Q", 5, 4), a__ds__metadata=b"x|2\n4\n4 T"),
         {},
-        "document 1 ends at token 4, before the previous one",
+        "document 1 begins at token 5 and ends at token 4",
     ),
     "ds cut off": (
         lambda t: write(t, a__ds=IDS[:-1], a__ds__index=struct.pack("<Q", 4)),
         {},
-        r"a\.ds\.index counts 4 tokens, but .*a\.ds has 7 bytes, which is not 2 or 4 bytes a token",
+        r"a\.ds\.index counts 4 tokens and .*a\.ds has 7 bytes, but a token must take 2 or 4 bytes",
     ),
     "ds metadata count": (
         lambda t: write(t, a__ds=IDS, a__ds__index=struct.pack("<Q", 4), a__ds__metadata=b"x|2\n5\n5 T"),
         {},
-        r"a\.ds has 8 bytes, but its metadata counts 5 tokens of 2 bytes",
+        r"a\.ds has 8 bytes, but a\.ds\.metadata counts 5 tokens of 2 bytes",
     ),
     "ds metadata": (
         lambda t: write(t, a__ds=IDS, a__ds__index=struct.pack("<Q", 4), a__ds__metadata=b"x|3\n4\n4 T"),
         {},
-        r"a\.ds\.metadata must give the tokenizer and the number of bytes per token",
+        r"a\.ds\.metadata must have the tokenizer and the bytes per token",
     ),
     "ds loss mask": (
         lambda t: write(t, a__ds=IDS, a__ds__index=struct.pack("<Q", 4), a__ds__loss=b"\1\0\1\1"),
@@ -340,7 +340,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "offsets leave a gap": (
         lambda t: write(t, a__npy=IDS, a__csv__gz=gzip.compress(b"0,1,x\n2,4,y\n")),
         {},
-        r"a\.csv\.gz:2: the document spans tokens 2 to 4, but the previous one ends at 1",
+        r"a\.csv\.gz:2: the document spans tokens 2 to 4, but the previous document ends at 1",
     ),
     "offsets cut off": (
         lambda t: write(t, a__npy=IDS, a__csv__gz=gzip.compress(b"0,4,x\n")[:-5]),
@@ -352,32 +352,32 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
             t, a__npy=LONG.astype("<u4").tobytes()[: 4 * 50], a__csv__gz=gzip.compress(b"0,100,x\n")
         ),
         {},
-        r"a\.npy: every other id among the first 100, read as uint16, is below 4, .*cut in half; restore the file",
+        r"a\.npy: every second id among the first 100, read as uint16, is below 4, .*cut in half; restore the file",
     ),
     "npy cut in half to bytes": (
         lambda t: write(t, a__npy=LONG.astype("<u2").tobytes()[:100], a__csv__gz=gzip.compress(b"0,100,x\n")),
         {},
-        r"a\.csv\.gz counts as many tokens as .*a\.npy has bytes; .*uint8 .*; otherwise the file .* is cut off",
+        r"a\.csv\.gz counts as many tokens as .*a\.npy has bytes; .*uint8; otherwise a\.npy is cut off",
     ),
     "raw file of wider ids": (
         lambda t: write(t, a__bin=LONG.astype("<u4").tobytes()),
         {"separator_id": 7, "token_dtype": "uint16"},
-        r"a\.bin: every other id among the first 200, .* the ids are probably uint32; set token_dtype to uint32",
+        r"a\.bin: every second id among the first 200, .* the ids are probably uint32; set token_dtype .* to uint32",
     ),
     "raw file of narrower ids": (
         lambda t: write(t, a__bin=LONG.astype("<u2").tobytes()),
         {"separator_id": 7, "token_dtype": "uint32"},
-        r"a\.bin begins with token 524295 and ends with \d+, but documents must begin or end with the separator 7",
+        r"a\.bin begins with id 524295 and ends with id \d+, but documents must .* with the separator \(id 7\)",
     ),
     "raw file cut in half": (
         lambda t: write(t, a__bin=LONG.astype("<u2").tobytes()[:101]),
         {"separator_id": 7, "token_dtype": "uint16"},
-        r"a\.bin has 101 bytes of token ids, not a multiple of 2",
+        r"a\.bin has 101 bytes of token ids, which is not a multiple of 2",
     ),
     "npy cut off": (
         lambda t: write(t, a__npy=IDS[:-2], a__csv__gz=gzip.compress(b"0,2,x\n2,4,y\n")),
         {},
-        r"a\.csv\.gz counts 4 tokens, but .*a\.npy has 6 bytes",
+        r"a\.csv\.gz counts 4 tokens and .*a\.npy has 6 bytes",
     ),
 }
 

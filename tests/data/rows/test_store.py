@@ -173,8 +173,17 @@ def test_impossible_places_and_corpora_are_refused(
         prepare(corpus, tokenizer, cache_dir=corpus / "below")
     with pytest.raises(RopewalkError, match="inside the source"):
         prepare(tmp_path, tokenizer, cache_dir=tmp_path / "packed")
-    with pytest.raises(RopewalkError, match=r"the documents do not fill one row: .* and a row takes 1048576"):
+    with pytest.raises(
+        RopewalkError, match=r"the documents do not fill one row: .* but a row takes 1048576 tokens"
+    ):
         prepare(corpus, tokenizer, PackingSettings(context=1 << 20))
+    skipping = PackingSettings(context=4, packing="best_fit", long_documents="skip")
+    with pytest.raises(
+        RopewalkError, match=r"\(\d+ longer documents were skipped\); choose longer rows, or set"
+    ):
+        prepare(corpus, tokenizer, skipping)
+    with pytest.raises(RopewalkError, match=r"; give more documents, or hold out fewer .* \(now \d+\)$"):
+        prepare(corpus, tokenizer, validation=ValidationSettings(documents=1000))
     prepare(corpus, tokenizer)
     with pytest.raises(RopewalkError, match="contains packed rows; give the original documents"):
         prepare(tmp_path / "packed", tokenizer, cache_dir=tmp_path / "elsewhere")

@@ -388,7 +388,7 @@ def test_a_chat_longer_than_a_row_is_left_out_or_cut_as_asked_and_counted(folder
         ({"messages": [{"role": "<|im_end|>", "content": "x"}]}, "message 1 must have a role"),
         ({"messages": [{"role": "user", "content": ["x"]}]}, "content of message 1 must be a string"),
         ({"messages": [{"role": "user", "content": "x"}]}, "no message with the role assistant"),
-        ({"messages": TALK, "tools": "x"}, "tools must be a list of objects"),
+        ({"messages": TALK, "tools": "x"}, "the field 'tools' must be a list of objects"),
     ],
 )
 def test_a_wrong_record_is_refused_with_file_and_line(folder, record, said):

@@ -66,7 +66,9 @@ def test_ids_of_this_tokenizer_come_back(tmp_path: Path) -> None:
 
 def test_ids_of_another_tokenizer_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     spec = store(tmp_path / "a.ds", encoded(OTHER, *WORDS))
-    pattern = r"a\.ds: document 0: token \d+ has the id .*, but the tokenizer .* encodes the .*; 3 of 3 .*'someone/own'"
+    pattern = (
+        r"a\.ds: document 0: at token \d+, the document has id .*, but .* gives .*\(3 of 3 .*'someone/own'"
+    )
     with pytest.raises(RopewalkError, match=pattern):
         sample_tokens([spec], OWN)
     with pytest.raises(RopewalkError, match=pattern):
@@ -91,7 +93,7 @@ def test_some_documents_may_have_been_tokenised_in_pieces(tmp_path: Path) -> Non
 def test_one_repetitive_document_does_not_excuse_the_others(tmp_path: Path) -> None:
     spec = store(tmp_path / "a.ds", encoded(OTHER, "s" * 99, *WORDS[1:]))
     with pytest.raises(
-        RopewalkError, match=r"document 1: .*; 2 of 3 sampled documents of .* differ in the same way"
+        RopewalkError, match=r"document 1: .* \(2 of 3 sampled documents of .* differ\); give"
     ):
         sample_tokens([spec], OWN)
 
@@ -129,7 +131,8 @@ def test_records_with_token_ids_are_sampled_too(tmp_path: Path, name: str) -> No
     assert [sample.comparison for sample in sample_tokens([own], OWN)] == ["same"] * 3
     other = as_records(tmp_path / f"other-{name}", encoded(OTHER, *WORDS))
     with pytest.raises(
-        RopewalkError, match=rf"{name}.*: token \d+ has the id .* the tokenizer .* encodes .*; 3 of 3 sampled"
+        RopewalkError,
+        match=rf"{name}.*: at token \d+, the document has id .* the given tokenizer gives .*\(3 of 3 sampled",
     ):
         Job.of([other], OWN, PackingSettings(context=8)).pack(tmp_path / "rows")
     large = as_records(tmp_path / f"large-{name}", [[1, 9999]])

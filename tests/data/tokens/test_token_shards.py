@@ -203,7 +203,8 @@ def test_a_block_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytes
     (shard,) = write(tmp_path, [ROWS])
     monkeypatch.undo()
     with pytest.raises(
-        RopewalkError, match=r"00000\.arrow has format 99, but this version of ropewalk reads 2; delete it"
+        RopewalkError,
+        match=r"00000\.arrow has format 99, but this version of ropewalk reads format 2; delete the file",
     ):
         open_shard(shard.path)
 
@@ -215,14 +216,14 @@ def test_a_block_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
     shards[1].path.rename(shards[0].path)
     with pytest.raises(
         RopewalkError,
-        match=r"00000\.arrow contains another file, one/00001\.arrow, under a wrong name; delete it",
+        match=r"00000\.arrow has the contents of another file, one/00001\.arrow; delete 00000\.arrow",
     ):
         committed_shards(tmp_path / "one")
     (tmp_path / "two").mkdir()
     (tmp_path / "kept").rename(tmp_path / "two" / "00000.arrow")
     with pytest.raises(
         RopewalkError,
-        match=r"00000\.arrow contains another file, one/00000\.arrow, under a wrong name; delete it",
+        match=r"00000\.arrow has the contents of another file, one/00000\.arrow; delete 00000\.arrow",
     ):
         committed_shards(tmp_path / "two")
 
@@ -297,6 +298,7 @@ def test_a_record_too_large_for_a_block_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(token_shards, "_MOST_TOKENS", 6)
     assert len(write(tmp_path / "a", [[([1] * 6, "a", 0, 6)]])) == 1
     with pytest.raises(
-        RopewalkError, match=r"a record of source 'a' reaches 7 tokens, more than the limit of 6"
+        RopewalkError,
+        match=r"a record of source 'a' is too long: it fills .* to 7 tokens, but the limit is 6",
     ):
         write(tmp_path / "b", [[([1] * 6, "a", 0, 6), ([1], "a", 0, 1)]])

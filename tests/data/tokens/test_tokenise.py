@@ -85,7 +85,7 @@ def test_tokenised_documents_pass_through_in_their_places(
 @pytest.mark.parametrize("wrong", [-1, 258, 2**31 - 1])
 def test_ids_beyond_the_vocabulary_are_refused(tokenizer: PreTrainedTokenizerFast, wrong: int) -> None:
     foreign = TokenisedDocument(np.array([0, 257, wrong], np.int32), "books")
-    message = rf"source 'books' contains token id {wrong}, .* ids from 0 to 257 .258 tokens."
+    message = rf"source 'books' contains token id {wrong}, .* ids from 0 to 257; give"
     with pytest.raises(RopewalkError, match=message):
         list(tokenise([DOCUMENTS[0], foreign], tokenizer))
 

@@ -379,7 +379,8 @@ def test_nonsense_is_asked_again_and_never_an_answer(nonsense: Reply) -> None:
     with CompletionServer(always(nonsense)) as server:
         stream = backend(server, retries=1, concurrency=1, backoff=0.0).answers(requests_of(2))
         with pytest.raises(
-            RunFailure, match=r"stopped answering prompts \(.+\) after 0 of 2 answers; run the same"
+            RunFailure,
+            match=r"stopped answering prompts after 0 of 2 answers; run the same .* \(reason: .+\)$",
         ) as caught:
             next(stream)
     assert len(server.requests) == 2
@@ -459,7 +460,8 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout_and_the_retries() -> 
         asked.timeout = 0.1
         stream = asked.answers(requests_of(3))
         with pytest.raises(
-            RunFailure, match=r"\(no response within 0\.1 s, the last of 2 attempts\) after 0 of 3"
+            RunFailure,
+            match=r"after 0 of 3 answers; .* \(reason: no response within 0\.1 s, in the last of 2 attempts\)",
         ):
             next(stream)
     assert len(server.requests) == 2
@@ -584,7 +586,7 @@ def test_check_says_in_one_sentence_that_nobody_is_there() -> None:
     with pytest.raises(RopewalkError) as caught:
         backend_at(address).check()
     assert str(caught.value).startswith(f"no model server responds at {address} (")
-    assert str(caught.value).endswith("; start it, or give another address")
+    assert str(caught.value).endswith("; start a server there, or correct the address")
 
 
 @pytest.mark.parametrize(
@@ -640,7 +642,7 @@ def test_a_long_prompt_is_sent_without_a_look_at_each_token() -> None:
 
 def test_a_server_that_keeps_reporting_errors_as_successes_is_quoted() -> None:
     body = json.dumps({"error": {"message": "the engine is dead"}}).encode()
-    said = r"\(HTTP 200 with an error in place of an answer: the engine is dead, the last of 3 attempts\) after 0 of 1"
+    said = r"\(reason: HTTP 200 with an error in place of an answer: the engine is dead, in the last of 3 attempts\)"
     with CompletionServer(always(Reply(body=body))) as server, pytest.raises(RunFailure, match=said):
         list(backend(server, retries=2).answers(requests_of(1)))
 

@@ -27,7 +27,7 @@ from tests.evaluation.backends.server_cases import KEY, backend_at
     ],
 )
 def test_addresses_that_are_none_are_refused(url: str) -> None:
-    with pytest.raises(RopewalkError, match="is not a server address; write it like") as caught:
+    with pytest.raises(RopewalkError, match="is not a server address; write an address like") as caught:
         backend_at(url)
     assert "secret" not in str(caught.value)
 
@@ -53,9 +53,12 @@ def test_addresses_with_a_query_are_refused_without_repeating_it() -> None:
         ({"send": "text"}, "send=text needs the model's tokenizer"),
         (
             {"extra": {"max_tokens": 1}},
-            "the request field max_tokens cannot be changed, because ropewalk sets it",
+            "the request field max_tokens cannot be set, because ropewalk sets it; remove the field",
         ),
-        ({"extra": {"stream": True}}, "the request field stream cannot be changed, because ropewalk sets it"),
+        (
+            {"extra": {"stream": True}},
+            "the request field stream cannot be set, because ropewalk could not read the responses",
+        ),
         ({"extra": {"top k": 1}}, "'top k' is not a valid name of a request field"),
         ({"extra": {"top_p": float("nan")}}, "the request field top_p must be a JSON value, got nan"),
     ],

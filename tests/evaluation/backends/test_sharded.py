@@ -269,20 +269,23 @@ def test_a_memory_that_gives_out_ends_the_run(four_ranks: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"suites": ("perplexity", "ruler")}, "the suite ruler; run it in one process, or on a server"),
-        ({"suites": ("longppl",)}, "the suite longppl; run it in one process$"),
-        ({"suites": ("short",)}, "the suite short; run it in one process$"),
+        (
+            {"suites": ("perplexity", "ruler")},
+            "the suite ruler; run the suite in one process, or on a server",
+        ),
+        ({"suites": ("longppl",)}, "the suite longppl; run the suite in one process$"),
+        ({"suites": ("short",)}, "the suite short; run the suite in one process$"),
         (
             {"tasks": ("sliding",)},
-            "only the task perplexity of the suite perplexity, not sliding; to measure",
+            "only the task perplexity of the suite perplexity, not sliding; run sliding in one process",
         ),
         (
             {"tasks": ("generated",)},
-            "only the task teacher_forced of the suite needle, not generated; to measure generated, run",
+            "only the task teacher_forced of the suite needle, not generated; run generated",
         ),
         (
             {"tasks": ("passkey",)},
-            "only the task teacher_forced of the suite passkey, not passkey; to measure",
+            "only the task teacher_forced of the suite passkey, not passkey; run passkey in one process",
         ),
         ({"tasks": ("teacher_forcd",)}, "unknown task 'teacher_forcd'; did you mean teacher_forced"),
         (
@@ -296,11 +299,11 @@ def test_a_memory_that_gives_out_ends_the_run(four_ranks: Any) -> None:
         ),
         (
             {"lengths": (100,)},
-            r"prompts do not fit in 100 tokens .*needle teacher_forced needs \d+",
+            r"prompts do not fit in 100 tokens .*teacher_forced of the suite needle needs \d+",
         ),
         (
             {"lengths": {"perplexity": (250,), "needle": (250,), "passkey": (60,)}},
-            r"prompts do not fit in 60 tokens .*passkey teacher_forced needs \d+",
+            r"prompts do not fit in 60 tokens .*teacher_forced of the suite passkey needs \d+",
         ),
     ],
 )
@@ -369,7 +372,7 @@ def test_the_mesh_suits_processes_and_heads() -> None:
         RopewalkError, match=r"sequence=2 needs 2 processes, but torchrun started 4; run torchrun .* 2 "
     ):
         shape_for("sequence=2", 4, 8)
-    told = r"12 attention heads are not divisible by sequence=8; give --parallel ring=2,sequence=4 or"
+    told = r"12 attention heads are not divisible by sequence=8; give either --parallel ring=2,sequence=4 or"
     with pytest.raises(RopewalkError, match=told):
         shape_for(None, 8, 12)
     assert shape_for("ring=2,sequence=4", 8, 12).sequence_degree == 8

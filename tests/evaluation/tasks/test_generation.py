@@ -130,7 +130,8 @@ def test_another_tokenizer_s_samples_are_refused_before_anything_is_asked() -> N
         backend = NumberBackend(other)
         with pytest.raises(
             RopewalkError,
-            match=r"sample 0 of niah has \d+ tokens \(. BOS\) with this tokenizer, but had \d+ \(. BOS\) when it was",
+            match=r"sample 0 of niah has \d+ tokens \(. of them BOS\) with this tokenizer, "
+            r"but had \d+ \(. of them BOS\) when it was",
         ):
             generated_predictions(backend, PromptEncoder(other), SAMPLES, PredictionLog())
         assert backend.asked == []

@@ -58,13 +58,13 @@ def test_digest_is_that_of_the_words(tmp_path: Path) -> None:
     [
         ("none.txt", None, "the file or folder '.*none.txt' of essays does not exist"),
         ("empty.txt", " \n", "contains no words"),
-        ("other.json", {"texts": "a"}, "has no essays; RULER's file has the form"),
-        ("list.json", ["a"], "has no essays; RULER's file has the form"),
+        ("other.json", {"texts": "a"}, "has no essays; a JSON file of essays must have the form"),
+        ("list.json", ["a"], "has no essays; a JSON file of essays must have the form"),
         ("broken.json", "{", "is not valid JSON"),
         (
             "essays.pdf",
             "a",
-            "is not a supported source of essays; give a folder of .txt files, a .txt file, or",
+            "is not a supported source of essays; give either a folder of .txt files, a .txt file or",
         ),
     ],
 )

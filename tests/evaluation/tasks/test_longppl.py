@@ -346,7 +346,7 @@ def test_key_tokens_of_another_tokenizer_are_found_by_their_characters() -> None
     cut = len(first) + 1
     with pytest.raises(
         RopewalkError,
-        match=r"more than 12 tokens .* of the evaluator 'words'; .* has 12 after truncation to \d+ tokens",
+        match=r"more than 12 tokens .* of the evaluator 'words'; after truncation to \d+ tokens .* has 12$",
     ):
         long_perplexity(
             WindowReader(model, identity(), None),
@@ -583,8 +583,8 @@ def test_leaves_the_models_as_they_were(own: tuple[Any, OutputHead], other: tupl
         ({"alpha": math.nan}, "alpha must be a finite number of nats, got nan"),
         ({"beta": -math.inf}, "beta must be a finite number of nats, got -inf"),
         ({"prefill_chunk": 0}, "prefill_chunk must be 1 token or more, got 0"),
-        ({"documents": text(12, 3)}, "of 8 tokens plus the step of 4; the longest of the 2 given has 12"),
-        ({"documents": []}, "the longest of the 0 given has 0"),
+        ({"documents": text(12, 3)}, "of 8 tokens plus the step of 4; the longest of 2 documents has 12"),
+        ({"documents": []}, "the longest of 0 documents has 0"),
     ],
 )
 def test_refuses_what_it_cannot_score(settings: dict[str, Any], message: str) -> None:

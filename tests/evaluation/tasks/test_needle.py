@@ -144,10 +144,10 @@ def test_nearest_line_by_hand() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"depths": ()}, "ascending, got none"),
-        ({"depths": (0.5, 0.2)}, "ascending, got 0.5, 0.2"),
-        ({"depths": (0.5, 0.5)}, "ascending, got 0.5, 0.5"),
-        ({"depths": (0.5, 50.0)}, "shares from 0 to 1, ascending, got 0.5, 50"),
+        ({"depths": ()}, "increasing order, got none"),
+        ({"depths": (0.5, 0.2)}, "increasing order, got 0.5, 0.2"),
+        ({"depths": (0.5, 0.5)}, "increasing order, got 0.5, 0.5"),
+        ({"depths": (0.5, 50.0)}, "fractions from 0 to 1 in increasing order, got 0.5, 50"),
         ({"depths": (float("nan"),)}, "got nan"),
         ({"haystack": "hay"}, "unknown haystack 'hay'; choose from noise, essay, embedded, text"),
         ({"haystack": "text"}, "the haystack 'text' needs words, got none; pass words="),

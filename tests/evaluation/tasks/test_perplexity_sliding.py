@@ -252,7 +252,7 @@ def test_leaves_the_model_as_it_was_and_says_how_far_it_is(model: Any, head: Out
         ({"most_windows": 0}, "most_windows must be 1 or more, got 0"),
         ({"prefill_chunk": 0}, "prefill_chunk must be 1 token or more, got 0"),
         ({"documents": []}, "at least one document"),
-        ({"documents": text(1, 0)}, "none of the 2 documents has 2 tokens or more"),
+        ({"documents": text(1, 0)}, "a document of 2 tokens or more, but all 2 documents are shorter"),
     ],
 )
 def test_refuses_what_it_cannot_score(

@@ -114,14 +114,14 @@ def test_a_layer_asks_for_what_its_config_and_its_module_say():
     [
         (
             {"sliding_window": 8},
-            "uses a sliding window of 8 tokens, but the config gives it a sliding window of 7 tokens",
+            "uses a sliding window of 8 tokens, but the config states a sliding window of 7 tokens",
         ),
-        ({}, "uses no sliding window, but the config gives it a sliding window of 7 tokens"),
-        ({"dropout": 0.1}, "asks for attention dropout 0.1"),
+        ({}, "uses no sliding window, but the config states a sliding window of 7 tokens"),
+        ({"dropout": 0.1}, "uses attention dropout 0.1"),
         ({"is_causal": False}, "attends in both directions"),
         (
             {"position_bias": torch.zeros(1)},
-            "passes position_bias to its attention, which no engine supports",
+            "calls its attention function with position_bias, which no attention engine supports",
         ),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_layer_that_does_not_say_its_number_is_refused_where_layers_differ():
     assert (
         attention_options_of(nameless, call_with(Locality(7), Locality(7)), {"sliding_window": 7}).window == 7
     )
-    with pytest.raises(EngineError, match="its window is unknown"):
+    with pytest.raises(EngineError, match=r"an attention module has layer_idx .*, but needs a value from 0"):
         attention_options_of(nameless, call_with(Locality(7), EVERYTHING), {})
 
 

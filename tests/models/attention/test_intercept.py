@@ -408,7 +408,8 @@ def test_the_answer_may_round_to_float32_where_the_rest_may_not():
 
 def test_sinks_that_are_rounded_elsewhere_are_refused_by_name():
     with pytest.raises(
-        EngineError, match="GraniteSWAForCausalLM rounds its learned attention sinks in its own way"
+        EngineError,
+        match="GraniteSWAForCausalLM has learned attention sinks, and the audit knows how a model rounds",
     ):
         AuditedModel.of(tiny_model("granite_swa", sharp=True))
 
@@ -533,7 +534,7 @@ def test_a_window_that_contradicts_the_config_is_refused():
     model = sharp("llama4 without norm")
     with intercepted(model, lambda call: call.value.repeat_interleave(2, dim=0), torch.float32):
         intercept._active[-1].localities = (Locality(chunk=WINDOW + 1),) * model.config.num_hidden_layers
-        with pytest.raises(EngineError, match="the last 7 tokens, but the config says 8; correct the config"):
+        with pytest.raises(EngineError, match="is 7 in the model but 8 in the config; correct the config"):
             model.model(row()[None], use_cache=False)
 
 
@@ -569,7 +570,7 @@ def test_layers_that_cannot_run_in_float64_are_refused_by_name():
     # A weight that is no parameter stays in float32.
     model.model.layers[1].mlp.forward = lambda hidden: hidden @ weight
     with pytest.raises(
-        EngineError, match="the audit runs LlamaForCausalLM in float64, but the model fails in it"
+        EngineError, match="the audit runs LlamaForCausalLM in float64, but the model fails in this dtype"
     ):
         AuditedModel.of(model)
 
@@ -672,7 +673,9 @@ def test_a_batch_of_two_rows_is_refused():
 def test_a_model_with_a_rotary_module_a_layer_is_refused():
     model = tiny_model("llama")
     model.model.layers[0].rotary = type(model.model.rotary_emb)(model.config)
-    with pytest.raises(RopewalkError, match="LlamaForCausalLM does not have exactly one rotary module"):
+    with pytest.raises(
+        RopewalkError, match="exactly one rotary module, but LlamaForCausalLM has none or several"
+    ):
         AuditedModel.of(model)
 
 
@@ -773,7 +776,7 @@ def test_a_model_that_its_config_does_not_make_has_no_random_control():
     model.model.layers[0].extra = torch.nn.Parameter(torch.zeros(3))
     with pytest.raises(
         RopewalkError,
-        match=r"LlamaForCausalLM of this config has different parameters.*model\.layers\.0\.extra",
+        match=r"LlamaForCausalLM of this config has other parameters.*model\.layers\.0\.extra",
     ):
         random_parameters(model, 1).__enter__()
 

@@ -211,5 +211,5 @@ def test_unknown_mend():
 def test_engine_error_where_scores_are_not_a_softmax_of_products():
     query, key, value, _ = raw(torch.bfloat16, 0)
     for option in ({"s_aux": torch.zeros(4)}, {"softcap": 50.0}):
-        with pytest.raises(EngineError, match="Layer changes its scores"):
+        with pytest.raises(EngineError, match="Layer changes its attention scores"):
             split_product(Layer(), query, key, value, None, **option)

@@ -313,7 +313,7 @@ def test_positions_that_differ_by_axis_are_refused():
     expected = rotary(torch.empty(1), positions[0])
     for same in (positions, positions.clone()):
         assert all(torch.equal(*pair) for pair in zip(rotary(torch.empty(1), same), expected, strict=True))
-    with pytest.raises(RopewalkError, match="positions differ by axis"):
+    with pytest.raises(RopewalkError, match="position_ids differ between axes"):
         rotary(torch.empty(1), positions + torch.arange(3)[:, None, None])
 
 

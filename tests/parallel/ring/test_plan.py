@@ -178,7 +178,7 @@ def test_a_zigzag_of_one_document_holds_a_row_of_keys_and_one_piece_more(ring):
 def test_layouts_that_are_cut_in_storage_order_are_refused():
     layout = PackedLayout.from_segments([4, 4, 4], [0, 1, 0], "intra_document", 0)
     rows = (RowShards(torch.arange(12), (((0, 6),), ((6, 12),))),)
-    with pytest.raises(RopewalkError, match=r"needs shards in \(document, order\) order"):
+    with pytest.raises(RopewalkError, match=r"must be the layout's storage_in_order"):
         ring_plan((layout,), rows, 0)
 
 
@@ -186,7 +186,7 @@ def test_rows_of_other_shard_lengths_are_refused():
     layout = PackedLayout.from_lengths([8], "full", 0)
     rows = (row_shards(layout, 2, 1), row_shards(layout, 2, 3))
     with pytest.raises(
-        RopewalkError, match=r"one row with 6 tokens on each of 2 ranks and one with 4 on each of 2"
+        RopewalkError, match=r"got ring 2 and ring_length 4 in one row, ring 2 and ring_length 6 in another"
     ):
         ring_plan((layout, layout), rows, 0)
 

@@ -114,7 +114,8 @@ def test_replicas_are_taken_where_they_save_time_alone():
         (
             {"length": 2**20, "rows": 16},
             r"rows of 1,048,576 tokens do not fit on 8 ranks: even parallel {sequence: 8} needs "
-            r"an estimated \d+ GB per rank, and 72 of 80 GB are usable; set offload_activations to true$",
+            r"an estimated [\d.]+ GB per rank, and a rank has 80 GB, of which 72 GB are usable; set "
+            r"offload_activations to true$",
         ),
         ({"length": 2**17, "checkpointing": False}, r"; set gradient_checkpointing to true$"),
         (
@@ -122,14 +123,17 @@ def test_replicas_are_taken_where_they_save_time_alone():
             r"; use 64 ranks, or 32 ranks with offload_activations$",
         ),
         ({"bytes_per_rank": 10**9}, r"; even 65,536 ranks would not suffice$"),
-        ({"rows": 3, "rows_per_batch": 2}, r"rows_per_step 3 is not a multiple of rows_per_batch 2$"),
-        ({"rows": 0}, r"rows_per_step 0 is not a multiple"),
+        (
+            {"rows": 3, "rows_per_batch": 2},
+            r"rows_per_step must be a positive multiple of rows_per_batch 2, got 3$",
+        ),
+        ({"rows": 0}, r"rows_per_step must be a positive multiple of .*, got 0"),
         ({"rows_per_batch": 0}, r"rows_per_batch must be 1 or more, got 0"),
         ({"world": 0}, r"the number of ranks must be 1 or more, got 0"),
         (
             {"world": 8, "length": 4, "rows": 3},
-            r"rows_per_step 3 cannot be divided evenly over 8 ranks in any way that has enough memory for rows of 4 "
-            r"tokens; set rows_per_step to a multiple of 2, which suits parallel {shard: 2, sequence: 4}$",
+            r"no mesh of 8 ranks both divides rows_per_step 3 evenly and has enough memory for rows of 4 tokens; set "
+            r"rows_per_step to a multiple of 2, which divides evenly over parallel {shard: 2, sequence: 4}$",
         ),
     ],
 )
@@ -183,22 +187,25 @@ def test_a_mesh_that_suits_passes():
         (
             MeshShape(sequence=8),
             {"heads": 12},
-            r"parallel.sequence 8 does not divide the model's 12 attention heads; use one of 1, 2, 3, 4, 6, 12, and",
+            r"parallel.sequence 8 does not divide the model's 12 attention heads; set "
+            r"parallel.sequence to one of 1, 2, 3, 4, 6, 12; to",
         ),
         (
             MeshShape(ring=2, sequence=4),
             {"length": 7},
-            r"parallel.ring x parallel.sequence is 8, but a row of 7 tokens can be split over at most 7 ranks$",
+            r"parallel.ring x parallel.sequence is 8, but a row of 7 tokens can be split over at most 7 ranks; lower",
         ),
         (
             MeshShape(replicate=2, shard=4),
             {"rows": 20},
-            r"rows_per_step 20 is not a multiple of 8 \(8 data-parallel groups x rows_per_batch 1\); use 16 or 24$",
+            r"rows_per_step must be a positive multiple of 8 \(8 data-parallel groups x rows_per_batch 1\), got 20; "
+            r"use 16 or 24$",
         ),
         (
             MeshShape(shard=4, sequence=2),
             {"rows": 6, "rows_per_batch": 2},
-            r"rows_per_step 6 is not a multiple of 8 \(4 data-parallel groups x rows_per_batch 2\); use 8$",
+            r"rows_per_step must be a positive multiple of 8 \(4 data-parallel groups x rows_per_batch 2\), got 6; "
+            r"use 8$",
         ),
         (MeshShape(shard=8), {"rows_per_batch": 0}, r"rows_per_batch must be 1 or more, got 0$"),
     ],

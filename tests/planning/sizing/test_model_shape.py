@@ -112,8 +112,9 @@ def test_what_a_config_leaves_out_is_what_transformers_takes():
     [
         (
             {"num_local_experts": 8, "model_type": "qwen3_next"},
-            r"not estimated for the 8 experts of a qwen3_next model, only for .* deepseek_v2, .*qwen3_moe; in the "
-            r"recipe, set parallel\.replicate, parallel\.shard, parallel\.ring and parallel\.sequence instead of auto",
+            r"not estimated for the 8 experts of this qwen3_next model, but only for .* deepseek_v2, .*qwen3_moe; in "
+            r"the recipe, set parallel\.replicate, parallel\.shard, parallel\.ring and parallel\.sequence instead of "
+            r"parallel: auto",
         ),
         ({"hidden_size": None}, r"needs hidden_size, which the model's config lacks"),
         (
@@ -160,9 +161,7 @@ def run(world=8, length=2**17, **changes):
 
 
 def test_rows_that_do_not_divide_are_refused():
-    with pytest.raises(
-        RopewalkError, match=r"rows_per_step 3 must be a multiple of 4, the number of sequences in one pass"
-    ):
+    with pytest.raises(RopewalkError, match=r"rows_per_step must be a positive multiple of 4, .*, got 3"):
         estimate_step(run(mesh=MeshShape(shard=2, sequence=2), rows_per_batch=2), 3)
 
 
@@ -190,7 +189,8 @@ def test_recurrent_layers_are_not_counted_as_attention(family):
     with pytest.raises(
         NotEstimated,
         match=rf"recurrent layers, and \d of 4 layers of this {family} model are recurrent; in the recipe, set "
-        r"parallel\.replicate and parallel\.shard instead of auto \(parallel\.ring and parallel\.sequence must",
+        r"parallel\.replicate and parallel\.shard instead of parallel: auto \(parallel\.ring and "
+        r"parallel\.sequence must",
     ) as refused:
         ModelShape.from_config(config)
     # Of a model with weights, whose states a training run holds.

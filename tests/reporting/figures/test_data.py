@@ -70,5 +70,5 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     drawn = source_lengths(BEFORE)
     with pytest.raises(RopewalkError, match=r"sources have no tokens"):
         length_figure({"documents": source_lengths(report({"web": [0, 0]}))})
-    with pytest.raises(RopewalkError, match=r"one or two states, got 3"):
+    with pytest.raises(RopewalkError, match=r"one or two states, .*, got 3"):
         length_figure({"a": drawn, "b": drawn, "c": drawn})

@@ -60,14 +60,14 @@ def test_marks_refuse_numbers_of_different_lengths(make) -> None:
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 def test_marks_refuse_infinite_numbers_and_take_gaps(value: float) -> None:
-    with pytest.raises(RopewalkError, match="a mark has an infinite value; use NaN for a missing one"):
+    with pytest.raises(RopewalkError, match="a mark has an infinite value; use NaN for a missing value"):
         Line([1], [value])
     assert math.isnan(Line([1], [NAN]).y[0])
 
 
 def test_steps_have_one_edge_more_than_values() -> None:
     assert Steps([0, 1, 2], [5, 6]).edges == (0, 1, 2)
-    with pytest.raises(RopewalkError, match="edges must have one value more than y, 3, got 2"):
+    with pytest.raises(RopewalkError, match="edges must have 3 values, one more than y, got 2"):
         Steps([0, 1], [5, 6])
 
 

@@ -85,12 +85,16 @@ def test_both_stand_side_by_side_with_both_captions() -> None:
 @pytest.mark.parametrize(
     ("curve", "given", "message"),
     [
-        (None, None, "there is neither a search nor a list of factors to draw"),
+        (None, None, "a search figure needs curve, lines, or both, got neither"),
         (SearchCurve([(1, None)], {}, 8), None, "no candidate with a finite perplexity"),
         (SearchCurve([(1, math.nan)], {}, 8), None, "not finite"),
         (SearchCurve([(1, 2.0)], dict.fromkeys("abcd", 2.0), 8), None, "at most 3 baselines, got 4"),
-        (None, FactorLines({}, {}, [6.0], 8), "one or two lists of factors .* got 0"),
-        (None, FactorLines({"a": [1.0, 2.0]}, {}, [6.0], 8), "'a' has 2 factors for 1 pairs"),
+        (None, FactorLines({}, {}, [6.0], 8), "one or two lists of searched factors .* got 0"),
+        (
+            None,
+            FactorLines({"a": [1.0, 2.0]}, {}, [6.0], 8),
+            "'a' must have one factor for each of 1 rotary pairs, got 2",
+        ),
         (None, FactorLines({"a": [math.inf]}, {}, [6.0], 8), "rescale factor of 'a' has a value that is not"),
     ],
 )

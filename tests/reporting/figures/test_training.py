@@ -74,7 +74,7 @@ def test_curves_have_a_line_and_a_band_a_length():
     assert lines == {"512 tokens": ((2, 4), (50, 75)), "1k tokens": ((2,), (0,))}
     (band, _) = [mark for mark in panel.marks if isinstance(mark, Area)]
     assert (band.low, band.high) == ((20, 40), (80, 90))
-    with pytest.raises(RopewalkError, match="no score during training"):
+    with pytest.raises(RopewalkError, match="no score from an evaluation during training"):
         curve_figure([])
 
 

@@ -58,7 +58,7 @@ def test_a_run_that_is_not_finished_has_no_report(tmp_path):
 def test_a_damaged_summary_says_what_to_do(tmp_path, text):
     (tmp_path / SUMMARY).write_text(text)
     with pytest.raises(
-        RopewalkError, match=r"is damaged \(.*\); delete it and run with --resume to write it again"
+        RopewalkError, match=r"is damaged \(.*\); delete this file, and --resume will write it again"
     ):
         write_run_report(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [SUMMARY]

@@ -105,7 +105,7 @@ def test_a_config_says_it_and_gives_it_back() -> None:
         assert method_from_config(json.loads(json.dumps(for_all_readers(said)))) == method
     further = method_for_target("eased", method, 32768, 65536)
     assert further == Eased(16, 1e4, 8.0, 8192)
-    with pytest.raises(RopewalkError, match="already eased-scaled is ambiguous"):
+    with pytest.raises(RopewalkError, match="already has eased RoPE"):
         method_for_target("yarn", method, 32768, 65536)
 
 

@@ -66,11 +66,11 @@ def test_a_new_base_keeps_the_share_and_nothing_else_is_guessed() -> None:
     scaled = method_for_target("proportional", current, 4096, 65536, parameters={"factor": 2.0})
     assert scaled == Proportional(64, 1e6, 0.5, 2.0)
     for name, before, said in (
-        ("theta", current, "give rope_theta"),
-        ("proportional", current, "give a larger rope_theta with method 'theta'"),
-        ("proportional", Default(64, 1e4), "this one has default RoPE"),
-        ("yarn", current, "already proportional-scaled"),
-        ("proportional", Yarn(64, 1e4, 2.0, 4096), "already yarn-scaled"),
+        ("theta", current, "set rope_theta"),
+        ("proportional", current, "method 'theta' with a larger rope_theta"),
+        ("proportional", Default(64, 1e4), "this checkpoint has default RoPE"),
+        ("yarn", current, "already has proportional RoPE"),
+        ("proportional", Yarn(64, 1e4, 2.0, 4096), "already has yarn RoPE"),
     ):
         with pytest.raises(RopewalkError, match=said):
             method_for_target(name, before, 4096, 65536)

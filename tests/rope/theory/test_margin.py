@@ -192,7 +192,15 @@ def test_attention_upper_bound_really_bounds() -> None:
         assert (logit <= step * attention_upper_bound(theta, m) * (1 + 1e-12)).all()
 
 
-@pytest.mark.parametrize("bad", [[], [[1.0]], [-1.0], [float("nan")]])
-def test_bad_frequencies_are_refused(bad: list) -> None:
-    with pytest.raises(RopewalkError, match="inv_freq must be a list of frequencies"):
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ([], r"inv_freq must be a non-empty list of frequencies, got shape \(0,\)"),
+        ([[1.0]], r"got shape \(1, 1\)"),
+        ([1.0, -1.0], "frequencies in inv_freq must be finite numbers, 0 or more rad/token, got -1"),
+        ([float("nan")], "got nan"),
+    ],
+)
+def test_bad_frequencies_are_refused(bad: list, said: str) -> None:
+    with pytest.raises(RopewalkError, match=said):
         context_bound(bad)

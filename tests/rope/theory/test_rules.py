@@ -168,7 +168,8 @@ def test_schedules_as_published(name: str, length: int, base: float) -> None:
 
 def test_a_schedule_that_ends_before_the_target_says_so() -> None:
     with pytest.raises(
-        RopewalkError, match="the schedule anchorcontext ends at 262144 tokens, before 262145"
+        RopewalkError,
+        match="the rule schedule:anchorcontext gives bases for up to 262144 tokens, but the target length is 262145",
     ):
         theta_by_rule("schedule:anchorcontext", 128, 1e4, 4096, 262145)
 
@@ -277,7 +278,9 @@ def test_candidates_by_factor_by_value_and_as_it_is() -> None:
 
 def test_a_base_rule_on_a_scaled_checkpoint_is_refused_and_its_own_method_goes_on() -> None:
     scaled = Yarn(128, 1e6, 4.0, 32768)
-    with pytest.raises(RopewalkError, match="this checkpoint is yarn-scaled; choose yarn to scale further"):
+    with pytest.raises(
+        RopewalkError, match="this checkpoint has yarn RoPE; choose either yarn to extend further"
+    ):
         candidate("critical-dimension", scaled, 131072, 524288)
     assert candidate("yarn", scaled, 131072, 524288) == Yarn(128, 1e6, 16.0, 32768)
     assert candidate("theta=1e7", scaled, 131072, 524288) == Yarn(128, 1e7, 4.0, 32768)

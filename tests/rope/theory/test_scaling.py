@@ -70,9 +70,12 @@ def test_critical_dimension_refuses(arguments: tuple[int, float, int], said: str
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((1e4, 4096, 2048), "target_length must be at least trained_length 4096, got 2048"),
+        ((1e4, 4096, 2048), "the target length must be at least the trained length of 4096 tokens, got 2048"),
         ((0.5, 4096, 8192), "rope_theta must be a finite number above 1, got 0.5"),
-        ((1e4, 7, 10**6), "extend in smaller stages"),
+        (
+            (1e4, 7, 10**6),
+            r"a base too large for float64 \(10000 to the power 110\.9\); choose a shorter target",
+        ),
     ],
 )
 def test_scaled_theta_refuses(arguments: tuple[float, int, int], said: str) -> None:

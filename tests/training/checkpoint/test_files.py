@@ -105,7 +105,7 @@ def test_a_record_leads_to_no_file_outside_its_folder(tmp_path, name):
     path = tmp_path / NAME
     path.mkdir()
     write_record(path, Record(Position(0, 1, 2), {name: FileDigest.of(tmp_path / "secret")}))
-    with pytest.raises(RopewalkError, match=rf"{RECORD} lists the file .* names within its own folder"):
+    with pytest.raises(RopewalkError, match=rf"{RECORD} lists the file .* only files in its own folder"):
         read_record(path)
     assert "lists the file" in check_checkpoint(path)
 
@@ -123,17 +123,18 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(two_ranks, 
     assert latest_whole(tmp_path) == third
     harmed(third, "__1_0.distcp", "short")
     words = (
-        "checkpoint stage0-step000020 is damaged (__1_0.distcp is 10 bytes short); the latest intact one is "
-        f"stage0-step000010: delete the folder {third}, and --resume will continue from stage0-step000010"
+        "checkpoint stage0-step000020 is damaged (__1_0.distcp is 10 bytes short), and the latest intact checkpoint is "
+        f"stage0-step000010; delete the folder {third}, and --resume will continue from stage0-step000010"
     )
     assert sentence(lambda: latest_whole(tmp_path)) == ("RopewalkError", words)
     assert two_ranks.run(latest_on_ranks, tmp_path) == [("RopewalkError", words), ("Echo", words)]
     harmed(second, ".metadata", "missing")
     assert (
-        f"is {NAME}: delete the folders {third}, {second}, and" in sentence(lambda: latest_whole(tmp_path))[1]
+        f"is {NAME}; delete the folders {third} and {second}, and"
+        in sentence(lambda: latest_whole(tmp_path))[1]
     )
     harmed(first, "model.safetensors", "flipped")
-    assert "no earlier one is intact" in sentence(lambda: latest_whole(tmp_path))[1]
+    assert "and no checkpoint is intact" in sentence(lambda: latest_whole(tmp_path))[1]
 
 
 def test_what_a_killed_process_left_is_no_checkpoint_and_left_to_whoever_holds_the_folder(

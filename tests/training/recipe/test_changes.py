@@ -48,7 +48,7 @@ def plain(**changed):
         (
             {"learning_rate": 1e-6},
             Progress(0, 10, 1),
-            "all steps of stage 1 are done, so it would have no effect",
+            "all steps of stage 1 are done, so the change has no effect",
         ),
         ({"learning_rate": 1e-6}, Progress(1, 3, 2), "stage 1 is done"),
         ({"steps": 12}, Progress(1, 3, 2), "stage 1 is done"),
@@ -71,7 +71,7 @@ def test_a_stage_that_has_not_begun_may_become_another_or_go():
     }
     assert found.stages == (1,)
     assert changes(plain(stages=two), plain(stages=two[:1]), Progress(0, 4, 1)).stages == (1,)
-    with pytest.raises(RopewalkError, match="stage 2 has started, but the new recipe does not have it"):
+    with pytest.raises(RopewalkError, match="stage 2 has started, but the new recipe has no stage 2"):
         changes(plain(stages=two), plain(stages=two[:1]), Progress(1, 0, 2))
     steps = changes(plain(stages=two), plain(stages=[two[0], {**two[1], "steps": 11}]), Progress(0, 4, 1))
     assert steps.stages == ()
@@ -92,7 +92,8 @@ def test_more_steps_of_a_decaying_schedule_say_what_becomes_of_the_rate():
 def test_names_of_the_users_own_in_a_recipe_belong_to_the_key_above_them():
     weighted = [plain(data={"sources": ["a"], "mixture": {"weights": {"a.b": w}}}) for w in (1.0, 2.0)]
     with pytest.raises(
-        RopewalkError, match=r"data\.mixture\.weights\.a\.b 1\.0 -> 2\.0 \(it decides the rows"
+        RopewalkError,
+        match=r"data\.mixture\.weights\.a\.b 1\.0 -> 2\.0 \(the rows of this run are already packed",
     ):
         changes(*weighted, Progress(0, 1, 1))
     assert changes(plain(), plain(parallel={"shard": 2}), Progress(0, 1, 1)).onward[0].key == "parallel"

@@ -73,7 +73,7 @@ def test_each_stage_takes_the_rows_of_its_own_context_and_pattern(
     ):
         extend(recipe_of({**values, "output": str(tmp_path / "a"), "data": {"rows": rows[:1]}}))
     twice = [rows[1], rows[1]]
-    with pytest.raises(RopewalkError, match=r"data\.rows names 2 such folders; it names "):
+    with pytest.raises(RopewalkError, match=r"data\.rows names 2 such folders; keep only one of "):
         extend(recipe_of({**values, "output": str(tmp_path / "b"), "data": {"rows": twice}}))
 
 

@@ -40,7 +40,7 @@ def test_set_reaches_into_lists_and_makes_missing_tables():
         ("stages.0.pattern=causal", r"unknown stages\.0\.pattern 'causal'; choose from .*anchor"),
         ("stages.0.context=8x", r"stages\.0\.context: '8x' is not a length"),
         ("stages.1.context=4k", r"stages\.1\.context 4096 is less than stages\.0\.context 8192"),
-        ("stages.0.rows_per_batch=3", "rows_per_step 8 is not a multiple of rows_per_batch 3"),
+        ("stages.0.rows_per_batch=3", "rows_per_step must be a positive multiple of rows_per_batch 3, got 8"),
         ("stages.0.warmup_steps=11", "warmup_steps 11 is more than steps 10"),
         ("stages.2.steps=1", "there is no entry 2; the list has 2 entries"),
         ("stages.0.learning_rate=.inf", "learning_rate"),
@@ -95,10 +95,16 @@ def bomb(form, first):
         (b"a: " + b"[" * 5000, "is nested too deeply"),
         (b"{a: " * 5000, "is nested too deeply"),
         (b"- " * 5000, "is nested too deeply"),
-        (b"a: &a [*a]", "the alias in line 1 refers to a value that contains it"),
-        (bomb("[{}]", "[x]"), "it expands to more than 100,000 values; use fewer aliases"),
-        (bomb("{{<<: [{}]}}", "{k: v}"), "it expands to more than 100,000 values"),
-        (b"seed: 2024-13-45", "the value '2024-13-45' in line 1 is not a valid timestamp; quote it"),
+        (b"a: &a [*a]", "the alias in line 1 refers to a value that contains this alias"),
+        (
+            bomb("[{}]", "[x]"),
+            "with all aliases expanded, there are more than 100,000 values; use fewer aliases",
+        ),
+        (bomb("{{<<: [{}]}}", "{k: v}"), "there are more than 100,000 values"),
+        (
+            b"seed: 2024-13-45",
+            "the value '2024-13-45' in line 1 is not a valid timestamp; if the value is text",
+        ),
         (b"seed: " + b"1" * 5000, "the value '1{60}' in line 1 is not a valid int"),
         (b"a: 1\nseed: !!int ''", "the value '' in line 2 is not a valid int"),
         (b"seed: !!bool x", "the value 'x' in line 1 is not a valid bool"),
@@ -120,7 +126,7 @@ def test_files_that_are_no_recipes(tmp_path, content, message):
     [
         ("? [a, b]", "a key must be a string"),
         ("[" * 5000, "is nested too deeply"),
-        ("&a [*a]", "refers to a value that contains it"),
+        ("&a [*a]", "refers to a value that contains this alias"),
         ("{a: 1, a: 2}", "the key a occurs twice"),
         ("2024-13-45", "is not a valid timestamp"),
         ("1" * 5000, "is not a valid int"),
@@ -141,7 +147,9 @@ def test_an_alias_that_repeats_a_little_is_welcome():
 
 
 def test_a_missing_recipe_lists_the_shipped_ones(tmp_path):
-    with pytest.raises(RopewalkError, match=r"no recipe file dmo; shipped recipes are .*demo"):
+    with pytest.raises(
+        RopewalkError, match=r"no recipe file dmo; give a file or one of the shipped recipes: .*demo"
+    ):
         load_recipe("dmo")
     with pytest.raises(RopewalkError, match="cannot read recipe"):
         load_recipe(tmp_path / "missing.yaml")

@@ -171,14 +171,16 @@ def test_a_layer_type_without_rope_of_its_own_is_refused_with_those_that_have_on
     full_alone = type(config)(
         {**config.values, "rope_parameters": {FULL: config.values["rope_parameters"][FULL]}}
     )
-    with pytest.raises(RopewalkError, match=r"no RoPE for this layer type; it has full_attention$"):
+    with pytest.raises(RopewalkError, match=r"no RoPE for this layer type; choose one of full_attention$"):
         ropes_of_other_layers(recipe_of(values), full_alone, TRAINED)
 
 
 def test_a_method_is_not_stacked_on_another_in_layers_with_a_window(values, tmp_path, gemma):
     values["stages"][0]["rope"] = {SLIDING: {"method": "linear", "factor": 2.0}}
     second = {**values["stages"][0], "context": 256, "rope": {SLIDING: {"method": "yarn", "factor": 2.0}}}
-    with pytest.raises(RopewalkError, match=r"stages\.1\.rope\.sliding_attention: 'yarn' on a checkpoint"):
+    with pytest.raises(
+        RopewalkError, match=r"stages\.1\.rope\.sliding_attention: method 'yarn' cannot extend a checkpoint"
+    ):
         resolve(recipe_of({**values, "stages": [*values["stages"], second]}))
 
 

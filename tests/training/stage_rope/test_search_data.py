@@ -160,7 +160,7 @@ def test_the_sentence_names_as_many_documents_as_it_takes(held_out, length, firs
     resolved = resolved_of(recipe_of(4, 6, 64), BOS)
     held_out([length] * first, stream=False)
     with pytest.raises(
-        RopewalkError, match=r"or lower evaluation\.rows or the documents of the search"
+        RopewalkError, match=r"or lower evaluation\.rows or the setting documents of the search"
     ) as raised:
         material(resolved, 64)
     more = int(

@@ -22,7 +22,7 @@ def test_no_token_id_occurs_twice_and_lengths_differ(count):
     ("target", "words"),
     [
         ("nothing", "must be module:function or file.py:function"),
-        ("absent.py:make", "there is no file absent.py"),
+        ("absent.py:make", "TARGET names the file absent.py, which does not exist"),
         ("no_such_module_here:make", "cannot import no_such_module_here: ModuleNotFoundError"),
         ("json:absent", "json has no function absent; it has "),
     ],
@@ -40,8 +40,8 @@ def test_a_file_is_imported(tmp_path):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda: 3, "TARGET returned int; it must return a transformers Trainer"),
-        (lambda documents: [1.0], "TARGET returned list"),
+        (lambda: 3, "TARGET returned a value of type int .* return one of: a transformers Trainer"),
+        (lambda documents: [1.0], "TARGET returned a value of type list"),
         (lambda first, second: 3, "it takes 2 arguments: first, second"),
         (lambda: {}["key"], "TARGET failed: KeyError"),
     ],

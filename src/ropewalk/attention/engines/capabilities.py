@@ -90,7 +90,7 @@ def why_not(engine: EngineName, spec: AttentionSpec) -> str | None:
     found = _why_not_varlen(spec) if engine == "varlen" else _why_not_flex(spec)
     if found is None and spec.gpu < LEAST_CAPABILITY:
         least = _dotted(LEAST_CAPABILITY)
-        return f"needs a GPU of compute capability {least} or later, but this one has {_dotted(spec.gpu)}"
+        return f"needs a GPU of compute capability {least} or higher, but this GPU has {_dotted(spec.gpu)}"
     return found
 
 
@@ -117,7 +117,9 @@ def check_engine(engine: str, spec: AttentionSpec) -> EngineName:
     named = next((name for name in ENGINES if name == engine), able)
     reason = why_not(named, spec)
     if reason is not None:
-        instead = ", or parallel.ring 1 and a larger parallel.sequence" if "parallel.ring" in reason else ""
+        instead = (
+            ", or set parallel.ring to 1 and raise parallel.sequence" if "parallel.ring" in reason else ""
+        )
         raise EngineError(f"engine {named} {reason}; use engine {able}{instead}")
     return named
 
@@ -135,9 +137,9 @@ def _why_not_varlen(spec: AttentionSpec) -> str | None:
     if spec.softcap is not None:
         return f"does not support a soft cap (softcap={spec.softcap})"
     if spec.sinks:
-        return "does not support attention sinks: its kernel gives no gradient through their part of the softmax sum"
+        return "does not support attention sinks, because its kernel cannot backpropagate through sinks"
     if head_dim != value_dim or head_dim % 8 or head_dim > MAX_HEAD_DIM:
-        limits = f"one head dimension for keys and values, which must be a multiple of 8 up to {MAX_HEAD_DIM}"
+        limits = f"the same head dimension for keys and values, a multiple of 8 up to {MAX_HEAD_DIM}"
         return f"needs {limits}, got {head_dim} for keys and {value_dim} for values"
     return None
 
@@ -147,11 +149,14 @@ def _why_not_flex(spec: AttentionSpec) -> str | None:
     if spec.dtype not in (torch.float32, *HALVES):
         return f"needs float32, bfloat16 or float16 on CUDA, got {spec.dtype}"
     if min(spec.widths) < LEAST_FLEX_WIDTH:
-        return f"needs head dimensions of at least {LEAST_FLEX_WIDTH} on CUDA, got {head_dim} and {value_dim}"
+        return (
+            f"needs head dimensions of at least {LEAST_FLEX_WIDTH} on CUDA, got {head_dim} for keys and "
+            f"{value_dim} for values"
+        )
     if not _tiles_fit(max(spec.widths), spec.dtype, spec.gpu):
         return (
-            f"has no tiles for head dimensions of {head_dim} and {value_dim} in {spec.dtype} that fit the shared "
-            f"memory of a GPU of compute capability {_dotted(spec.gpu)}"
+            f"needs more shared memory than a GPU of compute capability {_dotted(spec.gpu)} has, with head "
+            f"dimensions of {head_dim} for keys and {value_dim} for values in {spec.dtype}"
         )
     return None
 

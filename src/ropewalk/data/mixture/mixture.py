@@ -260,8 +260,8 @@ def _budgets_of_shares(
     missing = [source for source in sources if source not in named]
     if missing:
         raise RopewalkError(
-            f"source {missing[0]!r} is missing in shares; give every source ({', '.join(sources)}) a share, "
-            "0 to exclude it"
+            f"source {missing[0]!r} is missing in shares; give each of the sources {', '.join(sources)} a share (0 "
+            "excludes a source)"
         )
     shares = np.array([named[source] for source in sources])
     shares /= shares.sum()
@@ -360,7 +360,7 @@ def _check_candidates(
 ) -> None:
     if lengths.ndim != 1 or lengths.shape != source_ids.shape:
         raise RopewalkError(
-            f"lengths and source ids must be 1-dimensional and equally long, got shapes {lengths.shape} and "
+            f"lengths and source_ids must be 1-dimensional and equally long, got shapes {lengths.shape} and "
             f"{source_ids.shape}"
         )
     if len(set(sources)) != len(sources):
@@ -371,7 +371,10 @@ def _check_candidates(
         raise RopewalkError(f"lengths must be 0 or more, got {lengths.min()}")
     for extreme in (source_ids.min(), source_ids.max()):
         if not 0 <= extreme < len(sources):
-            raise RopewalkError(f"source ids must be from 0 to {len(sources) - 1}, got {extreme}")
+            raise RopewalkError(
+                f"source ids must be from 0 to {len(sources) - 1}, because the number of sources is {len(sources)}, "
+                f"got {extreme}"
+            )
 
 
 def _shortage(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
@@ -410,10 +413,10 @@ def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureS
         total = math.floor(float(demand.budgets.sum()) * settings.max_epochs / float(epochs[group, b]))
         least = _rounded_up(float(epochs[group, b]))
         changes = {
-            f"request at most {total} tokens in total": {"tokens": total},
-            f"raise max_epochs to {least} or more": {"max_epochs": float(least)},
+            f"set tokens (--total-tokens) to {total} or less": {"tokens": total},
+            f"raise max_epochs (--max-epochs) to {least} or more": {"max_epochs": float(least)},
         }
-    changes["set shortage to cap (use what there is and report the missing tokens)"] = {"shortage": "cap"}
+    changes["set shortage (--shortage) to cap and use only the available tokens"] = {"shortage": "cap"}
     # Each suggestion is tried on the same corpus, so that following one never leads to the next refusal.
     possible = [words for words, change in changes.items() if _is_possible(settings, change, fits)]
     if not possible:
@@ -429,14 +432,16 @@ def _instead_of_nothing(demand: Demand, settings: MixtureSettings, b: int) -> di
         others = [
             (start, 0.0 if i == b else share) for i, (start, share) in enumerate(settings.length_shares)
         ]
-        changes["set the share of these lengths to 0"] = {"length_shares": others}
+        changes["set the share of these lengths in length_shares to 0"] = {"length_shares": others}
     if settings.long_share is not None:
         as_they_are = {"long_share": None, "long_factor": 1}
         changes[
-            "set long_factor instead of long_share (it does not require long documents in every source)"
+            "set long_factor instead of long_share (long_factor does not require long documents in every source)"
         ] = as_they_are
     if settings.per == "source" and bool(demand.pool[:, b].any()):
-        changes["set per to corpus (lengths over all sources together)"] = {"per": "corpus"}
+        changes["set per (--per) to corpus to request the lengths from all sources together"] = {
+            "per": "corpus"
+        }
     return changes
 
 
@@ -452,8 +457,8 @@ def _is_possible(
 
 def _nothing(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
     return (
-        f"{demand.name(group)} has no document{_bin_in_words(settings, b)}, and "
-        f"the mixture requests {counted(round(float(demand.wanted[group, b])), 'token')} of that length"
+        f"{demand.name(group)} has no document{_bin_in_words(settings, b)}, but the mixture requests "
+        f"{counted(round(float(demand.wanted[group, b])), 'token')} from such documents"
     )
 
 
@@ -461,9 +466,9 @@ def _excess(demand: Demand, settings: MixtureSettings, group: int, b: int) -> st
     wanted, available = float(demand.wanted[group, b]), int(demand.pool[group, b])
     return (
         f"{demand.name(group)} has {counted(available, 'token')} in "
-        f"{counted(int(demand.documents[group, b]), 'document')}{_bin_in_words(settings, b)}, but the mixture requests "
-        f"{round(wanted):,}: each document would be read {_rounded_up(wanted / available)} times on average, and "
-        f"max_epochs is {settings.max_epochs:g}"
+        f"{counted(int(demand.documents[group, b]), 'document')}{_bin_in_words(settings, b)}, but the mixture "
+        f"requests {counted(round(wanted), 'token')}: {_rounded_up(wanted / available)} epochs on average, more than "
+        f"max_epochs {settings.max_epochs:g}"
     )
 
 

@@ -100,8 +100,8 @@ def demo_model_path() -> Path:
     path = Path(__file__).parents[1] / "demo_model"
     if not (path / "config.json").is_file():
         raise RopewalkError(
-            f"the files of the model {EMBEDDED!r} are missing from this installation of ropewalk; install it again, "
-            "or run scripts/train_demo_model.py of its repository"
+            f"the files of the model {EMBEDDED!r} are missing from this installation of ropewalk; reinstall "
+            "ropewalk, or run scripts/train_demo_model.py of ropewalk's repository"
         )
     return path
 
@@ -118,8 +118,8 @@ def retrieval_model_path() -> Path:
     path = Path(__file__).parents[1] / "retrieval_model"
     if not (path / "config.json").is_file():
         raise RopewalkError(
-            f"the files of the model {RETRIEVAL!r} are missing from this installation of ropewalk; install it again, "
-            "or run scripts/train_retrieval_model.py of its repository"
+            f"the files of the model {RETRIEVAL!r} are missing from this installation of ropewalk; reinstall "
+            "ropewalk, or run scripts/train_retrieval_model.py of ropewalk's repository"
         )
     return path
 

@@ -123,9 +123,9 @@ def file_kind(path: Path, in_folder: bool) -> Kind:
         return "closed" if compression else "maybe_text"
     if suffix or compression:
         raise RopewalkError(
-            f"unsupported suffix {''.join((suffix, compression))!r} of {path}; ropewalk reads .jsonl, .json, "
-            "text and source files (each also .gz or .zst), .parquet, .arrow, token ids (.bin, .ds, .npy), and "
-            "folders of them"
+            f"unsupported suffix {''.join((suffix, compression))!r} of {path}; ropewalk reads .jsonl, .json, text "
+            "and source-code files (each also .gz or .zst), .parquet, .arrow, token ids (.bin, .ds, .npy), and "
+            "folders of such files"
         )
     return "maybe_text"
 
@@ -149,7 +149,7 @@ def existing_path(name: str) -> Path:
         raise RopewalkError(f"there is no file or folder {name!r}: {error}") from error
     if not exists:
         advice = (
-            "; ropewalk does not read URLs: copy or mount the files, or give hf:owner/name"
+            "; ropewalk does not read URLs; copy or mount the files, or give hf:owner/name for a dataset on the Hub"
             if "://" in name
             else ""
         )

@@ -66,8 +66,8 @@ def read_hugging_face(
             # Splits are named by shard numbers, which mean other records once the data set has been uploaded again.
             if stream.num_shards != shards:
                 raise RopewalkError(
-                    f"{spec.path} has {stream.num_shards} shards, but had {shards} when reading began: it was changed "
-                    "on the Hub; run again"
+                    f"{spec.path} had {shards} shards when reading began, but has {stream.num_shards} now: the "
+                    "dataset has changed on the Hub; run again"
                 )
             # Contiguous, so that shard after shard gives the records in the data set's own order.
             stream = stream.shard(num_shards=shards, index=number, contiguous=True)

@@ -192,8 +192,8 @@ def refuse_duplicates(specs: Sequence[SourceSpec]) -> None:
                 continue
             first = seen[key]
             raise RopewalkError(
-                f"{path or spec.path} is given twice{'' if first == path else f' (it is the same as {first})'}; "
-                "to read it more than once, give its source a weight"
+                f"{path or spec.path} is given twice{'' if first == path else f' (it is the same file as {first})'}; "
+                "give each file or dataset once, and set weights (--weights) to repeat a source in packed rows"
             )
 
 

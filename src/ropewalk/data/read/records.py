@@ -32,7 +32,7 @@ _ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 def _no_text_field(origin: str | Path, spec: SourceSpec, names: Iterable[str]) -> NoTextFieldError:
     # Quoted by repr, because a damaged schema may contain line breaks, but an error message must be one line.
     fields = ", ".join(map(repr, names))
-    rest = f"the fields are {fields}; set text_field (--text-field) to the one that holds the text"
+    rest = f"the fields are {fields}; set text_field (--text-field) to the field that holds the text"
     return NoTextFieldError(
         f"{origin}: no text field {spec.text_field!r}; {rest if fields else 'the record is empty'}"
     )
@@ -76,7 +76,7 @@ def record_documents(
         if "messages" in record and spec.messages_field is None:
             raise RopewalkError(
                 f"{origin}: the record has no text field {spec.text_field!r}, but has a field messages; "
-                "set messages_field to messages to train on chats"
+                "set messages_field (--messages-field) to messages to train on chats"
             )
         raise _no_text_field(origin, spec, record)
     if not isinstance(text, str):
@@ -118,7 +118,7 @@ def _conversation(record: Mapping[str, Any], field: str, origin: str) -> str:
         raise RopewalkError(f"{origin}: the conversation has no message with the role assistant to train on")
     tools = _without_nulls(record.get("tools"))
     if tools is not None and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
-        raise RopewalkError(f"{origin}: tools must be a list of objects, got {kind_name(tools)}")
+        raise RopewalkError(f"{origin}: the field 'tools' must be a list of objects, got {kind_name(tools)}")
     try:
         # Not as escapes, so that check_characters sees lone surrogates.
         text = json.dumps({"messages": messages, "tools": tools}, ensure_ascii=False)
@@ -355,7 +355,9 @@ def _line_record(line: bytes, path: Path, spec: SourceSpec, stem: str, offset: i
     except (ValueError, RecursionError) as error:
         # ValueError, not only JSONDecodeError: an integer of 5000 digits raises the former.
         hint = (
-            " (it contains a NUL character, as UTF-16 files do; convert it to UTF-8)" if "\0" in text else ""
+            " (the line contains a NUL character, as in UTF-16; convert the file to UTF-8)"
+            if "\0" in text
+            else ""
         )
         raise RopewalkError(f"{origin}: broken JSON line: {json_fault(error)}{hint}") from error
     if not isinstance(record, dict):
@@ -623,7 +625,7 @@ def source_name(value: Any, what: str) -> str | None:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise RopewalkError(
             f"{what} must be a name, got {kind_name(value)}; set source_field (--source-field) to another field, or "
-            'to "" to read none'
+            'to "" to ignore source names'
         )
     name = str(value).strip()
     try:
@@ -635,7 +637,8 @@ def source_name(value: Any, what: str) -> str | None:
 
 def _outside(origin: str, start: int, end: int) -> RopewalkError:
     return RopewalkError(
-        f"{origin}: tokens {start} to {end} belong to no document; {SPANS!r} must cover all tokens, or be empty"
+        f"{origin}: tokens {start} to {end} belong to no document; the field {SPANS!r} must cover all tokens, or be "
+        "empty"
     )
 
 

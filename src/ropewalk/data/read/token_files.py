@@ -36,7 +36,7 @@ MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: 
 NUMPY_MAGIC = b"\x93NUMPY"
 
 _HEADER = struct.Struct("<9sQBQQ")
-_DTYPE_HINT = "state the type of its ids with token_dtype (--token-dtype), such as uint16 or uint32"
+_DTYPE_HINT = "set token_dtype (--token-dtype), for example to uint16 or uint32"
 # Tokens at the beginning of a file by which a wrong type is told. The upper half of a 4-byte id is below 4 in
 # vocabularies of up to 262,144 tokens.
 _PROBED, _FEWEST, _UPPER = 4096, 64, 4
@@ -83,15 +83,17 @@ class TokenFile:
         inside = np.flatnonzero(kept == self.separator)
         if len(inside):
             raise RopewalkError(
-                f"{origin}: the separator {self.separator} also occurs inside the document, at token "
-                f"{int(inside[0]) + first}, so it contradicts the index; omit separator_id to follow the index"
+                f"{origin}: the separator (id {self.separator}) occurs inside the document, at token "
+                f"{int(inside[0]) + first}, which contradicts the index; omit separator_id (--separator-id) to use "
+                "only the index"
             )
         # Where separators stand at beginnings and there is no index, each document is read with that of the next.
         last_of_all = number == len(self) - 1 and int(self.ids[0]) == self.separator
         if not (first or last or last_of_all):
             raise RopewalkError(
-                f"{origin}: the document begins with token {int(ids[0])} and ends with {int(ids[-1])}, not with the "
-                f"separator {self.separator}; omit separator_id to follow the index"
+                f"{origin}: the document begins with id {int(ids[0])} and ends with id {int(ids[-1])}, but must "
+                f"begin or end with the separator (id {self.separator}); omit separator_id (--separator-id) to use "
+                "only the index"
             )
         return kept
 
@@ -197,8 +199,8 @@ def _opened(path: Path, separator: int | None, stated: str | None, stamps: tuple
     size = stamps[0][1]
     if any(each.name.endswith(".loss") for each, _, _ in stamps):
         raise RopewalkError(
-            f"{path}.loss is a loss mask, which ropewalk does not support; give the documents as chats, or move this "
-            "file away to train on every token"
+            f"{path}.loss is a loss mask, which ropewalk does not support; give the documents as chats with "
+            "messages_field (--messages-field), or move this file away to train on every token"
         )
     tokenizer = ends = None
     header = 0
@@ -211,8 +213,8 @@ def _opened(path: Path, separator: int | None, stated: str | None, stamps: tuple
         dtype = _of_width(path, width, stated)
         if counted is not None and width and counted * width != size:
             raise RopewalkError(
-                f"{path} has {size} bytes, but its metadata counts {counted} tokens of {width} bytes; one of the two "
-                "files is cut off"
+                f"{path} has {size} bytes, but {path.name}.metadata counts {counted} tokens of {width} bytes; one of "
+                "the two files is cut off"
             )
     elif path.suffix.lower() == ".npy" and _starts_with(path, NUMPY_MAGIC):
         dtype, header = _numpy_header(path)
@@ -225,24 +227,24 @@ def _opened(path: Path, separator: int | None, stated: str | None, stamps: tuple
         if width == 1 and stated is None:
             # Also the size of a file of 2 bytes a token that was cut in half.
             raise RopewalkError(
-                f"{index} counts as many tokens as {path} has bytes; if each id takes one byte, set "
-                "token_dtype to uint8 (--token-dtype); otherwise the file of token ids is cut off"
+                f"{index} counts as many tokens as {path} has bytes; if each id takes one byte, set token_dtype "
+                f"(--token-dtype) to uint8; otherwise {path.name} is cut off"
             )
         dtype = _of_width(path, width, stated)
     else:
         dtype, ends = _megatron_index(index)
     if ends is None and separator is None:
         raise RopewalkError(
-            f"{path} has no index of its documents; name the token id that separates them with separator_id "
-            "(--separator-id)"
+            f"{path} has no index of its documents; set separator_id (--separator-id) to the token id that separates "
+            "documents"
         )
     if dtype is None:
-        raise RopewalkError(f"{path} does not state how it stores token ids; {_DTYPE_HINT}")
+        raise RopewalkError(f"{path} does not state the dtype of its token ids; {_DTYPE_HINT}")
     if stated is not None and stated != dtype:
         raise RopewalkError(
-            f"{path} stores token ids as {dtype}, but token_dtype is {stated}; omit token_dtype"
+            f"{path} stores token ids as {dtype}, but token_dtype is {stated}; omit token_dtype (--token-dtype)"
         )
-    ids = _memory_map(path, size, header, dtype)
+    ids = _memory_map(path, size, header, dtype, stated)
     if path.suffix.lower() != ".bin" or index is None:
         _refuse_halves(path, ids, stated)
     if ends is None:
@@ -294,7 +296,9 @@ def _megatron_index(index: Path) -> tuple[str, NDArray[np.int64]]:
         raise RopewalkError(f"{index} has version {version} of the Megatron index; ropewalk reads version 1")
     if code not in MEGATRON_TYPES:
         known = ", ".join(f"{number} ({name})" for number, name in MEGATRON_TYPES.items())
-        raise RopewalkError(f"{index} states the type {code} for token ids; it must be one of {known}")
+        raise RopewalkError(
+            f"{index} states the type code {code} for token ids; the code must be one of {known}"
+        )
     dtype = MEGATRON_TYPES[code]
     expected = _HEADER.size + 12 * sequences + 8 * bounds
     if sequences and len(content) == expected + sequences:
@@ -304,7 +308,7 @@ def _megatron_index(index: Path) -> tuple[str, NDArray[np.int64]]:
     if len(content) != expected:
         raise RopewalkError(
             f"{index} has {len(content)} bytes, but its header counts {sequences} sequences and {bounds} document "
-            f"bounds, which take {expected}; the file is {'cut off' if len(content) < expected else 'damaged'}"
+            f"bounds, which take {expected} bytes; the file is {'cut off' if len(content) < expected else 'damaged'}"
         )
     lengths = np.frombuffer(content, "<i4", sequences, _HEADER.size).astype(np.int64)
     pointers = np.frombuffer(content, "<i8", sequences, _HEADER.size + 4 * sequences)
@@ -321,7 +325,7 @@ def _megatron_index(index: Path) -> tuple[str, NDArray[np.int64]]:
         )
     if not bounds or documents[0] != 0 or documents[-1] != sequences or (np.diff(documents) < 0).any():
         raise RopewalkError(
-            f"{index}: the documents must cover sequences 0 to {sequences} in order, but their bounds are "
+            f"{index}: the document bounds must ascend from 0 to {sequences}, the number of sequences, got "
             f"{_shown(documents)}"
         )
     return dtype, ends[documents[1:]]
@@ -337,8 +341,8 @@ def _datatrove_metadata(path: Path) -> tuple[str | None, int | None, int | None]
     name, bar, width = lines[0].rpartition("|") if lines else ("", "", "")
     if not bar or width not in ("2", "4") or len(lines) < 2 or not lines[1].isdecimal():
         raise RopewalkError(
-            f"{place} must give the tokenizer and the number of bytes per token (2 or 4) in its first line, as in "
-            f"`gpt2|2`, and the number of tokens in its second, got {lines[:2]}"
+            f"{place} must have the tokenizer and the bytes per token (2 or 4) in line 1, such as gpt2|2, and the "
+            f"number of tokens in line 2, got {lines[:2]}"
         )
     return name.removesuffix(f"|{width}"), int(width), int(lines[1])
 
@@ -348,7 +352,8 @@ def _datatrove_ends(index: Path) -> NDArray[np.int64]:
         content = stream.read()
     if len(content) % 8:
         raise RopewalkError(
-            f"{index} has {len(content)} bytes, but a datatrove index has a multiple of 8; the file is cut off"
+            f"{index} has {len(content)} bytes, but the size of a datatrove index is a multiple of 8; the file is "
+            "cut off"
         )
     ends = np.frombuffer(content, "<u8")
     # Larger values would become negative numbers, which the check of the order finds.
@@ -367,8 +372,8 @@ def _dolma_ends(index: Path) -> NDArray[np.int64]:
                 )
             if int(row[0]) != done or int(row[1]) >= 1 << 62:
                 raise RopewalkError(
-                    f"{index}:{number}: the document spans tokens {row[0]} to {row[1]}, but the previous one ends at "
-                    f"{done}; documents must follow one another"
+                    f"{index}:{number}: the document spans tokens {row[0]} to {row[1]}, but the previous document "
+                    f"ends at {done}; documents must follow one another without gaps"
                 )
             done = int(row[1])
             ends.append(done)
@@ -385,8 +390,8 @@ def _width(
         return widths[0]
     if tokens <= 0 or size % tokens or size // tokens not in widths:
         raise RopewalkError(
-            f"{index} counts {tokens} tokens, but {path} has {size} bytes, which is not "
-            f"{' or '.join(map(str, widths))} bytes a token; one of the two files is cut off"
+            f"{index} counts {tokens} tokens and {path} has {size} bytes, but a token must take "
+            f"{', '.join(map(str, widths[:-1]))} or {widths[-1]} bytes; one of the two files is cut off"
         )
     return size // tokens
 
@@ -412,11 +417,12 @@ def _numpy_header(path: Path) -> tuple[str, int]:
     return found.dtype.name, int(found.offset)
 
 
-def _memory_map(path: Path, size: int, header: int, dtype: str) -> NDArray[Any]:
+def _memory_map(path: Path, size: int, header: int, dtype: str, stated: str | None) -> NDArray[Any]:
     kind = np.dtype(dtype).newbyteorder("<")
     if (size - header) % kind.itemsize:
         raise RopewalkError(
-            f"{path} has {size - header} bytes of token ids, not a multiple of {kind.itemsize} ({dtype}); it is cut off"
+            f"{path} has {size - header} bytes of token ids, which is not a multiple of {kind.itemsize} ({dtype}); "
+            f"restore the file if it is cut off{', or correct token_dtype (--token-dtype)' if stated else ''}"
         )
     if size == header:
         return np.empty(0, kind)
@@ -438,10 +444,10 @@ def _refuse_halves(path: Path, ids: NDArray[Any], stated: str | None) -> None:
     if upper.max() < _UPPER <= lower.max() and upper.min() >= 0:
         wider = f"uint{16 * ids.itemsize}"
         raise RopewalkError(
-            f"{path}: every other id among the first {len(head)}, read as {ids.dtype.name}, is below {_UPPER}, so "
+            f"{path}: every second id among the first {len(head)}, read as {ids.dtype.name}, is below {_UPPER}, so "
             f"the ids are probably {wider}"
             + (
-                f"; set token_dtype to {wider}"
+                f"; set token_dtype (--token-dtype) to {wider}"
                 if stated
                 else " and the file was cut in half; restore the file"
             )
@@ -453,7 +459,8 @@ def _check_ends(index: Path, ends: NDArray[np.int64], path: Path, tokens: int) -
     if len(wrong):
         at = int(wrong[0])
         raise RopewalkError(
-            f"{index}: document {at} ends at token {ends[at]}, before the previous one; the index is damaged"
+            f"{index}: document {at} begins at token {ends[at - 1] if at else 0} and ends at token {ends[at]}; the "
+            "index is damaged"
         )
     beyond = np.flatnonzero(ends > tokens)
     if len(beyond):
@@ -474,9 +481,9 @@ def _separated(path: Path, ids: NDArray[Any], separator: int) -> NDArray[np.int6
     """Ends of the documents, each behind its separator; the last may lack one if the first token is a separator."""
     if len(ids) and separator not in (int(ids[0]), int(ids[-1])):
         raise RopewalkError(
-            f"{path} begins with token {int(ids[0])} and ends with {int(ids[-1])}, but documents must begin or end "
-            f"with the separator {separator}; set separator_id (--separator-id) to the id that separates them, or "
-            "restore the file if it is cut off"
+            f"{path} begins with id {int(ids[0])} and ends with id {int(ids[-1])}, but documents must begin or end "
+            f"with the separator (id {separator}); set separator_id (--separator-id) to the id that separates "
+            "documents, or restore the file if it is cut off"
         )
     parts = [
         np.flatnonzero(np.asarray(ids[start : start + _SEARCHED]) == separator) + start + 1
@@ -489,4 +496,4 @@ def _separated(path: Path, ids: NDArray[Any], separator: int) -> NDArray[np.int6
 
 def _shown(values: NDArray[np.int64]) -> str:
     few = values.tolist() if len(values) <= 6 else [*values[:3].tolist(), "...", *values[-2:].tolist()]
-    return ", ".join(map(str, few)) or "missing"
+    return ", ".join(map(str, few)) or "none"

@@ -307,11 +307,19 @@ def refuse_no_rows(packed: Packed, counts: PackingCounts, held_out: int) -> None
     """
     if packed.num_rows:
         return
-    aside = f" ({held_out} more are held out for validation: lower validation_documents)" if held_out else ""
+    why, advice = "", ["choose shorter rows", "set remainder (--remainder) to pad"]
+    if not counts.remainder_tokens and counts.long_documents:
+        why = f" ({counts.long_documents} longer documents were skipped)"
+        advice = ["choose longer rows", "set long_documents (--long-documents) to truncate"]
+    elif not counts.remainder_tokens:
+        advice = ["give more documents"]
+    if held_out:
+        advice.append(f"hold out fewer documents for validation (now {held_out})")
+    *others, last = advice
     raise RopewalkError(
-        f"the documents do not fill one row: {counts.remainder_tokens} training tokens in {counts.documents} documents"
-        f"{aside}, and a row takes {packed.settings.context}; choose shorter rows, or set "
-        "remainder to 'pad'"
+        f"the documents do not fill one row: {counts.remainder_tokens} training tokens in {counts.documents} "
+        f"documents, but a row takes {packed.settings.context} tokens{why}; "
+        f"{', '.join(others) + ', or ' if others else ''}{last}"
     )
 
 

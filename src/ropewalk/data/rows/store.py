@@ -278,7 +278,7 @@ def _pack_on(
         # The folder's name and manifest state the inputs as they were at the start.
         if inputs_identity(config.sources) != job.depends["inputs"]:
             raise RopewalkError(
-                "a source file changed during packing; pack again when no program writes to it"
+                "a source file changed during packing; pack again when no program writes to the file"
             )
         try:
             packed, contents, validation = _planned(config, tokenizer, corpus)

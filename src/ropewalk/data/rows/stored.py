@@ -64,9 +64,15 @@ def listed_files(manifest: Path, row_files: Iterable[tuple[Any, Any]]) -> list[t
     files = []
     for number, (name, rows) in enumerate(row_files):
         if plain_name(name, manifest) != rows_file(number):
-            raise RopewalkError(f"{manifest} is damaged: it lists {name!r} instead of {rows_file(number)}")
+            raise RopewalkError(
+                f"{manifest} is damaged: it lists {name!r} instead of {rows_file(number)}; delete "
+                f"the folder {manifest.parent} and pack again"
+            )
         if type(rows) is not int or rows < 1:
-            raise RopewalkError(f"{manifest} is damaged: it says that {name} has {rows!r} rows")
+            raise RopewalkError(
+                f"{manifest} is damaged: it says that {name} has {rows!r} rows; delete the folder "
+                f"{manifest.parent} and pack again"
+            )
         files.append((name, rows))
     return files
 
@@ -180,20 +186,24 @@ def open_rows(
         if (folder / WORK).is_dir() or is_unfinished(folder):
             raise _not_complete(folder)
         if len(within) != 1:
-            found = f"{len(within)} folders of packed rows; give one of them" if within else "no packed rows"
+            found = (
+                f"{len(within)} folders of packed rows; give one of them"
+                if within
+                else "no packed rows; give the output folder of ropewalk data pack"
+            )
             raise RopewalkError(f"{folder} contains {found}")
         folder = within[0]
     manifest = _manifest(folder)
     assert manifest is not None
     if manifest.get("format_version") != FORMAT_VERSION:
         raise RopewalkError(
-            f"{folder} has format version {manifest.get('format_version')}, but this version of ropewalk reads "
-            f"{FORMAT_VERSION}; pack again"
+            f"the rows in {folder} have format version {manifest.get('format_version')}, but this version of "
+            f"ropewalk reads version {FORMAT_VERSION}; pack again"
         )
     try:
         described = [*manifest["row_files"], manifest["validation_file"]]
         if plain_name(described[-1]["name"], folder / MANIFEST) != VALIDATION:
-            raise TypeError(f"its validation file is {described[-1]['name']!r} and not {VALIDATION}")
+            raise TypeError(f"its validation file is {described[-1]['name']!r} instead of {VALIDATION}")
         listed_files(folder / MANIFEST, ((each["name"], each["rows"]) for each in described[:-1]))
         _check_files(folder, described, verify)
         if tokenizer is not None:
@@ -270,8 +280,8 @@ def holds_rows(folder: Path) -> bool:
 
 def _not_complete(folder: Path) -> RopewalkError:
     return RopewalkError(
-        f"the rows in {folder} are incomplete; to complete them, repeat the command that packs them (with --shard, "
-        "for every shard)"
+        f"the rows in {folder} are incomplete; to complete them, repeat the command that packed them, for every "
+        "shard if you used --shard"
     )
 
 
@@ -320,8 +330,8 @@ def _refuse_other_tokenizer(folder: Path, found: Mapping[str, Any], wanted: Mapp
     for name, value in wanted.items():
         if found[name] != value:
             raise RopewalkError(
-                f"{folder} was packed with another tokenizer ({found['name_or_path']}): its {name} is "
-                f"{found[name]}, not {value}; give that tokenizer, or pack again"
+                f"{folder} was packed with another tokenizer ({found['name_or_path'] or 'without a name'}, {name} "
+                f"{found[name]}) than the given one ({name} {value}); give the tokenizer of the rows, or pack again"
             )
 
 
@@ -488,7 +498,9 @@ class RowsWriter:
             return missing
         for name in self.names:
             if name not in checked and not self.intact(name):
-                raise RopewalkError(f"{self.folder / name} is damaged; delete it and run its shard again")
+                raise RopewalkError(
+                    f"{self.folder / name} is damaged; delete the file and repeat the command for every shard"
+                )
         commits = {name: self.committed(name) or {} for name in self.names}
         described = [{"name": name, "rows": rows, **commits[name]} for name, rows in self.files]
         validation = {"name": VALIDATION, **commits[VALIDATION]}
@@ -534,7 +546,7 @@ def _refuse_other(folder: Path, existing: dict[str, Any], wanted: dict[str, Any]
             name, ours, theirs = _first_difference(shown, existing.get(key), value)
             name = name.removeprefix("settings.")
             how = f"packed with {name}: {ours}, but you gave {name}: {theirs}"
-        raise RopewalkError(f"{folder} {what} {how}; give another folder, or delete this one")
+        raise RopewalkError(f"{folder} {what} {how}; give another folder, or delete this folder")
 
 
 def _same(existing: Any, wanted: Any) -> bool:

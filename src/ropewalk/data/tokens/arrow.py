@@ -87,10 +87,13 @@ def open_table(path: Path, records: int) -> pyarrow.Table:
         with pyarrow.memory_map(str(path)) as file:
             table = pyarrow.ipc.open_file(file).read_all()
     except (OSError, pyarrow.ArrowException) as error:
-        raise RopewalkError(f"cannot read {path}: {error}; delete it and pack again") from error
+        raise RopewalkError(
+            f"cannot read {path}: {error}; delete the folder {path.parent} and pack again"
+        ) from error
     if len(table) != records:
         raise RopewalkError(
-            f"{path} has {len(table)} records, but its manifest says {records}; delete it and pack again"
+            f"{path} has {len(table)} records, but its manifest says {records}; delete the folder {path.parent} and "
+            "pack again"
         )
     return table
 

@@ -89,8 +89,8 @@ def required_template(tokenizer: Any) -> ChatTemplate:
         )
     if "strftime_now" in found.template and "date_string" not in found.template:
         raise RopewalkError(
-            f"the chat template of {tokenizer.name_or_path!r} writes the date of the day (strftime_now), so its rows "
-            "would differ from day to day; give a template with a fixed date"
+            f"the chat template of {tokenizer.name_or_path!r} writes today's date (strftime_now), so rows would "
+            "differ from day to day; give a template with a fixed date"
         )
     return found
 
@@ -154,8 +154,8 @@ def _turns(record: dict[str, Any], template: ChatTemplate, origin: str) -> tuple
             after = _render(record, messages[: number + 1], template, origin)
             if not after.startswith(before) or not text.startswith(after):
                 raise RopewalkError(
-                    f"{origin}: the chat template renders message {number + 1} differently when other messages "
-                    "follow or when it is generated, so the assistant's turns cannot be found; use a template with "
+                    f"{origin}: the chat template renders message {number + 1} differently either after a generation "
+                    "prompt or before other messages, so the assistant's turns cannot be found; use a template with "
                     "{% generation %}"
                 )
             bare = after.rstrip()

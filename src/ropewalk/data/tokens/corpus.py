@@ -381,8 +381,8 @@ class _Work:
                 # Delete the shards: if the old file came back, its identity would match these wrong tokens.
                 shutil.rmtree(folder, ignore_errors=True)
                 raise RopewalkError(
-                    f"a file of {self.splits[folder].spec.path} changed during packing; pack again when the file is "
-                    "complete"
+                    f"a file of {self.splits[folder].spec.path} changed during packing; pack again when no program "
+                    "writes to the file"
                 )
             known = self.shards[folder]
             new = self._writers.pop(folder).finish()[len(known) :]

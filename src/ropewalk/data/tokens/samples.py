@@ -80,15 +80,15 @@ def _samples(spec: SourceSpec, tokenizer: Any) -> list[TokenSample]:
         difference = next(text for sample, text in found if sample.comparison == "different")
         stated = next(
             (
-                f"; the file's metadata names the tokenizer {s.stated_tokenizer!r}"
+                f" ({s.stated_tokenizer!r} according to the file's metadata)"
                 for s, _ in found
                 if s.stated_tokenizer
             ),
             "",
         )
         raise RopewalkError(
-            f"{difference}; {compared['different']} of {len(found)} sampled documents of {spec.path} differ in the "
-            f"same way{stated}; give the tokenizer that produced the ids"
+            f"{difference} ({compared['different']} of {len(found)} sampled documents of {spec.path} differ); give "
+            f"the tokenizer that produced the ids{stated}"
         )
     return [sample for sample, _ in found]
 
@@ -137,9 +137,10 @@ def _sample(document: TokenisedDocument, stated: str | None, tokenizer: Any) -> 
         comparison = "different" if _decoded(tokenizer, again) == text else "lossy"
     differs = np.flatnonzero(own[: len(again)] != again[: len(own)])
     at = int(differs[0]) if len(differs) else min(len(own), len(again))
+    given = f"tokenizer {tokenizer.name_or_path}" if tokenizer.name_or_path else "given tokenizer"
     words = (
-        f"{origin}: token {at} has the id {_at(own, at)}, but the tokenizer {tokenizer.name_or_path!r} encodes the "
-        f"decoded text to the id {_at(again, at)} there"
+        f"{origin}: at token {at}, the document has {_at(own, at)}, but the {given} "
+        f"gives {_at(again, at)} for the same text"
     )
     return TokenSample(origin, len(ids), text[:200], comparison, stated), words
 
@@ -158,8 +159,8 @@ def _contains(ids: NDArray[np.int32], part: NDArray[np.int32]) -> bool:
     return at >= 0
 
 
-def _at(ids: NDArray[np.int32], index: int) -> int | str:
-    return int(ids[index]) if index < len(ids) else "missing"
+def _at(ids: NDArray[np.int32], index: int) -> str:
+    return f"id {ids[index]}" if index < len(ids) else "no id"
 
 
 def name_differs(stated: str | None, tokenizer: str) -> bool:

@@ -130,8 +130,8 @@ class ShardWriter:
         self._tokens += len(input_ids)
         if self._tokens > _MOST_TOKENS:
             raise RopewalkError(
-                f"a record of source {source!r} reaches {self._tokens} tokens, more than the limit of {_MOST_TOKENS}; "
-                "split the record"
+                f"a record of source {source!r} is too long: it fills a file of token ids to {self._tokens} tokens, "
+                f"but the limit is {_MOST_TOKENS}; split the record"
             )
         self._ids.append(input_ids)
         self._source_ids.append(self._sources.setdefault(source, len(self._sources)))
@@ -240,13 +240,13 @@ def open_shard(path: Path) -> TokenShard:
         raise damaged from error
     if header.get("format") != FORMAT:
         raise RopewalkError(
-            f"{path} has format {header.get('format')}, but this version of ropewalk reads {FORMAT}; delete it "
-            "and run again"
+            f"{path} has format {header.get('format')}, but this version of ropewalk reads format {FORMAT}; delete "
+            "the file and run again"
         )
     if (header["portion"], f"{header['block']:05}") != (path.parent.name, path.stem):
         raise RopewalkError(
-            f"{path} contains another file, {header['portion']}/{header['block']:05}.arrow, under a wrong name; delete "
-            "it and run again"
+            f"{path} has the contents of another file, {header['portion']}/{header['block']:05}.arrow; delete "
+            f"{path.name} and run again"
         )
     column = table.column("input_ids")
     ids, offsets = as_numpy(column.values, np.int32), as_numpy(column.offsets, np.int32)

@@ -222,7 +222,7 @@ def check_ids(document: TokenisedDocument, vocabulary: int) -> None:
         place = f"{document.origin}: " if document.origin else ""
         raise RopewalkError(
             f"{place}a tokenised document of source {document.source!r} contains token id {wrong}, but the tokenizer's "
-            f"vocabulary has ids from 0 to {vocabulary - 1} ({vocabulary} tokens); give the tokenizer that produced it"
+            f"vocabulary has ids from 0 to {vocabulary - 1}; give the tokenizer that produced the ids"
         )
 
 
@@ -385,8 +385,8 @@ def _in_workers(
             yield carried, future.result()
     except BrokenProcessPool as error:
         raise RopewalkError(
-            "a tokenisation worker died; it may have run out of memory, or the script that started it "
-            'lacks `if __name__ == "__main__":`'
+            "a tokenisation worker died; if memory ran out, use fewer workers (--workers); if a script started the "
+            'worker, put the code of the script under `if __name__ == "__main__":`'
         ) from error
     finally:
         # Reached as well when the caller stops early and closes the generator.

@@ -178,7 +178,7 @@ def _likeliest(logits: Tensor) -> Tensor:
     if bool(best.isnan().any()):
         raise RunFailure(
             f"the model's logits are NaN in {str(logits.dtype).removeprefix('torch.')}, so its answers would be "
-            "meaningless; run it in bfloat16 or float32"
+            "meaningless; run the model in bfloat16 or float32"
         )
     return ids
 
@@ -219,7 +219,7 @@ def refuse_unpinned(model: Any) -> None:
     if dependent:
         raise RopewalkError(
             f"{type(model).__name__} uses transformers' own RoPE of type {', '.join(dependent)}, whose angles would "
-            "change between the chunks of a prompt; load the model with exact_rope=True"
+            "change between the chunks of a prompt; load the model with exact_rope=True (without --no-exact-rope)"
         )
 
 

@@ -169,9 +169,9 @@ def check_prefill_chunk(model: Any, prefill_chunk: int | None) -> None:
     dependent = unpinned_methods(model)
     if dependent:
         raise EngineError(
-            f"{type(model).__name__} uses transformers' own RoPE of type {dependent[0]}, whose angles would "
-            f"change between chunks of {prefill_chunk} tokens; load the model with exact_rope=True, or set "
-            "prefill_chunk to None"
+            f"{type(model).__name__} uses transformers' own RoPE of type {dependent[0]}, whose angles would change "
+            f"between chunks of {prefill_chunk} tokens; load the model with exact_rope=True (without "
+            "--no-exact-rope), or set prefill_chunk to None"
         )
 
 

@@ -137,14 +137,14 @@ class ServerBackend:
             except FaultError as fault:
                 if fault.status is None:
                     raise RopewalkError(
-                        f"no model server responds at {self.address} ({fault.reason}); start it, or give another "
-                        "address"
+                        f"no model server responds at {self.address} ({fault.reason}); start a server there, or "
+                        "correct the address"
                     ) from fault
                 # With a named model, a list that fails with an HTTP status does not matter: the server is there.
                 if self.model is None:
                     raise RopewalkError(
-                        f"the server at {self.address} does not list its models ({fault.reason}); try again when it "
-                        "has loaded its model, name the model with --server-model, or give another address"
+                        f"the server at {self.address} does not list its models ({fault.reason}); try again when the "
+                        "server has loaded its model, name the model with --server-model, or correct the address"
                     ) from fault
             except RefusalError as refusal:
                 if self.model is None:
@@ -210,7 +210,7 @@ class ServerBackend:
             except FaultError as fault:
                 raise RopewalkError(
                     f"the server at {self.address} does not answer a request for one token ({fault.reason}); restart "
-                    "it, or give another address"
+                    "the server, or correct the address"
                 ) from fault
             except RefusalError as refusal:
                 self._do_without(refusal, listed)
@@ -336,7 +336,7 @@ class ServerBackend:
             # Unlike sleep, this wait ends as soon as another thread fails.
             if stop.wait(wait):
                 break
-        more = f", the last of {attempt + 1} attempts" if attempt else ""
+        more = f", in the last of {attempt + 1} attempts" if attempt else ""
         raise FaultError(f"{fault.reason}{more}", fault.wait, fault.status)
 
     def _complete(self, request: GenerationRequest, completion: Completion) -> Completion:
@@ -441,14 +441,15 @@ class ServerBackend:
             return RunFailure(f"the server at {self.address} rejected a prompt {after} ({failure})")
         reason = failure.reason if isinstance(failure, FaultError) else "an unexpected error, shown above"
         return RunFailure(
-            f"the server at {self.address} stopped answering prompts ({reason}) {after}; run the same command again to "
-            "resume"
+            f"the server at {self.address} stopped answering prompts {after}; run the same command again to resume "
+            f"(reason: {reason})"
         )
 
     def _only(self, listed: list[str]) -> str:
         if not listed:
             raise RopewalkError(
-                f"the server at {self.address} lists no models; load a model there, or name it with --server-model"
+                f"the server at {self.address} lists no models; load a model there, or name the model with "
+                "--server-model"
             )
         if len(listed) > 1:
             raise RopewalkError(

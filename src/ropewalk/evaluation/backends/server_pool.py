@@ -70,7 +70,7 @@ class ServerPool:
                 ]
                 raise RopewalkError(
                     f"the servers at {first.address} and {other.address} differ ({'; '.join(differing)}), so their "
-                    "answers cannot be counted together; give servers of one model and one program"
+                    "answers cannot be counted together; give servers that serve the same model with the same program"
                 )
         self._checked = True
         return name

@@ -81,8 +81,8 @@ class Serving(Settings):
     endpoint: Endpoint = Field(
         "completions",
         description="Endpoint of the server: completions, or chat for servers without a completions endpoint. With "
-        "chat, the server applies the chat template. chat needs --chat, to count a prompt's tokens with the "
-        "tokenizer's template.",
+        "chat, the server applies the chat template; --chat is still required, so that ropewalk counts the "
+        "template's tokens.",
     )
     extra: Annotated[
         dict[str, Any],
@@ -103,10 +103,11 @@ def check_extra(extra: Mapping[str, Any]) -> None:
     """
     for name, value in extra.items():
         if not name.isidentifier():
-            raise RopewalkError(f"{name!r} is not a valid name of a request field; write it like top_k")
+            raise RopewalkError(f"{name!r} is not a valid name of a request field; write a name like top_k")
         if name in RESERVED or name in UNREADABLE:
+            why = "sets it" if name in RESERVED else "could not read the responses"
             raise RopewalkError(
-                f"the request field {name} cannot be changed, because ropewalk sets it; remove it"
+                f"the request field {name} cannot be set, because ropewalk {why}; remove the field"
             )
         try:
             # By default, json.dumps writes NaN, which is not JSON.
@@ -131,7 +132,9 @@ def public_address(base_url: str) -> str:
     if not good:
         # Do not print the part before an @: it may contain a password.
         shown = base_url.rpartition("@")[2]
-        raise RopewalkError(f"{shown!r} is not a server address; write it like http://localhost:8000/v1")
+        raise RopewalkError(
+            f"{shown!r} is not a server address; write an address like http://localhost:8000/v1"
+        )
     # Without a final slash, so that one server has one name.
     address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
     if parts.query or parts.fragment:

@@ -45,8 +45,8 @@ class ShardedBackend:
             EngineError: always.
         """
         raise EngineError(
-            "a model that is split over several processes cannot generate answers; run it in one process, or on a "
-            "server with --server"
+            "a model that is split over several processes cannot generate answers; run the model in one process, or "
+            "on a server with --server"
         )
 
 
@@ -127,7 +127,7 @@ def sharded_likeliest(model: LossModel, rows: Sequence[Row], mesh: Mesh) -> Iter
         if bool((tokens == NO_NUMBER).any()):
             raise failure_of_all(
                 mesh,
-                "the model's logits are NaN, so its answers would be meaningless; run it in bfloat16 or float32",
+                "the model's logits are NaN, so its answers would be meaningless; run the model in bfloat16 or float32",
             )
         yield tokens
 

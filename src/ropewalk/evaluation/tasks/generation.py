@@ -39,7 +39,9 @@ def check_lengths(
         length, needs = next(iter(short.items()))
         # Name the suite too for teacher-forced tasks: several suites have one.
         shortages = ", ".join(
-            f"{suite} {name} needs {tokens}" if name == TEACHER_FORCED else f"{name} needs {tokens}"
+            f"{name} of the suite {suite} needs {tokens}"
+            if name == TEACHER_FORCED
+            else f"{name} needs {tokens}"
             for (suite, name), tokens in needs.items()
         )
         names = sorted({name for group in short.values() for _, name in group})
@@ -114,8 +116,8 @@ def _group(
     for given in backend.answers(requests):
         if not 0 <= given.index < len(unknown) or log.has(unknown[given.index].key):
             raise RunFailure(
-                f"the backend returned an answer for {group[0].task} that was not requested: prompt {given.index} of "
-                f"{len(unknown)} does not exist or was answered before"
+                f"the backend returned an answer for {group[0].task} that was not requested: prompt {given.index} "
+                f"was answered before, or is not one of the prompts 0 to {len(unknown) - 1}"
             )
         done += 1
         if progress is not None:
@@ -137,9 +139,9 @@ def _request(encoder: PromptEncoder, sample: Sample) -> GenerationRequest:
     prompt = encoder.encode(sample.text, sample.answer_prefix)
     if (len(prompt.input_ids), prompt.bos_count) != (sample.prompt_tokens, sample.bos_count):
         raise RopewalkError(
-            f"sample {sample.index} of {sample.task} has {len(prompt.input_ids)} tokens ({prompt.bos_count} BOS) with "
-            f"this tokenizer, but had {sample.prompt_tokens} ({sample.bos_count} BOS) when it was generated; use the "
-            "tokenizer that generated it, or another --samples-dir"
+            f"sample {sample.index} of {sample.task} has {len(prompt.input_ids)} tokens ({prompt.bos_count} of them "
+            f"BOS) with this tokenizer, but had {sample.prompt_tokens} ({sample.bos_count} of them BOS) when it was "
+            "generated; use the earlier tokenizer, or another --samples-dir"
         )
     # NVIDIA's scripts count neither BOS nor chat template, so their prompts may exceed the length by that many tokens.
     room = max(sample.length, len(prompt.input_ids) + sample.max_new_tokens)

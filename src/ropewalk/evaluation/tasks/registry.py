@@ -69,7 +69,7 @@ def chosen_tasks(settings: BenchmarkSettings, sharded: bool = False) -> dict[str
     for suite in suites if sharded else ():
         if suite.sharded is None:
             raise RopewalkError(
-                f"several processes cannot measure the suite {suite.name}; {_elsewhere(suite)}"
+                f"several processes cannot measure the suite {suite.name}; {_elsewhere(suite, 'the suite')}"
             )
     known = {suite.name: suite.known(settings) for suite in suites}
     if sharded:
@@ -97,12 +97,12 @@ def _check_sharded(suite: Suite, named: Sequence[str]) -> None:
         if name != suite.sharded:
             raise RopewalkError(
                 f"several processes can measure only the task {suite.sharded} of the suite {suite.name}, not {name}; "
-                f"to measure {name}, {_elsewhere(suite)}"
+                f"{_elsewhere(suite, name)}"
             )
 
 
-def _elsewhere(suite: Suite) -> str:
+def _elsewhere(suite: Suite, what: str) -> str:
     """Return advice for a suite that several processes cannot measure."""
     # A server gives only answers, neither losses nor the likelihoods that lm_eval needs.
     server = ", or on a server with --server" if isinstance(suite, GeneratedSuite) else ""
-    return f"run it in one process{server}"
+    return f"run {what} in one process{server}"

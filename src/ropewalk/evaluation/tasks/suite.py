@@ -74,7 +74,7 @@ class BenchmarkSettings(BaseSettings):
     )
     tasks: Annotated[CommaList, COMMON] = Field(
         (),
-        description="Tasks to run, such as niah_single_1,vt. Suites without any of these tasks run their "
+        description="Tasks to run, such as niah_single_1,vt. If a suite has none of the named tasks, it runs its "
         "default tasks.",
     )
     exclude: CommaList = Field((), description="Tasks not to run, such as niah_multikey_3,cwe.")

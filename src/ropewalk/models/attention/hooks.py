@@ -79,8 +79,8 @@ class LayoutCall:
         alike = set(self.localities)
         if len(alike) != 1:
             raise EngineError(
-                f"the config describes the attention of {len(self.localities)} layers, but an attention module has "
-                f"layer_idx {layer}, so its window is unknown"
+                f"an attention module has layer_idx {layer}, but needs a value from 0 to {len(self.localities) - 1}, "
+                "because the attention of the layers differs in the config"
             )
         return alike.pop()
 
@@ -161,7 +161,8 @@ def attention_options_of(module: nn.Module, layout: LayoutCall, options: dict[st
     name, number = type(module).__name__, getattr(module, "layer_idx", None)
     if options.get("dropout"):
         raise EngineError(
-            f"{name} asks for attention dropout {options['dropout']}; set attention_dropout to 0 in its config"
+            f"{name} uses attention dropout {options['dropout']}, which no attention engine supports; set "
+            "attention_dropout to 0 in the model's config"
         )
     if options.get("is_causal") is False:
         raise EngineError(f"{name} attends in both directions; packed rows need a causal decoder")
@@ -169,8 +170,8 @@ def attention_options_of(module: nn.Module, layout: LayoutCall, options: dict[st
     unknown = [key for key, value in options.items() if value is not None and key not in KNOWN_OPTIONS]
     if unknown:
         raise EngineError(
-            f"{name} passes {', '.join(unknown)} to its attention, which no engine supports; this architecture cannot "
-            "be trained on packed rows"
+            f"{name} calls its attention function with {', '.join(unknown)}, which no attention engine "
+            "supports; this architecture cannot be trained on packed rows"
         )
     locality, window = layout.locality_of(number), options.get("sliding_window")
     if window != locality.window:
@@ -179,7 +180,7 @@ def attention_options_of(module: nn.Module, layout: LayoutCall, options: dict[st
             for tokens in (window, locality.window)
         )
         raise EngineError(
-            f"{name} of layer {number} uses {requested}, but the config gives it {configured}; correct sliding_window "
+            f"layer {number} ({name}) uses {requested}, but the config states {configured}; correct sliding_window "
             "or layer_types in the config"
         )
     return AttentionOptions(
@@ -230,8 +231,8 @@ def _stock_attention(
     # A layout was given to the model but did not arrive here: the row would be attended to as one document.
     if _current.get() is not None:
         raise EngineError(
-            f"{type(module).__name__} does not pass keyword arguments to its attention, so the document "
-            "boundaries of packed rows cannot reach it; this architecture cannot be trained on packed rows"
+            f"{type(module).__name__} does not pass keyword arguments to its attention function, so the document "
+            "boundaries of packed rows cannot reach this function; this architecture cannot be trained on packed rows"
         )
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -313,12 +314,13 @@ class LayoutHooks:
             layouts = (given,) * len(ids) if isinstance(given, PackedLayout) else tuple(given)
         if len(layouts) != len(ids):
             raise RopewalkError(
-                f"got {len(layouts)} layouts for a batch of {len(ids)} rows; give one layout, or one for each row"
+                f"got {len(layouts)} layouts for a batch of {len(ids)} rows; give one layout for all rows, or one "
+                "for each row"
             )
         if sharded is not None and ids.shape[1] != sharded.shard_length:
             raise RopewalkError(
-                f"this rank's shards have {sharded.shard_length} tokens, but the batch has {ids.shape[1]}; pass only "
-                "this rank's tokens"
+                f"this rank's part of a row has {sharded.shard_length} tokens, but the rows of the batch have "
+                f"{ids.shape[1]}; pass only this rank's part of each row"
             )
         length = ids.shape[1] if sharded is None else layouts[0].total_length
         for layout in layouts:
@@ -400,7 +402,7 @@ def _pin_length(module: nn.Module, call: LayoutCall, pinned: ExitStack, own_posi
     if names:
         raise EngineError(
             f"{type(module).__name__} runs transformers' own {names[0]} RoPE, which would use the length of a shard "
-            "instead of the row's; load the model with exact_rope=True"
+            "instead of the length of the row; load the model with exact_rope=True"
         )
 
 
@@ -444,5 +446,6 @@ def _refuse_restarts(kwargs: dict[str, Any]) -> None:
         return
     if bool(restarts.any()):
         raise RopewalkError(
-            "position_ids restart inside the row, so it contains packed documents: describe them with layout="
+            "position_ids restart inside a row, so the row contains packed documents; describe the documents with "
+            "layout="
         )

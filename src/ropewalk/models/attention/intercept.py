@@ -165,8 +165,8 @@ class _Counted:
             locality = self.localities[self.layer]
             if locality.reach != options.window:
                 raise EngineError(
-                    f"layer {self.layer}, of {name}, attends to the last {options.window} tokens, but the config says "
-                    f"{locality.reach}; correct the config"
+                    f"the window of layer {self.layer} ({name}), in tokens, is {options.window} in the model but "
+                    f"{locality.reach} in the config; correct the config"
                 )
             options = replace(options, window=locality.window, chunk=locality.chunk)
         call = AttentionCall(self.layer, query, key, value, options)
@@ -446,12 +446,12 @@ class AuditedModel:
             rotary = rotary_module(model)[2]
         except RopewalkError as error:
             raise EngineError(
-                f"{name} does not have exactly one rotary module, which the audit needs"
+                f"the audit needs a model with exactly one rotary module, but {name} has none or several"
             ) from error
         if any(getattr(method, "start_tokens", 0) for method in getattr(rotary, "methods", {}).values()):
             raise EngineError(
-                f"{name} runs with start tokens that keep their angles unscaled, so moving a row changes its relative "
-                "positions; audit it with start_tokens=0"
+                f"{name} runs with start tokens, whose RoPE is unscaled, so the scores in a row depend on the row's "
+                "position even in exact arithmetic; audit the model with start_tokens=0"
             )
         # A config may name layer types that no layer has.
         present = {None, *(getattr(config, "layer_types", None) or methods)}
@@ -512,22 +512,23 @@ def _refuse_other_order(model: Any) -> None:
     kinds = list(getattr(config, "layer_types", None) or ())
     if INDEXED in kinds:
         raise EngineError(
-            f"{name} selects the tokens that a query sees with a separate indexer ({INDEXED}, layer "
-            f"{kinds.index(INDEXED)}), which the audit cannot compute in several precisions"
+            f"{name} has an indexer that chooses the tokens to which a query attends ({INDEXED}, layer "
+            f"{kinds.index(INDEXED)}), and the audit, which computes attention in several precisions, cannot compute "
+            f"an indexer"
         )
     if config.model_type in CHANGES_ITS_MASK:
         raise EngineError(
-            f"{name} adds its own scores to the mask of its attention, which the audit does not compute"
+            f"{name} adds scores of its own to the attention mask, which the audit does not support"
         )
     if sinks and config.model_type not in SINKS_IN_SCORES:
         raise EngineError(
-            f"{name} rounds its learned attention sinks in its own way; the audit supports only the rounding of "
+            f"{name} has learned attention sinks, and the audit knows how a model rounds its sinks only for "
             f"{', '.join(SINKS_IN_SCORES)}"
         )
     if config.model_type == "llama4_text" and getattr(config, "use_qk_norm", False):
         raise EngineError(
             f"{name} normalises queries and keys after rotating and rounding them (use_qk_norm), but the audit "
-            "supports only a rotation that comes last; Llama 4 without that norm can be audited"
+            "supports only models in which the rotation comes last; Llama 4 with use_qk_norm false can be audited"
         )
 
 
@@ -689,7 +690,9 @@ def _probe(model: Any, positions: Tensor, dtype: torch.dtype) -> None:
         ) from error
     except RuntimeError as error:
         what = str(dtype).removeprefix("torch.")
-        raise EngineError(f"the audit runs {name} in {what}, but the model fails in it: {error}") from error
+        raise EngineError(
+            f"the audit runs {name} in {what}, but the model fails in this dtype: {error}"
+        ) from error
 
 
 def _check_calls(model: Any, calls: list[AttentionCall]) -> None:
@@ -701,8 +704,9 @@ def _check_calls(model: Any, calls: list[AttentionCall]) -> None:
     heads = {call.query.shape[0] for call in calls}
     if len(calls) > layers or len(heads) > 1:
         raise EngineError(
-            f"{name} attends {len(calls)} times in {layers} layers, with {' or '.join(map(str, sorted(heads)))} heads; "
-            "the audit needs one attention in each layer, with the same number of heads"
+            f"{name} calls its attention function {len(calls)} times in {layers} layers, with "
+            f"{' or '.join(map(str, sorted(heads)))} heads; the audit needs at most one call for each layer, and the "
+            "same number of heads in all calls"
         )
 
 
@@ -766,9 +770,9 @@ def random_parameters(model: Any, seed: int) -> Iterator[None]:
     }
     if unlike or initial.keys() - own.keys():
         raise RopewalkError(
-            f"a new {type(model).__name__} of this config has different parameters than the model "
-            f"({min(unlike or initial.keys() - own.keys())}), so there is no random control to compare with; "
-            "omit it with --no-random-control"
+            f"a new {type(model).__name__} of this config has other parameters than the model, such as "
+            f"{min(unlike or initial.keys() - own.keys())}, so the audit cannot compare the model with random weights; "
+            "omit this comparison with --no-random-control"
         )
     del fresh
     # The trained weights wait in CPU memory: a device that holds one model may not hold two.

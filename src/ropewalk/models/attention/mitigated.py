@@ -211,7 +211,8 @@ def _fused(
 def _arrives(module: nn.Module, query: Tensor, key: Tensor, options: dict[str, Any]) -> None:
     if options.get("s_aux") is not None or options.get("softcap") is not None:
         raise EngineError(
-            f"{type(module).__name__} changes its scores in a way that PyTorch's fused attention cannot compute"
+            f"{type(module).__name__} changes its attention scores in a way that PyTorch's fused attention cannot "
+            "compute"
         )
     if _arrived:
         # Latent attention may round only its keys.

@@ -80,8 +80,8 @@ def mixers_of(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
         mixer = getattr(layers[number], name or "", None) if number < len(layers) else None
         if not isinstance(mixer, nn.Module):
             raise EngineError(
-                f"layer {number} of {type(model).__name__} has no module {name!r}, where ropewalk expects its "
-                "recurrent mixer, so packed documents would leak through this layer"
+                f"layer {number} of {type(model).__name__} has no module {name!r}, where ropewalk expects the "
+                "layer's recurrent mixer, so packed documents would leak into each other through this layer"
             )
         found.append(mixer)
     return found
@@ -104,7 +104,7 @@ class _RunByRun:
             if has_layout():
                 raise EngineError(
                     f"{self.name} receives no keyword arguments from its layer, so the document boundaries of packed "
-                    "rows cannot reach it; this architecture cannot be trained on packed rows"
+                    "rows cannot reach this module; this architecture cannot be trained on packed rows"
                 )
             return self.forward(*args, **kwargs)
         # A group of one rank has whole rows in storage order.

@@ -167,13 +167,13 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, sharded: ShardedLa
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4 or tensor.shape[0] != len(rows) or tensor.shape[2] != rows[0].ring_length:
             raise RopewalkError(
-                f"{name} must have the shape ({len(rows)}, heads, {rows[0].ring_length}, width), got "
-                f"{tuple(tensor.shape)}"
+                f"{name} must have the shape (batch, heads, ring_length, head_dim) with batch {len(rows)} and "
+                f"ring_length {rows[0].ring_length}, got {tuple(tensor.shape)}"
             )
         if tensor.dtype != query.dtype or tensor.device != query.device:
             raise RopewalkError(
                 f"{name} is {tensor.dtype} on {tensor.device} but query is {query.dtype} on {query.device}; "
-                "use one dtype and one device"
+                "use the same dtype and device for query, key and value"
             )
     if query.dtype not in DTYPES:
         raise RopewalkError(
@@ -181,13 +181,13 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, sharded: ShardedLa
         )
     if key.shape[1] != value.shape[1] or key.shape[3] != query.shape[3]:
         raise RopewalkError(
-            f"the shapes of key {tuple(key.shape)} and value {tuple(value.shape)} do not match query "
-            f"{tuple(query.shape)}; key and value must have the same number of heads, and key and query the same "
-            "head_dim"
+            f"key must have the same number of heads as value and the same head_dim as query, got query "
+            f"{tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}"
         )
     if query.shape[1] % key.shape[1]:
         raise RopewalkError(f"num_heads {query.shape[1]} is not a multiple of num_kv_heads {key.shape[1]}")
     if groups.ring != rows[0].ring:
         raise RopewalkError(
-            f"the rows are sharded with ring={rows[0].ring}, but the mesh has ring={groups.ring}; use the same number"
+            f"the rows are sharded with ring={rows[0].ring}, but the mesh has ring={groups.ring}; call row_shards "
+            f"with ring={groups.ring}"
         )

@@ -105,11 +105,14 @@ def ring_plan(
     for layout, row in zip(layouts, rows, strict=True):
         if (row.ring, row.ring_length) != (ring, length):
             raise RopewalkError(
-                f"all rows of a batch must be sharded alike, got one row with {row.ring_length} tokens on each of "
-                f"{row.ring} ranks and one with {length} on each of {ring}"
+                f"all rows of a batch must have the same ring and the same ring_length, got ring {ring} and "
+                f"ring_length {length} in one row, ring {row.ring} and ring_length {row.ring_length} in another"
             )
         if not torch.equal(row.order, layout.storage_in_order):
-            raise RopewalkError("a ring needs shards in (document, order) order; create them with row_shards")
+            raise RopewalkError(
+                "the order of the shards must be the layout's storage_in_order; create the shards "
+                "with row_shards"
+            )
     cuts = [
         _RowCut(Spans.of(layout, locality), row.chunks) for layout, row in zip(layouts, rows, strict=True)
     ]

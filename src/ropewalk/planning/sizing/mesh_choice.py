@@ -57,7 +57,8 @@ def check_mesh(
     if row_length < shape.sequence_degree:
         raise RopewalkError(
             f"parallel.ring x parallel.sequence is {shape.sequence_degree}, but a row of {row_length} "
-            f"{'token' if row_length == 1 else 'tokens'} can be split over at most {row_length} {_ranks(row_length)}"
+            f"{'token' if row_length == 1 else 'tokens'} can be split over at most {row_length} "
+            f"{_ranks(row_length)}; lower parallel.ring or parallel.sequence"
         )
     each = shape.data_degree * rows_per_batch
     if rows_per_step < 1 or rows_per_step % each:
@@ -65,8 +66,8 @@ def check_mesh(
         below, above = rows_per_step // each * each, (max(rows_per_step, 0) // each + 1) * each
         choice = f"{below} or {above}" if below > 0 else f"{above}"
         raise RopewalkError(
-            f"rows_per_step {rows_per_step} is not a multiple of {each} ({shape.data_degree} data-parallel groups x "
-            f"rows_per_batch {rows_per_batch}); use {choice}"
+            f"rows_per_step must be a positive multiple of {each} ({shape.data_degree} data-parallel groups x "
+            f"rows_per_batch {rows_per_batch}), got {rows_per_step}; use {choice}"
         )
 
 
@@ -97,7 +98,7 @@ def choose_mesh(run: ShardedRun, rows_per_step: int, world_size: int, cluster: C
     rows_per_batch = run.rows_per_batch
     if rows_per_step < 1 or rows_per_step % rows_per_batch:
         raise RopewalkError(
-            f"rows_per_step {rows_per_step} is not a multiple of rows_per_batch {rows_per_batch}"
+            f"rows_per_step must be a positive multiple of rows_per_batch {rows_per_batch}, got {rows_per_step}"
         )
     search = _Search(run, rows_per_step, cluster)
     found = search.first(world_size)
@@ -169,17 +170,17 @@ class _Search:
             mesh = fitting[-1]
             each = mesh.data_degree * self.run.rows_per_batch
             return RopewalkError(
-                f"rows_per_step {self.rows_per_step} cannot be divided evenly over {world_size} {_ranks(world_size)} "
-                f"in any way that has enough memory for rows of {self.run.row_length:,} tokens; set rows_per_step to "
-                f"a multiple of {each}, which suits parallel {mesh.setting}"
+                f"no mesh of {world_size} {_ranks(world_size)} both divides rows_per_step {self.rows_per_step} "
+                f"evenly and has enough memory for rows of {self.run.row_length:,} tokens; set rows_per_step to a "
+                f"multiple of {each}, which divides evenly over parallel {mesh.setting}"
             )
         # Of meshes that are all too large, the one that comes closest tells how much is missing.
         mesh = min(meshes, key=self.bytes)
-        memory = self.cluster.bytes_per_rank / 1e9
+        memory = self.cluster.bytes_per_rank
         return DoesNotFit(
             f"rows of {self.run.row_length:,} tokens do not fit on {world_size} {_ranks(world_size)}: even parallel "
-            f"{mesh.setting} needs an estimated {self.bytes(mesh) / 1e9:.0f} GB per rank, and {USABLE * memory:.0f} of "
-            f"{memory:.0f} GB are usable; {self.remedy(world_size)}"
+            f"{mesh.setting} needs an estimated {_gb(self.bytes(mesh))} GB per rank, and a rank has "
+            f"{_gb(memory)} GB, of which {_gb(USABLE * memory)} GB are usable; {self.remedy(world_size)}"
         )
 
     def remedy(self, world_size: int) -> str:
@@ -213,6 +214,12 @@ class _Search:
                 return ranks
             ranks *= 2
         return None
+
+
+def _gb(size: float) -> str:
+    """Bytes in GB, with three significant digits and no exponent."""
+    gigabytes = size / 1e9
+    return f"{gigabytes:.3g}" if gigabytes < 999.5 else f"{gigabytes:,.0f}"
 
 
 def _ranks(count: int) -> str:

@@ -56,7 +56,8 @@ class NotEstimated(RopewalkError):
         self,
         reason: str,
         config: ModelConfig,
-        instead: str = "parallel.replicate, parallel.shard, parallel.ring and parallel.sequence instead of auto",
+        instead: str = "parallel.replicate, parallel.shard, parallel.ring and parallel.sequence instead of parallel: "
+        "auto",
     ) -> None:
         count = count_parameters(config)
         self.state_bytes = None if count is None else count * STATE_BYTES
@@ -103,8 +104,8 @@ class Experts:
             return None
         if config.model_type not in MIXTURES:
             raise NotEstimated(
-                f"memory and time are not estimated for the {number} experts of a {config.model_type} model, only for "
-                f"dense models and the mixtures of experts {', '.join(MIXTURES)}",
+                f"memory and time are not estimated for the {number} experts of this {config.model_type} model, but "
+                f"only for dense models and for the mixtures of experts {', '.join(MIXTURES)}",
                 config,
             )
         # Each model type has its own key for these widths; Mixtral has no key for experts alone.
@@ -257,21 +258,21 @@ class ModelShape:
                 f"layers of this {config.model_type} model are recurrent",
                 config,
                 # The state of such a layer is not passed between ranks, so rows cannot be split.
-                "parallel.replicate and parallel.shard instead of auto (parallel.ring and parallel.sequence must stay "
-                "1)",
+                "parallel.replicate and parallel.shard instead of parallel: auto (parallel.ring and "
+                "parallel.sequence must stay 1)",
             )
         keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
         missing = [key for key in keys if values.get(key) is None]
         if missing:
             raise RopewalkError(
                 f"the estimate of memory needs {missing[0]}, which the model's config lacks; in the recipe, set "
-                "parallel.replicate, parallel.shard, parallel.ring and parallel.sequence instead of auto"
+                "parallel.replicate, parallel.shard, parallel.ring and parallel.sequence instead of parallel: auto"
             )
         apart = next((key for key in (OF_LAYERS, "hidden_size_per_layer_input") if values.get(key)), None)
         if apart is not None:
             raise NotEstimated(
-                f"memory and time are not estimated for models with {apart} in their config, because their layers "
-                "differ in shape or have embeddings of their own",
+                f"memory and time are not estimated for models with {apart} in their config, because the layers of "
+                "such models differ in shape or have embeddings of their own",
                 config,
             )
         layers, hidden, intermediate, heads, vocab = (values[key] for key in keys)

@@ -261,8 +261,8 @@ def estimate_step(
     passes, rest = divmod(rows_per_step, mesh.data_degree * run.rows_per_batch)
     if rest or passes < 1:
         raise RopewalkError(
-            f"rows_per_step {rows_per_step} must be a multiple of {mesh.data_degree * run.rows_per_batch}, the number "
-            "of sequences in one pass of all ranks"
+            f"rows_per_step must be a positive multiple of {mesh.data_degree * run.rows_per_batch}, the number of "
+            f"rows in one pass of all ranks, got {rows_per_step}"
         )
     work = flops(shape, run.row_length, rows_per_step, run.checkpointing, document_length)
     # Dense layers compute padding too; attention skips it, because the layout leaves padding out.

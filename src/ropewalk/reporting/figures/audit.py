@@ -135,7 +135,7 @@ def samples_figure(
     seconds = sorted({delta2 for _, delta2 in pairs})
     chosen = _evenly(seconds)
     lines = _checked_lines(
-        "sweep of shifts",
+        "attention difference between two shifts",
         {shift_text(b): sorted((a, d) for (a, other), d in pairs.items() if other == b) for b in chosen},
         2,
     )
@@ -183,7 +183,7 @@ def lengths_figure(
     lengths = np.concatenate([each[:, 0] for each in rows.values()])
     low, high = float(lengths.min()), float(lengths.max())
     if low < 1:
-        raise RopewalkError(f"a sequence has at least 1 token, got a length of {low:g}")
+        raise RopewalkError(f"sequence lengths must be at least 1 token, got {low:g}")
     room = max(1.1, (high / low) ** 0.04)
     # Each of the two panels has room for half the ticks.
     ticks = _thinned(power_ticks(low, high), 4.0 if high > 16 * low else 2.0)
@@ -220,7 +220,7 @@ def tokens_figure(
     """
     parts = check_amounts("contribution of a token to D", per_token)
     if not 0 <= sink < len(parts):
-        raise RopewalkError(f"the sink's index must be from 0 to {len(parts) - 1}, got {sink}")
+        raise RopewalkError(f"sink must be an index of per_token, from 0 to {len(parts) - 1}, got {sink}")
     plotted = positive("contribution of a token to D", parts)
     floor = float(plotted[plotted >= CLIP * plotted.max()].min())
     # From 1, because a logarithmic axis cannot show 0.
@@ -266,8 +266,10 @@ def heads_figure(heads: Sequence[Sequence[float]], title: str = "", caption: str
         heads: D as ``[layers][heads]``, with the same number of heads in each layer.
     """
     if not heads or any(len(layer) != len(heads[0]) for layer in heads):
+        counts = ", ".join(str(len(layer)) for layer in heads)
         raise RopewalkError(
-            f"{D_LABEL} by head needs at least one layer, and the same number of heads in each layer"
+            f"{D_LABEL} by head needs at least one layer, and the same number of heads in each layer, got "
+            + (f"layers of {counts} heads" if heads else "no layers")
         )
     values = check_amounts(f"{D_LABEL} by head", heads)
     layers, count = values.shape
@@ -316,7 +318,10 @@ def ablation_figure(
         shifts: names of the shifts in the key, such as ``shift 1M``.
     """
     if not operations or not shifts:
-        raise RopewalkError("there is no operation to draw")
+        raise RopewalkError(
+            f"the figure needs at least one operation and one shift, got {len(operations)} "
+            f"operations and {len(shifts)} shifts"
+        )
     ranks = {**dict.fromkeys(TOGETHER, 1), **dict.fromkeys(FLOOR, 2)}
     rows = sorted(operations, key=lambda row: ranks.get(row[0], 0))
     values = _table("attention difference by operation", [row[1] for row in rows], len(shifts))
@@ -468,8 +473,9 @@ def _scale(values: Floats, logarithmic: bool) -> _Scale:
 
 def _table(what: str, rows: Sequence[Sequence[float]], columns: int) -> Floats:
     """Convert rows to ``[rows, columns]``. RopewalkError for rows of unequal length, negative or infinite values."""
-    if any(len(row) != columns for row in rows):
-        raise RopewalkError(f"{what}: each row must have {columns} values")
+    found = next((len(row) for row in rows if len(row) != columns), columns)
+    if found != columns:
+        raise RopewalkError(f"{what}: the number of values in each row must be {columns}, got {found}")
     check_count(what, columns, len(style.BAR_HATCHES), "bars a row")
     return check_amounts(what, rows)
 
@@ -618,13 +624,15 @@ def _checked_lines(
     most: int = style.MOST_LINES,
 ) -> dict[str, Floats]:
     """Convert series to ``[points, columns]`` by name, sorted by the first column, which must not be negative."""
-    if not all(len(each) for each in series.values()):
-        raise RopewalkError(f"there is no {what} to draw")
+    empty = next((name for name, each in series.items() if not len(each)), None)
+    if empty is not None:
+        raise RopewalkError(f"{what} of {empty!r} has no point to draw")
     check_count(what, len(series), most)
     rows = {}
     for name, points in series.items():
-        if any(len(point) != columns for point in points):
-            raise RopewalkError(f"{what} of {name!r}: each point must have {columns} values")
+        found = next((len(point) for point in points if len(point) != columns), columns)
+        if found != columns:
+            raise RopewalkError(f"{what} of {name!r}: each point must have {columns} values, got {found}")
         row = np.array(sorted(points, key=lambda point: point[0]), dtype=np.float64)
         if not np.isfinite(row[:, 0]).all():
             raise RopewalkError(f"{what} of {name!r} has a position that is not finite")

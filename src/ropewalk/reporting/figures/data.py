@@ -84,7 +84,10 @@ def length_figure(
     Source: after figure 8 of arXiv:2411.13476.
     """
     if not 1 <= len(states) <= 2:
-        raise RopewalkError(f"a figure of lengths shows one or two states, got {len(states)}")
+        raise RopewalkError(
+            "a figure of document lengths shows one or two states, such as before and after, got "
+            f"{len(states)}"
+        )
     sources = _sources(states)
     if not sources:
         raise RopewalkError("the sources have no tokens, so there are no document lengths to draw")

@@ -430,7 +430,7 @@ def difference_figure(
     """
     plotted = [each for each in differences if math.isfinite(each.difference)]
     if not plotted:
-        raise RopewalkError("there is no difference to draw")
+        raise RopewalkError("there is no finite score difference to draw")
     units = [unit for unit in UNITS if any(each.unit == unit for each in plotted)]
     panels: list[Panel] = []
     heights, inches = [], 0.35 * (len(units) - 1)
@@ -491,7 +491,7 @@ def _measured(results: Sequence[TaskResult]) -> list[TaskResult]:
     """Results with a score and a length; RopewalkError if there are none."""
     plotted = [r for r in results if r.status == "ok" and r.length is not None and math.isfinite(r.score)]
     if not plotted:
-        raise RopewalkError("there is no score to draw")
+        raise RopewalkError("no result has both a finite score and a length, so there is nothing to draw")
     return plotted
 
 
@@ -504,7 +504,10 @@ def _one_task(series: Series) -> list[TaskResult]:
     kinds = dict.fromkeys((r.suite, r.task, r.unit) for results in series.values() for r in results)
     if len(kinds) > 1:
         names = ", ".join(f"{suite} {task}" for suite, task, _ in kinds)
-        raise RopewalkError(f"a figure of scores by length shows one task, got {names}")
+        raise RopewalkError(
+            f"a figure of scores by length shows only one task, got {len(kinds)}; give the results of one of these "
+            f"tasks: {names}"
+        )
     return _measured([result for results in series.values() for result in results])
 
 

@@ -78,7 +78,7 @@ def _numbers(mark: Any, *names: str) -> None:
     for name in names:
         values = tuple(np.asarray(getattr(mark, name), dtype=np.float64).tolist())
         if any(map(math.isinf, values)):
-            raise RopewalkError(f"{mark.name or 'a mark'} has an infinite value; use NaN for a missing one")
+            raise RopewalkError(f"{mark.name or 'a mark'} has an infinite value; use NaN for a missing value")
         if len(values) != len(getattr(mark, names[0])):
             raise RopewalkError(
                 f"{mark.name or 'a mark'} has {len(getattr(mark, names[0]))} values of {names[0]!r}, but "
@@ -127,7 +127,7 @@ class Steps:
         _numbers(self, "edges")
         if len(self.edges) != len(self.y) + 1:
             raise RopewalkError(
-                f"edges must have one value more than y, {len(self.y) + 1}, got {len(self.edges)}"
+                f"edges must have {len(self.y) + 1} values, one more than y, got {len(self.edges)}"
             )
 
 
@@ -431,7 +431,7 @@ def check_count(what: str, count: int, most: int = style.MOST_SERIES, things: st
     if not count:
         raise RopewalkError(f"there is no {what} to draw")
     if count > most:
-        raise RopewalkError(f"a figure shows at most {most} {things}, got {count} of {what}")
+        raise RopewalkError(f"{what}: a figure shows at most {most} {things}, got {count}")
 
 
 def check_finite(what: str, *values: ArrayLike) -> None:
@@ -452,7 +452,7 @@ def check_amounts(what: str, values: ArrayLike) -> Floats:
             f"{what} must be finite and 0 or more, got {value[np.isinf(value) | (value < 0)][0]:g}"
         )
     if not np.isfinite(value).any():
-        raise RopewalkError(f"nothing to plot: no value of the {what} is finite")
+        raise RopewalkError(f"there is no finite {what} to draw")
     return value
 
 
@@ -460,7 +460,7 @@ def positive(what: str, values: Floats) -> Floats:
     """Select the positive values, the only ones that a logarithmic axis can show; RopewalkError if there are none."""
     found: Floats = values[values > 0]
     if not len(found):
-        raise RopewalkError(f"there is no {what} above 0 to draw")
+        raise RopewalkError(f"there is no {what} above 0 to draw on a logarithmic axis")
     return found
 
 

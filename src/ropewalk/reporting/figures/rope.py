@@ -148,7 +148,8 @@ def slowest_pair_figure(
     seen = y[x <= trained_length]
     if not len(seen):
         raise RopewalkError(
-            f"the first curve, of the unchanged model, has no point up to the trained length of {trained_length} tokens"
+            f"the first series, the model as trained, needs a position within the trained length of {trained_length} "
+            f"tokens, got positions from {x.min():g}"
         )
     marks: list[Mark] = [
         Span(0, trained_length, Fill(SHADE), name="trained positions"),
@@ -215,7 +216,7 @@ def periods_figure(
         check_finite(f"period of {name!r}", each)
         if each.ndim != 1 or not len(each) or (each <= 0).any():
             raise RopewalkError(
-                f"period of {name!r} must be a one-dimensional array of positive numbers of tokens"
+                f"periods of {name!r} must be a 1-dimensional, non-empty array of numbers above 0, in tokens"
             )
     marks: list[Mark] = [
         Span(trained_length, target_length, Fill(SHADE), "y"),
@@ -333,8 +334,8 @@ def _check_bands(
         raise RopewalkError("there is no feasible base to draw")
     if not len(lengths) == len(feasible) == len(safe_bases):
         raise RopewalkError(
-            f"got {len(lengths)} lengths, {len(feasible)} lists of intervals and {len(safe_bases)} safe bases; the "
-            "numbers must be equal"
+            f"lengths, feasible and safe_bases must be equally long, got {len(lengths)}, {len(feasible)} and "
+            f"{len(safe_bases)} entries"
         )
     safe = [base for base in safe_bases if base is not None]
     ends = np.array([ends for bands in feasible for ends in bands], dtype=np.float64)
@@ -343,7 +344,10 @@ def _check_bands(
     if min(lengths) < 1 or (np.diff(lengths) <= 0).any():
         raise RopewalkError(f"context lengths must be positive and in increasing order, got {list(lengths)}")
     if (ends[:, 0] > ends[:, 1]).any() or min(ends.min(), *numbers) <= 0:
-        raise RopewalkError("feasible bases must be intervals (low, high) of positive numbers")
+        raise RopewalkError(
+            "feasible bases must be intervals (low, high) with low <= high, and all bases and "
+            "lengths must be above 0"
+        )
 
 
 def probe_figure(
@@ -413,16 +417,19 @@ def _checked_series(
         at, value = np.asarray(x, dtype=np.float64), np.asarray(values, dtype=np.float64)
         if at.ndim != 1 or at.shape != value.shape:
             raise RopewalkError(
-                f"{what} of {name!r}: points have shape {at.shape} but values {value.shape}; both must be "
-                "1-dimensional and equally long"
+                f"{what} of {name!r}: points and values must be 1-dimensional and equally long, got shapes "
+                f"{at.shape} and {value.shape}"
             )
         check_finite(f"{what} of {name!r}", at, value)
         if not (np.diff(at) > 0).all():
-            raise RopewalkError(f"{what} of {name!r}: points must be in increasing order")
+            raise RopewalkError(f"{what} of {name!r}: points must be in strictly increasing order")
         # A logarithmic axis cannot show a distance of 0.
         value, at = value[at >= smallest_x], at[at >= smallest_x]
         if not len(at):
-            raise RopewalkError(f"{what} of {name!r} has no point at {smallest_x:g} or above to draw")
+            raise RopewalkError(
+                f"{what} of {name!r} has no point at a distance of {smallest_x:g} or more, so there is "
+                f"nothing to draw"
+            )
         checked[name] = at, value
     return checked
 
@@ -431,6 +438,5 @@ def _check_lengths(trained: int, target: int) -> None:
     """Raise RopewalkError unless ``1 <= trained <= target``."""
     if not 1 <= trained <= target:
         raise RopewalkError(
-            f"cannot plot a trained length of {trained} and a target length of {target}; the trained length must be at "
-            "least 1 and at most the target"
+            f"the trained length must be between 1 and the target length of {target} tokens, got {trained}"
         )

@@ -86,7 +86,7 @@ def search_figure(
         *([_factors_panel(lines)] if lines is not None else []),
     ]
     if not found:
-        raise RopewalkError("there is neither a search nor a list of factors to draw")
+        raise RopewalkError("a search figure needs curve, lines, or both, got neither")
     caption = " ".join(words for _, words in found)
     panels = tuple(panel for panel, _ in found)
     return Figure(panels, caption, title, 4.1, WIDTHS[len(found)], len(found))
@@ -152,14 +152,17 @@ def _factors_panel(lines: FactorLines) -> tuple[Panel, str]:
     """Build the panel of factors, with the pairs that complete no turn in training, and its caption."""
     if not 1 <= len(lines.found) <= len(FOUND) or len(lines.rules) > len(RULES):
         raise RopewalkError(
-            f"a figure shows one or two lists of factors and at most {len(RULES)} rules, got {len(lines.found)} "
-            f"lists and {len(lines.rules)} rules"
+            f"a figure shows one or two lists of searched factors and at most {len(RULES)} lists of factors by "
+            f"rules, got {len(lines.found)} searched and {len(lines.rules)} by rules"
         )
     plotted = {**lines.found, **lines.rules}
     for name, factors in plotted.items():
         check_finite(f"rescale factor of {name!r}", factors)
         if len(factors) != len(lines.periods):
-            raise RopewalkError(f"{name!r} has {len(factors)} factors for {len(lines.periods)} pairs")
+            raise RopewalkError(
+                f"{name!r} must have one factor for each of {len(lines.periods)} rotary pairs, got "
+                f"{len(factors)}"
+            )
     pairs = np.arange(len(lines.periods))
     marks: list[Mark] = [
         Line(pairs, factors, Look(colour, dash, width=1.6), _named(name))

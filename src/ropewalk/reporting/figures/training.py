@@ -88,7 +88,7 @@ def curve_figure(scores: Sequence[tuple[int, Mapping[str, Any]]], title: str = "
         RopewalkError: if there is no score.
     """
     if not scores:
-        raise RopewalkError("there is no score during training to draw")
+        raise RopewalkError("there is no score from an evaluation during training to draw")
     lines: dict[str, list[tuple[float, float, float, float]]] = {}
     for step, each in scores:
         lines.setdefault(_line_name(each), []).append((step, each["score"], *_ends(each["ci95"])))

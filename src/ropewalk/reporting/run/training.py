@@ -167,7 +167,7 @@ def write_run_report(output: Path) -> list[Path]:
         raise RopewalkError(f"{output} is not the folder of a finished run: it has no {SUMMARY}") from error
     except ValueError as error:
         raise RopewalkError(
-            f"{output / SUMMARY} is damaged ({error}); delete it and run with --resume to write it again"
+            f"{output / SUMMARY} is damaged ({error}); delete this file, and --resume will write it again"
         ) from error
     results = run_results(summary)
     trained, context = summary["trained_length"], summary["context"]

@@ -87,7 +87,7 @@ class ConfigEntry:
         length = whole_number(self.config, MAX_LENGTH)
         if length is None:
             raise RopewalkError(
-                "the config has no max_position_embeddings, which its RoPE parameters refer to"
+                "the RoPE parameters of the config need max_position_embeddings, and the config has none"
             )
         return length
 
@@ -96,7 +96,8 @@ class ConfigEntry:
         outside, inside = self.config.get(ORIGINAL), self.values.get(ORIGINAL)
         if inside is not None and outside is not None and inside != outside:
             raise RopewalkError(
-                f"{ORIGINAL} is {outside} in the config but {inside} in its RoPE parameters; remove the wrong one"
+                f"{ORIGINAL} is {outside} outside the RoPE parameters of the config, but {inside} inside; "
+                "remove the wrong one"
             )
         original = whole_number({ORIGINAL: outside if inside is None else inside}, ORIGINAL)
         return self.max_length() if original is None else original
@@ -141,8 +142,8 @@ class RopeMethod(ABC):
     """Base class of all RoPE methods; its subclasses are final.
 
     To add a method, write a subclass as a frozen dataclass and decorate it with :func:`ropewalk.rope.register`.
-    Recipes, configs, ``inspect``, ``rope plan`` and ``export`` then support the method. The base class derives its form
-    in a config and its factor for a target length from the fields of the dataclass.
+    Recipes, configs, ``inspect``, ``rope plan`` and ``export`` then support the method. From the fields of the
+    dataclass, the base class derives the form of the method in a config and its factor for a target length.
 
     Attributes:
         rotary_dim: number of rotated dimensions of a head, even.
@@ -150,8 +151,8 @@ class RopeMethod(ABC):
         name: name of the method in recipes and reports, and its ``rope_type`` in configs.
         other_names: further names of the method in recipes.
         rope_type_aliases: older values of ``rope_type`` in configs.
-        parameters: fields that a recipe may set, each with its description for the documentation of recipe keys, which
-            may be empty.
+        parameters: the fields that a recipe may set, mapped to their descriptions in the documentation of recipe keys.
+            A description may be empty.
         config_keys: keys that the RoPE parameters of a config may have besides ``rope_type``, ``rope_theta`` and
             ``partial_rotary_factor``; None if configs have no ``rope_type`` for this method.
         origin: formula, source and caveat that ``inspect --target --explain`` shows when it compares RoPE settings for

@@ -22,7 +22,7 @@ class Default(RopeMethod):
     """Unscaled RoPE: the frequencies are ``θ_i``.
 
     :data:`Theta` is another name of this class, for the method ``theta`` (ABF, adjusted base frequency). ``theta``
-    changes only ``rope_theta``, so a config does not distinguish the two methods.
+    changes only ``rope_theta``, so a config of ``theta`` is a config of unscaled RoPE.
 
     Source: arXiv:2104.09864; ABF: Xiong et al., arXiv:2309.16039.
     """

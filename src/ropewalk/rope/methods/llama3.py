@@ -28,7 +28,7 @@ METAS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 @final
 @dataclass(frozen=True)
 class Llama3(RopeMethod):
-    """Llama 3.1: keep the frequency of fast pairs, divide that of slow pairs by ``s``, and interpolate between.
+    """Llama 3.1: keep the frequency of fast pairs, divide that of slow pairs by ``s``, and interpolate the rest.
 
     Attributes:
         factor: ``s``; Meta chose it independently of T'/T (8 for 8192 to 131072 tokens).

@@ -73,7 +73,8 @@ class LongRope(RopeMethod):
         "attention_factor": ATTENTION,
         "short_factor": "list of one factor for each rotary pair; default: the checkpoint's, or 1 for each pair",
         "long_factor": "list of one factor for each rotary pair",
-        "start_tokens": "number of initial tokens with unscaled RoPE; must be 0, as a config can store no other",
+        "start_tokens": "number of initial tokens with unscaled RoPE; must be 0, because a config.json cannot store "
+        "other numbers",
     }
     config_keys: ClassVar[tuple[str, ...] | None] = (
         "factor", "short_factor", "long_factor", "attention_factor", *MSCALES, ORIGINAL
@@ -126,8 +127,8 @@ class LongRope(RopeMethod):
         for key in MSCALES:
             if entry.values.get(key, attention_factor) != attention_factor:
                 raise RopewalkError(
-                    f"{key} {entry.values[key]} and the attention factor {attention_factor} of longrope are read by "
-                    "different loaders; make them equal"
+                    f"longrope's {key} {entry.values[key]} differs from the attention factor {attention_factor}, so "
+                    "vLLM and transformers would compute different models; make the two values equal"
                 )
         short, long = entry.need("short_factor"), entry.need("long_factor")
         return cls(entry.rotary_dim, entry.rope_theta, short, long, attention_factor, original)
@@ -135,8 +136,8 @@ class LongRope(RopeMethod):
     def as_written(self) -> RopeMethod:
         if self.start_tokens:
             raise RopewalkError(
-                f"a config cannot express longrope with start_tokens {self.start_tokens}; set start_tokens to 0, "
-                "or run the model through ropewalk's rotary module"
+                f"a config.json cannot express longrope with start_tokens {self.start_tokens}; set start_tokens to "
+                "0, or use the method only in ropewalk.rope.RotaryEmbedding"
             )
         return self
 
@@ -176,7 +177,8 @@ class LongRope(RopeMethod):
         missing = next((key for key in ("short_factor", "long_factor") if key not in given), None)
         if missing is not None:
             raise RopewalkError(
-                f"longrope needs {missing}, one number for each pair of rotated dimensions; ropewalk search finds them"
+                f"longrope needs {missing}, one number for each pair of rotated dimensions; find the factors with "
+                "`ropewalk search`"
             )
         # The factors are relative to the length of the first training, not to the latest extension.
         start = (

@@ -50,7 +50,8 @@ class Proportional(RopeMethod):
             )
         if not self.turning_pairs:
             raise RopewalkError(
-                f"{PARTIAL} {self.partial_rotary_factor:g} of {self.rotary_dim} dimensions leaves no pair to rotate"
+                f"{PARTIAL} {self.partial_rotary_factor:g} of {self.rotary_dim} dimensions leaves no pair to rotate; "
+                f"raise {PARTIAL}"
             )
 
     @property
@@ -74,12 +75,13 @@ class Proportional(RopeMethod):
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
         if not isinstance(current, Proportional):
             raise RopewalkError(
-                "method 'proportional' is for a checkpoint that was trained with this method, but this one has "
-                f"{current.name} RoPE; choose theta, linear or yarn"
+                "method 'proportional' is for a checkpoint that was trained with this method, but this checkpoint "
+                f"has {current.name} RoPE; choose theta, linear or yarn"
             )
         if "factor" not in wanted.given:
             raise RopewalkError(
-                "there is no known rule for the factor of method 'proportional'; give a larger rope_theta with "
-                "method 'theta' (the same pairs of dimensions stay unrotated), or set 'factor'"
+                "method 'proportional' needs 'factor', because no known rule gives a factor for the target length; "
+                "set 'factor', or choose method 'theta' with a larger rope_theta (the same pairs of dimensions stay "
+                "unrotated)"
             )
         return replace(current, factor=wanted.given["factor"])

@@ -41,7 +41,7 @@ _ZERO_IS_DEFAULT = ("beta_fast", "beta_slow", *MSCALES)
 @final
 @dataclass(frozen=True)
 class Yarn(RopeMethod):
-    """YaRN: keep the frequency of fast pairs, divide that of slow pairs by ``s``, and interpolate between (the ramp).
+    """YaRN: keep the frequency of fast pairs, divide that of slow pairs by ``s``, and interpolate the rest (the ramp).
 
     Attributes:
         factor: ``s = T'/T``, target over original length.
@@ -192,8 +192,8 @@ class Yarn(RopeMethod):
         # 1 means no attention temperature, which holds at any length; other values belong to one length.
         if fixed not in (None, 1) and "attention_factor" not in wanted.given:
             raise RopewalkError(
-                f"this yarn checkpoint fixes attention_factor {fixed}, which belongs to its "
-                "present length; give the attention_factor for the target length"
+                f"the yarn RoPE of this checkpoint has attention_factor {fixed}, which is valid only for the present "
+                "length; set attention_factor for the target length"
             )
         return super().for_target(current, wanted)
 

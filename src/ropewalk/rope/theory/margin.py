@@ -46,8 +46,8 @@ def similarity_margin(inv_freq: torch.Tensor | ArrayLike, positions: ArrayLike) 
 
     Returns:
         float64 in the shape of ``positions``, between ``-pairs`` and ``pairs``. Multiplied by the variance of a key's
-            components, it is half the expected gap between the two attention logits. Dimensions that are not rotated
-            add a positive constant, which is left out.
+            components, it is half the expected difference between the logits of the similar key and of the random key.
+            Dimensions that are not rotated would add a positive constant, which is left out.
 
     Source: Men et al., arXiv:2405.14591, theorem 1.
     """
@@ -135,9 +135,12 @@ def frequencies_of(inv_freq: torch.Tensor | ArrayLike) -> Floats:
     # A tensor may be on a GPU or require a gradient; torch itself is not imported for a plain base.
     values = inv_freq.detach().cpu() if hasattr(inv_freq, "detach") else inv_freq
     theta = np.asarray(values, dtype=np.float64)
-    if theta.ndim != 1 or not len(theta) or not np.isfinite(theta).all() or (theta < 0).any():
+    if theta.ndim != 1 or not len(theta):
+        raise RopewalkError(f"inv_freq must be a non-empty list of frequencies, got shape {theta.shape}")
+    wrong = theta[~(np.isfinite(theta) & (theta >= 0))]
+    if len(wrong):
         raise RopewalkError(
-            f"inv_freq must be a list of frequencies in rad/token, each 0 or more, got shape {theta.shape}"
+            f"frequencies in inv_freq must be finite numbers, 0 or more rad/token, got {wrong[0]:g}"
         )
     if len(theta) > MOST_PAIRS:
         raise RopewalkError(
@@ -218,8 +221,8 @@ def _check(value: np.float32, theta: Floats, m: int) -> None:
     error = abs(float(value) - float(np.cos(m * theta).sum()))
     if error > screen_error(len(theta)):
         raise RopewalkError(
-            f"float32 matrix products are off by {error:.1e} here; undo torch.set_float32_matmul_precision, or set "
-            "it to 'highest'"
+            f"torch computes float32 matrix products with an error of {error:.1e}, too large for this search; call "
+            "torch.set_float32_matmul_precision('highest')"
         )
 
 

@@ -133,8 +133,8 @@ class Schedule:
                 return base
         longest = max(self.bases)
         raise RopewalkError(
-            f"the schedule {self.name} ends at {longest} tokens, before {target_length}; choose the rule "
-            "critical-dimension"
+            f"the rule schedule:{self.name} gives bases for up to {longest} tokens, but the target length is "
+            f"{target_length}; choose the rule critical-dimension"
         )
 
 

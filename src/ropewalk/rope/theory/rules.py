@@ -127,7 +127,7 @@ def _safe(length: int, rotary_dim: int, ceiling: float | None, progress: Progres
             return safe
     raise RopewalkError(
         f"no base up to {highest:g} is large enough for {length} tokens with rotary_dim {rotary_dim}"
-        + ("" if ceiling is None else "; raise the ceiling")
+        + ("; choose the rule critical-dimension" if ceiling is None else "; raise the ceiling")
     )
 
 

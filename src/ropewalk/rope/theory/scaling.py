@@ -59,7 +59,7 @@ def scaled_theta(rope_theta: float, trained_length: int, target_length: int) -> 
     _check_length("trained_length", trained_length)
     if target_length < trained_length:
         raise RopewalkError(
-            f"target_length must be at least trained_length {trained_length}, got {target_length}"
+            f"the target length must be at least the trained length of {trained_length} tokens, got {target_length}"
         )
     exponent: float = math.log(target_length / (2 * math.pi)) / math.log(trained_length / (2 * math.pi))
     try:
@@ -67,8 +67,8 @@ def scaled_theta(rope_theta: float, trained_length: int, target_length: int) -> 
     # float ** float raises instead of giving infinity.
     except OverflowError:
         raise RopewalkError(
-            f"from {trained_length} to {target_length} tokens, the rule critical-dimension gives a base beyond "
-            f"floating point ({rope_theta} to the power {exponent:.1f}); extend in smaller stages"
+            f"from {trained_length} to {target_length} tokens, the rule critical-dimension gives a base too large for "
+            f"float64 ({rope_theta:g} to the power {exponent:.1f}); choose a shorter target length"
         ) from None
 
 

@@ -126,7 +126,7 @@ def read_record(path: Path) -> Record:
         if _NAME.fullmatch(path.name) and place_of(path) != (position.stage, position.step):
             raise RopewalkError(
                 f"{path} is not a checkpoint of a run: the folder contains the checkpoint "
-                f"{checkpoint_name(position)}; rename it back to that name"
+                f"{checkpoint_name(position)}; rename the folder to {checkpoint_name(position)}"
             )
         if oldest:
             return Record(position)
@@ -297,14 +297,14 @@ def latest_whole(
         others = "the folder" if len(damaged) == 1 else "the folders"
         refuse(
             world,
-            f"checkpoint {damaged[0][0].name} is damaged ({damaged[0][1]}); the latest intact one is {path.name}: "
-            f"delete {others} {', '.join(str(each) for each, _ in damaged)}, and --resume will continue from "
-            f"{path.name}",
+            f"checkpoint {damaged[0][0].name} is damaged ({damaged[0][1]}), and the latest intact checkpoint is "
+            f"{path.name}; delete {others} {' and '.join(str(each) for each, _ in damaged)}, and --resume will "
+            f"continue from {path.name}",
         )
     if damaged:
         refuse(
             world,
-            f"checkpoint {damaged[0][0].name} is damaged ({damaged[0][1]}), and no earlier one is intact: delete the "
+            f"checkpoint {damaged[0][0].name} is damaged ({damaged[0][1]}), and no checkpoint is intact; delete the "
             f"folder {folder}, and --resume will restart the training",
         )
     return None

@@ -38,7 +38,8 @@ class RemoteCopy:
             # Without the URL, which would end up in logs.
             raise RopewalkError(
                 f"the URL of checkpoints.copy_to (host {parts.hostname}) contains a user name or password; remove "
-                "them, and set them in environment variables or in the configuration of the storage"
+                "the credentials from the URL, and set them either in environment variables or in a configuration "
+                "file of the storage"
             )
         if not parts.scheme:
             raise RopewalkError(
@@ -173,8 +174,8 @@ class RemoteCopy:
             small = [path for path in small if not path.startswith(f"{CHECKPOINTS}/")]
             if outside := [path for path in small if ".." in Path(path).parts]:
                 raise RopewalkError(
-                    f"{self.url} contains {outside[0]!r}, which no run writes and which would be copied outside the "
-                    "run's folder; delete it"
+                    f"{self.url} contains the file {outside[0]!r}, which ropewalk would copy outside the run's folder; "
+                    "delete this file from the copy"
                 )
             for path in sorted(small, key=lambda path: (path == last, path)):
                 with replacing(run / path) as temporary:

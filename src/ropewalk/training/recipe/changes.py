@@ -112,7 +112,7 @@ def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
         if number < progress.begun:
             if pair[1] is None:
                 refused.append(
-                    f"stages (stage {number + 1} has started, but the new recipe does not have it)"
+                    f"stages (stage {number + 1} has started, but the new recipe has no stage {number + 1})"
                 )
             continue
         for key, was, is_ in _differences(_plain(pair[0]), _plain(pair[1]), ("stages", number)):
@@ -146,7 +146,7 @@ def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
                 refused.append(f"{name} {_told(was)} -> {_told(is_)} ({reason})")
     if refused:
         raise RopewalkError(
-            f"--resume cannot change these keys of the recipe: {', '.join(refused[:3])}; restore their old values, or "
+            f"--resume cannot change these keys of the recipe: {', '.join(refused[:3])}; restore the old values, or "
             "start a new run in another output folder"
         )
     return Changes(tuple(onward), frozenset(same), tuple(sorted(stages)))
@@ -164,10 +164,10 @@ def _too_late(key: Key, old: Recipe, new: Recipe, progress: Progress) -> str | N
         return None
     if key[2] == "steps":
         if not was:
-            return "the stage has no training; add another stage after it"
+            return f"stage {number + 1} has no training, so add another stage instead"
         return f"{progress.step} steps of stage {number + 1} are done" if steps < progress.step else None
     if steps <= progress.step:
-        return f"all steps of stage {number + 1} are done, so it would have no effect; raise steps as well"
+        return f"all steps of stage {number + 1} are done, so the change has no effect unless you raise steps as well"
     return None
 
 

@@ -16,7 +16,7 @@ class _Documents(Settings):
     sources: list[SourceSpec] = Field([], description="sources of documents; give either sources or rows")
     rows: Annotated[list[str], SAME] = Field(
         [],
-        description="folders of rows that `ropewalk data pack` wrote: one for each combination of context and "
+        description="folders of rows that `ropewalk data pack` wrote: one folder for each combination of context and "
         "attention pattern in the stages",
     )
     mixture: MixtureSettings | None = Field(
@@ -30,13 +30,17 @@ class StageData(_Documents):
     on_resume = DECIDES_ROWS
 
     sources: list[SourceSpec] = Field(
-        [], description="sources of documents, if the run's data has sources; default: the run's"
+        [],
+        description="sources of this stage's documents; only if the run's data has sources, not rows; default: the "
+        "run's sources",
     )
     rows: Annotated[list[str], SAME] = Field(
-        [], description="folders of packed rows, if the run's data has rows; default: the run's"
+        [],
+        description="folders of this stage's packed rows; only if the run's data has rows, not sources; default: the "
+        "run's rows",
     )
     mixture: MixtureSettings | None = Field(
-        None, description="which documents to use and how often; default: the run's"
+        None, description="which documents to use and how often; default: the run's mixture"
     )
 
     def over(self, data: Data) -> Data:

@@ -26,7 +26,7 @@ from ropewalk.io.settings import ONWARD, Count, Length, OnResume, Settings, expl
 
 DECIDES_RESULTS = OnResume(
     "fixed",
-    "the model was measured with it before training; `ropewalk eval` measures both in any other way",
+    "the model was measured with the old value before training",
 )
 ROWS = ("perplexity", "perplexity")
 """The suite and task that are computed on rows packed from documents."""
@@ -113,8 +113,8 @@ class Evaluation(_Suites):
     def _check(self) -> Evaluation:
         for name, field, readers in unread(dict(self), self.suites):
             raise ValueError(
-                f"{name}.{field} has no effect without the suite {' or '.join(readers)}; add the suite to "
-                "evaluation.suites"
+                f"{name}.{field} has no effect without the suite {' or '.join(readers)}; add "
+                f"{'one of these suites' if len(readers) > 1 else 'the suite'} to evaluation.suites"
             )
         if self.suites:
             # For its error alone: an unknown task is refused when the recipe is read.

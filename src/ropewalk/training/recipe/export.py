@@ -30,9 +30,9 @@ class Export(Settings):
     by: str | None = Field(
         None,
         min_length=1,
-        description="best: name of the score that decides, such as passkey/1024 or ruler/vt/4096; the name of a suite "
-        "or task alone, such as ruler or ruler/vt, stands for the mean of its scores; default: the suite of the "
-        "evaluations during training, if there is only one",
+        description="best: name of the score that decides, such as passkey/1024 or ruler/vt/4096; the name of a "
+        "suite or task alone, such as ruler or ruler/vt, stands for the mean of its scores; default: the suite of "
+        "the evaluations during training; required if there are several suites",
     )
 
     @model_validator(mode="before")

@@ -21,7 +21,7 @@ MOST_VALUES = 100_000
 MOST_DEPTH = 50
 """Largest nesting depth of brackets."""
 MOST_SHOWN = 60
-TOO_DEEP = "it is nested too deeply; no key of a recipe needs so many brackets"
+TOO_DEEP = "the YAML is nested too deeply; use fewer levels of lists and mappings"
 
 
 def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -39,7 +39,9 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if path.suffix not in (".yaml", ".yml") and not path.is_file():
         shipped = shipped_recipes()
         if str(name) not in shipped:
-            raise RopewalkError(f"there is no recipe file {name}; shipped recipes are {', '.join(shipped)}")
+            raise RopewalkError(
+                f"there is no recipe file {name}; give a file or one of the shipped recipes: {', '.join(shipped)}"
+            )
         text = shipped[str(name)]
     else:
         try:
@@ -109,7 +111,9 @@ class _StrictLoader(yaml.SafeLoader):
         node: yaml.Node | None = super().get_single_node()
         # Counted before anything is constructed: nested aliases expand a few lines to billions of values.
         if node is not None and _values_in(node, {}) > MOST_VALUES:
-            raise RopewalkError(f"it expands to more than {MOST_VALUES:,} values; use fewer aliases")
+            raise RopewalkError(
+                f"with all aliases expanded, there are more than {MOST_VALUES:,} values; use fewer aliases"
+            )
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -136,7 +140,7 @@ class _StrictLoader(yaml.SafeLoader):
             # PyYAML raises these for impossible dates, numbers of 5,000 digits, and tags that do not match the value.
             raise RopewalkError(
                 f"the value {str(node.value)[:MOST_SHOWN]!r} in line {node.start_mark.line + 1} is not a valid "
-                f"{node.tag.rpartition(':')[2]}; quote it if it is meant as text"
+                f"{node.tag.rpartition(':')[2]}; if the value is text, put the value in quotes"
             ) from error
         # Escapes in YAML can write both; no path may contain a NUL, and no UTF-8 file a lone surrogate.
         if isinstance(value, str) and ("\0" in value or (not value.isascii() and not _is_utf8(value))):
@@ -179,7 +183,8 @@ def _values_in(node: yaml.Node, known: dict[int, int]) -> int:
     if id(node) in known:
         if not known[id(node)]:
             raise RopewalkError(
-                f"the alias in line {node.start_mark.line + 1} refers to a value that contains it; remove the alias"
+                f"the alias in line {node.start_mark.line + 1} refers to a value that contains this alias; remove "
+                "the alias"
             )
         return known[id(node)]
     # 0 marks a node that is still being counted: meeting it again means that it contains itself.

@@ -95,14 +95,14 @@ class Recipe(Settings):
     )
     short_context: Annotated[ShortContext | None, DECIDES] = Field(
         None,
-        description="after training, search LongRoPE's short factors, which apply to inputs up to the original length "
-        "(before any extension); the last stage must have the RoPE method longrope",
+        description="after training, search for LongRoPE's short factors, which apply to inputs up to the original "
+        "length (before any extension); the last stage must have the RoPE method longrope",
     )
     lift: Annotated[list[Limit], SAME] = Field(
         [],
         description="limits of the model's attention to remove; windows: sliding-window layers attend as far as "
-        "full-attention layers, and must learn this in training; dual_chunk_attention: the exported config no longer "
-        "enables dual chunk attention, so servers do not use it",
+        "full-attention layers do, and training must teach them this; dual_chunk_attention: the exported config no "
+        "longer enables dual chunk attention, so servers do not use it",
     )
     adapter: Annotated[AdapterSettings | None, DECIDES] = Field(
         None,
@@ -132,8 +132,8 @@ class Recipe(Settings):
     step_timeout: Annotated[Count, FREE] = Field(
         3600,
         ge=1,
-        description="a run of several processes stops if no step is completed for this many seconds; the error names "
-        "the processes that are stuck; must be longer than the longest step",
+        description="seconds without a completed step, after which a run of several processes stops and names the "
+        "processes that are stuck; must be longer than the longest step",
     )
     engine: Annotated[Literal["auto", EngineName], ONWARD] = Field(
         "auto",

@@ -89,7 +89,7 @@ class _Method(Settings):
     method: str = Field("theta", description="name of a method from the table under RoPE methods")
     rope_theta: float | Literal["auto"] = Field(
         "auto",
-        description="theta: the new base, or auto for the base that `ropewalk inspect --target` recommends",
+        description="method theta: the new base, or auto for the base that `ropewalk inspect --target` recommends",
     )
 
 
@@ -114,7 +114,8 @@ class Rope(_Parameters):
         "longer one",
     )
     search: Search | None = Field(
-        None, description="longrope: search the long factors right before the stage, instead of `factors`"
+        None,
+        description="longrope: search for the long factors right before the stage, instead of reading `factors`",
     )
     parameters: dict[str, Any] | None = Field(
         None, description="further parameters of the method by name, for methods that other packages register"
@@ -131,7 +132,7 @@ class Rope(_Parameters):
     full_attention: Rope | None = Field(
         None,
         description="for a checkpoint with separate RoPE per layer type: the keys above for full-attention layers, "
-        "which limit the context; default: as in the checkpoint",
+        "which limit the context; default: the checkpoint's RoPE",
     )
     sliding_attention: Rope | None = Field(
         None,

@@ -44,7 +44,7 @@ class Optimizer(Settings):
     beta2: float = Field(0.95, ge=0, lt=1, description="decay rate of the second moment")
     epsilon: float = Field(1e-8, gt=0, description="term added to the root of the second moment")
     max_grad_norm: float = Field(
-        1.0, gt=0, description="gradients with a larger global norm are scaled down to this norm"
+        1.0, gt=0, description="largest global norm of the gradients; larger gradients are scaled down to it"
     )
 
 
@@ -163,12 +163,12 @@ class Stage(Settings):
         None, description="AdamW settings of this stage; keys that are not set keep the run's values"
     )
     precision: Annotated[ComputedIn | None, BEGUN] = Field(
-        None, description="dtype of computation in this stage; default: the run's"
+        None, description="dtype of computation in this stage; default: the run's precision"
     )
     parallel: Annotated[ParallelOrAuto | None, ONWARD] = Field(
         None,
         description="how the processes share the model and the rows in this stage: auto or a mapping; default: the "
-        "run's",
+        "run's setting",
     )
     seed: Annotated[Seed | None, BEGUN] = Field(
         None,
@@ -218,7 +218,8 @@ class Stage(Settings):
             raise ValueError("offload_activations needs gradient_checkpointing: true")
         if self.rows_per_step % self.rows_per_batch:
             raise ValueError(
-                f"rows_per_step {self.rows_per_step} is not a multiple of rows_per_batch {self.rows_per_batch}"
+                f"rows_per_step must be a positive multiple of rows_per_batch {self.rows_per_batch}, got "
+                f"{self.rows_per_step}"
             )
         if self.warmup_steps > self.steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}")

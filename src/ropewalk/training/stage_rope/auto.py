@@ -97,7 +97,8 @@ class AutoRope(StageRope):
     def bounds(self, low: Before, high: Before) -> tuple[RopeMethod, RopeMethod]:
         if not self.recipe.exact_rope:
             raise RopewalkError(
-                f"stages.{self.number}.rope: method 'auto' needs ropewalk's rotary module; set exact_rope: true"
+                f"stages.{self.number}.rope: method 'auto' needs ropewalk's rotary module, which exact_rope: false "
+                "disables; set exact_rope: true"
             )
         bases = [*self.candidates(low).values()]
         if high.method != low.method:
@@ -115,8 +116,8 @@ class AutoRope(StageRope):
         if choice is not None and self.candidates(before).get(choice.name) != choice.method:
             raise RopewalkError(
                 f"{output / CHOICES} records {choice.name} with rope_theta {choice.method.rope_theta:g} for stage "
-                f"{self.number + 1}, but none of the stage's candidates gives this base; restore the file as the run "
-                "wrote it, or start a new run"
+                f"{self.number + 1}, but the stage has no candidate with this name and base; restore the file as the "
+                "run wrote it, or start a new run"
             )
         if choice is None and begun:
             raise RopewalkError(
@@ -221,10 +222,10 @@ def choices_in(output: Path) -> dict[int, Choice]:
     try:
         choices = [Choice.from_json(value) for value in parse_json(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RopewalkError(f"{path} is damaged ({error}); restore it, or start a new run") from error
+        raise RopewalkError(f"{path} is damaged ({error}); restore the file, or start a new run") from error
     by_stage = {choice.stage: choice for choice in choices}
     if len(by_stage) < len(choices) or not all(choice.results for choice in choices):
         raise RopewalkError(
-            f"{path} is damaged (a stage appears twice, or has no results); restore it, or start a new run"
+            f"{path} is damaged (a stage either appears twice or has no results); restore the file, or start a new run"
         )
     return by_stage

@@ -189,7 +189,7 @@ def bounds_of(ropes: Sequence[StageRope], checkpoint: RopeAt) -> list[StageBound
         stage = rope.stage
         if rope.number == 0 and stage.context <= low.length:
             raise RopewalkError(
-                f"stages.0.context {stage.context} is not longer than the {low.length} tokens the model is trained for"
+                f"stages.0.context must be longer than the trained length of {low.length} tokens, got {stage.context}"
             )
         _refuse_ambiguous(stage, low.method, rope.number)
         # A base that the run will measure is known only within bounds; what holds at both ends is checked now.
@@ -216,7 +216,7 @@ def refuse_start_tokens(rope: Rope) -> None:
     if start_tokens:
         raise RopewalkError(
             f"a transformers config cannot store start_tokens {start_tokens}, so other programs could not load the "
-            "result; set it to 0"
+            "result; set start_tokens to 0"
         )
 
 
@@ -251,9 +251,10 @@ def refuse_other_rope(
             )
     if not _same_frequencies(saved, method, rope.stage.context):
         raise RopewalkError(
-            f"{checkpoint.name} was trained with {saved.name} and rope_theta {saved.rope_theta:.10g}, but "
-            f"stages.{rope.number}.rope gives {method.name} and rope_theta {method.rope_theta:.10g} now; set "
-            f"rope_theta: {saved.rope_theta:.10g} for the stage, in the recipe and in the run's own recipe.yaml"
+            f"{checkpoint.name} was trained with method {saved.name} and rope_theta {saved.rope_theta:.10g}, but "
+            f"stages.{rope.number}.rope now gives method {method.name} and rope_theta {method.rope_theta:.10g}; set "
+            f"stages.{rope.number}.rope.rope_theta to {saved.rope_theta:.10g}, both in your recipe and in the run's "
+            "own recipe.yaml"
         )
 
 
@@ -273,8 +274,9 @@ def _refuse_ambiguous(stage: Stage, current: RopeMethod, number: int) -> None:
         )
     if rope.method == "ntk" and number and factor is not None:
         raise RopewalkError(
-            f"stages.{number}.rope.factor {factor:g}: an ntk factor would multiply the base of the previous stage; "
-            "omit 'factor', or use method 'theta' with rope_theta"
+            f"stages.{number}.rope.factor {factor:g}: after the first stage, method 'ntk' accepts no factor, because "
+            "the factor would multiply the base of the previous stage; omit 'factor', or use method 'theta' with "
+            "rope_theta"
         )
     if rope.method == LongRope.name and stage.positions == "reset":
         raise RopewalkError(

@@ -61,8 +61,9 @@ class GivenRope(_Settled):
         if rope.method == LongRope.name:
             if parameters["long_factor"] is None:
                 raise RopewalkError(
-                    f"stages.{self.number}.rope: longrope needs factors; set long_factor (a list), factors (a file "
-                    "that `ropewalk search` wrote), or search: {} to search them before the stage"
+                    f"stages.{self.number}.rope: longrope needs factors; set either long_factor (a list), factors (a "
+                    f"file that `ropewalk search` wrote), or search: {{}} (the run then searches for factors before "
+                    "the stage)"
                 )
             if parameters["short_factor"] is None:
                 # Texts up to the original length then keep the angles that they had before the run.
@@ -145,7 +146,7 @@ def with_tables(recipe: Recipe, tables: Sequence[str | Path]) -> Recipe:
         if number in taken:
             raise RopewalkError(
                 f"the factor tables {taken[number]} and {path} are both for {length} tokens, but stage {number + 1} "
-                "takes only one; omit one of them"
+                "takes only one table; omit one of the two"
             )
         taken[number] = path
     stages = [
@@ -173,13 +174,13 @@ def _stage_of(recipe: Recipe, path: str | Path, length: int, tables: int) -> int
     fitting = [number for number, context in enumerate(contexts) if context == length]
     if len(fitting) == 1:
         return fitting[0]
-    there = ", ".join(map(str, contexts))
+    there = " and ".join(map(str, contexts))
     if fitting:
         raise RopewalkError(
-            f"the factor table {path} is for {length} tokens, but {len(fitting)} stages have that context; name it in "
-            f"the recipe, in one of these stages, with rope: {{method: longrope, factors: {path}}}"
+            f"the factor table {path} is for {length} tokens, but {len(fitting)} stages have this context; in the "
+            f"recipe, give the table to one of these stages with rope: {{method: longrope, factors: {path}}}"
         )
     raise RopewalkError(
-        f"the factor table {path} is for {length} tokens, but no stage has that context; the stages have {there}; "
-        "use tables for these lengths, or change a context"
+        f"the factor table {path} is for {length} tokens, but the stages have contexts of {there} tokens; either use "
+        "tables for these contexts, or change a context"
     )

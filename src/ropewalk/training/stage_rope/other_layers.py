@@ -52,10 +52,8 @@ def _method(rope: Rope, current: RopeMethod, length: int, context: int) -> RopeM
 
 def _not_there(methods: Mapping[str | None, RopeMethod]) -> str:
     if None in methods:
-        return (
-            "all layers of the model share one RoPE; write its method directly into rope, without layer types"
-        )
-    return f"the model has no RoPE for this layer type; it has {', '.join(map(str, methods))}"
+        return "all layers of the model share one RoPE; write the method directly under rope, without layer types"
+    return f"the model has no RoPE for this layer type; choose one of {', '.join(map(str, methods))}"
 
 
 def described(method: RopeMethod) -> str:

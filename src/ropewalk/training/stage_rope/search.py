@@ -110,7 +110,7 @@ def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
     if len(packed) < count:
         raise RopewalkError(
             f"{wanted.label}: the search needs {count} rows of {target} tokens, but there are only {len(packed)} "
-            "training rows and no held-out documents; lower the search's documents, or add text"
+            "training rows and no held-out documents; either lower the setting documents of the search, or add text"
         )
     return SearchData(training_rows(packed, target, count), source=TRAINING)
 
@@ -171,7 +171,7 @@ def _held_out_rows(
         if taken:
             raise RopewalkError(_too_few(wanted, resolved, documents, free)) from error
         raise RopewalkError(
-            f"{label}: {error} (the text is that of data.validation_documents or data.validation_sources)"
+            f"{label}: {error} (the text is the held-out documents; for more, {_for_more(resolved.recipe)})"
         ) from error
     if others is None or len(others.rows) < count:
         # Judging the result selects nothing, so it may share documents with the evaluation.
@@ -201,17 +201,21 @@ def _too_few(
     missing = max(searched - left, evaluated + searched - tokens, 0)
     # One more, because the evaluation may use only a part of its last document.
     more = math.ceil(missing * len(documents) / tokens) + 1
-    if recipe.data.validation_sources:
-        where = "add text to data.validation_sources"
-    elif recipe.data.rows:
-        where = "pack the rows with more --validation-documents"
-    else:
-        where = "raise data.validation_documents"
     return (
         f"{wanted.label}: the evaluation uses {len(documents) - len(free)} of the {len(documents)} held-out "
         f"documents, and the other {len(free)} fill {filled} rows of {length} tokens, but the search needs {count} "
-        f"rows; hold out about {more} more documents ({where}), or lower evaluation.rows or the documents of the search"
+        f"rows; either hold out about {more} more documents ({_for_more(recipe)}), or lower evaluation.rows or the "
+        "setting documents of the search"
     )
+
+
+def _for_more(recipe: Recipe) -> str:
+    """What to do to hold out more documents."""
+    if recipe.data.validation_sources:
+        return "add text to data.validation_sources"
+    if recipe.data.rows:
+        return "pack the rows with more --validation-documents"
+    return "raise data.validation_documents"
 
 
 def _special(resolved: ResolvedRecipe) -> tuple[int | None, int | None]:
@@ -289,7 +293,8 @@ class SearchRope(StageRope):
         refuse_start_tokens(self.stage.rope.limiting)
         if not self.recipe.exact_rope:
             raise RopewalkError(
-                f"stages.{self.number}.rope: a search needs ropewalk's rotary module; set exact_rope: true"
+                f"stages.{self.number}.rope: a search needs ropewalk's rotary module, which exact_rope: false "
+                "disables; set exact_rope: true"
             )
         # The factors are unknown before the run; 1s suffice to check everything else.
         ones = Candidate((1.0,) * (low.checkpoint[0].rotary_dim // 2))
@@ -385,8 +390,8 @@ def kept_factors(search: FactorSearch, recipe: Recipe, output: Path, begun: bool
     if not path.is_file():
         if begun:
             raise RopewalkError(
-                f"{search.label}: the factor table {path} is missing, although the run used it; restore it, or start "
-                "a new run"
+                f"{search.label}: the factor table {path} is missing, although the run used this table; restore the "
+                "file, or start a new run"
             )
         return None
     table = read_factors(path)

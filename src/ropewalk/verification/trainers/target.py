@@ -77,7 +77,7 @@ def load_function(target: str) -> Callable[..., Any]:
         if place.endswith(".py"):
             file = Path(place)
             if not file.is_file():
-                raise RopewalkError(f"there is no file {place}")
+                raise RopewalkError(f"TARGET names the file {place}, which does not exist; give another file")
             spec = importlib.util.spec_from_file_location(file.stem, file)
             assert spec is not None
             assert spec.loader is not None
@@ -131,9 +131,9 @@ def make_subject(function: Callable[..., Any], documents: Documents) -> Subject:
         del losses
         return Subject("loss function", losses=lambda changed: _losses(function, changed))
     raise RopewalkError(
-        f"TARGET returned {type(made).__name__}; it must return a transformers Trainer, a pair (model, step) in which "
-        "step() runs the forward and backward passes of one optimizer step, or the losses of the "
-        f"{len(documents)} documents that TARGET was given: one number or one list for each document"
+        f"TARGET returned a value of type {type(made).__name__} that cannot be probed; return one of: a transformers "
+        "Trainer; a pair (model, step), where step() runs the forward and backward passes of one optimizer step; a "
+        f"list with one entry for each of the {len(documents)} documents, either its loss or its token losses"
     )
 
 

@@ -436,7 +436,10 @@ def test_answers_without_room_are_a_reason(tokenizer):
     )
     assert result.status == "not run"
     if "missing" not in result.reason:
-        assert result.reason.endswith("have up to 32 tokens, which leaves no room for a prompt in 32 tokens")
+        assert result.reason.endswith(
+            "have up to 32 tokens, which leaves no room for a prompt: prompt and answer "
+            "together can have at most 32 tokens"
+        )
 
 
 def own_task(folder: Path, name: str, text: str) -> Path:
@@ -511,7 +514,7 @@ def test_without_network_and_data_a_task_is_not_run_and_the_others_go_on(tokeniz
     results = retention(Parrot(tokenizer, told_hellaswag()), tokenizer, settings)
     assert [result.status for result in results] == ["not run", "ok", "not run"]
     reason = (
-        "its dataset allenai/ai2_arc could not be loaded from the Hub; give local data with --lm-eval-data"
+        "the dataset allenai/ai2_arc could not be loaded from the Hub; give local data with --lm-eval-data"
     )
     assert results[0].reason == reason
     assert results[1].score == 100
@@ -626,10 +629,10 @@ def test_rows_that_do_not_fit_are_refused_before_the_first_forward(tokenizer, tm
         bad[number]["answerKey"] = "Z"
         path = write_rows(tmp_path / f"{number}.jsonl", bad)
         settings = RetentionSettings("lm_eval", ("arc_challenge",), {"arc_challenge": path})
-        with pytest.raises(RopewalkError, match="the data of arc_challenge do not fit its template"):
+        with pytest.raises(RopewalkError, match="the data do not fit the template of the task arc_challenge"):
             retention(parrot, tokenizer, settings)
     path = write_rows(tmp_path / "other.jsonl", [{"text": "no question"}])
-    with pytest.raises(RopewalkError, match="do not fit its template"):
+    with pytest.raises(RopewalkError, match="do not fit the template"):
         retention(parrot, tokenizer, replace(settings, data={"arc_challenge": path}))
     assert parrot.read == []
 

@@ -112,7 +112,7 @@ def test_shortest_length_that_is_named_works_and_one_less_does_not(tasks, name, 
         return tasks[name].samples(encoder, length, 2, 0)
 
     with pytest.raises(
-        RopewalkError, match=f"^{name} does not fit in 100 tokens; the shortest length"
+        RopewalkError, match=f"^the task {name} does not fit in 100 tokens; the shortest length"
     ) as error:
         asked(100)
     shortest = int(str(error.value).split(" ")[-1])

@@ -376,7 +376,9 @@ def load(
         except UNFIT as error:
             if remote:
                 raise CannotRun(f"lm_eval cannot load {', '.join(remote)}: {one_line(error)}") from error
-            raise RopewalkError(f"the data of {name} do not fit its template: {_said(error)}") from error
+            raise RopewalkError(
+                f"the data do not fit the template of the task {name}: {_said(error)}"
+            ) from error
     group = groups.get(name)
     fixed = tuple(key for key, task in tasks.items() if _set_fewshot(task, num_fewshot, seed))
     fewshot = {key: _fewshot_source(task) for key, task in tasks.items()}
@@ -403,8 +405,8 @@ def check_runnable(loaded: Loaded, max_length: int) -> None:
         # Without a limit in the task, lm_eval generates up to 256 tokens.
         if task.get_config("output_type") == "generate_until" and (room or 256) >= max_length:
             raise CannotRun(
-                f"answers of {name} have up to {room or 256} tokens, which leaves no room for a prompt in {max_length} "
-                "tokens"
+                f"answers of {name} have up to {room or 256} tokens, which leaves no room for a prompt: prompt and "
+                f"answer together can have at most {max_length} tokens"
             )
 
 
@@ -435,8 +437,8 @@ def _set_fewshot(task: Any, num_fewshot: int | None, seed: int) -> bool:
     left_out = _question_left_out(task)
     if wanted and pool < wanted + left_out:
         raise RopewalkError(
-            f"{task.task_name} needs {wanted} few-shot examples, but its data have only {max(0, pool - left_out)} to "
-            "draw from; give more data, or set a smaller num_fewshot"
+            f"{task.task_name} needs {wanted} few-shot examples, but its data have only "
+            f"{max(0, pool - left_out)} to draw from; give more data, or set a smaller num_fewshot"
         )
     return fixed
 
@@ -461,9 +463,9 @@ def _fewshot_source(task: Any) -> str:
 
 def _unreachable(remote: Sequence[str], reached: bool, error: BaseException) -> str:
     if not remote:
-        return f"its data could not be read: {one_line(error)}"
+        return f"the data could not be read: {one_line(error)}"
     why = f" ({one_line(error)})" if reached else ""
-    what = "its dataset" if len(remote) == 1 else "its datasets"
+    what = "the dataset" if len(remote) == 1 else "the datasets"
     return f"{what} {', '.join(remote)} could not be loaded from the Hub{why}; give local data with --lm-eval-data"
 
 

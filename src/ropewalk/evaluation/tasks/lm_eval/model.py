@@ -120,8 +120,8 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval has no types
         for texts, context, continuation in requests:
             if not 0 < len(continuation) <= self.max_length:
                 raise RunFailure(
-                    f"an answer of {len(continuation)} tokens cannot be scored; lm_eval needs 1 to {self.max_length} "
-                    "tokens (max_length)"
+                    f"lm_eval can score only answers of 1 to {self.max_length} tokens (max_length), got an answer of "
+                    f"{len(continuation)}"
                 )
             # The last token is predicted but never an input, hence + 1. Windows of a rolling likelihood have no texts.
             if texts is not None and len(context) + len(continuation) > self.max_length + 1:

@@ -549,7 +549,8 @@ class HarnessSettings(Settings):
         Option(name="--lm-eval-data", metavar="TASK=PATH", repeated=True),
     ] = Field(
         {},
-        description="Local file or folder with the data of an lm_eval task. Other tasks load their data from the Hub.",
+        description="Local file or folder with the data of an lm_eval task. Tasks that are not named load their data "
+        "from the Hub.",
     )
     harness_tasks: Annotated[FilePath | None, Option(name="--lm-eval-include")] = Field(
         None, description="Folder with the YAML files of your own lm_eval tasks. Default: none."
@@ -560,7 +561,7 @@ class HarnessSettings(Settings):
 
 
 class LmEvalSettings(Settings):
-    """Settings of the suite lm_eval alone, which runs any of its tasks."""
+    """Settings of the suite lm_eval, which runs any task of the package lm_eval."""
 
     harness_names: Annotated[CommaList, HARNESS, Option(name="--lm-eval-tasks")] = Field(
         (),

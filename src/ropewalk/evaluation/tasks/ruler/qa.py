@@ -111,8 +111,8 @@ class QuestionTask:
         selected = question_order(self.name, len(data.questions), seed)[:count]
         if any(len(set(data.questions[each].gold)) == len(data.documents) for each in selected):
             raise RopewalkError(
-                f"{self.source} has no documents besides those of one question, so prompts cannot be filled; give the "
-                "whole dataset"
+                f"{self.source} has no documents besides those of one question, so nothing can fill the prompts; "
+                "give the whole dataset"
             )
         bare = [_draft(data, each, list(data.questions[each].gold), 0) for each in selected]
         tokens = encoder.counts([(each.text, each.answer_prefix) for each in bare])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.data.read.files import read_text, split_suffix
+from ropewalk.data.read.records import kind_name
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks.benchmark_files import read_rows
 from ropewalk.io.digests import digest
@@ -235,7 +236,7 @@ def _rows(path: str, repository: str, config: str | None) -> Any:
     except json.JSONDecodeError as error:
         raise RopewalkError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict | list):
-        raise RopewalkError(f"{path} has no questions: it must be a JSON object or list")
+        raise RopewalkError(f"{path} must contain a JSON object or list of questions, got {kind_name(value)}")
     return value
 
 
@@ -270,7 +271,7 @@ def _get(value: Any, key: str, kind: type, where: str) -> Any:
     return found
 
 
-_KINDS = {list: "list", dict: "object", str: "text", bool: "true or false"}
+_KINDS = {list: "list", dict: "object", str: "string", bool: "boolean"}
 
 
 def _texts(value: Any, key: str, where: str) -> list[str]:

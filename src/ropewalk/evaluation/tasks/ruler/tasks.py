@@ -194,13 +194,13 @@ class RulerSettings(Settings):
     )
     squad: Annotated[FileOrName | None, TEXTS] = Field(
         None,
-        description="SQuAD v2 dev file for RULER's task qa_1, or hub to load it from the Hub. Default: qa_1 does not "
-        "run.",
+        description='SQuAD v2 dev file for the task qa_1, or "hub" to load the file from the Hub. Default: qa_1 does '
+        "not run.",
     )
     hotpotqa: Annotated[FileOrName | None, TEXTS] = Field(
         None,
-        description="HotpotQA dev distractor file for RULER's task qa_2, or hub to load it from the Hub. Default: qa_2 "
-        "does not run.",
+        description='HotpotQA dev distractor file for the task qa_2, or "hub" to load the file from the Hub. Default: '
+        "qa_2 does not run.",
     )
 
 

@@ -287,8 +287,8 @@ def _cwe(task: word_counting.CommonWordsTask, tokens: Tokens, length: int) -> St
         if units > len(words):
             raise RopewalkError(
                 f"{task.name} at {length} tokens needs more than the {len(words)} available words; NVIDIA's script "
-                "takes more from a list that is only in NVIDIA's repository; exclude the task, or remove --compat "
-                "nvidia"
+                f"takes more words from a list that is only in NVIDIA's repository; add --exclude {task.name}, or "
+                "remove --compat nvidia"
             )
         drawn_words = draw.sample(words, units)
         entries = word_counting.word_list(drawn_words, common, other)
@@ -315,7 +315,7 @@ def _fwe(task: word_counting.FrequentWordsTask, tokens: Tokens, length: int) -> 
     step, size = budget // 32, budget // word_counting.TOKENS_PER_WORD
     if size <= word_counting.ANSWERS:
         raise RopewalkError(
-            f"{task.name} of NVIDIA's RULER script does not fit in {length} tokens; choose a longer length"
+            f"NVIDIA's RULER script cannot make {task.name} fit in {length} tokens; choose a longer length"
         )
 
     def vocabulary() -> list[str]:
@@ -345,7 +345,7 @@ def _fwe(task: word_counting.FrequentWordsTask, tokens: Tokens, length: int) -> 
             units -= step
             if units < -step:
                 raise RopewalkError(
-                    f"{task.name} of NVIDIA's RULER script does not fit in {length} tokens; choose a longer length"
+                    f"NVIDIA's RULER script cannot make {task.name} fit in {length} tokens; choose a longer length"
                 )
         yield made, units
 
@@ -374,8 +374,8 @@ def _fitted(name: str, make: Make, room: Room, units: int, step: int) -> Stream:
             tries += used <= step
             if tries > MOST_TRIES:
                 raise RopewalkError(
-                    f"task {name}, as NVIDIA's RULER script makes it, does not fit in {room.length} tokens, even at "
-                    "its smallest size; choose a longer length, or remove --compat nvidia"
+                    f"NVIDIA's RULER script cannot make {name} fit in {room.length} tokens, even at the smallest "
+                    "size; choose a longer length, or remove --compat nvidia"
                 )
         yield made, used
 
@@ -515,6 +515,6 @@ def _question_fitted(
         if documents > DOCUMENTS_STEP:
             documents -= DOCUMENTS_STEP
     raise RopewalkError(
-        f"{task.name} of NVIDIA's RULER script, with {DOCUMENTS_STEP} documents or more, does not fit in {room.length} "
-        "tokens; choose a longer length, or remove --compat nvidia"
+        f"NVIDIA's RULER script cannot make {task.name} fit in {room.length} tokens with {DOCUMENTS_STEP} documents "
+        "or more; choose a longer length, or remove --compat nvidia"
     )
