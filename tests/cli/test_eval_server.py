@@ -219,7 +219,7 @@ def test_what_servers_make_of_longrope_is_said_and_of_theta_is_not(
         with CompletionServer(knowing(checkpoint)) as server:
             assert run(folder, *ASKED, "--server", server.url) == 0
         told = capsys.readouterr().err
-        assert ("served by llama.cpp: it computes default" in told) == said
+        assert ("served by llama.cpp: it computes RoPE type 'default'" in told) == said
         assert ("inputs above 128 tokens: vllm serve" in told) == said
 
 
