@@ -41,6 +41,10 @@ SMALL = (
 )
 
 
+# A grid has a dozen runs: minutes where four workers share two slow cores.
+pytestmark = pytest.mark.timeout(900)
+
+
 def settings(**more):
     values = {"what": ("demo",), "vary": ("stages.*.pattern=full,anchor",), "seeds": 2, "overrides": SMALL}
     return CompareSettings.model_validate({**values, **more})

@@ -433,7 +433,7 @@ def test_layers_that_a_config_says_wrong_are_refused_by_number_before_weights(fa
             "gemma3",
             {"layer_types": ["conv"] + ["full_attention"] * 5},
             # Where transformers refuses them itself, it is in its words.
-            r"layers of type conv \(layer 0\)|Gemma3TextConfig rejects the config .* 'conv'",
+            r"layers of type conv \(first in layer 0\)|Gemma3TextConfig rejects the config .* 'conv'",
         ),
         (
             "ministral",

@@ -25,7 +25,7 @@ from tests.versions import needs_transformers
 
 FLOORS = {each["length"]: each["infimum"] for each in json.loads((ROOT / "docs" / "bases.json").read_text())}
 REFUSED = {
-    "deepseek-v4-flash": "none of this model's layer types (main, compress) has full attention",
+    "deepseek-v4-flash": "the layer types with RoPE in this model's config (main, compress) have no full attention",
     "nemotron-3-nano-30b-a3b": "has no RoPE that a config can describe",
 }
 LIMITING = {

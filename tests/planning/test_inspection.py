@@ -86,7 +86,7 @@ def test_indexed_attention_has_rope_over_all_earlier_tokens() -> None:
     assert config.planning_notes[0].startswith(
         "every layer attends to 2,048 earlier tokens, which an indexer chooses"
     )
-    assert any("indexed_attention (layer 0)" in refusal for refusal in config.reach_refusals(2**20))
+    assert any("indexed_attention (first in layer 0)" in refusal for refusal in config.reach_refusals(2**20))
 
 
 def test_a_refusal_for_a_value_of_the_small_model_is_not_passed_on() -> None:

@@ -142,7 +142,8 @@ def test_short_factors_of_another_attention_factor_are_refused():
 
 def test_short_factors_alone_need_long_ones():
     with pytest.raises(
-        RopewalkError, match="only short factors, but this checkpoint's RoPE is default, without long factors"
+        RopewalkError,
+        match=r"only short factors, and this checkpoint has no long factors \(its RoPE is default",
     ):
         table(long_factor=None, short_factor=LONG, target_length=512).method(Default(8, 1e4), 512)
 

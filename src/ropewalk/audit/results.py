@@ -436,11 +436,13 @@ def _first_token(audit: Audit) -> str:
     if math.isnan(effect.share_of_D):
         explained = ""
     elif effect.share_of_D <= 0:
-        explained = ", and rounding the first token causes none of D"
+        explained = ", and rounding the first token's query and key causes none of D"
     else:
-        explained = f", and rounding the first token causes {_percent(effect.share_of_D)} of D"
+        explained = (
+            f", and rounding the first token's query and key causes {_percent(effect.share_of_D)} of D"
+        )
     if sink.index == 0:
-        attended = f"it receives {_percent(sink.attention)} of the attention"
+        attended = f"the token receives {_percent(sink.attention)} of the attention"
     else:
         attended = (
             f"the row's token {sink.index + 1:,} receives most, {_percent(sink.attention)}; the first receives "

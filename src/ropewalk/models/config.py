@@ -241,7 +241,8 @@ class ModelConfig:
         if found is None:
             known = ", ".join(map(str, self.methods))
             raise RopewalkError(
-                f"none of this model's layer types ({known}) has full attention, so there is nothing to plan"
+                f"the layer types with RoPE in this model's config ({known}) have no full attention, so there is "
+                f"nothing to plan"
             )
         return found
 
@@ -609,7 +610,7 @@ class ModelConfig:
         passable = (*SERVED, *PER_TOKEN, *(RECURRENT if self.mixer_name else ()))
         # Reversed, so that the first layer of each kind is the one that a message names.
         other = {layer.kind: number for number, layer in reversed(list(enumerate(self.layers)))}
-        unknown = [f"{kind} (layer {other[kind]})" for kind in sorted(set(other) - set(passable))]
+        unknown = [f"{kind} (first in layer {other[kind]})" for kind in sorted(set(other) - set(passable))]
         if unknown:
             refused.append(
                 f"has layers of type {', '.join(unknown)}, through which packed documents would leak into each "

@@ -50,9 +50,9 @@ class InspectSettings(Settings):
     )
     explain: bool = Field(
         False,
-        description="With --target, also show the checkpoint's RoPE, the settings of all rules and methods (such as "
-        "NTK and YaRN), and their papers. This takes 10 seconds at 128k and a minute or more at 1M. Without --explain, "
-        "--target shows only the recommendation.",
+        description="With --target, also show the checkpoint's RoPE, the settings of other rules for the base (such "
+        "as NTK) and other methods (such as YaRN), and their papers. This takes 10 seconds at 128k and a minute or "
+        "more at 1M. Without --explain, --target shows only the recommendation.",
     )
 
 

@@ -41,7 +41,7 @@ def _read(checkpoint: Checkpoint, reads_factor: bool) -> Methods:
     refuse_unknown(checkpoint.methods(), KNOWN)
     if None not in checkpoint.methods() and checkpoint.model_type not in BY_LAYER:
         raise UnreadConfigError(
-            f"the program's code for the layer types of {checkpoint.model_type} was not examined"
+            f"the program's code for models with {len(checkpoint.methods())} layer types was not examined"
         )
 
     def change(method: RopeMethod) -> RopeMethod:

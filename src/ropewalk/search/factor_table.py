@@ -236,8 +236,8 @@ class Factors(_Strict):
         if long is None:
             if kept is None:
                 raise RopewalkError(
-                    f"the table has only short factors, but this checkpoint's RoPE is {current.name}, without long "
-                    "factors; give either a longrope checkpoint or a table with long factors"
+                    f"the table has only short factors, and this checkpoint has no long factors (its RoPE is "
+                    f"{current.name}); give either a longrope checkpoint or a table with long factors"
                 )
             # A config has one attention factor for both lists, and factors are optimal only with the one of the search.
             if not math.isclose(attention, kept.attention_factor, rel_tol=SAME_FACTOR):

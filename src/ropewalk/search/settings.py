@@ -134,8 +134,8 @@ class LongFactorSearch(ShortFactorSearch):
     short_penalty: Annotated[float, OBJECTIVE] = Field(
         0.0,
         ge=0,
-        description="Weight of a penalty on candidates that raise the loss at the model's present context length, "
-        "compared with its present RoPE. 0: no penalty.",
+        description="Weight of a penalty on candidates whose loss at the model's present context length is higher than "
+        "the loss with its present RoPE. 0: no penalty.",
     )
 
     @property

@@ -71,7 +71,7 @@ class VerifyResult(Result):
         context: context of the recipe's first stage, in tokens.
         pattern, precision, device: attention pattern, precision and device that were verified.
         versions: versions of the software.
-        mesh: number and kind of the processes that ran the checks, in words.
+        mesh: number of processes that ran the checks, and how they were started, in words.
         recipe_mesh: the recipe's own mesh, if checks ran on it in addition to ``mesh``; otherwise None.
         seconds: duration of all checks together.
         checks: the checks in the order in which they ran.

@@ -45,8 +45,8 @@ class TrainerProbeSettings(Settings):
         description="Function to probe: module:function or file.py:function. It takes the documents (lists of token "
         "ids). It returns one of: a transformers Trainer (TRL's SFTTrainer is one); a pair (model, step), where "
         "step() runs the forward and backward passes of one optimizer step; a list with the loss of each document; "
-        "or a list with the token losses of each document. A function that returns a Trainer may take no argument; "
-        "the probe then replaces the Trainer's data set with the documents."
+        "or a list with the token losses of each document. A function that returns a Trainer need not take the "
+        "documents: if it has no argument, the probe replaces the Trainer's data set with the documents."
     )
     config: Text | None = Field(
         None,

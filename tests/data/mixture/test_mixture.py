@@ -278,7 +278,7 @@ def advised(message: str, settings: MixtureSettings) -> dict[str, list[dict[str,
                     )
                 }
             ]
-        elif match := re.fullmatch(r"set tokens \(--total-tokens\) to (\d+) or less", piece):
+        elif match := re.fullmatch(r"set the mixture's tokens \(--total-tokens\) to (\d+) or less", piece):
             found = [{"tokens": tokens} for tokens in {int(match[1]), max(1, int(match[1]) // 2)}]
         else:
             match = re.fullmatch(r"raise max_epochs \(--max-epochs\) to (\S+) or more", piece)
@@ -319,22 +319,26 @@ def test_what_fits_is_the_most_that_fits() -> None:
     base = MixtureSettings(long_from=1000, long_factor=50, max_epochs=2)
     with pytest.raises(
         RopewalkError,
-        match=r"; set tokens \(--total-tokens\) to 4160 or less, raise max_epochs \(--max-epochs\) to 2\.885 or more, "
-        r"or set shortage \(--shortage\) to cap",
+        match=r"; set the mixture's tokens \(--total-tokens\) to 4160 or less, raise max_epochs \(--max-epochs\) to "
+        r"2\.885 or more, or set shortage \(--shortage\) to cap",
     ):
         mixed(lengths, ids, base)
     assert mixed(lengths, ids, changed(base, tokens=4160)).report.shortages == ()
     for more in ({"tokens": 4165}, {"max_epochs": 2.88}):
-        with pytest.raises(RopewalkError, match=r"; set tokens "):
+        with pytest.raises(RopewalkError, match=r"; set the mixture's tokens "):
             mixed(lengths, ids, changed(base, **more))
     # The cell that would repeat most decides, whichever source it is of.
-    with pytest.raises(RopewalkError, match=r"source 'wiki' .* set tokens .* to 975 or less, raise max"):
+    with pytest.raises(
+        RopewalkError, match=r"source 'wiki' .* set the mixture's tokens .* to 975 or less, raise max"
+    ):
         mixed([100] * 4, [0, 1, 1, 1], MixtureSettings(weights={"wiki": 4}, max_epochs=3))
 
 
 def test_what_no_setting_takes_is_not_offered() -> None:
     # Ten million epochs, where max_epochs goes up to one million.
-    with pytest.raises(RopewalkError, match=r"; set tokens .* to 400 or less, or set shortage .* to cap"):
+    with pytest.raises(
+        RopewalkError, match=r"; set the mixture's tokens .* to 400 or less, or set shortage .* to cap"
+    ):
         mixed([100], [0], MixtureSettings(tokens=10**9))
 
 

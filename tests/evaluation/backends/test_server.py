@@ -237,7 +237,9 @@ def test_a_field_that_decides_the_answer_is_never_left_out(dialect: str, name: s
         backend(server).answers(requests_of(1))
     message = str(caught.value)
     assert message.startswith(f"the server at {server.url} rejects a request for one token (HTTP 4")
-    assert message.endswith(f"; answers depend on {name}, so the model cannot be measured on this server")
+    assert message.endswith(
+        f"only if every request sets {name}, so the model cannot be measured on this server"
+    )
     assert (len(server.trials), len(server.requests)) == (1, 0)
 
 

@@ -271,10 +271,16 @@ def test_a_memory_that_gives_out_ends_the_run(four_ranks: Any) -> None:
     [
         (
             {"suites": ("perplexity", "ruler")},
-            "the suite ruler; run the suite in one process, or on a server",
+            "the suite ruler cannot be measured by several processes; run the suite in one process, or on a server",
         ),
-        ({"suites": ("longppl",)}, "the suite longppl; run the suite in one process$"),
-        ({"suites": ("short",)}, "the suite short; run the suite in one process$"),
+        (
+            {"suites": ("longppl",)},
+            "the suite longppl cannot be measured by several processes; run the suite in one process$",
+        ),
+        (
+            {"suites": ("short",)},
+            "the suite short cannot be measured by several processes; run the suite in one process$",
+        ),
         (
             {"tasks": ("sliding",)},
             "only the task perplexity of the suite perplexity, not sliding; run sliding in one process",
@@ -443,7 +449,7 @@ def test_the_command_writes_and_says_everything_once(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--suite", "ruler"), "error: several processes cannot measure the suite ruler"),
+        (("--suite", "ruler"), "error: the suite ruler cannot be measured by several processes"),
         (("--dtype", "int"), "error: unknown --dtype 'int'"),
         (
             ("--parallel", "sequence=4"),

@@ -277,7 +277,8 @@ def test_a_mixer_that_is_not_there_is_refused_by_name(monkeypatch):
 def test_a_recurrent_layer_of_an_unknown_model_is_refused_by_name(monkeypatch):
     monkeypatch.delitem(MIXERS, "lfm2")
     with pytest.raises(
-        EngineError, match=r"has layers of type conv \(layer 0\), through which packed documents would leak"
+        EngineError,
+        match=r"has layers of type conv \(first in layer 0\), through which packed documents would leak",
     ):
         attach(tiny_model("lfm2", sharp=True))
 

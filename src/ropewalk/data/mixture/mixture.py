@@ -413,7 +413,7 @@ def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureS
         total = math.floor(float(demand.budgets.sum()) * settings.max_epochs / float(epochs[group, b]))
         least = _rounded_up(float(epochs[group, b]))
         changes = {
-            f"set tokens (--total-tokens) to {total} or less": {"tokens": total},
+            f"set the mixture's tokens (--total-tokens) to {total} or less": {"tokens": total},
             f"raise max_epochs (--max-epochs) to {least} or more": {"max_epochs": float(least)},
         }
     changes["set shortage (--shortage) to cap and use only the available tokens"] = {"shortage": "cap"}

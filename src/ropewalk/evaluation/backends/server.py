@@ -279,7 +279,10 @@ class ServerBackend:
             needs = "" if self.tokenizer is not None else ", which needs the tokenizer"
             return f"{reason}; if it rejects token ids, give --send text{needs}"
         if needed:
-            return f"{reason}; answers depend on {' and '.join(needed)}, so the model cannot be measured on this server"
+            return (
+                f"{reason}; answers are comparable only if every request sets {' and '.join(needed)}, so the model "
+                "cannot be measured on this server"
+            )
         return reason
 
     def _trial(self) -> tuple[int, ...]:

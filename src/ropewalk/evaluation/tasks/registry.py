@@ -69,7 +69,7 @@ def chosen_tasks(settings: BenchmarkSettings, sharded: bool = False) -> dict[str
     for suite in suites if sharded else ():
         if suite.sharded is None:
             raise RopewalkError(
-                f"several processes cannot measure the suite {suite.name}; {_elsewhere(suite, 'the suite')}"
+                f"the suite {suite.name} cannot be measured by several processes; {_elsewhere(suite, 'the suite')}"
             )
     known = {suite.name: suite.known(settings) for suite in suites}
     if sharded:

@@ -702,11 +702,15 @@ def _check_calls(model: Any, calls: list[AttentionCall]) -> None:
             f"{name} does not accept external attention functions, so the audit cannot replace its attention"
         )
     heads = {call.query.shape[0] for call in calls}
-    if len(calls) > layers or len(heads) > 1:
+    if len(calls) > layers:
         raise EngineError(
-            f"{name} calls its attention function {len(calls)} times in {layers} layers, with "
-            f"{' or '.join(map(str, sorted(heads)))} heads; the audit needs at most one call for each layer, and the "
-            "same number of heads in all calls"
+            f"{name} calls its attention function {len(calls)} times in {layers} layers, but the audit needs at most "
+            f"one call for each layer"
+        )
+    if len(heads) > 1:
+        raise EngineError(
+            f"{name} calls its attention function with {' and '.join(map(str, sorted(heads)))} heads, but the audit "
+            f"needs the same number of heads in all calls"
         )
 
 

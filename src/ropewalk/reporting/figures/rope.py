@@ -427,8 +427,8 @@ def _checked_series(
         value, at = value[at >= smallest_x], at[at >= smallest_x]
         if not len(at):
             raise RopewalkError(
-                f"{what} of {name!r} has no point at a distance of {smallest_x:g} or more, so there is "
-                f"nothing to draw"
+                f"the {what} of {name!r} has no point at a distance of {smallest_x:g} or more, so there is "
+                "nothing to draw"
             )
         checked[name] = at, value
     return checked

@@ -67,8 +67,8 @@ def scaled_theta(rope_theta: float, trained_length: int, target_length: int) -> 
     # float ** float raises instead of giving infinity.
     except OverflowError:
         raise RopewalkError(
-            f"from {trained_length} to {target_length} tokens, the rule critical-dimension gives a base too large for "
-            f"float64 ({rope_theta:g} to the power {exponent:.1f}); choose a shorter target length"
+            f"to extend from {trained_length} to {target_length} tokens, the rule critical-dimension gives a base too "
+            f"large for float64 ({rope_theta:g} to the power {exponent:.1f}); choose a shorter target length"
         ) from None
 
 

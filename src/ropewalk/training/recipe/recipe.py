@@ -100,9 +100,9 @@ class Recipe(Settings):
     )
     lift: Annotated[list[Limit], SAME] = Field(
         [],
-        description="limits of the model's attention to remove; windows: sliding-window layers attend as far as "
-        "full-attention layers do, and training must teach them this; dual_chunk_attention: the exported config no "
-        "longer enables dual chunk attention, so servers do not use it",
+        description="which limits of attention to remove: windows (sliding-window layers then attend as far as "
+        "full-attention layers, and training must teach them this) or dual_chunk_attention (the exported config no "
+        "longer enables dual chunk attention, so servers do not use it)",
     )
     adapter: Annotated[AdapterSettings | None, DECIDES] = Field(
         None,
