@@ -174,8 +174,8 @@ def _check_chat(settings: Settings, suites: Sequence[Suite], chosen: Mapping[str
             if not isinstance(suite, GeneratedSuite) or TEACHER_FORCED in chosen[suite.name]:
                 what = TEACHER_FORCED if isinstance(suite, GeneratedSuite) else suite.name
                 raise RopewalkError(
-                    f"{option} has no effect on {what}, because the option applies only to answers that the model "
-                    f"generates to prompts by ropewalk; omit {option}, or evaluate without {what}"
+                    f"{option} has no effect on {what}, because the option applies only to tasks in which ropewalk "
+                    f"prompts the model and the model generates an answer; omit {option}, or evaluate without {what}"
                 )
 
 

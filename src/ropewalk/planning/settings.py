@@ -50,9 +50,9 @@ class InspectSettings(Settings):
     )
     explain: bool = Field(
         False,
-        description="With --target, also show the checkpoint's RoPE, the settings of other rules for the base (such "
-        "as NTK) and other methods (such as YaRN), and their papers. This takes 10 seconds at 128k and a minute or "
-        "more at 1M. Without --explain, --target shows only the recommendation.",
+        description="With --target, also show the checkpoint's RoPE and the alternatives, with their settings and "
+        "papers: other rules for the base (such as NTK) and other methods (such as YaRN). This takes 10 seconds at "
+        "128k and a minute or more at 1M. Without --explain, --target shows only the recommendation.",
     )
 
 
@@ -117,8 +117,8 @@ class ThetaSettings(ExtendedRope):
     )
     ceiling: float | None = Field(
         None,
-        description="Largest base that the rule lower-bound considers. Default: 1e12, or 1e15 if the rule finds no "
-        "base up to 1e12 or finds one above 1e11.",
+        description="Largest base that the rule lower-bound considers. Default: 1e12. If the rule finds no base up to "
+        "1e12, or only one close to it (above 1e11), it searches again up to 1e15.",
     )
 
 

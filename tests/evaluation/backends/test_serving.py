@@ -57,7 +57,7 @@ def test_addresses_with_a_query_are_refused_without_repeating_it() -> None:
         ),
         (
             {"extra": {"stream": True}},
-            "the request field stream cannot be set, because ropewalk could not read the responses",
+            "the request field stream cannot be set, because ropewalk cannot read the responses that it causes",
         ),
         ({"extra": {"top k": 1}}, "'top k' is not a valid name of a request field"),
         ({"extra": {"top_p": float("nan")}}, "the request field top_p must be a JSON value, got nan"),

@@ -105,7 +105,7 @@ def check_extra(extra: Mapping[str, Any]) -> None:
         if not name.isidentifier():
             raise RopewalkError(f"{name!r} is not a valid name of a request field; write a name like top_k")
         if name in RESERVED or name in UNREADABLE:
-            why = "sets it" if name in RESERVED else "could not read the responses"
+            why = "sets it" if name in RESERVED else "cannot read the responses that it causes"
             raise RopewalkError(
                 f"the request field {name} cannot be set, because ropewalk {why}; remove the field"
             )

@@ -178,8 +178,8 @@ class _Search:
         mesh = min(meshes, key=self.bytes)
         memory = self.cluster.bytes_per_rank
         return DoesNotFit(
-            f"rows of {self.run.row_length:,} tokens do not fit on {world_size} {_ranks(world_size)}: even parallel "
-            f"{mesh.setting} needs an estimated {_gb(self.bytes(mesh))} GB per rank, and a rank has "
+            f"rows of {self.run.row_length:,} tokens do not fit on {world_size} {_ranks(world_size)}: even with "
+            f"parallel: {mesh.setting}, a rank needs an estimated {_gb(self.bytes(mesh))} GB, but has "
             f"{_gb(memory)} GB, of which {_gb(USABLE * memory)} GB are usable; {self.remedy(world_size)}"
         )
 
