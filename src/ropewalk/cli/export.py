@@ -25,8 +25,8 @@ def export(
     model: Annotated[
         str,
         Field(
-            description=f"{MODEL_NAME}. With --push or --gguf, also the folder of a finished run. With --step, the "
-            "folder of a run."
+            description=f"{MODEL_NAME}. With --push or --gguf, the folder of a finished run is accepted too. With "
+            "--step, it must be the folder of a run."
         ),
     ],
     *,
@@ -75,8 +75,8 @@ def export(
         Option(name="--for", metavar="PROGRAM", repeated=True),
         Field(
             description="Refuse the model if this program computes its RoPE wrongly: transformers, transformers-4, "
-            "vllm, vllm-0.22, sglang, llama.cpp or mlx-lm. vllm-0.22 means vLLM 0.22 to 0.29. If the program needs one "
-            "serve command for short inputs and another for long ones, both are printed. Needs --rope or --push."
+            "vllm, vllm-0.22, sglang, llama.cpp or mlx-lm. vllm-0.22 means vLLM 0.22 to 0.29. Prints two serve "
+            "commands if the program needs one for short inputs and another for long ones. Needs --rope or --push."
         ),
     ] = None,
     stage: Annotated[

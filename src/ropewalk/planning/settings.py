@@ -117,8 +117,8 @@ class ThetaSettings(ExtendedRope):
     )
     ceiling: float | None = Field(
         None,
-        description="Largest base that the rule lower-bound considers. Default: 1e12. If the rule finds no base up to "
-        "1e12, or only one close to it (above 1e11), it searches again up to 1e15.",
+        description="Largest base that the rule lower-bound considers. Default: 1e12, or 1e15 if the search up to 1e12 "
+        "finds no base, or only one above 1e11.",
     )
 
 
