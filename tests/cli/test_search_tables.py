@@ -49,7 +49,7 @@ def test_import_of_a_config(tmp_path, capsys):
             ["numbers.csv", "--model", "embedded", "--to", "512"],
             "has 2 factors, but the model has 16 rotary pairs",
         ),
-        (["missing.csv", "--model", "embedded", "--to", "512"], "cannot read factors from missing.csv"),
+        (["missing.csv", "--model", "embedded", "--to", "512"], "cannot read missing.csv"),
         (["embedded"], "embedded has no rescale factors: its RoPE is default, not longrope"),
         ([str(PHI), "--to", "64k"], "are for 131072 tokens, not for 65536"),
         ([str(PHI), "--model", "embedded"], "rotary_dim 96"),
@@ -76,7 +76,7 @@ def test_bad_input_is_one_sentence_and_status_2(arguments, message, tmp_path, mo
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("missing.json", "cannot read factors from missing.json"),
+        ("missing.json", "cannot read missing.json"),
         ("numbers.csv", "is no table|not a factor table"),
     ],
 )

@@ -176,7 +176,7 @@ GOOD = json.dumps(WILD[0].to_json())
     ("line", "reason"),
     [
         ("{", "Expecting property name"),
-        (GOOD.replace('"task"', '"tusk"'), "it has no 'task'"),
+        (GOOD.replace('"task"', '"tusk"'), "the field 'task' is missing"),
         (GOOD.replace('"references": [', '"references": 5, "x": ['), "references has the wrong type: 5"),
         (GOOD.replace('"references": [', '"references": [7, '), "references must be strings, got [7, "),
         (GOOD.replace('"ruler"', "[]"), "suite has the wrong type: []"),

@@ -109,7 +109,7 @@ def test_line_that_is_no_result_is_named(line: str, tmp_path: Path) -> None:
         ({"status": "okay"}, "unknown status 'okay'"),
         ({"details": 5}, "details has the wrong type: 5"),
         ({"samples": [7]}, "a position or a sample is not a JSON object"),
-        ({"positions": [{"start": 0}]}, "it has no 'end'"),
+        ({"positions": [{"start": 0}]}, "the field 'end' is missing"),
         ({"positions": [{**BINS[0].to_json(), "perplexity": "3"}]}, "perplexity has the wrong type: '3'"),
     ],
 )

@@ -84,7 +84,7 @@ def test_values_come_back_as_they_were(
         (b"\x00" * 40, "Expecting value"),
         (b"[2]", "it is not a JSON object"),
         (b"null", "it is not a JSON object"),
-        (b'{"stop": 2}', "it has no 'step'"),
+        (b'{"stop": 2}', "the field 'step' is missing"),
         (b'{"step": 2, "loss": NaN}', "NaN is not a JSON value"),
         (b'{"step": 2, "loss": -Infinity}', "-Infinity is not a JSON value"),
         (b'{"step": 2, "loss": 1e999}', "1e999 is beyond the largest float64"),

@@ -77,13 +77,13 @@ def test_a_table_that_cannot_be_right_is_refused(tmp_path, change, message):
 
 def test_what_is_no_table_is_refused(tmp_path):
     path = tmp_path / "factors.json"
-    with pytest.raises(RopewalkError, match="cannot read factors from"):
+    with pytest.raises(RopewalkError, match=r"cannot read .*factors\.json: No such file"):
         read_factors(path)
     path.write_text("1.0\n1.2\n")
     with pytest.raises(RopewalkError, match="is not a factor table, because it cannot be read as JSON"):
         read_factors(path)
     path.write_bytes(b"{\xff}")
-    with pytest.raises(RopewalkError, match=r"cannot read factors from .*: it is not UTF-8 text \(byte 1\)"):
+    with pytest.raises(RopewalkError, match=r"factors\.json is not UTF-8: byte 0xff at offset 1"):
         read_factors(path)
     path.write_text("[1.0]")
     with pytest.raises(

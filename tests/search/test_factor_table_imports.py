@@ -47,6 +47,11 @@ def test_one_row_with_commas_is_the_same(csv, llama):
     assert from_csv(csv, llama, 131072).factors.long_factor == tuple(FACTORS)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_number(csv, llama):
+    csv.write_text("\r\n".join(map(str, FACTORS)), encoding="utf-8-sig")
+    assert from_csv(csv, llama, 131072).factors.long_factor == tuple(FACTORS)
+
+
 def test_equal_rows_for_each_layer_are_one_list(csv, llama):
     np.savetxt(csv, np.tile(FACTORS, (32, 1)), delimiter=",", fmt="%.16g")
     imported = from_csv(csv, llama, 131072)
@@ -100,7 +105,7 @@ def test_what_is_no_table_is_refused(csv, llama, text, message):
 
 
 def test_a_missing_file_and_a_length_that_extends_nothing_are_refused(csv, llama):
-    with pytest.raises(RopewalkError, match="cannot read factors from"):
+    with pytest.raises(RopewalkError, match=r"cannot read .*: No such file"):
         from_csv(csv, llama, 131072)
     np.savetxt(csv, FACTORS)
     with pytest.raises(RopewalkError, match="give a target length above 4096"):

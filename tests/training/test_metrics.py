@@ -68,9 +68,9 @@ def test_a_resumed_run_drops_what_its_checkpoint_does_not_know(
     [
         (b"\xff" * 8, "'utf-8' codec"),
         (b"\x00\x00", "Expecting value"),
-        (b'{"step": 2, "loss": 1.0, "tokens": 8}', "it has no 'stage'"),
-        (b'{"stage": 0, "loss": 1.0, "tokens": 8}', "it has no 'step'"),
-        (b'{"stage": 0, "step": 2, "loss": 1.0}', "it has no 'tokens'"),
+        (b'{"step": 2, "loss": 1.0, "tokens": 8}', "the field 'stage' is missing"),
+        (b'{"stage": 0, "loss": 1.0, "tokens": 8}', "the field 'step' is missing"),
+        (b'{"stage": 0, "step": 2, "loss": 1.0}', "the field 'tokens' is missing"),
         (
             b'{"stage": 0, "step": "2", "loss": 1.0, "tokens": 8}',
             "step must be a whole number of at least 1, got '2'",

@@ -17,7 +17,7 @@ from ropewalk.evaluation.results import TASKS_BEFORE, TaskResult
 from ropewalk.evaluation.samples import Sample, Task, prompt_digest
 from ropewalk.evaluation.tasks.registry import METRICS
 from ropewalk.io.digests import digest
-from ropewalk.io.files import parse_json, replacing, write_json
+from ropewalk.io.files import field_fault, parse_json, replacing, write_json
 from ropewalk.io.json_lines import append_line, check_types, read_lines
 from ropewalk.models.origin import cached_folder
 
@@ -289,9 +289,8 @@ def _read_samples(path: Path, identity: dict[str, Any]) -> Iterator[Sample]:
     except RopewalkError:
         raise
     except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
         raise RopewalkError(
-            f"cannot read the samples in {path} ({reason}); delete the file to generate the samples again"
+            f"cannot read the samples in {path} ({field_fault(error)}); delete the file to generate the samples again"
         ) from error
 
 
@@ -423,8 +422,7 @@ def read_record(folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:
         check_types(record["settings"], {"threshold": (int, float)})
         return record, [TaskResult.from_json(each) for each in record["results"]]
     except (KeyError, TypeError, ValueError) as error:
-        reason = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise RopewalkError(f"{path} is not the result of an evaluation: {reason}") from error
+        raise RopewalkError(f"{path} is not the result of an evaluation: {field_fault(error)}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

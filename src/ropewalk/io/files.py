@@ -258,6 +258,11 @@ def json_fault(error: Exception) -> str:
     return str(error).partition("; use sys.")[0]
 
 
+def field_fault(error: Exception) -> str:
+    """What is wrong with the fields of a JSON object, from an error of reading them; a KeyError names a missing one."""
+    return f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+
+
 def parse_json(text: str | bytes, strict: bool = False) -> Any:
     """Parse a JSON document; every kind of mistake raises the same type of error.
 

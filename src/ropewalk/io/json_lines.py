@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.io.files import parse_json
+from ropewalk.io.files import field_fault, parse_json
 
 T = TypeVar("T")
 
@@ -83,8 +83,9 @@ def read_lines(path: Path, parse: Callable[[int, dict[str, Any]], T], advice: st
                         raise TypeError("it is not a JSON object")
                     entry = parse(number, values)
                 except (ValueError, TypeError, KeyError, OverflowError) as error:
-                    reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-                    raise RopewalkError(f"line {number} of {path} is damaged: {reason}; {advice}") from error
+                    raise RopewalkError(
+                        f"line {number} of {path} is damaged: {field_fault(error)}; {advice}"
+                    ) from error
                 yield entry
     except FileNotFoundError:
         return

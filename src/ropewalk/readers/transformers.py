@@ -85,7 +85,7 @@ def _as_version_4(checkpoint: Checkpoint) -> Methods:
     scaling = dict(known.get("rope_scaling") or {})
     if kind == "phi3" and scaling and scaling.keys() != PHI3_KEYS:
         raise RefusedConfigError(
-            "its class for phi3 needs 'type', short_factor and long_factor in rope_scaling, and no other key"
+            "the program's code for phi3 needs 'type', short_factor and long_factor in rope_scaling, and no other key"
         )
     if scaling.get("rope_type", scaling.get("type")) in ("longrope", "su") and ORIGINAL not in known:
         # Only the top level counts for longrope; without it, every input is within the original length.

@@ -10,7 +10,6 @@ from ropewalk.readers.reader import (
     Checkpoint,
     Methods,
     Reader,
-    UnreadConfigError,
     refuse_unknown,
     transformed,
 )
@@ -39,10 +38,9 @@ def _before(checkpoint: Checkpoint) -> Methods:
 
 def _read(checkpoint: Checkpoint, reads_factor: bool) -> Methods:
     refuse_unknown(checkpoint.methods(), KNOWN)
-    if None not in checkpoint.methods() and checkpoint.model_type not in BY_LAYER:
-        raise UnreadConfigError(
-            f"the program's code for models with {len(checkpoint.methods())} layer types was not examined"
-        )
+    if checkpoint.model_type not in BY_LAYER:
+        # Refuses layer types with methods of their own.
+        checkpoint.method()
 
     def change(method: RopeMethod) -> RopeMethod:
         if isinstance(method, Yarn):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ropewalk.data.read.files import read_text
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, write_text
 from ropewalk.io.results import Result
@@ -391,7 +392,7 @@ def read_factors(path: Path) -> Factors:
     Raises:
         RopewalkError: if the file cannot be read or is not a valid factor table; the message names the mistake.
     """
-    text = _text(path)
+    text = read_text(path)
     try:
         values: Any = parse_json(text)
     except ValueError as error:
@@ -408,17 +409,6 @@ def read_factors(path: Path) -> Factors:
         return Factors.model_validate(values)
     except ValidationError as error:
         raise RopewalkError(f"factor table {path}: {explain(error, Factors)}") from error
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RopewalkError(f"cannot read factors from {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise RopewalkError(
-            f"cannot read factors from {path}: it is not UTF-8 text (byte {error.start})"
-        ) from error
 
 
 def write_factors(path: Path, factors: Factors) -> None:
@@ -604,7 +594,7 @@ def method_of(config: ModelConfig) -> RopeMethod:
 
 def _rows(path: Path) -> list[list[float]]:
     """Numbers of a file, one list per line."""
-    lines = _text(path).splitlines()
+    lines = read_text(path).splitlines()
     rows = [[_factor(path, word) for word in line.split(",")] for line in lines if line.strip()]
     if not rows:
         raise RopewalkError(f"{path} is empty; give a file with one factor per rotary pair")

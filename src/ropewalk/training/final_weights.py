@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ropewalk.data.mixture.report import counted
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
 from ropewalk.evaluation.tasks.registry import chosen_tasks
@@ -86,8 +87,8 @@ def final_weights(output: Path, recipe: Recipe, last: Path) -> FinalWeights:
         if len(there) < export.average_of:
             raise RopewalkError(
                 f"export averages the last {export.average_of} checkpoints of stage {stage + 1}, but "
-                f"{output / CHECKPOINTS} contains only {len(there)} "
-                f"{'checkpoint' if len(there) == 1 else 'checkpoints'} of this stage; "
+                f"{output / CHECKPOINTS} contains only {counted(len(there), 'checkpoint')} of this "
+                "stage; "
                 + (
                     f"set export to {{weights: average, average_of: {len(there)}}}"
                     if len(there) > 1

@@ -114,7 +114,7 @@ def test_replicas_are_taken_where_they_save_time_alone():
         (
             {"length": 2**20, "rows": 16},
             r"rows of 1,048,576 tokens do not fit on 8 ranks: even with parallel: {sequence: 8}, "
-            r"a rank needs an estimated [\d.]+ GB, but has 80 GB, of which 72 GB are usable; set "
+            r"a rank needs an estimated [\d.]+ GB, but has 80\.0 GB, of which 72\.0 GB are usable; set "
             r"offload_activations to true$",
         ),
         ({"length": 2**17, "checkpointing": False}, r"; set gradient_checkpointing to true$"),

@@ -230,7 +230,7 @@ def test_short_factors_need_a_last_stage_of_longrope():
         ),
         ({"rope": {"search": {}, "start_tokens": 4}}, "cannot store start_tokens 4"),
         ({"rope": {"search": {}}, "positions": "reset"}, "longrope would select factors"),
-        ({"rope": {"factors": "missing.json"}}, r"cannot read factors from missing\.json"),
+        ({"rope": {"factors": "missing.json"}}, r"cannot read missing\.json: No such file"),
         ({"rope": {"long_factor": LONG, "attention_factor": 0.0}}, "attention_factor"),
     ],
 )
@@ -328,7 +328,7 @@ def test_the_command_takes_tables_and_resumes_with_them(longrope_values, tmp_pat
     assert main(["extend", str(file), "--set", "output=" + str(tmp_path / "b")]) == 2
     assert "longrope needs factors" in capsys.readouterr().err
     assert main(["extend", str(file), "--rope", str(tmp_path / "none.json")]) == 2
-    assert "cannot read factors" in capsys.readouterr().err
+    assert "none.json: No such file" in capsys.readouterr().err
 
 
 def test_verify_takes_a_recipe_that_is_to_search(longrope_values, tmp_path):

@@ -22,6 +22,7 @@ from ropewalk.data.mixture.report import (
     Request,
     TotalFrom,
     counted,
+    either,
     lengths_in_words,
     report_on,
 )
@@ -421,8 +422,7 @@ def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureS
     possible = [words for words, change in changes.items() if _is_possible(settings, change, fits)]
     if not possible:
         return f"{reason}; change long_from or length_shares"
-    *others, last = possible
-    return f"{reason}; {', '.join(others)}, or {last}" if others else f"{reason}; {last}"
+    return f"{reason}; {either(possible)}"
 
 
 def _instead_of_nothing(demand: Demand, settings: MixtureSettings, b: int) -> dict[str, dict[str, Any]]:

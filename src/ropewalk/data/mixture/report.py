@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -253,6 +253,12 @@ def lengths_in_words(first: int, end: int | None) -> str:
 def counted(number: int, thing: str) -> str:
     """Format a number with its noun ("1 document", "2,000 tokens")."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def either(choices: Sequence[str]) -> str:
+    """Join what a user may do instead: "a", "a, or b", "a, b, or c"."""
+    *others, last = choices
+    return f"{', '.join(others)}, or {last}" if others else last
 
 
 def explain(report: MixtureReport) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.data.disk_arrays import DiskArrays
+from ropewalk.data.mixture.report import either
 from ropewalk.data.rows.plan import Pieces, RowPlan, plan_rows
 from ropewalk.data.rows.special_tokens import AddedTokens, DocumentEnds, PackingCounts, add_special_tokens
 from ropewalk.data.settings import PackingSettings
@@ -315,11 +316,9 @@ def refuse_no_rows(packed: Packed, counts: PackingCounts, held_out: int) -> None
         advice = ["give more documents"]
     if held_out:
         advice.append(f"hold out fewer documents for validation (now {held_out})")
-    *others, last = advice
     raise RopewalkError(
         f"the documents do not fill one row: {counts.remainder_tokens} training tokens in {counts.documents} "
-        f"documents, but a row takes {packed.settings.context} tokens{why}; "
-        f"{', '.join(others) + ', or ' if others else ''}{last}"
+        f"documents, but a row takes {packed.settings.context} tokens{why}; {either(advice)}"
     )
 
 

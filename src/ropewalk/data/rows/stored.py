@@ -24,7 +24,7 @@ from ropewalk.data.settings import PackingSettings
 from ropewalk.data.tokens.arrow import checked_index, int32_list, open_table
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import FileDigest, damage, digest
-from ropewalk.io.files import parse_json, plain_name, write_json, writing
+from ropewalk.io.files import field_fault, parse_json, plain_name, write_json, writing
 from ropewalk.io.settings import explain
 
 if TYPE_CHECKING:
@@ -210,11 +210,7 @@ def open_rows(
             _refuse_other_tokenizer(folder, manifest["tokenizer"], tokenizer)
         rows = PackedRows(folder, manifest)
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
-        if isinstance(error, ValidationError):
-            reason = explain(error, PackingSettings)
-        else:
-            # The text of a KeyError is the key alone.
-            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        reason = explain(error, PackingSettings) if isinstance(error, ValidationError) else field_fault(error)
         raise RopewalkError(
             f"{folder / MANIFEST} is damaged: {reason}; delete the folder {folder} and pack again"
         ) from error

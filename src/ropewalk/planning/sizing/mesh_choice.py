@@ -176,11 +176,11 @@ class _Search:
             )
         # Of meshes that are all too large, the one that comes closest tells how much is missing.
         mesh = min(meshes, key=self.bytes)
-        memory = self.cluster.bytes_per_rank
+        needed, memory = self.bytes(mesh) / 1e9, self.cluster.bytes_per_rank / 1e9
         return DoesNotFit(
             f"rows of {self.run.row_length:,} tokens do not fit on {world_size} {_ranks(world_size)}: even with "
-            f"parallel: {mesh.setting}, a rank needs an estimated {_gb(self.bytes(mesh))} GB, but has "
-            f"{_gb(memory)} GB, of which {_gb(USABLE * memory)} GB are usable; {self.remedy(world_size)}"
+            f"parallel: {mesh.setting}, a rank needs an estimated {needed:,.1f} GB, but has {memory:,.1f} GB, "
+            f"of which {USABLE * memory:,.1f} GB are usable; {self.remedy(world_size)}"
         )
 
     def remedy(self, world_size: int) -> str:
@@ -214,12 +214,6 @@ class _Search:
                 return ranks
             ranks *= 2
         return None
-
-
-def _gb(size: float) -> str:
-    """Bytes in GB, with three significant digits and no exponent."""
-    gigabytes = size / 1e9
-    return f"{gigabytes:.3g}" if gigabytes < 999.5 else f"{gigabytes:,.0f}"
 
 
 def _ranks(count: int) -> str:
