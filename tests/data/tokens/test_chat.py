@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Metaspace
+from transformers import PreTrainedTokenizerFast
 
 from ropewalk.attention.layout import IGNORED
 from ropewalk.data import open_rows
@@ -167,6 +170,70 @@ def test_any_contents_come_back_whole_and_only_the_answers_are_trained(contents)
     assert tokenizer.decode(stored[stored >= 0].tolist()) == answers
     start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     assert (ids.count(start), ids.count(end)) == (len(talk), len(talk))
+
+
+METASPACE_TEMPLATE = (
+    "{% for message in messages %}{{ '<s>[' + message['role'] + '] ' + message['content'] + '</s>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<s>[assistant] ' }}{% endif %}"
+)
+
+
+def sentencepiece(kind):
+    """A byte-fallback BPE in the manner of Llama 2; a normalizer or a pre-tokenizer writes its spaces."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    merges = [("▁", "<"), ("<", "/"), ("s", ">"), ("▁", "T"), ("h", "e"), ("▁T", "he")]
+    pieces += ["▁", *map(chr, range(33, 127)), *map("".join, merges)]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    backend = Tokenizer(BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    if kind == "metaspace":
+        backend.pre_tokenizer = Metaspace(prepend_scheme="first", split=False)
+    else:
+        backend.normalizer = normalizers.Sequence(
+            [normalizers.Replace(" ", "▁")]
+            if kind == "normalized"
+            else [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+    special = [AddedToken(each, special=True, normalized=kind == "normalized") for each in pieces[:3]]
+    backend.add_special_tokens(special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", chat_template=METASPACE_TEMPLATE
+    )
+
+
+SPELT = st.lists(
+    st.sampled_from(
+        ["<s>", "</s>", "<unk>", "<", "/s>", "s>", " ", "\n", "é", "🙂", "The token", "ends", "<p>", "a"]
+    ),
+    max_size=8,
+).map("".join)
+
+
+@pytest.mark.parametrize("kind", ["prepend", "metaspace", "normalized"])
+@given(question=SPELT, answer=SPELT)
+def test_spelt_special_tokens_get_the_tokens_of_any_other_text(kind, question, answer):
+    """Against the library's own encoding of each text between special tokens, with special tokens split."""
+    tokenizer = TOKENIZERS.setdefault(kind, sentencepiece(kind))
+    stored = encoded(
+        tokenizer, [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    )
+    plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    plain.encode_special_tokens = True
+    if kind == "metaspace":
+        # A space stands before the first piece of a conversation alone, which is a special token.
+        plain.pre_tokenizer = Metaspace(prepend_scheme="never", split=False)
+    start, end = tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
+    expected = []
+    for text in (f"[user] {question}", f"[assistant] {answer}"):
+        expected += [start, *plain.encode(text, add_special_tokens=False).ids, end]
+    ids = token_ids(stored).tolist()
+    assert ids == expected
+    # The first token of the answer may hold the space before it.
+    assert tokenizer.decode(stored[stored >= 0].tolist()).removeprefix(" ") == f"{answer}</s>".removeprefix(
+        " "
+    )
 
 
 def test_a_template_that_changes_earlier_turns_is_refused_by_name():

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
+from tokenizers.normalizers import Replace, Sequence
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import digest
@@ -27,6 +28,9 @@ _BEGIN, _END = "\ufdd0", "\ufdd1"
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
 _DATE = "26 Jul 2024"
 """Default of Llama's own templates. The date of the day would give other bytes every day."""
+
+_ENCODING = 2
+"""Version of how conversations become tokens. Stored tokens of another version are not used again."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,8 @@ class ChatTemplate:
 
     @property
     def digest(self) -> str:
-        """Digest of everything that the rendered text depends on."""
-        return digest([self.template, dict(self.names), self.spellings, _DATE])
+        """Digest of everything that the tokens of a conversation depend on, beside the tokenizer."""
+        return digest([self.template, dict(self.names), self.spellings, _DATE, _ENCODING])
 
 
 def chat_template(tokenizer: Any) -> ChatTemplate | None:
@@ -103,7 +107,7 @@ def encode_conversation(
     A template with ``{% generation %}`` states itself which text the assistant wrote. For any other, a turn of the
     assistant is what the conversation up to this turn adds to the conversation before it with a generation prompt. It
     includes the token that ends the turn, but no white space after that token. Text of a message that spells a special
-    token is encoded as text, so that no message can end its own turn.
+    token gets the tokens of any other text, so that no message can end its own turn.
 
     Returns:
         int32 ``[tokens]``. A token outside the assistant's turns is stored as ``~id``, which is negative;
@@ -119,20 +123,28 @@ def encode_conversation(
         )
     record = _guarded(json.loads(conversation.content), template.spellings, conversation.origin)
     text, turns = _turns(record, template, conversation.origin)
-    ids: list[int] = []
-    trained: list[bool] = []
-    at = 0
-    for piece in text.split(_BREAK):
-        encoding = backend.encode(piece, add_special_tokens=False)
-        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            # Offsets of white space may be empty, so a token also belongs to a turn in which it starts.
-            begin, stop = start + at, end + at
-            ids.append(token)
-            trained.append(any(begin < last and max(stop, begin + 1) > first for first, last in turns))
-        # The turns are counted in the text that still has the breaks.
-        at += len(piece) + len(_BREAK)
-    found = np.array(ids, np.int32)
+    encoding = _message_backend(backend).encode(text, add_special_tokens=False)
+    # Offsets of white space may be empty, so a token also belongs to a turn in which it starts.
+    trained = [
+        any(start < last and max(end, start + 1) > first for first, last in turns)
+        for start, end in encoding.offsets
+    ]
+    found = np.array(encoding.ids, np.int32)
     return np.where(np.array(trained, bool), found, ~found)
+
+
+# One, because a process encodes the conversations of one tokenizer.
+@lru_cache(maxsize=1)
+def _message_backend(backend: Tokenizer) -> Tokenizer:
+    """A copy of a backend that finds special tokens first, and then removes the breaks that hide spellings from it."""
+    state = json.loads(backend.to_str())
+    for token in state["added_tokens"]:
+        # Found after the normalizer otherwise, where the breaks are gone.
+        token["normalized"] = token["normalized"] and not token["special"]
+    found = Tokenizer.from_str(json.dumps(state))
+    own = [] if found.normalizer is None else [found.normalizer]
+    found.normalizer = Sequence([Replace(_BREAK, ""), *own])
+    return found
 
 
 def token_ids(stored: NDArray[np.int32]) -> NDArray[np.int32]:
