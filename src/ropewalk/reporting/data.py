@@ -87,6 +87,10 @@ def _packed(manifest: Mapping[str, Any]) -> Iterator[Part]:
         ("copies of held-out documents left out", split["withheld_duplicates"]),
         ("binary files skipped", reading["binary_files"]),
         ("hidden files and folders skipped", reading["hidden_entries"]),
+        (
+            "null tool arguments, defaults and constants left out of chats; give JSON Lines to keep them",
+            reading.get("dropped_nulls", 0),
+        ),
     ]
     # Facts always appear; remarks only if their count is not 0.
     table = Table(show_header=False, box=None, pad_edge=False)

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ropewalk.attention.layout import IGNORED
 from ropewalk.data import open_rows
+from ropewalk.data.read.readers import ReadingCounts, read_documents
 from ropewalk.data.rows.store import pack_rows
 from ropewalk.data.run import preview, stats
 from ropewalk.data.settings import (
@@ -419,6 +420,63 @@ def test_parquet_gives_the_rows_of_json_lines(folder):
         assert rows.manifest["counts"]["reading"]["documents"] == len(records)
     assert found[0] == found[1]
     assert any(masked for _, masked in found[0])
+
+
+NULLS = {
+    "messages": [
+        {"role": "user", "content": "Weather?", "name": None},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"function": {"name": "get", "arguments": {"city": "Rome", "deep": [{"unit": None}]}}}
+            ],
+        },
+    ],
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "get",
+                "parameters": {"properties": {"unit": {"default": None, "const": None, "enum": ["C", None]}}},
+            },
+        }
+    ],
+}
+
+
+def test_nulls_of_arguments_and_schemas_are_kept_in_json_lines(folder):
+    """As transformers renders the record, in which a null field of a message itself counts as absent."""
+    path = folder / "chats.jsonl"
+    path.write_text(json.dumps(NULLS) + "\n")
+    tokenizer = with_template(WITH_TOOLS)
+    (document,) = read_documents([SourceSpec(path=str(path), messages_field="messages")])
+    stored = encode_conversation(
+        Conversation(document.text, document.origin), chat_template(tokenizer), tokenizer.backend_tokenizer
+    )
+    question, call = NULLS["messages"]
+    theirs = tokenizer.apply_chat_template(
+        [question, {**call, "content": ""}], tools=NULLS["tools"], tokenize=False
+    )
+    assert theirs.count("null") == 4
+    assert tokenizer.decode(token_ids(stored).tolist()) == theirs
+
+
+def test_nulls_that_a_table_may_have_padded_are_left_out_and_counted(folder):
+    parquet.write_table(pyarrow.Table.from_pylist([NULLS]), folder / "nulls.parquet")
+    with_template(WITH_TOOLS).save_pretrained(folder / "tokenizer")
+    source = SourceSpec(path=str(folder / "nulls.parquet"), messages_field="messages")
+    counts = ReadingCounts()
+    (document,) = read_documents([source], counts)
+    assert json.loads(document.text)["messages"][1]["tool_calls"][0]["function"]["arguments"] == {
+        "city": "Rome",
+        "deep": [{}],
+    }
+    cut = config(folder, long_documents="truncate").model_copy(update={"sources": (source,)})
+    pack_rows(cut, folder / "rows")
+    manifest = open_rows(folder / "rows").manifest
+    # unit, default and const; the null in a list is kept.
+    assert counts.dropped_nulls == manifest["counts"]["reading"]["dropped_nulls"] == 3
 
 
 @pytest.mark.parametrize("policy", ["skip", "truncate"])

@@ -18,12 +18,15 @@ class Document:
         source: name by which mixtures and statistics group documents ("arxiv", "python-docs").
         origin: file and line or row, for error messages ("corpus/a.jsonl:17").
         chat: whether the text is a conversation, as a JSON object with ``messages`` and ``tools``.
+        dropped_nulls: number of null tool arguments, defaults and constants of the conversation that were left out,
+            because a table does not tell them from absent ones.
     """
 
     text: str
     source: str
     origin: str
     chat: bool = False
+    dropped_nulls: int = 0
 
 
 @dataclass(frozen=True, eq=False)

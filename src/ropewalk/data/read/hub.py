@@ -81,7 +81,7 @@ def read_hugging_face(
                 record = next(records, None)
             if record is None:
                 return
-            yield Record(record_documents(record, spec, stem, f"{place}:row {row}"))
+            yield Record(record_documents(record, spec, stem, f"{place}:row {row}", padded=True))
             row += 1
 
 

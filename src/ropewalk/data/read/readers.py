@@ -21,12 +21,14 @@ class ReadingCounts:
         empty_documents: documents skipped because their text is empty or blank.
         binary_files: files in folders skipped because they are not text.
         hidden_entries: files and folders skipped because their names begin with a dot.
+        dropped_nulls: null tool arguments, defaults and constants that were left out of chats in tables.
     """
 
     documents: int = 0
     empty_documents: int = 0
     binary_files: int = 0
     hidden_entries: int = 0
+    dropped_nulls: int = 0
 
 
 def read_documents(specs: Sequence[SourceSpec], counts: ReadingCounts | None = None) -> Iterator[Document]:
@@ -83,6 +85,7 @@ def _stream(
                         counts.empty_documents += 1
                         continue
                     counts.documents += 1
+                    counts.dropped_nulls += getattr(document, "dropped_nulls", 0)
                     yield spec, document
         if counts.documents == before.documents:
             since = {name: now - getattr(before, name) for name, now in vars(counts).items()}

@@ -43,7 +43,7 @@ class NoTextFieldError(RopewalkError):
 
 
 def record_documents(
-    record: Mapping[str, Any], spec: SourceSpec, stem: str, origin: str
+    record: Mapping[str, Any], spec: SourceSpec, stem: str, origin: str, padded: bool = False
 ) -> tuple[Document | TokenisedDocument, ...]:
     """Extract the documents of one record.
 
@@ -56,6 +56,8 @@ def record_documents(
         spec: the fields to read.
         stem: source name if neither the spec nor the record gives one.
         origin: file and line or row, for messages.
+        padded: whether the record is a row of a table, in which objects have a null for each field that only other
+            objects of the column have.
 
     Returns:
         At least one document; a text may be blank, and a tokenised document empty.
@@ -69,8 +71,11 @@ def record_documents(
     # A table has a null where only its other records have a text.
     if text is _MISSING or (text is None and spec.messages_field):
         if spec.messages_field and _field(record, spec.messages_field) is not _MISSING:
-            content = _conversation(record, spec.messages_field, origin)
-            return (Document(content, spec.name or _source(record, spec, origin) or stem, origin, chat=True),)
+            content = _conversation(record, spec.messages_field, origin, padded)
+            source = spec.name or _source(record, spec, origin) or stem
+            fields = [_field(record, spec.messages_field), record.get("tools")]
+            lost = _possible_nulls(fields) if padded else 0
+            return (Document(content, source, origin, chat=True, dropped_nulls=lost),)
         if INPUT_IDS in record:
             return _token_documents(record, spec, stem, origin)
         if "messages" in record and spec.messages_field is None:
@@ -87,13 +92,15 @@ def record_documents(
     return (Document(text, spec.name or _source(record, spec, origin) or stem, origin),)
 
 
-def _conversation(record: Mapping[str, Any], field: str, origin: str) -> str:
+def _conversation(record: Mapping[str, Any], field: str, origin: str, padded: bool) -> str:
     """The messages and tools of a record as JSON.
 
     Raises:
         RopewalkError: if a message is not an object with a role and a text, or none is the assistant's.
     """
-    messages = _without_nulls(_field(record, field))
+    messages, tools = _field(record, field), record.get("tools")
+    if padded:
+        messages, tools = _without_nulls(messages), _without_nulls(tools)
     if not isinstance(messages, list) or not messages:
         raise RopewalkError(
             f"{origin}: the field {field!r} must be a list of messages, got "
@@ -102,6 +109,9 @@ def _conversation(record: Mapping[str, Any], field: str, origin: str) -> str:
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict):
             raise RopewalkError(f"{origin}: message {number} must be an object, got {kind_name(message)}")
+        # A null field of a message is an absent one; what is null in a tool call is the author's.
+        message = {key: value for key, value in message.items() if value is not None}
+        messages[number - 1] = message
         role = message.get("role")
         if not isinstance(role, str) or not _ROLE.fullmatch(role):
             raise RopewalkError(
@@ -116,7 +126,6 @@ def _conversation(record: Mapping[str, Any], field: str, origin: str) -> str:
         message["content"] = content
     if all(message["role"] != "assistant" for message in messages):
         raise RopewalkError(f"{origin}: the conversation has no message with the role assistant to train on")
-    tools = _without_nulls(record.get("tools"))
     if tools is not None and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
         raise RopewalkError(f"{origin}: the field 'tools' must be a list of objects, got {kind_name(tools)}")
     try:
@@ -133,6 +142,18 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _possible_nulls(value: Any, inside: bool = False) -> int:
+    """Number of null entries that may be data: in the arguments of a tool call, or a schema's default or const."""
+    if isinstance(value, Mapping):
+        return sum(
+            inside or key in ("default", "const")
+            if each is None
+            else _possible_nulls(each, inside or key == "arguments")
+            for key, each in value.items()
+        )
+    return sum(_possible_nulls(each, inside) for each in value) if isinstance(value, list) else 0
 
 
 def check_characters(text: str, origin: str) -> None:
@@ -225,7 +246,7 @@ def read_parquet(
                 # Groups that end before the first wanted row are not read, nor are empty ones.
                 if end > max(row, first):
                     for at, record in _group_rows(file, path, number, row, first, columns):
-                        yield Record(record_documents(record, spec, stem, f"{path}:row {at}"))
+                        yield Record(record_documents(record, spec, stem, f"{path}:row {at}", padded=True))
                 row = end
     except RopewalkError:
         raise
@@ -262,7 +283,7 @@ def read_arrow(path: Path, spec: SourceSpec, stem: str, skip: int = 0) -> Iterat
                 row += passed
                 for start in range(passed, batch.num_rows, step):
                     for record in _rows(batch.slice(start, step).select(columns)):
-                        yield Record(record_documents(record, spec, stem, f"{path}:row {row}"))
+                        yield Record(record_documents(record, spec, stem, f"{path}:row {row}", padded=True))
                         row += 1
     except RopewalkError:
         raise

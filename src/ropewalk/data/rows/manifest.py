@@ -72,9 +72,13 @@ def description(
         documents: numbers of the packed documents, repeated ones each time.
         counts: what became of their tokens.
     """
+    reading = asdict(corpus.reading)
+    if not corpus.reading.dropped_nulls:
+        # Absent where it is of no interest, as in manifests of earlier versions.
+        del reading["dropped_nulls"]
     return {
         "counts": {
-            "reading": {**asdict(corpus.reading), "tokens": int(corpus.lengths.sum())},
+            "reading": {**reading, "tokens": int(corpus.lengths.sum())},
             "split": _split_counts(split, corpus),
             "mixture": _mixture_counts(split.training, documents, corpus),
             "packing": asdict(counts),

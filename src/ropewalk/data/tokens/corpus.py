@@ -144,6 +144,7 @@ class Corpus:
             state.update(bytes.fromhex(shard.digest))
             self.reading.empty_documents += shard.empty_documents
             self.reading.binary_files += shard.binary_files
+            self.reading.dropped_nulls += shard.dropped_nulls
             # Shards number their sources independently; map them to the numbers of the corpus.
             ids = np.array([sources.setdefault(name, len(sources)) for name in shard.sources], np.int32)
             self.source_ids[start:stop] = ids[shard.source_ids]
@@ -399,6 +400,7 @@ class _Work:
                 ids, text_hash, characters = document.input_ids, token_hash(document.input_ids), 0
             else:
                 ids, text_hash = next(texts)
+                writer.add_nulls(document.dropped_nulls)
                 characters = len(document.text)
             writer.add(ids, document.source, text_hash, characters)
             self._documents += 1

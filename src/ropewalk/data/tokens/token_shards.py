@@ -55,6 +55,7 @@ class TokenShard:
         last: whether it is the last shard of its split.
         records: number of the split's records in it, including those without documents.
         empty_documents, binary_files: numbers of blank documents and binary files skipped in these records.
+        dropped_nulls: number of nulls left out of chats in tables (:class:`Document`).
         tokens: number of token ids.
         sources: names of the sources, in the order of their first documents.
         digest: SHA-256 over the documents' ids, lengths, sources and hashes.
@@ -70,6 +71,7 @@ class TokenShard:
     records: int
     empty_documents: int
     binary_files: int
+    dropped_nulls: int
     tokens: int
     sources: tuple[str, ...]
     digest: str
@@ -100,7 +102,7 @@ class ShardWriter:
         self._source_ids = array("i")
         self._hashes = array("Q")
         self._characters = array("q")
-        self._tokens = self._records = self._empty = self._binary = 0
+        self._tokens = self._records = self._empty = self._binary = self._nulls = 0
 
     def next_record(self, binary: bool = False) -> None:
         """Start a record; documents added from now on belong to it.
@@ -116,6 +118,10 @@ class ShardWriter:
             self._write(last=False)
         self._records += 1
         self._binary += binary
+
+    def add_nulls(self, count: int) -> None:
+        """Count nulls that were left out of a document of the record."""
+        self._nulls += count
 
     def add_empty(self) -> None:
         """Count a document of the record that was skipped because its text is blank."""
@@ -161,6 +167,7 @@ class ShardWriter:
             records=self._records,
             empty_documents=self._empty,
             binary_files=self._binary,
+            dropped_nulls=self._nulls,
             tokens=len(ids),
             sources=sources,
             digest=_content_digest(ids, lengths, sources, source_ids, hashes),
@@ -258,6 +265,7 @@ def open_shard(path: Path) -> TokenShard:
         records=header["records"],
         empty_documents=header["empty_documents"],
         binary_files=header["binary_files"],
+        dropped_nulls=header.get("dropped_nulls", 0),
         tokens=header["tokens"],
         sources=tuple(header["sources"]),
         digest=header["sha256"],
@@ -393,6 +401,8 @@ def _write_file(file: BinaryIO, shard: TokenShard, ids: NDArray[np.int32]) -> No
         "documents": len(shard.lengths),
         "empty_documents": shard.empty_documents,
         "binary_files": shard.binary_files,
+        # Absent in most shards, so that their bytes are those of earlier versions.
+        **({"dropped_nulls": shard.dropped_nulls} if shard.dropped_nulls else {}),
         "tokens": shard.tokens,
         "sources": shard.sources,
         "sha256": shard.digest,
