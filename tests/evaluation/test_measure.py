@@ -302,10 +302,14 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
 class Thinker(Served):
     """Thinks about a wrong number first."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.requests = "<think>11111? No.</think> I do not know", list[GenerationRequest]()
+
     def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
         self.requests = list(requests)
         for index in range(len(requests)):
-            yield Answer(index, "<think>11111? No.</think> I do not know", 20, True)
+            yield Answer(index, self.text, 20, True)
 
 
 def test_thoughts_have_room_beside_the_answer_and_are_not_scored() -> None:
@@ -323,7 +327,45 @@ def test_thoughts_have_room_beside_the_answer_and_are_not_scored() -> None:
     assert found[64].score == 0.0
     encoder = PromptEncoder(tokenizer, chat=True, thinking=9)
     (prediction,) = generated_predictions(Thinker(), encoder, [asked_sample(encoder)], PredictionLog())
-    assert prediction.prediction == "I do not know"
+    assert prediction.prediction == "<think>11111? No.</think> I do not know"
+    assert prediction.answer == "I do not know"
+
+
+def test_a_template_that_always_thinks_needs_tokens_for_it(under_test: ModelUnderTest) -> None:
+    opened = core_cases.byte_tokenizer(chat=CHAT.replace("[assistant]", "[assistant]<think>\n"))
+    asked = settings(suites=("passkey",), lengths=(2048,), samples=2, chat=True)
+    backend = Thinker()
+    with pytest.raises(
+        RopewalkError, match=r"always starts the model's thoughts.*; add --thinking-tokens 4096"
+    ):
+        evaluate_model(ModelUnderTest(opened, backend), asked)
+    assert backend.requests == []
+    # Teacher forcing generates nothing.
+    forced = settings(suites=("needle",), lengths=(2048,), tasks=("teacher_forced",), chat=True)
+    check_evaluation(ModelUnderTest(opened, backend), forced)
+    backend.text = "11111? No"
+    (result,) = evaluate_model(ModelUnderTest(opened, backend), changed(asked, thinking_tokens=64))
+    assert (result.score, result.details["empty"]) == (0, 2)
+    assert "2 of 2 answers consist of the model's thoughts alone" in (result.reason or "")
+
+
+def test_a_chat_server_that_thinks_by_default_needs_tokens_for_it() -> None:
+    by_default = (
+        CHAT + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    )
+    asked = settings(suites=("passkey",), lengths=(2048,), samples=2, chat=True)
+
+    class ChatServer(Thinker):
+        as_turns = True
+
+    served = ModelUnderTest(core_cases.byte_tokenizer(chat=by_default), ChatServer())
+    with pytest.raises(
+        RopewalkError, match=r"template lets the model think.*add --thinking-tokens 4096, or turn"
+    ):
+        check_evaluation(served, asked)
+    check_evaluation(served, changed(asked, thinking_tokens=64))
+    served.backend.description = {"extra": {"chat_template_kwargs": {"enable_thinking": False}}}
+    check_evaluation(served, asked)
 
 
 def test_what_has_no_use_for_thoughts_or_a_system_prompt_is_named(under_test: ModelUnderTest) -> None:

@@ -10,7 +10,7 @@ from tokenizers.normalizers import Lowercase
 from transformers import AutoTokenizer
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.prompt import ALPHABET, PromptEncoder, largest_that_fits
+from ropewalk.evaluation.prompt import ALPHABET, PromptEncoder, answer_in, largest_that_fits
 from tests.evaluation.core_cases import CHAT, byte_tokenizer, letter_tokenizer
 
 TEXTS = st.text(st.sampled_from("ab <s>/\n\t é🧵"), max_size=30)
@@ -85,16 +85,50 @@ def test_a_server_that_applies_the_template_gets_turns() -> None:
     ],
 )
 def test_only_what_follows_the_thoughts_is_the_answer(text: str, answer: str) -> None:
-    assert PromptEncoder(byte_tokenizer(chat=THINKING), chat=True, thinking=9).answer(text) == answer
-    assert PromptEncoder(byte_tokenizer(chat=THINKING), chat=True).answer(text) == answer
-    assert PromptEncoder(byte_tokenizer(chat=THINKING)).answer(text) == text
+    for thinking in (9, 0):
+        encoder = PromptEncoder(byte_tokenizer(chat=THINKING), chat=True, thinking=thinking)
+        assert answer_in(text, encoder.thoughts_opened) == answer
+    assert answer_in(text, PromptEncoder(byte_tokenizer(chat=THINKING)).thoughts_opened) == text
+
+
+OPENED = "{% for m in messages %}{{ m.content }}{% endfor %}[assistant]<think>\n"
+"""As DeepSeek-R1's and QwQ's: thoughts begin whatever ``enable_thinking`` says."""
 
 
 def test_thoughts_that_the_template_opens_have_to_end() -> None:
-    opens = byte_tokenizer(chat="{% for m in messages %}{{ m.content }}{% endfor %}[assistant]<think>\n")
-    encoder = PromptEncoder(opens, chat=True, thinking=9)
-    assert encoder.answer("5? No, 7") == ""
-    assert encoder.answer("5? No, 7</think>7") == "7"
+    encoder = PromptEncoder(byte_tokenizer(chat=OPENED), chat=True, thinking=9)
+    assert encoder.thoughts_opened
+    assert answer_in("5? No, 7", True) == ""
+    assert answer_in("5? No, 7</think>7", True) == "7"
+
+
+def test_a_model_that_thinks_without_tokens_for_it_is_refused() -> None:
+    opened, by_default = byte_tokenizer(chat=OPENED), byte_tokenizer(chat=THINKING)
+    for as_turns in (False, True):
+        with pytest.raises(RopewalkError, match=r"always starts the model's thoughts.*; give more"):
+            PromptEncoder(opened, chat=True, as_turns=as_turns).check_thoughts("give more")
+    with pytest.raises(
+        RopewalkError, match=r"template lets the model think.*; give more, or turn .*server-extra"
+    ):
+        PromptEncoder(by_default, chat=True, as_turns=True).check_thoughts("give more")
+    for tokenizer, settings in (
+        (opened, {}),
+        (opened, {"chat": True, "thinking": 9}),
+        (by_default, {"chat": True}),
+        (by_default, {"chat": True, "as_turns": True, "thinking": 9}),
+        (by_default, {"chat": True, "as_turns": True, "own_variables": True}),
+        # Kimi K2.5's template reads another variable, which only its user knows.
+        (opened, {"chat": True, "as_turns": True, "own_variables": True}),
+        (byte_tokenizer(chat=CHAT), {"chat": True, "as_turns": True}),
+    ):
+        PromptEncoder(tokenizer, **settings).check_thoughts("give more")
+
+
+def test_variables_of_the_user_turn_thinking_off_only_without_tokens_for_it() -> None:
+    tokenizer = byte_tokenizer(chat=OPENED)
+    for thinking in (0, 9):
+        encoder = PromptEncoder(tokenizer, True, thinking=thinking, as_turns=True, own_variables=True)
+        assert encoder.thoughts_opened == (thinking > 0)
 
 
 def test_a_system_prompt_comes_first_and_needs_a_template_that_takes_it() -> None:

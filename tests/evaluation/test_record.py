@@ -11,10 +11,11 @@ import pytest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import CompareSettings, EvaluationResult, TaskResult, compare_folders, rescore
 from ropewalk.evaluation.aggregate import task_result
+from ropewalk.evaluation.backends import Answer
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import SAMPLES
-from ropewalk.evaluation.store import PREDICTIONS, RESULTS, PredictionLog, read_record
-from tests.evaluation.core_cases import answered, asked_sample, byte_tokenizer, percent_result
+from ropewalk.evaluation.store import PREDICTIONS, RESULTS, PredictionLog, predicted, read_record
+from tests.evaluation.core_cases import CHAT, answered, asked_sample, byte_tokenizer, percent_result
 
 
 def record_of(results: list[TaskResult], model: str = "of-mine") -> EvaluationResult:
@@ -65,6 +66,26 @@ def test_answers_are_judged_again_from_what_was_said_and_not_from_what_was_score
     assert list(again.results) == [right, other]
     assert again.record["results"] == [right.to_json(), other.to_json()]
     assert (tmp_path / RESULTS).read_bytes() == before
+
+
+def test_thoughts_are_kept_as_generated_and_judged_again(tmp_path: Path) -> None:
+    encoder = PromptEncoder(byte_tokenizer(chat=CHAT), chat=True)
+    said = ["1?</think>0", "no, 1", "<think>2</think>7", "<think>3"]
+    log = PredictionLog(tmp_path / PREDICTIONS)
+    for index, (text, opened) in enumerate(zip(said, (True, True, False, False), strict=True)):
+        log.add(predicted(asked_sample(encoder, index), Answer(0, text), opened))
+    # As version 0.1.0 wrote an answer after thoughts: without them.
+    log.add(answered(asked_sample(encoder, 4), "4"))
+    lines = [json.loads(line) for line in (tmp_path / PREDICTIONS).read_text().splitlines()]
+    assert [line["prediction"] for line in lines] == [*said, "4"]
+    assert [line["score"] for line in lines] == [1, 0, 0, 0, 1]
+    assert "thoughts_opened" not in lines[-1]
+    known = list(PredictionLog(tmp_path / PREDICTIONS).known.values())
+    result = task_result(known, {})
+    record_of([replace(result, score=99.0)]).write(tmp_path)
+    assert list(rescore(tmp_path).results) == [result]
+    assert result.score == 40
+    assert "2 of 5 answers consist of the model's thoughts alone" in (result.reason or "")
 
 
 def test_answers_that_are_not_all_or_not_the_results_own_are_refused(tmp_path: Path) -> None:

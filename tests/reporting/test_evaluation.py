@@ -139,6 +139,16 @@ def test_examples_hold_right_and_wrong_answers_and_say_of_how_many() -> None:
     assert [entry["Answer"] for entry in single.entries] == ["right 0"]
 
 
+def test_an_example_shows_what_follows_the_thoughts() -> None:
+    ended, unended = "a" * 3000 + "</think>ABCDE", "<think>" + "b" * 3000
+    (found,) = chosen_examples(
+        [example(text, 0, n, thoughts_opened=text is ended) for n, text in enumerate((ended, unended))]
+    )
+    first, second = (entry["Answer"] for entry in found.entries)
+    assert first == "ABCDE"
+    assert second.startswith("<think>bbb")
+
+
 def test_predictions_are_read_once_and_few_are_kept() -> None:
     def stream() -> Iterator[dict[str, Any]]:
         for n in range(20_000):

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from ropewalk import RopewalkError
+from ropewalk.data import load_tokenizer
 from ropewalk.evaluation import TaskResult
 from ropewalk.io.progress import Silent
 from ropewalk.reporting import ResultTable
@@ -138,6 +139,18 @@ def test_a_length_that_no_prompt_fits_into_is_refused_where_it_is_given(tmp_path
         resolve(recipe_of(tmp_path / "run", lengths=[20]))
     # Lengths are of prompts: without any they say nothing.
     resolve(recipe_of(tmp_path / "run", suites=["perplexity"], lengths=[20]))
+
+
+def test_a_model_that_always_thinks_is_refused_before_the_run(tmp_path, monkeypatch):
+    tokenizer = load_tokenizer("embedded")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+    monkeypatch.setattr("ropewalk.training.preflight.load_tokenizer", lambda path: tokenizer)
+    with pytest.raises(
+        RopewalkError, match=r"always starts the model's thoughts.*; set evaluation.chat to false"
+    ):
+        resolve(recipe_of(tmp_path / "run", chat=True))
+    # Perplexity generates nothing.
+    resolve(recipe_of(tmp_path / "run", chat=True, suites=["perplexity"]))
 
 
 def test_no_suites_measure_nothing(tmp_path):

@@ -49,6 +49,7 @@ def task_result(
     low, high = score_interval([each.score for each in predictions])
     tokens = [each.prompt_tokens for each in predictions]
     over = sum(each.fill > 1 for each in predictions)
+    unended = sum(bool(each.prediction.strip()) and not each.answer.strip() for each in predictions)
     return TaskResult(
         suite=first.suite,
         task=first.task,
@@ -60,6 +61,7 @@ def task_result(
         reason="; ".join(
             [
                 *([f"{over} prompts with their maximum answer exceed the length"] if over else []),
+                *([_unended(unended, len(predictions))] if unended else []),
                 *([_not_answered(rejected, len(predictions))] if rejected else []),
             ]
         )
@@ -73,11 +75,18 @@ def task_result(
             "cut_off": sum(each.finished is False for each in predictions),
             SAMPLES: digest([each.prompt_sha256 for each in predictions]),
             "over_length": over,
-            "empty": sum(not each.prediction.strip() for each in predictions),
+            "empty": sum(not each.answer.strip() for each in predictions),
             **_depths(predictions),
             **details,
         },
         samples=tuple({"index": each.index, "score": 100 * each.score} for each in predictions),
+    )
+
+
+def _unended(unended: int, answered: int) -> str:
+    return (
+        f"{unended} of {answered} answers consist of the model's thoughts alone and count as wrong; more "
+        "--thinking-tokens let the thoughts end"
     )
 
 

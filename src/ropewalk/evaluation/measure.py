@@ -129,6 +129,8 @@ def check_evaluation(
     encoder = encoder_of(under_test, settings)
     if any(isinstance(suite, GeneratedSuite) for suite in suites):
         encoder.check_alphabet()
+    if generates(suites, chosen):
+        encoder.check_thoughts("add --thinking-tokens 4096")
     for suite in suites:
         if suite.needs_lengths(settings) and not suite.lengths_of(settings):
             raise RopewalkError(
@@ -162,6 +164,13 @@ def check_evaluation(
     )
 
 
+def generates(suites: Sequence[Suite], chosen: Mapping[str, Sequence[str]]) -> bool:
+    """Whether the model generates answers in one of the chosen tasks, which are given by suite."""
+    return any(
+        isinstance(suite, GeneratedSuite) and set(chosen[suite.name]) - {TEACHER_FORCED} for suite in suites
+    )
+
+
 def _check_chat(settings: Settings, suites: Sequence[Suite], chosen: Mapping[str, Sequence[str]]) -> None:
     """Raise for a system prompt or tokens to think that a chosen suite has no use for."""
     for option, value in (
@@ -183,8 +192,14 @@ def encoder_of(under_test: ModelUnderTest, settings: BenchmarkSettings) -> Promp
     """The encoder of an evaluation's prompts."""
     # Only servers can want turns.
     as_turns = getattr(under_test.backend, "as_turns", False)
+    own_variables = as_turns and "chat_template_kwargs" in under_test.backend.description.get("extra", {})
     return PromptEncoder(
-        under_test.tokenizer, settings.chat, settings.system_prompt, settings.thinking_tokens, as_turns
+        under_test.tokenizer,
+        settings.chat,
+        settings.system_prompt,
+        settings.thinking_tokens,
+        as_turns,
+        own_variables,
     )
 
 

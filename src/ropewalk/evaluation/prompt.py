@@ -55,6 +55,8 @@ class PromptEncoder:
         thinking: tokens that a thinking model may spend before its answer; 0 tells the template not to think.
         as_turns: whether a server gets the turns and applies the template itself, which leaves no place for the
             beginning of an answer.
+        own_variables: whether the server applies the template with variables of the user's, such as
+            ``enable_thinking``, so that the template rendered here does not show whether the model thinks.
 
     Raises:
         RopewalkError: if ``chat`` is true and the tokenizer has no chat template, ``system`` or ``thinking`` is given
@@ -68,6 +70,7 @@ class PromptEncoder:
         system: str | None = None,
         thinking: int = 0,
         as_turns: bool = False,
+        own_variables: bool = False,
     ) -> None:
         if chat and not tokenizer.chat_template:
             raise RopewalkError("the tokenizer has no chat template; remove --chat, or use a chat model")
@@ -76,9 +79,45 @@ class PromptEncoder:
                 raise RopewalkError(f"{name} works only with a chat template; add --chat")
         self.tokenizer = tokenizer
         self.chat, self.system, self.thinking, self.as_turns = chat, system, thinking, as_turns
+        self.own_variables = own_variables
         self._plain: Any = None
         # Rendered once before the work: some templates (Gemma 2's) refuse a system prompt.
-        self._opens_thoughts = chat and self._rendered("", "").rstrip().endswith(THOUGHTS)
+        opened = chat and self._rendered("", "").rstrip().endswith(THOUGHTS)
+        # Variables of the user's may turn thinking off, and nobody gives them for that with tokens to think.
+        self.thoughts_opened = (opened and not (own_variables and thinking == 0)) if chat else None
+        """Whether the prompt ends inside the model's thoughts; None without a chat template, see `answer_in`."""
+
+    def check_thoughts(self, remedy: str) -> None:
+        """Raise if the model thinks although it has no tokens for it: every answer would end within its thoughts.
+
+        Args:
+            remedy: how to give it tokens, for the message.
+
+        Raises:
+            RopewalkError: with the remedy.
+        """
+        if self.thinking > 0 or not self.chat:
+            return
+        if self.thoughts_opened:
+            raise RopewalkError(
+                "the chat template always starts the model's thoughts, and without tokens for them no answer follows; "
+                f"{remedy}"
+            )
+        if self.as_turns and not self.own_variables and self._thinks_untold():
+            raise RopewalkError(
+                "with --endpoint chat, the server's chat template lets the model think, and without tokens for its "
+                f"thoughts no answer follows; {remedy}, or turn thinking off with --server-extra "
+                "'chat_template_kwargs={\"enable_thinking\": false}'"
+            )
+
+    def _thinks_untold(self) -> bool:
+        """Whether the template lets the model think unless ``enable_thinking`` is false."""
+        turns = [{"role": role, "content": content} for role, content in self.turns("")]
+        untold, told = (
+            self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, **variables)
+            for variables in ({}, {"enable_thinking": False})
+        )
+        return bool(untold != told)
 
     def encode(self, text: str, answer_prefix: str = "") -> Prompt:
         """Encode the whole prompt, with one BOS if the tokenizer has one (a chat template writes its own)."""
@@ -172,15 +211,22 @@ class PromptEncoder:
         asked = ("user", text + answer_prefix if self._prefix_in_turn else text)
         return (asked,) if self.system is None else (("system", self.system), asked)
 
-    def answer(self, text: str) -> str:
-        """The answer in a generated text: what follows a thinking model's thoughts; empty if they did not end."""
-        # A base model may write anything, and a chat model may think although its template says not to.
-        if not self.chat:
-            return text
-        _, ended, answer = text.rpartition(END_OF_THOUGHTS)
-        if ended:
-            return answer.strip()
-        return "" if self._opens_thoughts or THOUGHTS in text else text
+
+def answer_in(text: str, thoughts_opened: bool | None) -> str:
+    """The answer in a generated text: what follows a thinking model's thoughts; empty if they did not end.
+
+    Args:
+        text: the text as generated.
+        thoughts_opened: whether the prompt ended inside the model's thoughts; None for a prompt without a chat
+            template, whose whole text is the answer.
+    """
+    # A base model may write anything, and a chat model may think although its template says not to.
+    if thoughts_opened is None:
+        return text
+    _, ended, answer = text.rpartition(END_OF_THOUGHTS)
+    if ended:
+        return answer.strip()
+    return "" if thoughts_opened or THOUGHTS in text else text
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from ropewalk.data.tokens.tokenise import tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends import Answer
-from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.prompt import PromptEncoder, answer_in
 from ropewalk.evaluation.results import TASKS_BEFORE, TaskResult
 from ropewalk.evaluation.samples import Sample, Task, prompt_digest
 from ropewalk.evaluation.tasks.registry import METRICS
@@ -33,7 +33,7 @@ _PREDICTION_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("score", "fill"), (int, float)),
     "references": (list, tuple),
     "new_tokens": (int, _NoneType),
-    "finished": (bool, _NoneType),
+    **dict.fromkeys(("finished", "thoughts_opened"), (bool, _NoneType)),
     "details": (dict,),
 }
 """Accepted types of a prediction's values in JSON."""
@@ -46,7 +46,7 @@ class Prediction:
     Attributes:
         suite, task, length, index: suite, task, length in tokens and number of the sample.
         prompt_sha256: SHA-256 of the prompt, with which ropewalk detects answers to a different prompt.
-        prediction: the generated text, without the prompt.
+        prediction: the text as generated, without the prompt.
         references: strings that a correct answer contains.
         metric: name of the metric.
         score: score from 0 to 1.
@@ -56,6 +56,8 @@ class Prediction:
         new_tokens: number of tokens of the answer; None if a server does not report it.
         finished: whether the model ended the answer before it reached the token limit; None if unknown.
         details: what the task records about the sample, such as the depth of a needle.
+        thoughts_opened: whether the prompt ended inside the model's thoughts, which are not scored; None if the whole
+            text is the answer, as for prompts without a chat template and in files of version 0.1.0.
     """
 
     suite: str
@@ -73,6 +75,12 @@ class Prediction:
     new_tokens: int | None
     finished: bool | None
     details: Mapping[str, Any] = field(default_factory=dict)
+    thoughts_opened: bool | None = None
+
+    @property
+    def answer(self) -> str:
+        """The part of the text that is scored: what follows the thoughts of a thinking model."""
+        return answer_in(self.prediction, self.thoughts_opened)
 
     @property
     def key(self) -> SampleKey:
@@ -80,12 +88,17 @@ class Prediction:
 
     def scored_again(self) -> Prediction:
         """Return the prediction with a score computed anew by its metric."""
-        score = METRICS[self.metric](self.prediction, self.references)
+        score = METRICS[self.metric](self.answer, self.references)
         return Prediction(**{**self.__dict__, "score": score})
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self)
+        """Return JSON values; ``thoughts_opened`` only if it is known."""
+        values = asdict(self)
+        return (
+            values
+            if self.thoughts_opened is not None
+            else {k: v for k, v in values.items() if k != "thoughts_opened"}
+        )
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Prediction:
@@ -94,7 +107,7 @@ class Prediction:
         Raises:
             KeyError, TypeError, ValueError: if a field is missing or has a wrong type or value.
         """
-        check_types(value, _PREDICTION_TYPES)
+        check_types({"thoughts_opened": None, **value}, _PREDICTION_TYPES)
         if not all(isinstance(each, str) for each in value["references"]):
             raise TypeError(f"references must be strings, got {value['references']!r}")
         if value["metric"] not in METRICS:
@@ -106,8 +119,13 @@ class Prediction:
         return cls(**{**value, "task": task, "references": tuple(value["references"])})
 
 
-def predicted(sample: Sample, answer: Answer) -> Prediction:
-    """Score an answer to a sample."""
+def predicted(sample: Sample, answer: Answer, thoughts_opened: bool | None = None) -> Prediction:
+    """Score an answer to a sample.
+
+    Args:
+        sample, answer: the sample, and its answer as generated.
+        thoughts_opened: as in :class:`Prediction`.
+    """
     return Prediction(
         sample.suite,
         sample.task,
@@ -117,13 +135,14 @@ def predicted(sample: Sample, answer: Answer) -> Prediction:
         answer.text,
         sample.references,
         sample.metric,
-        METRICS[sample.metric](answer.text, sample.references),
+        METRICS[sample.metric](answer_in(answer.text, thoughts_opened), sample.references),
         sample.prompt_tokens,
         sample.bos_count,
         sample.fill,
         answer.new_tokens,
         answer.finished,
         sample.details,
+        thoughts_opened,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ropewalk.evaluation.prompt import answer_in
 from ropewalk.evaluation.record import ComparisonResult, EvaluationResult
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.store import PREDICTIONS, read_predictions
@@ -369,12 +370,14 @@ def _entry(prediction: Mapping[str, Any]) -> dict[str, str]:
     references = [str(each) for each in prediction["references"]]
     expected = ", ".join(shown(each, 100) for each in references[:MOST_REFERENCES])
     more = len(references) - MOST_REFERENCES
-    prompt = prediction.get("prompt")
+    prompt, text = prediction.get("prompt"), str(prediction["prediction"])
+    # Thoughts that did not end are shown, because they say why there is no answer.
+    answer = answer_in(text, prediction.get("thoughts_opened")) or text
     return {
         "Sample": str(prediction["index"]),
         **({"End of prompt" if len(prompt) > MOST_CHARACTERS else "Prompt": _end(prompt)} if prompt else {}),
         "Expected": expected + (f" and {more:,} more" if more > 0 else ""),
-        "Answer": shown(str(prediction["prediction"]), MOST_CHARACTERS) or "(empty)",
+        "Answer": shown(answer, MOST_CHARACTERS) or "(empty)",
         "Verdict": judged(prediction["score"]),
     }
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import ModelUnderTest, TaskResult, evaluate_model
-from ropewalk.evaluation.measure import Stores, generated_tasks
+from ropewalk.evaluation.measure import Stores, generated_tasks, generates
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.rows import Ids
 from ropewalk.evaluation.samples import Task
@@ -441,13 +441,18 @@ def prompt_suites(evaluation: Evaluation, seed: int, tokenizer: Any, sharded: bo
         sharded: whether several processes evaluate one sharded model.
 
     Raises:
-        RopewalkError: for a suite or task that does not support sharded models.
+        RopewalkError: for a suite or task that does not support sharded models, or a model that always thinks.
     """
     if not evaluation.suites:
         return []
     settings = evaluation.settings(seed=seed)
     chosen = chosen_tasks(settings, sharded)
     encoder = PromptEncoder(tokenizer, settings.chat)
+    if generates(chosen_suites(settings), chosen):
+        encoder.check_thoughts(
+            "set evaluation.chat to false, and measure the model's answers with ropewalk eval --chat "
+            "--thinking-tokens 4096"
+        )
     found = []
     for suite in chosen_suites(settings):
         if isinstance(suite, GeneratedSuite) and suite.needs_lengths(settings):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import islice
 
 from ropewalk.errors import RopewalkError, RunFailure
@@ -125,7 +124,7 @@ def _group(
         if isinstance(given, Rejection):
             log.rejected[unknown[given.index].key] = given.reason
             continue
-        log.add(predicted(unknown[given.index], replace(given, text=encoder.answer(given.text))))
+        log.add(predicted(unknown[given.index], given, encoder.thoughts_opened))
     # A backend that ends early without an error would make a result over fewer samples.
     forgotten = [sample for sample in unknown if not log.has(sample.key)]
     if forgotten:

@@ -118,7 +118,9 @@ def _sample(found: Mapping[str, AnsweredSample], most: int) -> ShownSample:
     if scores.get("after", 1) < 1:
         verdicts.append("wrong")
     answers = {
-        f"Answer {when}, {judged(score)}": _cut(found[when].prediction.prediction or "(empty)", most)
+        f"Answer {when}, {judged(score)}": _cut(
+            found[when].prediction.answer or found[when].prediction.prediction or "(empty)", most
+        )
         for when, score in scores.items()
     }
     return ShownSample(
