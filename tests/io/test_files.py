@@ -51,7 +51,8 @@ def test_names_as_programs_give_them_are_plain(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [None, 7, ["a"], {"a": 1}, b"a", "../a", "/a", "a/", "a/b", "a\\b", "C:a", "a\0b", ".."]
+    "name",
+    [None, 7, ["a"], {"a": 1}, b"a", "../a", "/a", "a/", "a/b", "a\\b", "C:a", "a\0b", "a\ud800b", ".."],
 )
 def test_other_names_are_refused_by_name(name: object) -> None:
     with pytest.raises(RopewalkError, match=r"^part/manifest\.json lists the file .* own folder"):

@@ -147,6 +147,34 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def is_plain(name: Any) -> bool:
+    """Whether a value names a file directly within a folder on any system: no path, no drive, no ``..``."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "\0" in name:
+        return False
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which JSON can spell but no name of a file contains.
+        return False
+    # Both kinds of path: the name may have been given on another operating system.
+    return PurePosixPath(name).name == PureWindowsPath(name).name == name
+
+
+def path_inside(folder: Path, name: str) -> Path | None:
+    """Path of a file in a folder or its subfolders, from a name given elsewhere; None if it would lie outside.
+
+    Args:
+        folder: the folder.
+        name: plain names joined by ``/``.
+    """
+    if not all(is_plain(part) for part in name.split("/")):
+        return None
+    path = folder / name
+    # A link in the folder may lead out of it. Not resolve, which raises for links that lead in a circle.
+    home, there = (Path(os.path.realpath(each)) for each in (folder, path.parent))
+    return path if there.is_relative_to(home) else None
+
+
 def plain_name(name: Any, place: Path) -> str:
     """Validate the name of a file directly within a folder, as a manifest there lists it.
 
@@ -158,14 +186,7 @@ def plain_name(name: Any, place: Path) -> str:
         RopewalkError: for anything that leads elsewhere on any system: an absolute or relative path, ``..``, a drive,
             an empty name, a name with a NUL, or a value that is not a string.
     """
-    plain = (
-        isinstance(name, str)
-        and name not in ("", ".", "..")
-        and "\0" not in name
-        # Both kinds of path: a manifest may have been written on another operating system.
-        and PurePosixPath(name).name == PureWindowsPath(name).name == name
-    )
-    if not plain:
+    if not is_plain(name):
         raise RopewalkError(
             f"{place} lists the file {name!r}, but may list only files in its own folder; do not use the data in "
             "this folder"

@@ -15,8 +15,10 @@ from ropewalk.training.checkpoint.files import (
     check_checkpoint,
     checkpoints_in,
     latest_whole,
+    read_export_record,
     read_position,
     read_record,
+    write_export_record,
     write_record,
 )
 from ropewalk.training.checkpoint.sharded import load_checkpoint
@@ -108,6 +110,13 @@ def test_a_record_leads_to_no_file_outside_its_folder(tmp_path, name):
     with pytest.raises(RopewalkError, match=rf"{RECORD} lists the file .* only files in its own folder"):
         read_record(path)
     assert "lists the file" in check_checkpoint(path)
+
+
+@pytest.mark.parametrize("stage", ["../../x", None, 1.0, True])
+def test_the_position_of_an_exported_model_leads_to_no_folder_elsewhere(tmp_path, stage):
+    write_export_record(tmp_path, Position(stage, 2, 999))
+    with pytest.raises(RopewalkError, match=f"is damaged: stage has the wrong type: {stage!r}"):
+        read_export_record(tmp_path)
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(two_ranks, by_ranks, whole, tmp_path):

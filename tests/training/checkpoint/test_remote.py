@@ -32,6 +32,11 @@ def small(run):
     return [run / "evaluations" / "stage0-step000002.json", run / "metrics.jsonl", run / "recipe.yaml"]
 
 
+def uploaded(copy, run):
+    path = checkpoint(run, 2)
+    copy.upload(run, small(run), path)
+
+
 def contents(folder):
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
@@ -93,21 +98,71 @@ def test_no_copy_and_a_copy_without_a_checkpoint_are_told_apart(copy, tmp_path):
     assert not (tmp_path / "other" / "recipe.yaml").exists()
 
 
-def test_names_that_lead_out_of_the_folder_are_refused(copy, tmp_path):
-    run = tmp_path / "run"
-    path = checkpoint(run, 2)
-    copy.upload(run, small(run), path)
+@pytest.mark.parametrize(
+    "key",
+    [
+        "/{outside}",
+        "../stolen",
+        "evaluations/../../stolen",
+        "evaluations//x",
+        "./x",
+        "..\\stolen",
+        "C:stolen",
+        "a\0b",
+        "a\ud800b",
+        "checkpoints/stage0-step000002/../../../stolen",
+        "checkpoints/stage0-step000002//{outside}",
+        "checkpoints/stage0-step000002/..\\stolen",
+    ],
+)
+def test_names_that_lead_out_of_the_folder_are_refused(copy, tmp_path, key):
+    run, other = tmp_path / "run", tmp_path / "other"
+    uploaded(copy, run)
+    # An object's key may be any text.
+    key = key.format(outside=str(tmp_path / "stolen"))
+    copy.files.pipe_file(f"{copy.root}/{key}", b"")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RopewalkError, match=r"which ropewalk would copy outside the run's folder") as caught:
+        copy.restore(other, "recipe.yaml")
+    assert repr(key) in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("link", ["evaluations", "checkpoints", "checkpoints/stage0-step000002"])
+def test_a_link_that_leads_out_of_the_folder_is_not_followed(copy, tmp_path, link):
+    run, other, outside = tmp_path / "run", tmp_path / "other", tmp_path / "outside"
+    uploaded(copy, run)
+    outside.mkdir()
+    (other / link).parent.mkdir(parents=True)
+    (other / link).symlink_to(outside)
+    with pytest.raises(RopewalkError, match=rf"outside the run's folder; remove the link from {other}"):
+        copy.restore(other, "recipe.yaml")
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "key", ["Metrics.JSONL", "evaluations", "metrics.jsonl/x", "checkpoints/stage0-step000002"]
+)
+def test_names_that_are_one_on_some_disks_are_refused(copy, tmp_path, monkeypatch, key):
+    run, other = tmp_path / "run", tmp_path / "other"
+    uploaded(copy, run)
     find = copy.files.find
-    # An object's key may be any text; this storage would resolve such a path.
-    copy.files.find = lambda root: [*find(root), *([f"{copy.root}/../stolen"] if root == copy.root else [])]
-    try:
-        with pytest.raises(
-            RopewalkError, match=r"contains the file '../stolen', which ropewalk would copy outside"
-        ):
-            copy.restore(tmp_path / "other", "recipe.yaml")
-    finally:
-        del copy.files.find
-    assert not (tmp_path / "other" / "recipe.yaml").exists()
+    # An object store accepts them; this storage refuses most.
+    monkeypatch.setattr(copy.files, "find", lambda root: [*find(root), f"{root}/{key}"])
+    with pytest.raises(RopewalkError, match=r"beside a file or folder of the same name; delete this file"):
+        copy.restore(other, "recipe.yaml")
+    assert not other.exists()
+
+
+def test_hidden_files_and_marks_of_folders_stay_in_the_copy(copy, tmp_path, monkeypatch):
+    run, other = tmp_path / "run", tmp_path / "other"
+    uploaded(copy, run)
+    copy.files.pipe_file(f"{copy.root}/.lock", b"")
+    find = copy.files.find
+    # An object store may list an empty object whose key ends in a slash; this storage strips the slash.
+    monkeypatch.setattr(copy.files, "find", lambda root: [f"{root}/", f"{root}/evaluations/", *find(root)])
+    copy.restore(other, "recipe.yaml")
+    assert contents(other) == contents(run)
 
 
 def test_a_file_that_cannot_be_read_is_an_error_of_the_url(copy, tmp_path, monkeypatch):

@@ -192,7 +192,12 @@ def read_export_record(folder: Path) -> tuple[Position | None, dict[str, FileDig
     try:
         values = parse_json((folder / EXPORT_RECORD).read_text(encoding="utf-8"), strict=True)
         files = read_sealed(values, folder / EXPORT_RECORD)
-        return None if values["position"] is None else Position(**values["position"]), files
+        if (at := values["position"]) is None:
+            return None, files
+        position = Position(**at)
+        # Names of folders are made of it.
+        check_types(asdict(position), dict.fromkeys(("stage", "step", "tokens"), (int,)))
+        return position, files
     except FileNotFoundError as error:
         raise RopewalkError(f"{EXPORT_RECORD}, the record of its files, is missing") from error
     except NotADirectoryError as error:

@@ -6,6 +6,7 @@ here the record, which is copied last and deleted first, makes a checkpoint comp
 
 from __future__ import annotations
 
+import unicodedata
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.io.files import new_folder, replacing
+from ropewalk.io.files import is_plain, new_folder, path_inside, replacing
 from ropewalk.training.checkpoint.files import CHECKPOINTS, RECORD, checkpoints_in, is_place, place_of
 
 OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oss", "oci", "tos"))
@@ -165,19 +166,53 @@ class RemoteCopy:
                     f"{self.url} contains a run without a complete checkpoint, so there is nothing to resume; leave "
                     "out --resume, and set checkpoints.copy_to to another URL"
                 )
+            # Before anything is written, so that a copy that is refused leaves nothing.
+            places = self._places(run)
             for name in names:
                 with new_folder(run / CHECKPOINTS / name) as partial:
-                    source = f"{self.root}/{CHECKPOINTS}/{name}"
-                    for path in self.files.find(source):
-                        self._get(str(path), partial / str(path).rsplit("/", 1)[-1])
-            small = [str(path)[len(self.root.rstrip("/")) + 1 :] for path in self.files.find(self.root)]
-            small = [path for path in small if not path.startswith(f"{CHECKPOINTS}/")]
-            if outside := [path for path in small if ".." in Path(path).parts]:
-                raise RopewalkError(
-                    f"{self.url} contains the file {outside[0]!r}, which ropewalk would copy outside the run's folder; "
-                    "delete this file from the copy"
-                )
-            for path in sorted(small, key=lambda path: (path == last, path)):
-                with replacing(run / path) as temporary:
-                    self._get(f"{self.root}/{path}", temporary)
+                    for key, path in places.items():
+                        if path.parent == run / CHECKPOINTS / name:
+                            self._get(key, partial / path.name)
+            small = {key: path for key, path in places.items() if _is_small(path.relative_to(run))}
+            for key, path in sorted(small.items(), key=lambda each: each[1] == run / last):
+                with replacing(path) as temporary:
+                    self._get(key, temporary)
             return names
+
+    def _places(self, run: Path) -> dict[str, Path]:
+        """Path in the run's folder of each file of the copy, by its key."""
+        places: dict[str, Path] = {}
+        for key in map(str, self.files.find(self.root)):
+            name = key.removeprefix(f"{self.root.rstrip('/')}/")
+            # Consoles of object stores mark a folder by an empty object.
+            if key.endswith("/"):
+                continue
+            path = path_inside(run, name)
+            if path is None:
+                linked = all(is_plain(part) for part in name.split("/"))
+                raise RopewalkError(
+                    f"{self.url} contains the file {name!r}, which ropewalk would copy outside the run's folder; "
+                    + (f"remove the link from {run}" if linked else "delete this file from the copy")
+                )
+            places[key] = path
+        # An object store tells names apart that are one on some disks, and lets a file have the name of a folder.
+        taken = {_folded(folder) for path in places.values() for folder in path.relative_to(run).parents}
+        for path in places.values():
+            name = path.relative_to(run)
+            if _folded(name) in taken:
+                raise RopewalkError(
+                    f"{self.url} contains the file {str(name)!r} beside a file or folder of the same name; delete this "
+                    "file from the copy"
+                )
+            taken.add(_folded(name))
+        return places
+
+
+def _folded(name: Path) -> str:
+    """A name without what some disks do not distinguish: case, and how letters with accents are encoded."""
+    return unicodedata.normalize("NFC", str(name)).casefold()
+
+
+def _is_small(name: Path) -> bool:
+    """Whether a file is none of a checkpoint, and not hidden: a copy never contains the run's lock."""
+    return name.parts[0] != CHECKPOINTS and not any(part.startswith(".") for part in name.parts)
