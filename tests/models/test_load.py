@@ -256,8 +256,36 @@ def test_a_rotary_module_that_contradicts_the_config_is_refused():
     model = tiny_model("llama")
     rotary_module(model)[2].inv_freq.mul_(1.01)
     with pytest.raises(
-        RopewalkError, match=r"differ by up to .* from those of the RoPE in the model's config"
+        RopewalkError, match=r"differ by up to \d.* from those of the RoPE in the model's config; keep"
     ):
+        attach(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_converted_before_it_is_attached_is_refused_with_a_number(dtype):
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(
+        RopewalkError,
+        match=rf"differ by up to \d\.\de-\d+ .*, because its inv_freq is in {name}; call attach before the model",
+    ):
+        attach(tiny_model("llama", dtype))
+    model = tiny_model("llama")
+    attach(model)
+    assert model.to(dtype)(token_ids(64), layout=LAYOUTS["anchor"]).logits.isfinite().all()
+
+
+def test_a_rotary_module_without_numbers_is_refused():
+    model = tiny_model("llama")
+    rotary_module(model)[2].inv_freq[1:] = torch.nan
+    with pytest.raises(RopewalkError, match="differ by up to nan"):
+        attach(model)
+
+
+def test_a_rotary_module_of_other_shapes_is_refused():
+    model = tiny_model("llama")
+    stock = rotary_module(model)[2]
+    stock.inv_freq = stock.inv_freq[1:]
+    with pytest.raises(RopewalkError, match=r"LlamaRotaryEmbedding returns cos and sin in shapes"):
         attach(model)
 
 

@@ -94,17 +94,39 @@ def swap_rotary(model: nn.Module, methods: Mapping[str | None, RopeMethod]) -> N
     methods = {kind: method for kind, method in methods.items() if kind in kinds}
     # A config cannot express start tokens, so the stock module ignores them: compare without them.
     without = {kind: method.as_computed_by_transformers() for kind, method in methods.items()}
+    found = []
     for style in STYLES:
         worst = _probe(stock, RotaryEmbedding(without, style=style), methods)
-        if worst <= PROBE_TOLERANCE:
+        if worst is not None and worst <= PROBE_TOLERANCE:
             ours = RotaryEmbedding(dict(methods), style=style)
             ours.train(stock.training)
             setattr(parent, attribute, ours)
             return
-    raise RopewalkError(
-        f"the cos and sin of {type(stock).__name__} differ by up to {worst:.1e} from those of the RoPE in the "
-        "model's config; keep transformers' own RoPE with exact_rope=False (--no-exact-rope)"
+        found += [] if worst is None else [worst]
+    raise RopewalkError(_difference(stock, found))
+
+
+def _difference(stock: nn.Module, found: Sequence[float]) -> str:
+    """Why our rotary module does not replace a stock one.
+
+    Args:
+        found: the largest difference of cos and sin for each style whose shapes are those of the stock module.
+    """
+    name, way_out = (
+        type(stock).__name__,
+        "keep transformers' own RoPE with exact_rope=False (--no-exact-rope)",
     )
+    if not found:
+        return f"{name} returns cos and sin in shapes that ropewalk's rotary module does not have; {way_out}"
+    differ = f"the cos and sin of {name} differ by up to {min(found):.1e} from those of the RoPE in the model's config"
+    for buffer, value in stock.named_buffers():
+        if value.dtype in (torch.bfloat16, torch.float16):
+            dtype = str(value.dtype).removeprefix("torch.")
+            return (
+                f"{differ}, because its {buffer} is in {dtype}; call attach before the model is converted to {dtype}, "
+                f"or {way_out}"
+            )
+    return f"{differ}; {way_out}"
 
 
 @contextmanager
@@ -181,20 +203,21 @@ def _in_place_of_own(model: nn.Module, other: nn.Module) -> Iterator[None]:
         setattr(parent, attribute, own)
 
 
-def _probe(stock: nn.Module, ours: RotaryEmbedding, methods: Mapping[str | None, RopeMethod]) -> float:
+def _probe(stock: nn.Module, ours: RotaryEmbedding, methods: Mapping[str | None, RopeMethod]) -> float | None:
+    """The largest difference of cos and sin, NaN where one is; None if their shapes differ."""
     device = next((buffer.device for buffer in stock.buffers()), torch.device("cpu"))
     x = torch.zeros(1, PROBE_POSITIONS, 1, device=device)
     position_ids = positions_for(stock, torch.arange(PROBE_POSITIONS, device=device))
-    worst = 0.0
+    differences = []
     for layer_type in methods:
         kind = {} if layer_type is None else {"layer_type": layer_type}
         with torch.no_grad():
             theirs = _parts(stock(x, position_ids, **kind))
             mine = _parts(ours(x, position_ids, **kind))
         if [part.shape for part in theirs] != [part.shape for part in mine]:
-            return float("inf")
-        worst = max(worst, *(float((a.float() - b).abs().max()) for a, b in zip(theirs, mine, strict=True)))
-    return worst
+            return None
+        differences += [(a.float() - b).abs().max() for a, b in zip(theirs, mine, strict=True)]
+    return float(torch.stack(differences).max())
 
 
 def _parts(rotation: Any) -> tuple[Tensor, ...]:
