@@ -261,6 +261,50 @@ def test_values_that_say_nothing_of_layers_are_refused_by_name(key: str, value: 
             {"rope_theta": 1e4, **LENGTH, "rope_scaling": {"type": "linear", "factor": 2.0}},
             ["linear factor 2: the config does not say whether max_position_embeddings .* includes"],
         ),
+        # Without an original length, whether max_position_embeddings includes the factor is left open.
+        (
+            {
+                "rope_theta": 1e4,
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+            },
+            [
+                "yarn: the config does not state original_.*transformers, vLLM and llama.cpp take .* 131072, and vLLM "
+                "before 0.30 serves 524288 .* taken as trained for 131072"
+            ],
+        ),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 1.0},
+            },
+            ["yarn: the config does not state original_max_position_embeddings, for .* take .* 131072$"],
+        ),
+        (
+            {
+                "rope_theta": 5e5,
+                "max_position_embeddings": 131072,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                },
+            },
+            [
+                "llama3: the config does not state original_.*transformers and vLLM take .* 131072, .* takes 8192"
+            ],
+        ),
+        (
+            {
+                "rope_theta": 1e4,
+                "max_position_embeddings": 8192,
+                "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+            },
+            [
+                "longrope: the config does not state original_.*take .* 8192, so no input of that length gets the long"
+            ],
+        ),
         (
             {
                 "rope_theta": 1e4,

@@ -527,3 +527,13 @@ def test_a_key_that_a_class_misses_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(RopewalkError, match="cohere_compass_text reads the key 'full_attention'"):
         empty_model(tmp_path)
+
+
+def test_the_length_that_the_file_leaves_open_is_not_multiplied(tmp_path):
+    """transformers fills in an original length, so its config alone looks as if the file stated one."""
+    tiny_model("qwen3").config.save_pretrained(tmp_path)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    stated["rope_parameters"] = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    length = stated["max_position_embeddings"]
+    assert read_config(tmp_path).trained_length == read_model_config(str(tmp_path)).trained_length == length

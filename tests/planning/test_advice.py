@@ -19,6 +19,7 @@ from ropewalk.rope import (
     LongRope,
     Proportional,
     RopeMethod,
+    Yarn,
     bound_at,
     replace_methods,
 )
@@ -181,6 +182,17 @@ def test_the_layers_with_full_attention_are_planned_for() -> None:
     }
     assert ModelConfig(config).full_attention_rope == Linear(256, 1e6, 8.0)
     assert "sliding_attention" in ModelConfig(config).planning_notes[0]
+
+
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+def test_yarn_without_an_original_length_is_trained_for_the_stated_length(spelling: str) -> None:
+    heads = {"head_dim": 64, "max_position_embeddings": 131072, "rope_theta": 1e6}
+    config = ModelConfig({**heads, spelling: {"rope_type": "yarn", "factor": 4.0}})
+    assert config.trained_length == 131072
+    advice = advise(config.full_attention_rope, config.trained_length, 262144)
+    # The target is twice the stated length, so the factor doubles; transformers reads 131072 as the original length.
+    assert advice.chosen is not None
+    assert advice.chosen.method == Yarn(64, 1e6, 8.0, 131072)
 
 
 def test_the_trained_length_of_yarn_is_its_factor_times_the_original() -> None:

@@ -377,6 +377,8 @@ class ModelConfig:
     def trained_length(self) -> int:
         """Tokens that the checkpoint was trained for; some yarn configs state only the length before their factor.
 
+        If the config leaves open whether its length is before or after the factor, the smaller of the two.
+
         Raises:
             RopewalkError: if neither the config nor the user states ``max_position_embeddings``.
         """
@@ -385,10 +387,18 @@ class ModelConfig:
         length = self.max_position_embeddings
         if not isinstance(length, int) or isinstance(length, bool) or length < 1:
             raise RopewalkError(f"the config must state max_position_embeddings in tokens, got {length!r}")
-        method = self.methods.get(None, self.methods.get(FULL))
-        extended = None if method is None else method.extended_length()
+        kind = None if None in self.methods else FULL
+        method = self.methods.get(kind)
+        extended = None
+        if method is not None and self._stated_original(kind) is not None:
+            extended = method.extended_length()
         # Other yarn configs state the extended length, which must not become shorter.
         return (self._dual_chunk_length or length) if extended is None else max(length, extended)
+
+    def _stated_original(self, layer_type: str | None) -> int | None:
+        """``original_max_position_embeddings`` of a layer type, inside its RoPE parameters or beside them."""
+        stated: int | None = rope_entry(self.values, layer_type).get(ORIGINAL)
+        return self.values.get(ORIGINAL) if stated is None else stated
 
     @property
     def _dual_chunk_length(self) -> int | None:
@@ -470,8 +480,7 @@ class ModelConfig:
         warnings: list[str] = []
         for layer_type, method in self.methods.items():
             entry = rope_entry(self.values, layer_type)
-            stated = entry.get(ORIGINAL)
-            original = self.values.get(ORIGINAL) if stated is None else stated
+            original = self._stated_original(layer_type)
             about = "" if layer_type is None else f"{layer_type}: "
             warnings += [about + sentence for sentence in method.config_warnings(entry, original, length)]
         warnings += [

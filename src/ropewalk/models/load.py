@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +302,11 @@ def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = Fa
     # Both are computed on first use; asked for here, so that a contradiction is an error now and not during loading.
     _ = (read.methods, read.layers)
     if type(config).__module__.startswith("transformers."):
-        _log_defaults(str(path_or_id), checkpoint or read_model_config(str(path_or_id)))
+        checkpoint = checkpoint or read_model_config(str(path_or_id))
+        _log_defaults(str(path_or_id), checkpoint)
+        # transformers fills in an original length, and its config no longer shows that the file states none.
+        if checkpoint.max_position_embeddings and checkpoint.trained_length != read.trained_length:
+            return replace(read, given_length=checkpoint.trained_length)
     return read
 
 

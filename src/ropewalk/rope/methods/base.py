@@ -338,6 +338,19 @@ def ratio_warning(
     ]
 
 
+def assumed_original(method: RopeMethod, others: str = "transformers, vLLM and llama.cpp") -> str:
+    """What programs take for an original length that a config of the method leaves out, as a clause.
+
+    Args:
+        method: as read from the config.
+        others: the programs that take ``max_position_embeddings`` for it, as read from their sources.
+    """
+    return (
+        f"{method.name}: the config does not state {ORIGINAL}, for which {others} take {MAX_LENGTH} "
+        f"{getattr(method, ORIGINAL)}"
+    )
+
+
 FACTOR = {"factor": "the stage's context divided by the original length (before any extension)"}
 """The parameter of methods that scale by one factor, with its description in recipes."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_factor, check_original_length, check_positive
@@ -16,6 +16,7 @@ from ropewalk.rope.methods.base import (
     RopeFrequencies,
     RopeMethod,
     TargetContext,
+    assumed_original,
     register,
     unscaled_inv_freq,
 )
@@ -90,6 +91,13 @@ class Llama3(RopeMethod):
             else (turns >= self.low_freq_factor).double()
         )
         return RopeFrequencies(inv_freq * kept + inv_freq / self.factor * (1 - kept), 1.0)
+
+    def config_warnings(
+        self, entry: Mapping[str, Any], original: int | None, length: int | None
+    ) -> list[str]:
+        if original is not None:
+            return []
+        return [f"{assumed_original(self, 'transformers and vLLM')}, and llama.cpp takes 8192"]
 
     @classmethod
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:

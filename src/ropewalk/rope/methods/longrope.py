@@ -16,6 +16,7 @@ from ropewalk.rope.methods.base import (
     RopeFrequencies,
     RopeMethod,
     TargetContext,
+    assumed_original,
     ratio_warning,
     register,
     unscaled_inv_freq,
@@ -168,7 +169,11 @@ class LongRope(RopeMethod):
     def config_warnings(
         self, entry: Mapping[str, Any], original: int | None, length: int | None
     ) -> list[str]:
-        return ratio_warning(self, entry, original, length)
+        if original is not None:
+            return ratio_warning(self, entry, original, length)
+        return [
+            f"{assumed_original(self, 'transformers and vLLM')}, so no input of that length gets the long factors"
+        ]
 
     @classmethod
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:

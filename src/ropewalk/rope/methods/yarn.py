@@ -18,6 +18,7 @@ from ropewalk.rope.methods.base import (
     RopeFrequencies,
     RopeMethod,
     TargetContext,
+    assumed_original,
     ratio_warning,
     register,
     unscaled_inv_freq,
@@ -203,4 +204,14 @@ class Yarn(RopeMethod):
     def config_warnings(
         self, entry: Mapping[str, Any], original: int | None, length: int | None
     ) -> list[str]:
-        return ratio_warning(self, entry, original, length)
+        if original is not None:
+            return ratio_warning(self, entry, original, length)
+        assumed = assumed_original(self)
+        if self.factor == 1:
+            return [assumed]
+        longer = self.extended_length()
+        return [
+            f"{assumed}, and vLLM before 0.30 serves {longer} tokens; the config does not say whether {length} "
+            f"includes the factor {self.factor:g}, so the model is taken as trained for {length} tokens (if it is "
+            f"trained for {longer}, set that with --from)"
+        ]
