@@ -13,7 +13,7 @@ from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import demo_model_path, embedded_documents
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation import ModelUnderTest, Settings, Stores, TaskResult, evaluate_model
-from ropewalk.evaluation.backends import Answer, GenerationRequest
+from ropewalk.evaluation.backends import Answer, GenerationRequest, Rejection
 from ropewalk.evaluation.measure import check_evaluation
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.store import PredictionLog, ResultCache
@@ -210,6 +210,49 @@ def test_ruler_over_some_tasks_says_what_its_mean_is_of(tokenizer: Any) -> None:
     assert overall.score == pytest.approx((by_task["niah_single_1"].score + by_task["vt"].score) / 2)
     assert set(overall.details["left_out"]) == {*PUBLISHED, "qa_1"} - {"niah_single_1", "vt"}
     assert "without" in (overall.reason or "")
+
+
+class Narrow(Served):
+    """A server that rejects prompts above some length, which its own template makes longer than they seem."""
+
+    def __init__(self, context: int) -> None:
+        super().__init__()
+        self.context = context
+
+    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Any]:
+        for index, request in enumerate(requests):
+            fits = len(request.input_ids) + request.max_new_tokens <= self.context
+            yield Answer(index, " 7", 1, True) if fits else Rejection(index, "too long")
+
+
+def test_a_task_whose_prompts_are_all_rejected_is_not_run_and_the_others_are(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    asked = settings(
+        suites=("ruler", "passkey"), lengths=(2000, 2400), samples=2, tasks=("niah_single_1", "cwe")
+    )
+    log = PredictionLog(tmp_path / "p.jsonl")
+    results = evaluate_model(
+        ModelUnderTest(tokenizer, Narrow(2000)), asked, stores=Stores(log, ResultCache())
+    )
+    assert [(r.task, r.length, r.status) for r in results if r.task != "overall"] == [
+        (task, length, "ok" if length == 2000 else "not run")
+        for task in ("niah_single_1", "cwe", "passkey")
+        for length in (2000, 2400)
+    ]
+    reasons = {r.reason for r in results if r.status != "ok" and r.task != "overall"}
+    assert reasons == {"the server rejected all 2 prompts; reason for the first: too long"}
+    # Rejected prompts are asked again, the others are not.
+    wide = Narrow(2400)
+    stores = Stores(PredictionLog(tmp_path / "p.jsonl"), ResultCache())
+    again = evaluate_model(ModelUnderTest(tokenizer, wide), asked, stores=stores)
+    assert all(r.status == "ok" for r in again)
+
+
+def test_a_run_fails_if_every_prompt_is_rejected(tokenizer: Any) -> None:
+    asked = settings(suites=("passkey",), lengths=(1000, 2000), samples=2)
+    with pytest.raises(RunFailure, match="rejected all 4 prompts; reason for the first: too long"):
+        evaluate_model(ModelUnderTest(tokenizer, Narrow(10)), asked)
 
 
 def test_a_run_that_broke_goes_on_without_asking_twice(tokenizer: Any, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.aggregate import task_result
 from ropewalk.evaluation.backends.protocol import HasContext, Progress
 from ropewalk.evaluation.model_under_test import ModelUnderTest
@@ -96,7 +96,8 @@ def evaluate_model(
         RopewalkError: for unknown names, lengths too short for a prompt or beyond the config, too little text, or tasks
             that need generation from a model over several processes.
         EngineError: if the model or its engine does not support such rows.
-        RunFailure: if a server fails or memory runs out; ``stores`` contains what was measured before.
+        RunFailure: if a server fails or rejects every prompt of all tasks, or memory runs out; ``stores`` contains what
+            was measured before.
     """
     check_evaluation(under_test, settings, documents)
     return measured(under_test, settings, documents, stores, progress)
@@ -111,7 +112,17 @@ def measured(
 ) -> list[TaskResult]:
     """Run :func:`evaluate_model` without its checks; call :func:`check_evaluation` first."""
     run = _Measurement(under_test, settings, documents, stores or Stores.in_memory(), progress)
-    return [result for suite in chosen_suites(settings) for result in run.suite(suite)]
+    results = [result for suite in chosen_suites(settings) for result in run.suite(suite)]
+    log = run.stores.predictions
+    # A server that takes no prompt at all is not the one that was meant to be measured.
+    if log.rejected and not log.known:
+        raise RunFailure(_all_rejected(log.rejected))
+    return results
+
+
+def _all_rejected(rejected: Mapping[Any, str]) -> str:
+    reason = next(iter(rejected.values()))
+    return f"the server rejected all {len(rejected)} prompts; reason for the first: {reason}"
 
 
 def check_evaluation(
@@ -280,6 +291,9 @@ class _Measurement:
             self._named(suite.name, task.name, length),
         )
         rejected = self.stores.predictions.rejected_of(suite.name, task.name, length)
+        if not predictions:
+            # The other tasks and lengths are measured: their prompts may be accepted.
+            return TaskResult.not_run(suite.name, task.name, length, _all_rejected(rejected))
         return task_result(predictions, {**task.settings(), **self._beyond(length)}, rejected)
 
     def _forced(self, suite: GeneratedSuite, task: Task, length: int, encoder: PromptEncoder) -> TaskResult:

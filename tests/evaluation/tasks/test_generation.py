@@ -75,13 +75,6 @@ def test_a_rejected_prompt_is_no_prediction_and_is_asked_again(tmp_path: Path) -
     assert [len(group) for group in again.asked] == [2]
 
 
-def test_a_run_ends_if_every_prompt_is_rejected() -> None:
-    with pytest.raises(
-        RunFailure, match=r"rejected all 7 prompts of niah at 64 tokens; reason for the first: no 0"
-    ):
-        generated_predictions(Choosy(*range(7)), ENCODER, SAMPLES, PredictionLog())
-
-
 def test_no_samples_ask_nothing() -> None:
     backend = NumberBackend(TOKENIZER)
     assert generated_predictions(backend, ENCODER, [], PredictionLog()) == []

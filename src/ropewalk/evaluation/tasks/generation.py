@@ -77,7 +77,7 @@ def generated_predictions(
     Raises:
         RopewalkError: if a prompt does not have the number of tokens that its sample states, or the log cannot be
             written.
-        RunFailure: if the backend fails, or rejects every prompt; the log contains the answers so far.
+        RunFailure: if the backend fails; the log contains the answers so far.
     """
     found: list[Prediction] = []
     stream = iter(samples)
@@ -92,11 +92,6 @@ def generated_predictions(
         found += _group(backend, encoder, group, log, before, progress)
         before += len(group)
         group = list(islice(stream, at_once))
-    if not found:
-        raise RunFailure(
-            f"the server rejected all {before} prompts of {first.task} at {first.length:,} tokens; "
-            f"reason for the first: {log.rejected[first.key]}"
-        )
     return found
 
 
