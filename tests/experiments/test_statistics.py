@@ -8,7 +8,8 @@ import pytest
 from scipy import stats
 
 from benchmarks.comparison_nulls import EFFECTS, NULLS, Design, announced, grid
-from ropewalk.evaluation.results import SAMPLES, TaskResult
+from ropewalk.evaluation.results import SAMPLES, TEXT, PositionBin, TaskResult
+from ropewalk.evaluation.statistics import exp_nats, ratio_interval
 from ropewalk.experiments.statistics import differences, means_over_seeds
 
 
@@ -182,6 +183,79 @@ def test_rows_that_all_seeds_share_add_their_own_variance():
     (difference,) = differences({"a": a, "b": b})["b"]
     nats = np.log1p(np.array(difference.ci95) / 100)
     assert np.diff(nats)[0] > 2 * 1.96 * rows.std() / 500 / math.sqrt(20)
+
+
+def by_position(texts, rng, tokens=100, luck=0.0):
+    """Losses of texts in two bins: each text has its own loss, and each measurement some luck."""
+    nats = np.array([[np.random.default_rng(text).normal(200, 20), 100.0] for text in texts])
+    nats += luck * rng.standard_normal(nats.shape)
+    bins = tuple(
+        PositionBin(
+            at * tokens,
+            (at + 1) * tokens,
+            tokens * len(texts),
+            len(texts),
+            exp_nats(nats[:, at].mean() / tokens),
+            tuple(exp_nats(end) for end in ratio_interval(nats[:, at], [tokens] * len(texts))),
+        )
+        for at in (0, 1)
+    )
+    whole = losses(list(nats.sum(1)), [2 * tokens] * len(texts))
+    samples = tuple({**each, TEXT: str(text)} for each, text in zip(whole.samples, texts, strict=True))
+    return replace(whole, positions=bins, samples=samples, details={SAMPLES: str(list(texts))})
+
+
+@pytest.mark.parametrize(
+    ("texts", "distinct"),
+    [
+        ([range(8), range(8)], 8),
+        ([range(8), range(8, 16)], 16),
+        ([range(8), range(6, 14)], 14),
+        ([range(8), range(8), range(8, 16)], 16),
+    ],
+)
+def test_a_mean_over_seeds_has_positions_and_counts_distinct_texts(texts, distinct):
+    rng = np.random.default_rng(0)
+    cell = {seed: [by_position(each, rng, luck=1.0)] for seed, each in enumerate(texts)}
+    (mean,) = means_over_seeds(cell)
+    assert mean.n == distinct
+    assert mean.details["n_tokens"] == 200 * distinct
+    (difference,) = differences({"a": cell, "b": cell})["b"]
+    assert difference.n == distinct
+    for number, found in enumerate(mean.positions):
+        of_seeds = [results[0].positions[number].perplexity for results in cell.values()]
+        assert found.perplexity == pytest.approx(math.exp(np.log(of_seeds).mean()))
+        assert (found.start, found.end) == (100 * number, 100 * (number + 1))
+        assert (found.n_tokens, found.n_windows) == (100 * distinct, distinct)
+        assert found.ci95[0] < found.perplexity < found.ci95[1]
+
+
+def test_texts_that_seeds_have_in_common_make_a_mean_no_more_certain():
+    rng = np.random.default_rng(0)
+    one = {seed: [by_position(range(8), rng)] for seed in range(3)}
+    (mean,) = means_over_seeds(one)
+    for found, single in zip(mean.positions, one[0][0].positions, strict=True):
+        # The variance over texts is that of one seed; Student's factor is that of three seeds instead of eight texts.
+        factor = stats.t.ppf(0.975, 2) / stats.t.ppf(0.975, 7)
+        assert np.log(found.ci95) - math.log(found.perplexity) == pytest.approx(
+            factor * (np.log(single.ci95) - math.log(single.perplexity))
+        )
+    other = {seed: [by_position(range(8 * seed, 8 * seed + 8), rng)] for seed in range(3)}
+    overlapping = {seed: [by_position(range(seed, seed + 8), rng)] for seed in range(3)}
+    widths = [np.diff(np.log(means_over_seeds(cell)[0].ci95))[0] for cell in (other, overlapping)]
+    assert widths[0] < widths[1]
+
+
+def test_seeds_with_other_bins_or_an_empty_bin_have_a_mean_all_the_same():
+    rng = np.random.default_rng(0)
+    a, b = by_position(range(4), rng), by_position(range(4), rng)
+    (mean,) = means_over_seeds({0: [a], 1: [replace(b, positions=b.positions[:1])]})
+    assert mean.positions == ()
+    empty = replace(a.positions[1], n_tokens=0, n_windows=0, perplexity=math.nan, ci95=(math.nan, math.nan))
+    cell = {seed: [replace(each, positions=(each.positions[0], empty))] for seed, each in enumerate((a, b))}
+    (mean,) = means_over_seeds(cell)
+    assert math.isnan(mean.positions[1].perplexity)
+    assert mean.positions[1].n_tokens == 0
 
 
 @pytest.mark.parametrize(

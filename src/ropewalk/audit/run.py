@@ -96,7 +96,7 @@ def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResu
 def _rows(config: AuditSettings, tokenizer: Any, trained: int, reporter: Reporter) -> list[Row]:
     """Rows of the text, with a note if they differ from what was requested."""
     length = min(LONGEST_DEFAULT, trained) if config.length is None else config.length
-    rows = rows_of(config.text, tokenizer, length, config.samples)
+    rows = rows_of(config.text, tokenizer, length, config.samples, config.seed)
     if config.length is None and length < LONGEST_DEFAULT:
         reporter.note(f"rows of {length:,} tokens, the trained length of the model")
     if length > trained:

@@ -129,7 +129,7 @@ class AuditSettings(Settings):
         True,
         description="Measure the time and memory of each mitigation, such as RoPE or attention in float32.",
     )
-    seed: Seed = Field(0, description="Random seed of the weights for --random-control.")
+    seed: Seed = Field(0, description="Random seed of the texts, and of the weights for --random-control.")
 
     @model_validator(mode="after")
     def _compared(self) -> AuditSettings:

@@ -344,8 +344,8 @@ def _mean_samples(
     # The mean of perplexities is not the perplexity of the mean loss, so scale the interval to be around the former.
     interval = (mean * exp_nats(low - centre), mean * exp_nats(high - centre))
     averaged = tuple(
-        {"index": index, "nats": float(total) if math.isfinite(total) else None, "tokens": int(count)}
-        for index, total, count in zip(shared, nats.mean(axis=0), tokens, strict=True)
+        {**by_index[0][index], "nats": float(total) if math.isfinite(total) else None}
+        for index, total in zip(shared, nats.mean(axis=0), strict=True)
     )
     return averaged, interval
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval
+from ropewalk.io.digests import digest
 from ropewalk.io.json_lines import check_types
 
 Status = Literal["ok", "not run"]
@@ -22,6 +23,15 @@ TASKS_BEFORE = {"forced": "teacher_forced"}
 
 SAMPLES = "samples_sha256"
 """Key in a result's details: a digest of the prompts or text, equal for two results on the same samples."""
+
+TEXT = "text_sha256"
+"""Key in a sample of a perplexity: the beginning of a digest of its text, equal for two samples of the same text."""
+
+
+def text_digest(input_ids: Sequence[int]) -> str:
+    """Return the value of :data:`TEXT` for token ids."""
+    # 64 bits: among a million texts, two different ones share a value with a probability of 3e-8.
+    return digest(input_ids)[:16]
 
 
 _NUMBER = (int, float, type(None))
@@ -101,8 +111,8 @@ class TaskResult:
         positions: perplexity by position in the row. Empty, and left out of JSON, for tasks other than perplexity.
         unit: unit of the score.
         samples: one JSON object per sample, in the order of ``index``. An object has the ``score`` in percent or, for a
-            perplexity, the summed loss in ``nats`` and the number of ``tokens``. Paired comparisons use these objects.
-            Empty, and left out of JSON, if there are none.
+            perplexity, the summed loss in ``nats``, the number of ``tokens`` and a digest of the text. Paired
+            comparisons use these objects. Empty, and left out of JSON, if there are none.
     """
 
     suite: str

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
     from ropewalk.attention.layout import Row
+    from ropewalk.data import SourceSpec, TokenisedDocument
 
 
 Ids = NDArray[np.integer[Any]]
@@ -22,16 +24,47 @@ MOST_TOKENS_FACTOR = 8
 
 
 @dataclass(frozen=True, eq=False)
+class DrawnDocuments(Sequence[Ids]):
+    """Token ids of documents in the order in which they were drawn, and the source of each.
+
+    Attributes:
+        ids: int ``[tokens]`` each, without special tokens.
+        sources: name of each document's source.
+    """
+
+    ids: list[Ids]
+    sources: list[str]
+
+    @classmethod
+    def of(cls, documents: Iterable[TokenisedDocument]) -> DrawnDocuments:
+        """Take over the tokens and sources of documents."""
+        both = [(each.input_ids, each.source) for each in documents]
+        return cls([ids for ids, _ in both], [source for _, source in both])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Ids: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Ids]: ...
+    def __getitem__(self, index: int | slice) -> Ids | list[Ids]:
+        return self.ids[index]
+
+
+@dataclass(frozen=True, eq=False)
 class EvaluationRows:
     """Rows to score, and how they were built.
 
     Attributes:
         rows: rows of pattern ``full`` with positions 0 to length - 1; labels are masked at document ends.
         kind: ``documents`` if each row is the beginning of one document, ``packed`` if rows join documents.
+        documents: indices of the documents that the rows contain, ascending.
     """
 
     rows: list[Row]
     kind: Literal["documents", "packed"]
+    documents: tuple[int, ...]
 
 
 def evaluation_rows(
@@ -40,9 +73,10 @@ def evaluation_rows(
     """Build rows of exactly ``length`` tokens.
 
     If at least ``limit`` documents fill a row alone, each row is the beginning of one document. Otherwise the
-    documents are joined in order and cut every ``length`` tokens, and the incomplete last row is dropped.
-    Every row begins with BOS, even if it continues a document, because models use the first token as an attention
-    sink.
+    beginnings of all documents, of at most a row each, are joined in order and cut every ``length`` tokens. Then follow
+    the next parts of all documents, and so on, so that one long document does not fill all rows. The incomplete last
+    row is dropped. Every row begins with BOS, even if it continues a document, because models use the first token as an
+    attention sink.
 
     Args:
         documents: int ``[tokens]`` each, without special tokens; empty documents are skipped.
@@ -62,14 +96,15 @@ def evaluation_rows(
     tail = [] if eos_id is None else [eos_id]
     fill = length - len(head)
     # Whole documents are preferred: in a row of joined texts, no token depends on another document.
-    long = [document for document in documents if len(document) >= fill]
+    long = [number for number, document in enumerate(documents) if len(document) >= fill]
     if len(long) >= limit:
-        rows = [_row([np.concatenate([head, document[:fill]])]) for document in long[:limit]]
-        return EvaluationRows(rows, "documents")
-    bodies = (np.concatenate([document, tail]) for document in documents if len(document))
-    rows = []
-    for pieces in _packed(bodies, head, length):
+        chosen = long[:limit]
+        rows = [_row([np.concatenate([head, documents[number][:fill]])]) for number in chosen]
+        return EvaluationRows(rows, "documents", tuple(chosen))
+    rows, read = [], set()
+    for numbers, pieces in _packed(_parts(documents, fill, tail), head, length):
         rows.append(_row(pieces))
+        read.update(numbers)
         if len(rows) == limit:
             break
     if not rows:
@@ -78,15 +113,35 @@ def evaluation_rows(
             f"the text has {available} tokens in {len(documents)} documents, which is too few for one row of "
             f"{length} tokens; give more text or a shorter length"
         )
-    return EvaluationRows(rows, "packed")
+    return EvaluationRows(rows, "packed", tuple(sorted(read)))
 
 
-def _packed(bodies: Iterable[NDArray[Any]], head: list[int], length: int) -> Iterator[list[NDArray[Any]]]:
-    """Yield complete rows as lists of pieces; each piece is a document or a part of one."""
+_Part = tuple[int, NDArray[Any]]
+"""A part of a document with the document's index."""
+
+
+def _parts(documents: Sequence[Ids], most: int, tail: list[int]) -> Iterator[_Part]:
+    """Yield the first ``most`` tokens of each document, then the next of each; ``tail`` follows a document's end."""
+    start = 0
+    left = [number for number, document in enumerate(documents) if len(document)]
+    while left:
+        for number in left:
+            part = documents[number][start : start + most]
+            ends = start + most >= len(documents[number])
+            yield number, np.concatenate([part, tail]) if ends else part
+        start += most
+        left = [number for number in left if len(documents[number]) > start]
+
+
+def _packed(
+    parts: Iterable[_Part], head: list[int], length: int
+) -> Iterator[tuple[list[int], list[NDArray[Any]]]]:
+    """Yield complete rows: the documents in them, and the pieces, each a document or a part of one."""
+    numbers: list[int] = []
     pieces: list[NDArray[Any]] = []
     room = length
-    for body in bodies:
-        rest = body
+    for number, part in parts:
+        rest = part
         while len(rest):
             taken = room - len(head)
             # No room for BOS and a token: fill the row's end without starting a piece of this document.
@@ -95,12 +150,13 @@ def _packed(bodies: Iterable[NDArray[Any]], head: list[int], length: int) -> Ite
                 room = 0
             else:
                 piece = np.concatenate([head, rest[:taken]])
+                numbers.append(number)
                 pieces.append(piece)
                 rest = rest[taken:]
                 room -= len(piece)
             if room == 0:
-                yield pieces
-                pieces, room = [], length
+                yield numbers, pieces
+                numbers, pieces, room = [], [], length
 
 
 def _row(pieces: list[NDArray[Any]]) -> Row:
@@ -114,43 +170,61 @@ def _row(pieces: list[NDArray[Any]]) -> Row:
     return Row(input_ids, next_token_labels(input_ids, layout), layout)
 
 
-def take_documents(documents: Iterable[Ids], length: int, limit: int) -> list[Ids]:
+def take_documents(documents: Iterable[TokenisedDocument], length: int, limit: int) -> DrawnDocuments:
     """Take as many documents from a stream as the evaluation can use.
 
     Reading stops when ``limit`` documents fill a row alone, or after eight times the tokens in all rows, or at the
     end of the stream.
 
     Args:
-        documents: int ``[tokens]`` each; iterated once.
+        documents: the stream; iterated once.
         length: tokens of the longest row.
         limit: maximum number of rows.
     """
-    taken: list[Ids] = []
+    taken: list[TokenisedDocument] = []
     long = tokens = 0
     for document in documents:
         taken.append(document)
+        size = len(document.input_ids)
         # Count at most one row per document: a few long books must not use up the budget before `limit` documents.
-        tokens += min(len(document), length)
-        long += len(document) >= length
+        tokens += min(size, length)
+        long += size >= length
         if long >= limit or tokens >= MOST_TOKENS_FACTOR * limit * length:
             break
-    return taken
+    return DrawnDocuments.of(taken)
 
 
-def documents_of(text: str, tokenizer: Any, length: int, rows: int) -> list[Any]:
-    """Read and tokenise as many documents as ``rows`` rows of ``length`` tokens need."""
-    from ropewalk.data import SourceSpec, read_documents
+def documents_of(
+    sources: Sequence[SourceSpec], tokenizer: Any, length: int, limit: int, seed: int
+) -> DrawnDocuments:
+    """Draw and tokenise as many documents as ``limit`` rows of ``length`` tokens need; sources and files take turns."""
+    from ropewalk.data.read.draw import draw_documents
     from ropewalk.data.tokens.tokenise import tokenise
 
-    stream = tokenise(read_documents([SourceSpec(path=text)]), tokenizer)
-    return take_documents((document.input_ids for document in stream), length, rows)
+    return take_documents(tokenise(draw_documents(sources, seed), tokenizer), length, limit)
 
 
-def rows_of(text: str, tokenizer: Any, length: int, limit: int) -> list[Row]:
-    """Read a text and build at most ``limit`` rows of exactly ``length`` tokens."""
-    documents = documents_of(text, tokenizer, length, limit)
+def rows_of(text: str, tokenizer: Any, length: int, limit: int, seed: int) -> list[Row]:
+    """Draw documents of a text and build at most ``limit`` rows of exactly ``length`` tokens."""
+    from ropewalk.data import SourceSpec
+
+    documents = documents_of([SourceSpec(path=text)], tokenizer, length, limit, seed)
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     return evaluation_rows(documents, length, bos, eos if bos is None else None, limit).rows
+
+
+def describe_draw(documents: Sequence[Ids], read: Iterable[int]) -> dict[str, Any]:
+    """Return details of a result: the number of documents that were read, and how many of each source.
+
+    Args:
+        documents: the documents; their sources are known if they are :class:`DrawnDocuments`.
+        read: indices of those that were read.
+    """
+    numbers = list(read)
+    if not isinstance(documents, DrawnDocuments):
+        return {"documents": len(numbers)}
+    sources = Counter(documents.sources[number] for number in numbers)
+    return {"documents": len(numbers), "sources": dict(sorted(sources.items()))}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from ropewalk.evaluation.measure import Stores, check_evaluation, measured
 from ropewalk.evaluation.model_under_test import ModelUnderTest
 from ropewalk.evaluation.record import EvaluationResult
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.evaluation.rows import documents_of
+from ropewalk.evaluation.rows import DrawnDocuments, documents_of
 from ropewalk.evaluation.settings import OWN, EvaluationSettings, Settings, unread
 from ropewalk.evaluation.store import (
     PREDICTIONS,
@@ -362,7 +362,7 @@ class _Ready:
 
     settings: Settings
     rope: RopeOverride | None
-    documents: list[Any] | None
+    documents: DrawnDocuments | None
     shape: MeshShape | None = None
     dtype: torch.dtype | None = None
     engine: str = ""
@@ -411,7 +411,7 @@ class _Run:
 
     def _ready(self) -> _Ready:
         """Check everything that needs no model, and read the documents."""
-        from ropewalk.data import load_tokenizer
+        from ropewalk.data import SourceSpec, load_tokenizer
 
         settings, sharded = self.settings, self.context.world.size > 1
         # Check the names first: reading the text may take long.
@@ -432,7 +432,8 @@ class _Run:
                 max(settings.lengths_of(suite.name), default=0) for suite in chosen_suites(settings)
             )
             tokenizer = load_tokenizer(self.path)
-            documents = documents_of(self.config.text, tokenizer, longest, settings.rows)
+            source = SourceSpec(path=self.config.text)
+            documents = documents_of([source], tokenizer, longest, settings.rows, settings.seed)
         ready = replace(ready, documents=documents)
         if sharded:
             self._check_sharded(ready)

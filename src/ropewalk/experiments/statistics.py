@@ -6,7 +6,7 @@ are blocks, and a difference between two cells is taken within each seed. Two le
 - seeds. The residual mean square of the layout cells x seeds, ``MS`` with ``(C-1)(S-1)`` degrees of freedom, is what is
   left of the scores once cells and seeds are taken out; a difference of two means over ``S`` seeds has the variance
   ``2 MS / S``. It contains the variance of samples that differ by seed.
-- samples. Where all seeds have the same samples (held-out rows), chance in their choice is common to all seeds and not
+- samples. Where seeds have samples in common (held-out rows), chance in their choice is common to all seeds and not
   part of ``MS``; the variance of the difference over samples is added.
 
 The variance of the samples alone is a lower bound of the variance of a difference, so scores that happen to agree in
@@ -21,15 +21,17 @@ of each of several measurements); Box 1954 (degrees of freedom where variances d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.evaluation.comparison import ScoreDifference, holm, paired_samples
-from ropewalk.evaluation.results import SAMPLES, TaskResult
+from ropewalk.evaluation.results import SAMPLES, TEXT, PositionBin, TaskResult
 from ropewalk.evaluation.statistics import NO_INTERVAL, PSEUDO_DIFFERENCES, PSEUDO_SCORES, Interval, exp_nats
 
 Seeds = Mapping[int, Sequence[TaskResult]]
@@ -79,7 +81,8 @@ def means_over_seeds(cell: Seeds) -> list[TaskResult]:
     """Mean of each task and length over the seeds of a cell; with one seed, its results as they are.
 
     Perplexities are averaged on the logarithmic scale. The interval is Student's over seeds; its variance is at least
-    that of the samples. Tasks that did not run with every seed are left out.
+    that of the samples. ``n`` counts distinct samples: a text that several seeds have measured is one. Perplexities
+    have their position bins, if all seeds have the same. Tasks that did not run with every seed are left out.
     """
     if len(cell) == 1:
         return [result for results in cell.values() for result in results]
@@ -92,18 +95,23 @@ def means_over_seeds(cell: Seeds) -> list[TaskResult]:
         values = np.array([_value(result) for result in results.values()])
         pseudo = PSEUDO_SCORES / 4 if first.unit == "percent" else 0.0
         seeds = float(values.var(ddof=1)) / len(values)
-        shared = len({result.details.get(SAMPLES) for result in results.values()}) == 1
+        samples = [_samples(result) for result in results.values()]
         strata = [_own_scores(result) for result in results.values()]
-        variance = _both_levels(seeds, strata, shared, pseudo)
+        variance = _both_levels(seeds, strata, samples, pseudo)
         spread = _Spread(float(values.mean()), variance, len(values) - 1)
         score, ci95 = _in_unit(spread, first.unit)
+        details: dict[str, Any] = {"seeds": sorted(results)}
+        if first.positions:
+            of_text = zip(chain(*samples), chain(*(weights for _, weights in strata)), strict=True)
+            details["n_tokens"] = int(sum(dict(of_text).values()))
         found.append(
             TaskResult(
                 *key,
-                sum(result.n for result in results.values()),
+                len({*chain(*samples)}),
                 score,
                 ci95,
-                details={"seeds": sorted(results)},
+                details=details,
+                positions=_mean_positions(list(results.values()), samples),
                 unit=first.unit,
             )
         )
@@ -170,18 +178,19 @@ def _difference(
         share = 100.0 if one.unit == "percent" else 1.0
         deltas.append((paired[0] / share, paired[1]))
     by_seed = np.array([d.sum() / w.sum() for d, w in deltas])
+    samples = [_samples(x) for x, _ in pairs]
     pseudo = PSEUDO_DIFFERENCES if one.unit == "percent" else 0.0
     if len(seeds) == 1:
         # With one seed, only chance in the samples can be estimated; the conclusion says so.
         spread = _Spread(float(by_seed[0]), _samples_variance(deltas, pseudo), len(deltas[0][0]) - 1)
     else:
         variance, freedom = _block_variance(values, key, names, seeds, by_seed)
-        shared = len({x.details.get(SAMPLES) for x, _ in pairs}) == 1
-        spread = _Spread(float(by_seed.mean()), _both_levels(variance, deltas, shared, pseudo), freedom)
+        variance = _both_levels(variance, deltas, samples, pseudo)
+        spread = _Spread(float(by_seed.mean()), variance, freedom)
     value, ci95 = _difference_in_unit(spread, one.unit)
     return replace(
         empty,
-        n=sum(len(d) for d, _ in deltas),
+        n=len({*chain(*samples)}),
         score_a=_mean_score([x for x, _ in pairs]),
         score_b=_mean_score([y for _, y in pairs]),
         difference=value,
@@ -251,23 +260,78 @@ def _shares(values: Floats) -> tuple[Floats, float]:
     return shares, min(1.0, cells * (1 + chance) / float(np.square(shares).sum()))
 
 
-def _both_levels(seeds: float, strata: Sequence[tuple[Floats, Floats]], shared: bool, pseudo: float) -> float:
+def _samples(result: TaskResult) -> list[Hashable]:
+    """What each sample is, in order: a text that two seeds have measured is the same for both."""
+    # Without a digest, nothing says that two results have samples in common.
+    drawn = result.details.get(SAMPLES, id(result))
+    return [sample.get(TEXT, (drawn, sample["index"])) for sample in result.samples]
+
+
+def _mean_positions(
+    results: Sequence[TaskResult], samples: Sequence[Sequence[Hashable]]
+) -> tuple[PositionBin, ...]:
+    """Mean of each position bin over seeds, as of the whole perplexity; none if the seeds have different bins."""
+    edges = {tuple((each.start, each.end) for each in result.positions) for result in results}
+    if len(edges) > 1:
+        return ()
+    distinct, total = len({*chain(*samples)}), sum(map(len, samples))
+    found = []
+    for bins in zip(*(result.positions for result in results), strict=True):
+        perplexity, ci95 = math.nan, NO_INTERVAL
+        # A bin at the very end of the rows has no target.
+        if all(math.isfinite(each.perplexity) for each in bins):
+            nats = np.log([each.perplexity for each in bins])
+            seeds = float(nats.var(ddof=1)) / len(nats)
+            of_samples = [_variance_of(each) for each in bins]
+            own = sum(of_samples) / len(of_samples) ** 2
+            variance = seeds + fmean(of_samples) if distinct < total else max(seeds, own)
+            perplexity, ci95 = _in_unit(_Spread(float(nats.mean()), variance, len(nats) - 1), "perplexity")
+        # Bins do not say which texts they hold, so those in common are taken to have as many tokens as the others.
+        n_tokens, n_windows = (
+            round(sum(counts) * distinct / total)
+            for counts in zip(*((each.n_tokens, each.n_windows) for each in bins), strict=True)
+        )
+        found.append(PositionBin(bins[0].start, bins[0].end, n_tokens, n_windows, perplexity, ci95))
+    return tuple(found)
+
+
+def _variance_of(position: PositionBin) -> float:
+    """Variance of a bin's mean loss over texts, from its interval; 0 if a single text left it without an interval."""
+    high = position.ci95[1]
+    if not math.isfinite(high) or position.n_windows < 2:
+        return 0.0
+    from scipy.special import stdtrit
+
+    # From the upper end, because the lower end of a loss stops at 0.
+    return float(math.log(high / position.perplexity) / stdtrit(position.n_windows - 1, 0.975)) ** 2
+
+
+def _both_levels(
+    seeds: float,
+    strata: Sequence[tuple[Floats, Floats]],
+    samples: Sequence[Sequence[Hashable]],
+    pseudo: float,
+) -> float:
     """Variance of a mean over several seeds from both levels.
 
     Args:
         seeds: the variance that the scores of the seeds show.
         strata: for each seed the sums of the samples, and their weights, both ``[n]``.
-        shared: whether all seeds have the same samples. Then chance in their choice moves all seeds alike, so it is
-            not in ``seeds`` and no number of seeds makes it smaller. Otherwise it is in ``seeds`` already, and is only
-            a lower bound.
+        samples: what each sample is, from :func:`_samples`. Chance in the choice of samples that seeds have in common
+            moves these seeds alike, so it is not in ``seeds`` and no number of seeds makes it smaller. If they have
+            none in common, it is in ``seeds`` already, and is only a lower bound.
         pseudo: as in :func:`_samples_variance`.
     """
-    if not shared:
+    found: dict[Hashable, list[tuple[float, float]]] = {}
+    for (sums, weights), of_seed in zip(strata, samples, strict=True):
+        for sample, total, weight in zip(of_seed, sums, weights, strict=True):
+            found.setdefault(sample, []).append((total, weight))
+    if len(found) == sum(map(len, samples)):
         return max(seeds, _samples_variance(strata, pseudo))
     # Each sample is averaged over seeds first: its scores under different seeds are not independent draws.
-    mean = np.mean([sums for sums, _ in strata], axis=0), np.mean([weights for _, weights in strata], axis=0)
-    samples = _samples_variance([mean], pseudo)
-    return seeds if math.isnan(samples) else seeds + samples
+    mean = np.array([np.mean(each, axis=0) for each in found.values()])
+    variance = _samples_variance([(mean[:, 0], mean[:, 1])], pseudo)
+    return seeds if math.isnan(variance) else seeds + variance
 
 
 def _samples_variance(strata: Sequence[tuple[Floats, Floats]], pseudo: float) -> float:

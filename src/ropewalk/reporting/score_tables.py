@@ -38,6 +38,9 @@ OVERALL = "overall"
 MOST_IN_NOTE = 300
 """Largest number of characters of a reason, which may quote a server's message."""
 SMALLEST_P = 0.001
+MOST_SOURCES = 6
+MOST_IN_SOURCE = 40
+"""Largest number of sources in the note on what was drawn, and of characters in the name of one."""
 MOST_CHARACTERS = 100
 """Width of a terminal in characters that a table should fit."""
 GAP = 2
@@ -123,8 +126,29 @@ def _perplexity_table(names: list[str], length: int | None, columns: list[TaskRe
         f"Perplexity by position{windows}{tokens}, with 95 % interval over sequences",
         ("position", "tokens", *headings(names, "perplexity")),
         tuple(rows),
-        notes=note_lines(marks),
+        notes=(*note_lines(marks), *_draw_notes(measured)),
     )
+
+
+def _draw_notes(results: Iterable[TaskResult]) -> list[str]:
+    """Say how many documents of which sources perplexities were measured on; each draw once."""
+    lines = []
+    for result in results:
+        sources = result.details.get("sources")
+        # Results of version 0.1.0 do not name sources.
+        if not isinstance(sources, Mapping) or not sources:
+            continue
+        by_count = sorted(sources.items(), key=lambda pair: -pair[1])
+        named = ", ".join(
+            f"{shown(str(name), MOST_IN_SOURCE)} {count:,}" for name, count in by_count[:MOST_SOURCES]
+        )
+        more = len(sources) - MOST_SOURCES
+        documents = sum(sources.values())
+        lines.append(
+            f"text drawn at random: {documents:,} document{'s' * (documents != 1)} ({named}"
+            f"{f' and {more:,} more sources' if more > 0 else ''})"
+        )
+    return list(dict.fromkeys(lines))
 
 
 def _bin_at(result: TaskResult | None, edge: tuple[int, int]) -> PositionBin | None:
@@ -319,6 +343,7 @@ def document_tables(series: Series) -> list[ResultTable]:
         notes = (
             "by token: average over all tokens; published: mean of the windows' mean losses, as in the YaRN repository",
             *note_lines(marks),
+            *_draw_notes(whole),
         )
         tables.append(ResultTable(title, header, tuple(rows), notes=notes))
     return tables
@@ -351,7 +376,10 @@ def key_token_table(series: Series) -> ResultTable:
         "LongPPL: perplexity of key tokens, which depend on the long context, with 95 % interval over documents",
         ("length in tokens", "documents", "key tokens", *headings(list(series), "LongPPL")),
         tuple(rows),
-        notes=note_lines(marks),
+        notes=(
+            *note_lines(marks),
+            *_draw_notes(chain(*([r for r in each if ran(r)] for each in by_length.values()))),
+        ),
     )
 
 

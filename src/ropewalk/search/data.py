@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_labels
-from ropewalk.data import SourceSpec, read_documents
-from ropewalk.data.tokens.tokenise import tokenise
+from ropewalk.data import SourceSpec
+from ropewalk.data.read.draw import draw_documents
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import EvaluationRows, PromptEncoder, evaluation_rows
-from ropewalk.evaluation.rows import Ids, take_documents
+from ropewalk.evaluation.rows import Ids, documents_of
 from ropewalk.evaluation.tasks.haystack_sources import sentence_ends
 from ropewalk.evaluation.tasks.ruler.niah import draw_word
 from ropewalk.evaluation.tasks.ruler.templates import NIAH_SINGLE, needle_line, niah_prompt
@@ -394,7 +394,8 @@ def search_data(source: str, tokenizer: Any, goal: Goal, settings: SearchSetting
     """
     length, trained = goal.target_length, goal.trained_length
     make = _needles if settings.objective == "needle" else _documents
-    rows, held_out, joined = make(source, tokenizer, goal, settings.documents, settings.held_out)
+    spec = SourceSpec(path=source)
+    rows, held_out, joined = make(spec, tokenizer, goal, settings)
     short = [beginning(row, min(trained, length)) for row in rows] if settings.short_penalty else []
     return SearchData(rows, held_out, short, source, joined)
 
@@ -410,35 +411,35 @@ def beginning(row: Row, length: int) -> Row:
 
 
 def _documents(
-    text: str, tokenizer: Any, goal: Goal, count: int, held_out: int
+    text: SourceSpec, tokenizer: Any, goal: Goal, settings: SearchSettings
 ) -> tuple[Sequence[Row], Sequence[Row], bool]:
-    length = goal.target_length
-    stream = tokenise(read_documents([SourceSpec(path=text)]), tokenizer)
-    documents = take_documents((document.input_ids for document in stream), length, count + held_out)
+    length, count, held_out = goal.target_length, settings.documents, settings.held_out
+    documents = documents_of([text], tokenizer, length, count + held_out, settings.seed)
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     rows, judged = search_rows(documents, length, bos, eos if bos is None else None, count, held_out)
     return rows.rows, judged.rows if judged else [], rows.kind == "packed"
 
 
 def _needles(
-    text: str, tokenizer: Any, goal: Goal, count: int, held_out: int
+    text: SourceSpec, tokenizer: Any, goal: Goal, settings: SearchSettings
 ) -> tuple[Sequence[Row], Sequence[Row], bool]:
-    length = goal.target_length
+    length, count, held_out = goal.target_length, settings.documents, settings.held_out
     # At or below the trained length no needle can be beyond it; half of the row is then the default.
     needles = Needles(goal.trained_length if goal.trained_length < length else None)
     # Reading stops early: a corpus may have millions of documents, and needles need only the first few.
     wanted = CHARACTERS * length * (count + held_out)
     texts: list[str] = []
     characters = 0
-    for document in read_documents([SourceSpec(path=text)]):
+    for document in draw_documents([text], settings.seed):
         texts.append(document.text)
         characters += len(document.text)
         if characters >= wanted and len(texts) > 1:
             break
     if not texts:
-        raise RopewalkError(f"{text} contains no document to hide needles in; give another text")
-    # Alternate documents between search and held-out rows, if there are at least two.
-    own, other = (texts[::2], texts[1::2]) if held_out else (texts, [])
+        raise RopewalkError(f"{text.path} contains no document to hide needles in; give another text")
+    # In halves, if there are at least two: sources take turns, so every other document may be of one source.
+    half = (len(texts) + 1) // 2 if held_out else len(texts)
+    own, other = texts[:half], texts[half:]
     rows = needle_rows(tokenizer, own, length, count, SEARCH_SEED, needles)
     judged = needle_rows(tokenizer, other, length, held_out, HELD_OUT_SEED, needles) if other else []
     return rows, judged, False

@@ -170,7 +170,7 @@ class SearchSettings(LongFactorSearch):
         None,
         description="Number of tokens per forward pass. Fewer tokens take less memory. Default: a whole sequence.",
     )
-    seed: Annotated[Seed, ALGORITHM] = Field(0, description="Random seed of the algorithm.")
+    seed: Annotated[Seed, ALGORITHM] = Field(0, description="Random seed of the texts and of the algorithm.")
     dtype: Dtype = "auto"
     device: Device = "auto"
 

@@ -16,11 +16,11 @@ from ropewalk.data import (
     PackedRows,
     open_rows,
     prepare_rows,
-    read_documents,
     rows_for_step,
     tokenizer_identity,
 )
 from ropewalk.data.mixture.report import MixtureReport, explain
+from ropewalk.data.read.draw import drawn
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import is_blank, read_input_split, refuse_duplicates, source_splits
 from ropewalk.data.rows.store import held_out_texts, refuse_cut_chats
@@ -28,9 +28,8 @@ from ropewalk.data.rows.stored import WORK, is_packed
 from ropewalk.data.settings import MixtureSettings, PackConfig, SourceSpec, ValidationSettings, WorkSettings
 from ropewalk.data.statistics import targets_of_documents
 from ropewalk.data.tokens.chat import required_template
-from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.rows import Ids, evaluation_rows, take_documents
+from ropewalk.evaluation.rows import DrawnDocuments, documents_of, evaluation_rows
 from ropewalk.evaluation.store import model_digest
 from ropewalk.io.digests import digest
 from ropewalk.io.files import parse_json, write_json
@@ -488,7 +487,7 @@ def rows_with_validation(recipe: Recipe, rows: Sequence[PackedRows | None]) -> P
     return open_rows(recipe.data.rows[-1], verify=True)
 
 
-def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> list[Ids]:
+def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> DrawnDocuments:
     """Token ids of the evaluation documents; none if no suite reads documents.
 
     If no stage trains, nothing is packed (``rows`` is None) and all documents of the sources count as held out.
@@ -498,7 +497,7 @@ def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> l
     """
     recipe = resolved.recipe
     if not recipe.evaluation.reads_text:
-        return []
+        return DrawnDocuments([], [])
     length, limit = resolved.target, recipe.evaluation.rows
     documents = held_out_documents(resolved, rows, length, limit)
     if not documents:
@@ -550,22 +549,23 @@ def _in_storage_order(row: Row, layout: PackedLayout) -> Row:
 
 def held_out_documents(
     resolved: ResolvedRecipe, rows: PackedRows | None, length: int, limit: int
-) -> list[Ids]:
+) -> DrawnDocuments:
     """Documents that no stage trains on, enough for ``limit`` rows of ``length`` tokens if possible.
 
     They come from the validation sources if given, otherwise from the documents held out of packed rows, or, if no rows
-    are packed, from the sources.
+    are packed, from the sources. They are drawn with the run's seed; a larger length or limit only adds documents at
+    the end.
     """
     recipe = resolved.recipe
     sources = recipe.data.validation_sources or (recipe.data.sources if rows is None else [])
     if sources:
-        texts = read_documents(sources)
-        return take_documents((d.input_ids for d in tokenise(texts, resolved.tokenizer)), length, limit)
+        return documents_of(sources, resolved.tokenizer, length, limit, recipe.seed)
     assert rows is not None
-    return [rows.validation[i].input_ids for i in range(len(rows.validation))]
+    held_out = rows.validation
+    return DrawnDocuments.of(drawn([held_out[i] for i in range(len(held_out))], recipe.seed))
 
 
-def _full_rows(documents: list[Ids], resolved: ResolvedRecipe, length: int, limit: int) -> list[Row]:
+def _full_rows(documents: DrawnDocuments, resolved: ResolvedRecipe, length: int, limit: int) -> list[Row]:
     bos, eos = resolved.tokenizer.bos_token_id, resolved.tokenizer.eos_token_id
     # EOS separates documents only where no BOS does.
     return evaluation_rows(documents, length, bos, eos if bos is None else None, limit).rows

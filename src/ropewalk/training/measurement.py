@@ -18,7 +18,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import ModelUnderTest, TaskResult, evaluate_model
 from ropewalk.evaluation.measure import Stores, generated_tasks, generates
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.rows import Ids
+from ropewalk.evaluation.rows import DrawnDocuments
 from ropewalk.evaluation.samples import Task
 from ropewalk.evaluation.tasks.registry import BY_NAME, chosen_suites, chosen_tasks
 from ropewalk.evaluation.tasks.suite import GeneratedSuite, LikelihoodSuite
@@ -230,13 +230,13 @@ class Measurement:
     Attributes:
         resolved: the recipe.
         asked: requested suites and lengths, from :func:`requested_lengths`.
-        documents: token ids of the documents for perplexity.
+        documents: documents for perplexity.
         stage: as for :func:`evaluation_at`.
     """
 
     resolved: ResolvedRecipe
     asked: Mapping[str, Sequence[int]]
-    documents: list[Ids]
+    documents: DrawnDocuments
     stage: int | None = None
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import default_bins, evaluation_rows, perplexity_by_position
+from ropewalk.evaluation.tasks.perplexity import equal_bins
 from ropewalk.models.load import attach, load_model
 from ropewalk.models.losses import OutputHead
 from tests.evaluation.evaluation_cases import tiny_llama
@@ -129,13 +130,12 @@ def test_refuses_what_it_cannot_score(model: Any, rows: list[Row]) -> None:
 @pytest.mark.parametrize(
     ("length", "trained", "edges"),
     [
-        (2048, 512, [0, 512, 1024, 1536, 2048]),
-        (1000, 512, [0, 512, 1000]),
+        (2048, 512, [0, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048]),
+        (1000, 512, [0, 512, 640, 768, 896, 1000]),
         (512, 512, [0, 128, 256, 384, 512]),
         (512, None, [0, 128, 256, 384, 512]),
-        (4096, 512, [0, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096]),
-        (8192, 512, [0, 512, 1024, 2048, 4096, 8192]),
-        (2**20, 4096, [0, *(4096 * 2**k for k in range(7)), 2**20]),
+        (2**20, 4096, [0, *(1024 * q * 2**k for k in range(8) for q in (4, 5, 6, 7)), 2**20]),
+        (9, 1, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
         (3, 8, [0, 1, 2, 3]),
     ],
 )
@@ -149,8 +149,10 @@ def test_default_bins_are_few_and_split_at_the_trained_length(length: int, train
     assert edges[0] == 0
     assert edges[-1] == length
     assert edges == sorted(set(edges))
-    assert len(edges) <= 9
+    assert len(edges) <= 2 + 4 * max(1, math.log2(length / trained) + 1)
     assert trained in edges or trained > length
+    # Beyond the trained length, no bin is wider than a quarter of what is before it.
+    assert all(end - start <= max(1, start / 4) for start, end in pairwise(edges) if start >= trained)
 
 
 def test_default_bins_refuse_no_length() -> None:
@@ -169,7 +171,7 @@ def test_real_checkpoint_loses_its_way_beyond_its_length(stories260k: Path, stor
     documents = [document.input_ids for document in islice(stream, 32)]
     text = evaluation_rows(documents, 2048, tokenizer.bos_token_id, None, 2)
     model = load_model(stories260k)
-    found = perplexity_by_position(model, OutputHead.of(model), text.rows, default_bins(2048, 512))
+    found = perplexity_by_position(model, OutputHead.of(model), text.rows, equal_bins(2048, 4))
     perplexities = [each.perplexity for each in found.bins]
     assert perplexities[0] < 3
     assert perplexities[3] == max(perplexities) > 3.5

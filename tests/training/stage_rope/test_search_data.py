@@ -13,6 +13,7 @@ import yaml
 import ropewalk.training.documents as documents_room
 import ropewalk.training.stage_rope.search as material_room
 from ropewalk import RopewalkError
+from ropewalk.data import TokenisedDocument
 from ropewalk.evaluation import evaluation_rows
 from ropewalk.evaluation.rows import take_documents
 from ropewalk.parallel.context import RunContext
@@ -59,13 +60,18 @@ def held_out(monkeypatch):
         numbered = [np.full(length, number) for number, length in enumerate(lengths)]
 
         def documents(resolved, rows, length, limit):
-            return take_documents(numbered, length, limit) if stream else numbered
+            return taken(numbered, length, limit) if stream else numbered
 
         for room in (documents_room, material_room):
             monkeypatch.setattr(room, "held_out_documents", documents)
         return numbered
 
     return hold
+
+
+def taken(numbered, length, limit):
+    """What the evaluation takes from a stream of documents."""
+    return take_documents((TokenisedDocument(ids, "held out") for ids in numbered), length, limit).ids
 
 
 def numbers_in(rows):
@@ -100,7 +106,7 @@ def test_no_document_of_a_search_is_in_the_evaluation(held_out, stream):
         special = (resolved.tokenizer.bos_token_id, None if resolved.tokenizer.bos_token_id else EOS)
         try:
             # As the evaluation itself does, for the length that comes last and the original one.
-            reads = take_documents(numbered, context, rows) if stream else numbered
+            reads = taken(numbered, context, rows) if stream else numbered
             evaluated = numbers_in(
                 row
                 for length in (context, ORIGINAL)
@@ -191,14 +197,44 @@ def test_the_refusal_comes_before_any_work(recipe_values):
     }
 
 
-def test_a_search_whose_table_is_there_needs_no_documents(held_out, tmp_path):
+def test_a_search_whose_table_is_there_needs_no_documents(held_out, tmp_path, monkeypatch):
     held_out([70] * 3, stream=False)
     resolved = resolved_of(recipe_of(3, 3, 64), BOS)
     (rope,) = stage_ropes(resolved.recipe)
     at = AtStage(resolved, RunContext(output=tmp_path))
     with pytest.raises(RopewalkError, match="hold out about"):
         rope.check(ORIGINAL, at, ())
-    (tmp_path / "factors-stage1.json").touch()
+    table_of(tmp_path, monkeypatch, material_room.TRAINING, "")
     rope.check(ORIGINAL, at, ())
     with pytest.raises(RopewalkError, match="hold out about"):
         rope.check(ORIGINAL, at, ["factors-stage1.json"])
+
+
+@pytest.mark.parametrize(("documents", "seen"), [(15, True), (16, False)])
+def test_a_later_stage_is_not_evaluated_on_what_a_search_has_seen(
+    held_out, tmp_path, monkeypatch, documents, seen
+):
+    """Two rows of 512 tokens take 15 documents of 70, and the search has taken the last document."""
+    held_out([70] * documents, stream=False)
+    first = recipe_of(1, 2, 64)
+    found = material(resolved_of(first, BOS), 64)
+    assert numbers_in(found.rows) == {documents - 1}
+    table_of(tmp_path, monkeypatch, material_room.HELD_OUT, found.sha256)
+    longer = first.model_copy(update={"stages": [*first.stages, recipe_of(1, 2, 512).stages[0]]})
+    resolved = resolved_of(longer, BOS)
+    evaluated = evaluated_documents(resolved, None)
+    assert bool(evaluated & numbers_in(found.rows)) == seen
+    rope = stage_ropes(first)[0]
+    at = AtStage(resolved, RunContext(output=tmp_path))
+    if not seen:
+        rope.check(ORIGINAL, at, ())
+        return
+    with pytest.raises(RopewalkError, match="held-out documents that the evaluation at 512 tokens may read"):
+        rope.check(ORIGINAL, at, ())
+
+
+def table_of(folder, monkeypatch, text, sha256):
+    """A table of the first stage's search on rows with this digest."""
+    (folder / "factors-stage1.json").touch()
+    record = SimpleNamespace(text=text, documents_sha256=sha256)
+    monkeypatch.setattr(material_room, "read_factors", lambda path: SimpleNamespace(search=record))

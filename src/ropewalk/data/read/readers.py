@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 
 from ropewalk.data.read.documents import Document, TokenisedDocument
 from ropewalk.data.read.files import hidden_entries
-from ropewalk.data.read.input_splits import check_specs, is_blank, read_input_split, source_splits
+from ropewalk.data.read.input_splits import (
+    InputSplit,
+    check_specs,
+    is_blank,
+    read_input_split,
+    source_splits,
+)
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
@@ -49,12 +55,7 @@ def read_documents(specs: Sequence[SourceSpec], counts: ReadingCounts | None = N
             invalid JSON line, a field that is missing or has a wrong type, an unknown suffix, a source without
             documents, a source that is given twice, or token ids instead of texts.
     """
-    for spec, document in _stream(specs, counts):
-        if isinstance(document, TokenisedDocument):
-            raise RopewalkError(
-                f"{spec.path} contains token ids, but this command needs text; give a text source"
-            )
-        yield document
+    return (refuse_token_ids(spec, document) for spec, document in _stream(specs, counts))
 
 
 def read_texts_and_tokens(specs: Sequence[SourceSpec]) -> Iterator[Document | TokenisedDocument]:
@@ -64,6 +65,28 @@ def read_texts_and_tokens(specs: Sequence[SourceSpec]) -> Iterator[Document | To
         RopewalkError: as in :func:`read_documents`, except for token ids.
     """
     return (document for _, document in _stream(specs))
+
+
+def documents_in(split: InputSplit, counts: ReadingCounts) -> Iterator[Document | TokenisedDocument]:
+    """Yield the documents of a split that are not blank, and count them and what is skipped."""
+    for record in read_input_split(split):
+        counts.binary_files += record.binary
+        for document in record.documents:
+            if is_blank(document):
+                counts.empty_documents += 1
+                continue
+            counts.documents += 1
+            counts.dropped_nulls += getattr(document, "dropped_nulls", 0)
+            yield document
+
+
+def refuse_token_ids(spec: SourceSpec, document: Document | TokenisedDocument) -> Document:
+    """Return a text as it is, and raise for a document of token ids."""
+    if isinstance(document, TokenisedDocument):
+        raise RopewalkError(
+            f"{spec.path} contains token ids, but this command needs text; give a text source"
+        )
+    return document
 
 
 def _stream(
@@ -78,15 +101,8 @@ def _stream(
         counts.hidden_entries += hidden_entries([spec])
         # Undivided, because a single process reads everything.
         for split in source_splits(spec, whole=True):
-            for record in read_input_split(split):
-                counts.binary_files += record.binary
-                for document in record.documents:
-                    if is_blank(document):
-                        counts.empty_documents += 1
-                        continue
-                    counts.documents += 1
-                    counts.dropped_nulls += getattr(document, "dropped_nulls", 0)
-                    yield spec, document
+            for document in documents_in(split, counts):
+                yield spec, document
         if counts.documents == before.documents:
             since = {name: now - getattr(before, name) for name, now in vars(counts).items()}
             raise no_documents(spec, ReadingCounts(**since))

@@ -21,20 +21,20 @@ from pydantic import Field
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends.protocol import Progress, evaluating
-from ropewalk.evaluation.results import SAMPLES, PositionBin, TaskResult
-from ropewalk.evaluation.rows import EvaluationRows, Ids, Window, evaluation_rows
+from ropewalk.evaluation.results import SAMPLES, TEXT, PositionBin, TaskResult, text_digest
+from ropewalk.evaluation.rows import EvaluationRows, Ids, Window, describe_draw, evaluation_rows
 from ropewalk.evaluation.statistics import Interval, exp_nats, ratio_interval
 from ropewalk.evaluation.tasks.suite import WHAT, LikelihoodInput, LikelihoodSuite
 from ropewalk.io.digests import digest
-from ropewalk.io.settings import Option, Settings
+from ropewalk.io.settings import Count, Option, Settings
 
 if TYPE_CHECKING:
     from ropewalk.attention.layout import Row
     from ropewalk.evaluation.backends.likelihoods import WindowReader
     from ropewalk.models.losses import OutputHead
 
-MOST_BINS = 8
 PLAIN_BINS = 4
+"""Default number of position bins up to the trained length, if rows are not longer, and in each of its doublings."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class PerplexityResult:
 def default_bins(length: int, trained_length: int | None) -> list[int]:
     """Choose edges of position bins such that the trained length is one of them.
 
-    For rows up to eight times the trained length, each bin has the trained length. For longer rows, each bin after the
-    first is as long as all bins before it together, and the eighth takes the rest. Rows no longer than the trained
-    length have four equal bins.
+    The trained length is one bin. Beyond it, there are four equal bins up to twice the trained length, four from there
+    up to four times the trained length, and so on, so that the table shows where the perplexity rises. Rows no longer
+    than the trained length have four equal bins.
 
     Args:
         length: tokens of a row.
@@ -65,18 +65,24 @@ def default_bins(length: int, trained_length: int | None) -> list[int]:
 
     Example:
         >>> default_bins(2048, 512)
-        [0, 512, 1024, 1536, 2048]
+        [0, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048]
     """
     if trained_length is not None and trained_length < 1:
         raise RopewalkError(f"trained_length must be 1 token or more, got {trained_length}")
     if trained_length is None or length <= trained_length:
-        # A set, because the edges of very short rows coincide.
-        return sorted({length * part // PLAIN_BINS for part in range(PLAIN_BINS + 1)})
-    if length <= MOST_BINS * trained_length:
-        return [*range(0, length, trained_length), length]
-    doubled = [trained_length * 2**power for power in range(MOST_BINS - 1)]
-    # An edge at the length itself would give an empty bin.
-    return [0, *(edge for edge in doubled if edge < length), length]
+        return equal_bins(length, PLAIN_BINS)
+    # A set, because the edges of a very short trained length coincide.
+    edges = {0, length}
+    start = trained_length
+    while start < length:
+        edges |= {start + start * part // PLAIN_BINS for part in range(PLAIN_BINS)}
+        start *= 2
+    return sorted(edge for edge in edges if edge <= length)
+
+
+def equal_bins(length: int, bins: int) -> list[int]:
+    """Return the edges of position bins of equal width, fewer than requested if there are not as many tokens."""
+    return sorted({length * part // bins for part in range(bins + 1)})
 
 
 def perplexity_by_position(
@@ -169,8 +175,13 @@ def perplexity_task(text: EvaluationRows, measured: PerplexityResult) -> TaskRes
         positions=measured.bins,
         unit="perplexity",
         samples=tuple(
-            {"index": index, "nats": nats if math.isfinite(nats) else None, "tokens": tokens}
-            for index, (nats, tokens) in enumerate(measured.rows)
+            {
+                "index": index,
+                "nats": nats if math.isfinite(nats) else None,
+                "tokens": tokens,
+                TEXT: text_digest(row.input_ids.tolist()),
+            }
+            for index, ((nats, tokens), row) in enumerate(zip(measured.rows, text.rows, strict=True))
         ),
     )
 
@@ -470,6 +481,12 @@ class PerplexitySettings(Settings):
         ge=1,
         description="Maximum number of windows per document in the task sliding. Default: no limit.",
     )
+    position_bins: Annotated[Count | None, WHAT] = Field(
+        None,
+        ge=1,
+        description="Number of position bins, all of the same width, in the task perplexity (perplexity by position). "
+        "Default: the trained length is one bin, and each doubling of it has four.",
+    )
 
 
 def _rows(given: LikelihoodInput, length: int) -> EvaluationRows:
@@ -481,6 +498,12 @@ def _rows(given: LikelihoodInput, length: int) -> EvaluationRows:
 def _check(task: str, length: int, given: LikelihoodInput) -> None:
     """Raise if the documents do not fill a row, or sliding windows would have no context."""
     if task == "perplexity":
+        bins = given.settings.of(PerplexitySettings).position_bins
+        if bins is not None and bins > length:
+            raise RopewalkError(
+                f"--position-bins {bins} is more than the {length} tokens of a sequence; give --position-bins {length} "
+                "or fewer"
+            )
         _rows(given, length)
     elif task == "sliding" and (stride := given.settings.of(PerplexitySettings).stride) >= length:
         shortest = min(SUITE.lengths_of(given.settings))
@@ -504,8 +527,11 @@ def _measure_rows(length: int, given: LikelihoodInput, progress: Progress | None
         losses.append(of_row)
         if progress is not None:
             progress(len(losses), len(text.rows))
-    edges = default_bins(length, given.settings.trained_length or given.under_test.max_position_embeddings)
-    return perplexity_task(text, perplexity_of(losses, text.rows, edges))
+    trained = given.settings.trained_length or given.under_test.max_position_embeddings
+    bins = given.settings.of(PerplexitySettings).position_bins
+    edges = default_bins(length, trained) if bins is None else equal_bins(length, bins)
+    result = perplexity_task(text, perplexity_of(losses, text.rows, edges))
+    return replace(result, details={**result.details, **describe_draw(given.documents, text.documents)})
 
 
 def _measure_windows(
@@ -525,15 +551,18 @@ def _measure_windows(
 
 
 def with_digest_of_text(result: TaskResult, given: LikelihoodInput, most: int | None) -> TaskResult:
-    """Add the digest of the text that was read to a result; text that was not read does not change the digest.
+    """Add what was drawn to a result, and the digest of the text; text that was not read does not change the digest.
 
     Args:
         result: result of a likelihood task on documents.
         given: input of the task.
         most: maximum number of tokens that were read per document; None for all.
     """
-    read = digest([document[:most].tolist() for document in given.documents[: given.settings.rows]])
-    return replace(result, details={**result.details, SAMPLES: read})
+    texts = given.documents[: given.settings.rows]
+    drawn = {**describe_draw(given.documents, range(len(texts))), "documents": result.details["documents"]}
+    read = [document[:most].tolist() for document in texts]
+    samples = tuple({**each, TEXT: text_digest(read[each["index"]])} for each in result.samples)
+    return replace(result, details={**result.details, **drawn, SAMPLES: digest(read)}, samples=samples)
 
 
 SUITE = LikelihoodSuite(

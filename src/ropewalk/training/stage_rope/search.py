@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ropewalk.data import PackedRows
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import Ids, evaluation_rows
@@ -50,8 +48,6 @@ from ropewalk.training.step import autocast
 
 SHORT, SHORT_LABEL = "short", "the short factors"
 HELD_OUT, TRAINING = "held-out rows", "training rows"
-# Stand-ins for special tokens where the other tokens are indices of documents.
-_BOS, _EOS = -1, -2
 
 
 @dataclass(frozen=True)
@@ -125,24 +121,20 @@ def evaluated_documents(resolved: ResolvedRecipe, validation: PackedRows | None)
     documents = validation_documents(resolved, validation)
     if not documents:
         return frozenset()
-    bos, eos = _special(resolved)
-    # Build the evaluation's rows from documents whose tokens are all the document's index, and read the indices back.
-    numbered = [np.full(len(document), number) for number, document in enumerate(documents)]
-    marks = (None if bos is None else _BOS, None if eos is None else _EOS)
     found: set[int] = set()
     limit = resolved.recipe.evaluation.rows
     for length in perplexity_lengths(resolved):
-        for row in evaluation_rows(numbered, length, *marks, limit).rows:
-            found.update(row.input_ids.tolist())
+        found.update(evaluation_rows(documents, length, *_special(resolved), limit).documents)
     if resolved.recipe.evaluation.reads_documents:
         found.update(range(min(limit, len(documents))))
-    return frozenset(found - {_BOS, _EOS})
+    return frozenset(found)
 
 
 def check_short_rows(at: AtStage, outdated: Collection[str]) -> None:
     """Raise before the run if the documents do not suffice for the search of short factors after its last stage.
 
-    A search whose table is in the run's folder, and not ``outdated``, needs no documents.
+    A search whose table is in the run's folder, and not ``outdated``, needs no documents, but the evaluation must not
+    read those that it used.
     """
     resolved = at.resolved
     settings, length = resolved.recipe.short_context, resolved.original_length
@@ -151,9 +143,22 @@ def check_short_rows(at: AtStage, outdated: Collection[str]) -> None:
 
 
 def _check_rows(name: str, wanted: WantedRows, at: AtStage, outdated: Collection[str]) -> None:
-    table = factors_file(name)
-    if table in outdated or not (at.output / table).is_file():
+    table = at.output / factors_file(name)
+    if table.name in outdated or not table.is_file():
         rows_for_search(wanted, at)
+    elif (record := read_factors(table).search) is not None and record.text == HELD_OUT:
+        try:
+            # Rows for a search avoid the evaluation's documents, so the same rows again mean that it avoids them still.
+            unseen = rows_for_search(wanted, at).sha256 == record.documents_sha256
+        except RopewalkError:
+            # The evaluation now takes documents without which the search's rows cannot be built.
+            unseen = False
+        if not unseen:
+            raise RopewalkError(
+                f"{wanted.label}: the factors in {table} were searched on held-out documents that the evaluation at "
+                f"{at.resolved.target} tokens may read, because the evaluation has changed since; start a new run with "
+                "all stages, or resume without the changes of stages and evaluation"
+            )
 
 
 def _held_out_rows(
