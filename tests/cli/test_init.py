@@ -25,6 +25,23 @@ def test_a_recipe_is_written_checked_and_never_overwritten(
     assert out.read_bytes() == before
 
 
+def test_a_recipe_that_would_teach_little_here_is_warned_about_before_the_next_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (tmp_path / "short.jsonl").write_text('{"text": "one short document"}\n' * 1000)
+    out = tmp_path / "mine.yaml"
+    command = ["init", "embedded", "--documents", str(tmp_path / "short.jsonl"), "--target", "1k"]
+    assert main([*command, "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    short, gpu = "None of these documents reaches 1,024 tokens", "This machine has no GPU"
+    assert 0 < shown.index(f"warning  {short}") < shown.index(f"warning  {gpu}") < shown.index("next ")
+    assert f"# {short}" in out.read_text()
+    assert f"# {gpu}" in out.read_text()
+    assert main([*command, "--out", str(tmp_path / "other.yaml"), "--json"]) == 0
+    assert [line[: len(short)] for line in json.loads(capsys.readouterr().out)["warnings"][:1]] == [short]
+
+
 def test_json_says_what_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mine.yaml"
     asked = ["--documents", "embedded:validation", "--target", "1k", "--out", str(out), "--json"]

@@ -31,6 +31,33 @@ def test_a_check_says_what_it_would_train(capsys):
     assert "The recipe is valid and fits the model." in shown
 
 
+def test_a_recipe_without_its_documents_or_its_model_is_not_ready(capsys):
+    for change, missing in (
+        ("data.sources=[nowhere.jsonl]", "data.sources.0 nowhere.jsonl: not here"),
+        (
+            "model=./nowhere",
+            "model ./nowhere: neither a folder here nor in the Hugging Face cache, and no name",
+        ),
+    ):
+        assert program.main(["recipe", "check", "demo", "--set", change]) == 2
+        shown, error = capsys.readouterr()
+        assert "Run it" not in shown
+        assert f"the recipe is not ready to run here; missing: {missing}" in " ".join(error.split())
+        assert program.main(["recipe", "check", "demo", "--set", change, "--json"]) == 2
+        found = json.loads(capsys.readouterr().out)
+        assert not found["ready"]
+        assert found["missing"][0].startswith(missing)
+
+
+def test_a_model_that_the_run_would_download_keeps_no_recipe_from_running(capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    changes = ["--set", "model=nobody/has-this", "--set", "data.sources=[embedded]"]
+    assert program.main(["recipe", "check", "demo", *changes]) == 0
+    shown = capsys.readouterr().out
+    assert "the run would download it. The recipe was not checked against it" in shown
+    assert "The recipe is valid. Run it" in shown
+
+
 def test_mistakes_end_with_status_2_and_one_sentence(capsys):
     for arguments, sentence in (
         (["show", "dmo"], "ropewalk has no recipe 'dmo'; did you mean demo"),

@@ -17,6 +17,7 @@ FOUND = RecipeCheck(
     1_048_576_000,
     None,
     ("model a/model: not here",),
+    True,
 )
 
 
@@ -49,6 +50,7 @@ def test_a_check_without_the_model_does_not_say_that_it_fits():
     shown = printed(describe_check(FOUND, "mine.yaml"))
     assert "missing: model a/model: not here" in shown
     assert "The recipe is valid. Run it: ropewalk extend mine.yaml" in shown
+    assert "Run it" not in printed(describe_check(replace(FOUND, ready=False), "mine.yaml"))
     fits = printed(describe_check(replace(FOUND, resolved=("engine segments",), missing=()), "mine.yaml"))
     assert "engine segments" in fits
     assert "The recipe is valid and fits the model." in fits

@@ -140,12 +140,12 @@ def test_documents_that_are_all_short_are_warned_about() -> None:
     planned = PLANS["qwen3-8b"]
     many = DocumentFacts(20_000, False, 10**10, 900)
     text = recipe_of(asked(planned), planned, many, LAPTOP, None)
-    assert "the model will see few long dependencies" in text
+    assert "None of the first 20,000 documents reaches 131,072 tokens (the longest has about 900)" in text
     assert "20,000 documents and more" in text
     assert "Only these were counted: raise steps below" in text
-    assert "few long dependencies" not in recipe_of(
-        asked(planned), planned, replace(many, longest=10**6), LAPTOP, None
-    )
+    for longest, told in ((131_071, True), (131_072, False)):
+        text = recipe_of(asked(planned), planned, replace(many, longest=longest), LAPTOP, None)
+        assert ("reaches 131,072 tokens" in text) == told
 
 
 def test_long_documents_are_counted_from_their_beginnings(tmp_path: Path) -> None:

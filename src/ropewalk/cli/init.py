@@ -31,6 +31,7 @@ def init(settings: InitSettings, *, as_json: JsonFlag = False) -> None:
             f"{found.machine.cores} cores, {found.machine.memory_bytes / 1e9:,.1f} GB of memory, {gpus}",
         ),
         *([("adapter", found.adapter)] if found.adapter else []),
+        *(("warning", line) for line in found.warnings),
         ("next", f"ropewalk recipe check {found.out}, then ropewalk extend {found.out}"),
     ):
         results().say(f"{name:8} {value}")

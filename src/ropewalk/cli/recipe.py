@@ -42,8 +42,10 @@ def check_command(
     """Check a recipe without running it.
 
     Checks the recipe's keys and values. If the model is on this machine, also checks everything that a run checks
-    before it trains. Downloads and writes nothing.
+    before it trains. Downloads and writes nothing. Exits with status 2 if the recipe is wrong, or names documents or
+    a model that a run would not find.
     """
+    from ropewalk.errors import RopewalkError
     from ropewalk.reporting.recipes import describe_check
     from ropewalk.training import load_recipe
     from ropewalk.training.check import check
@@ -53,6 +55,8 @@ def check_command(
         print_json(result.to_json())
     else:
         show(describe_check(result, recipe))
+    if not result.ready:
+        raise RopewalkError(f"the recipe is not ready to run here; missing: {'; '.join(result.missing)}")
 
 
 app = make_group(

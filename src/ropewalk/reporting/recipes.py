@@ -61,4 +61,6 @@ def describe_check(result: RecipeCheck, name: str) -> Iterator[Part]:
     for line in result.missing:
         yield Text(f"missing: {line}")
     done = "The recipe is valid" if result.resolved is None else "The recipe is valid and fits the model"
-    yield Text(f"{done}. Run it: ropewalk extend {shown(name)}")
+    # Without them the command ends with an error that names what is missing.
+    if result.ready:
+        yield Text(f"{done}. Run it: ropewalk extend {shown(name)}")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from ropewalk.data.read.embedded import EMBEDDED, resolve_model
 from ropewalk.data.settings import SourceSpec
@@ -49,6 +51,7 @@ class RecipeCheck(Result):
         resolved: lines that a run would print at its start; None if the model is not on this machine, in which case
             nothing was compared with it.
         missing: what the run needs and this machine does not have.
+        ready: whether a run could start here: all that is missing, at most the model, can be downloaded by it.
     """
 
     model: str
@@ -57,6 +60,7 @@ class RecipeCheck(Result):
     tokens: int
     resolved: tuple[str, ...] | None
     missing: tuple[str, ...]
+    ready: bool
 
 
 def check(recipe: Recipe) -> RecipeCheck:
@@ -70,14 +74,16 @@ def check(recipe: Recipe) -> RecipeCheck:
     stages = tuple(_outlines(recipe))
     present = _is_on_this_machine(recipe.model)
     resolved = tuple(announcement(resolve(recipe))) if present else None
-    missing = tuple(_missing(recipe, present))
+    model = () if present else (_missing_model(recipe.model),)
+    documents = tuple(_missing_documents(recipe))
     return RecipeCheck(
         recipe.model,
         recipe.output,
         stages,
         sum(stage.tokens for stage in stages),
         resolved,
-        missing,
+        model + documents,
+        not documents and (present or _may_be_on_the_hub(recipe.model)),
     )
 
 
@@ -105,12 +111,23 @@ def _is_on_this_machine(model: str) -> bool:
         return False
 
 
-def _missing(recipe: Recipe, present: bool) -> Iterator[str]:
-    if not present:
-        yield (
-            f"model {recipe.model}: neither a folder here nor in the Hugging Face cache; the run would download it. "
-            "The recipe was not checked against it"
-        )
+def _may_be_on_the_hub(model: str) -> bool:
+    """Whether a model's name has the form of an id of the Hub."""
+    try:
+        validate_repo_id(model)
+    except HFValidationError:
+        return False
+    return True
+
+
+def _missing_model(model: str) -> str:
+    nowhere = f"model {model}: neither a folder here nor in the Hugging Face cache"
+    if not _may_be_on_the_hub(model):
+        return f"{nowhere}, and no name of a model on the Hub"
+    return f"{nowhere}; the run would download it. The recipe was not checked against it"
+
+
+def _missing_documents(recipe: Recipe) -> Iterator[str]:
     named: list[tuple[str, Sequence[SourceSpec], Sequence[str]]] = [
         ("data.sources", recipe.data.sources, ()),
         ("data.validation_sources", recipe.data.validation_sources, ()),

@@ -121,6 +121,7 @@ class Proposal(Result):
         machine: this machine.
         adapter: why the recipe trains an adapter; None if it trains the whole model.
         text: the recipe.
+        warnings: why a run of it here would teach little, or would not end; they are in the recipe too.
     """
 
     out: Path
@@ -128,6 +129,7 @@ class Proposal(Result):
     machine: MachineFacts
     adapter: str | None
     text: str
+    warnings: tuple[str, ...] = ()
 
 
 def propose(settings: InitSettings, context: RunContext | None = None) -> Proposal:
@@ -151,7 +153,8 @@ def propose(settings: InitSettings, context: RunContext | None = None) -> Propos
     # A recipe that would be refused must not be written.
     check(parse_recipe(text, str(out)))
     write_text(out, text)
-    return Proposal(out, documents, machine, adapter, text)
+    warnings = (*_short_documents(documents, planned.target_length), *_no_gpu(planned, machine))
+    return Proposal(out, documents, machine, adapter, text, warnings)
 
 
 def _with_text_field(path: str, given: str | None) -> SourceSpec:
@@ -228,20 +231,23 @@ def this_machine() -> MachineFacts:
     return MachineFacts(os.cpu_count() or 1, gpus, int(memory), device_bytes(torch.device("cpu")))
 
 
-def _too_large_here(planned: PlanResult, machine: MachineFacts) -> list[str]:
-    """A comment if a machine without GPUs cannot hold the training: the recipe is for another one then."""
+def _no_gpu(planned: PlanResult, machine: MachineFacts) -> list[str]:
+    """A warning if this machine has no GPU; the recipe is for another one if the training does not even fit."""
     if machine.gpus:
         return []
+    slow = [
+        "This machine has no GPU, so a run here would train on its CPU; ropewalk plan says what GPUs would take."
+    ]
     try:
         needed = ModelShape.from_config(planned.config).parameters * STATE_BYTES
     except NotEstimated as error:
         needed = error.state_bytes or 0
     except RopewalkError:
-        return []
+        return slow
     if needed <= machine.memory_bytes:
-        return []
+        return slow
     return [
-        f"# Not for this machine: it has no GPU and {machine.memory_bytes / 1e9:,.1f} GB of memory, but all weights "
+        f"Not for this machine: it has no GPU and {machine.memory_bytes / 1e9:,.1f} GB of memory, but all weights "
         f"with their gradients and moments take {needed / 1e9:,.1f} GB.",
     ]
 
@@ -310,7 +316,7 @@ def recipe_of(
     lines = [
         f"# {settings.model}, from {trained:,} to {target:,} tokens. Written by ropewalk init; change what you like.",
         f"# Next: ropewalk recipe check {settings.out}, then ropewalk extend {settings.out}",
-        *_too_large_here(planned, machine),
+        *(f"# {line}" for line in _no_gpu(planned, machine)),
         f"model: {_quoted(settings.model)}",
         f"output: {_quoted(f'runs/{name}')}  # a new folder; a run that was stopped goes on with --resume",
         "data:",
@@ -322,7 +328,7 @@ def recipe_of(
                 f"  # Only these were counted: raise steps below for more than {documents.tokens:,} tokens."
             ]
         ),
-        *_long_enough(documents, target),
+        *(f"  # {line}" for line in _short_documents(documents, target)),
         "  sources:",
         *(
             f"    - {{path: {_quoted(each.path)}, text_field: {_quoted(each.text_field)}}}"
@@ -384,13 +390,14 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _long_enough(documents: DocumentFacts, target: int) -> list[str]:
+def _short_documents(documents: DocumentFacts, target: int) -> list[str]:
     """A warning if no document is as long as what the model is to learn to read."""
-    if documents.longest >= target // 4:
+    if documents.longest >= target:
         return []
+    which = "these documents" if documents.complete else f"the first {documents.read:,} documents"
     return [
-        f"  # None of these documents is as long as a quarter of {target:,} tokens, so the model will see few long "
-        "dependencies.",
+        f"None of {which} reaches {target:,} tokens (the longest has about {documents.longest:,}), so the model will "
+        "see no dependencies as long as the target.",
     ]
 
 
