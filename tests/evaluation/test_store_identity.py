@@ -1,5 +1,7 @@
 """A checkpoint is known by its weights and its config, and by nothing else."""
 
+import hashlib
+import json
 import shutil
 from pathlib import Path
 
@@ -8,6 +10,9 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.store import model_digest
+from ropewalk.io.digests import digest
+
+FILES = {"config.json": b"{}", "model.safetensors": b"weights"}
 
 
 @pytest.fixture
@@ -20,8 +25,17 @@ def filled(folder: Path) -> Path:
     (folder / "config.json").write_text('{"rope_theta": 10000.0}')
     (folder / "model-00001-of-00002.safetensors").write_bytes(bytes(range(200)))
     (folder / "model-00002-of-00002.safetensors").write_bytes(b"\x00" * 100)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2}')
     (folder / "README.md").write_text("about")
+    index(folder, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     return folder
+
+
+def index(folder: Path, *files: str) -> None:
+    """Write the index of weights, each in a file of its own."""
+    placed = {f"weight.{number}": name for number, name in enumerate(files)}
+    text = json.dumps({"metadata": {}, "weight_map": placed})
+    (folder / "model.safetensors.index.json").write_text(text)
 
 
 def test_copies_have_one_digest_wherever_they_lie(checkpoint: Path, tmp_path: Path) -> None:
@@ -41,7 +55,8 @@ def test_what_does_not_make_the_model_does_not_matter(name: str, checkpoint: Pat
 
 def test_one_byte_of_weights_or_config_makes_another_model(checkpoint: Path) -> None:
     seen = {model_digest(str(checkpoint))}
-    for name in ("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+    # With another last byte, and without it.
+    for name in ("generation_config.json", *(f"model-0000{n}-of-00002.safetensors" for n in (1, 2))):
         file = checkpoint / name
         content = file.read_bytes()
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -49,7 +64,9 @@ def test_one_byte_of_weights_or_config_makes_another_model(checkpoint: Path) -> 
         file.write_bytes(content[:-1])
         seen.add(model_digest(str(checkpoint)))
         file.write_bytes(content)
-    assert len(seen) == 7
+    (checkpoint / "config.json").write_text('{"rope_theta": 20000.0}')
+    seen.add(model_digest(str(checkpoint)))
+    assert len(seen) == 8
 
 
 def test_shards_that_change_names_or_go_make_another_model(checkpoint: Path) -> None:
@@ -60,6 +77,7 @@ def test_shards_that_change_names_or_go_make_another_model(checkpoint: Path) -> 
     second.write_bytes(swapped[0])
     moved = model_digest(str(checkpoint))
     second.unlink()
+    index(checkpoint, first.name)
     assert len({before, moved, model_digest(str(checkpoint))}) == 3
 
 
@@ -92,11 +110,41 @@ def test_folder_without_weights_has_no_digest(kept: tuple[str, ...], checkpoint:
     assert model_digest(str(checkpoint)) is None
 
 
-def test_weights_that_cannot_be_read_are_named(checkpoint: Path) -> None:
-    (checkpoint / "more.safetensors").mkdir()
-    with pytest.raises(RopewalkError, match=r"cannot read .*checkpoint: Is a directory"):
-        model_digest(str(checkpoint))
-    (checkpoint / "more.safetensors").rmdir()
-    (checkpoint / "lost.safetensors").symlink_to(checkpoint / "gone")
-    with pytest.raises(RopewalkError, match=r"cannot read .*checkpoint: No such file"):
-        model_digest(str(checkpoint))
+def test_weights_that_the_index_places_in_a_folder_below_are_the_model_s(checkpoint: Path) -> None:
+    before = model_digest(str(checkpoint))
+    (checkpoint / "parts").mkdir()
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        (checkpoint / name).rename(checkpoint / "parts" / name)
+    places = [f"parts/model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    index(checkpoint, *places)
+    below = model_digest(str(checkpoint))
+    (checkpoint / places[1]).write_bytes(b"\x01" * 100)
+    assert None not in (before, below)
+    assert len({before, below, model_digest(str(checkpoint))}) == 3
+
+
+def test_an_index_that_names_other_files_makes_another_model(checkpoint: Path) -> None:
+    """Both sets of weights lie in the folder before and after."""
+    (checkpoint / "other.safetensors").write_bytes(b"\x02" * 100)
+    before = model_digest(str(checkpoint))
+    index(checkpoint, "model-00001-of-00002.safetensors", "other.safetensors")
+    assert model_digest(str(checkpoint)) not in (before, None)
+
+
+def test_a_single_file_has_the_digest_of_earlier_versions(checkpoint: Path) -> None:
+    for file in checkpoint.iterdir():
+        file.unlink()
+    (checkpoint / "config.json").write_text("{}")
+    (checkpoint / "model.safetensors").write_bytes(b"weights")
+    files = [(name, hashlib.sha256(content).hexdigest()) for name, content in FILES.items()]
+    assert model_digest(str(checkpoint)) == digest(files)
+
+
+def test_weights_that_are_gone_are_named(checkpoint: Path) -> None:
+    for name in ("more.safetensors", "lost.safetensors"):
+        index(checkpoint, "model-00001-of-00002.safetensors", name)
+        (checkpoint / "more.safetensors").mkdir(exist_ok=True)
+        (checkpoint / "lost.safetensors").unlink(missing_ok=True)
+        (checkpoint / "lost.safetensors").symlink_to(checkpoint / "gone")
+        with pytest.raises(RopewalkError, match=rf"index.json names {name}, which is missing"):
+            model_digest(str(checkpoint))

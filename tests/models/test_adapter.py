@@ -199,3 +199,11 @@ def test_the_adapter_for_a_model_counts_its_parameters(tmp_path):
     assert new.trained == sum(each.numel() for each in trained_parameters(model).values())
     assert new.trained + new.frozen == sum(each.numel() for each in model.parameters())
     assert f"{new.trained:,} of {new.trained + new.frozen:,} parameters" in str(new)
+
+
+def test_a_file_with_weights_that_the_adapter_lacks_is_refused(tmp_path):
+    model = with_adapter(tiny_model("llama"))
+    save_adapter(model, tmp_path, trained_parameters(model))
+    fewer = [name for name in trained_parameters(model) if "q_proj" not in name]
+    with pytest.raises(RopewalkError, match=r"has the weight .*layers\.0\.self_attn\.q_proj\.lora_A\.weight"):
+        read_adapter(tmp_path, fewer)

@@ -23,6 +23,7 @@ from ropewalk.models.load import (
     checkpoint_activations,
     empty_model,
     read_config,
+    refuse_files,
     rotary_module,
     save_model,
 )
@@ -537,3 +538,26 @@ def test_the_length_that_the_file_leaves_open_is_not_multiplied(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(stated))
     length = stated["max_position_embeddings"]
     assert read_config(tmp_path).trained_length == read_model_config(str(tmp_path)).trained_length == length
+
+
+def test_weights_beside_an_adapter_are_refused_before_they_are_read(checkpoint, monkeypatch):
+    """transformers adds the adapter to weights that may contain it already."""
+    (checkpoint / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "base"}))
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", None)
+    for read in (load_model, empty_model, read_config):
+        with pytest.raises(
+            RopewalkError, match=r"both the weights of a model and adapter_config\.json.* move"
+        ):
+            read(checkpoint)
+
+
+def test_a_hub_model_beside_an_adapter_is_refused(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    (checkpoint / "adapter_config.json").write_text("{}")
+    snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / "abc"
+    snapshot.parent.mkdir(parents=True)
+    checkpoint.rename(snapshot)
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "refs" / "main").write_text("abc")
+    with pytest.raises(RopewalkError, match=r"some/model contains both .* adapter_config\.json"):
+        refuse_files("some/model")

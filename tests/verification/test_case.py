@@ -108,13 +108,27 @@ def test_weights_that_cannot_be_read_are_refused(recipe, tmp_path, layers):
         prepared(recipe, tmp_path, rows=2, length=64, layers=layers)
 
 
-def test_first_layers_without_a_weight_are_refused(recipe, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda w: w.pop("model.layers.0.mlp.up_proj.weight"), r"lacks the weight .*0\.mlp\.up_proj\.weight"),
+        (
+            lambda w: w.update({"model.layers.0.mlp.up_proj.bias": torch.ones(4)}),
+            r"has the weight model\.layers\.0\.mlp\.up_proj\.bias, which the model .* does not use",
+        ),
+        (
+            lambda w: w.update({"model.norm.weight": w["model.norm.weight"].to(torch.int8)}),
+            r"the weight model\.norm\.weight as I8 numbers",
+        ),
+    ],
+)
+def test_first_layers_with_other_weights_are_refused(recipe, tmp_path, change, said):
     folder = shutil.copytree(demo_model_path(), tmp_path / "model")
     state = load_file(folder / "model.safetensors")
-    del state["model.layers.0.mlp.up_proj.weight"]
+    change(state)
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     recipe["model"] = str(folder)
-    with pytest.raises(RopewalkError, match=r"lacks the weight model\.layers\.0\.mlp\.up_proj\.weight"):
+    with pytest.raises(RopewalkError, match=said):
         prepared(recipe, tmp_path, rows=2, length=64, layers=1)
 
 

@@ -20,6 +20,7 @@ from ropewalk.io.digests import digest
 from ropewalk.io.files import field_fault, parse_json, replacing, write_json
 from ropewalk.io.json_lines import append_line, check_types, read_lines
 from ropewalk.models.origin import cached_folder
+from ropewalk.models.weights import weight_files
 
 SampleKey = tuple[str, str, int, int]
 KEYS_BEFORE = {"materials": "haystack_sources"}
@@ -457,7 +458,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def model_digest(path_or_id: str) -> str | None:
-    """Compute the SHA-256 digest of a checkpoint's configs and safetensors files, over names and contents.
+    """Compute the SHA-256 digest of a checkpoint's configs, index and files of weights, over names and contents.
 
     Args:
         path_or_id: a folder, or a Hub id whose files are in the local cache.
@@ -466,18 +467,15 @@ def model_digest(path_or_id: str) -> str | None:
         The digest; None if the weights are not on this machine.
 
     Raises:
-        RopewalkError: if a file cannot be read.
+        RopewalkError: if a file cannot be read, or as :func:`ropewalk.models.weights.weight_files` does.
     """
-    folder = cached_folder(path_or_id)
-    if folder is None:
-        return None
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
+    folder, weights = cached_folder(path_or_id), weight_files(path_or_id)
+    if folder is None or not weights:
         return None
     # The generation config affects the results: it lists the tokens that end an answer.
     files = [*folder.glob("config.json"), *folder.glob("generation_config.json"), *weights]
     try:
-        return digest([[path.name, _sha256(path)] for path in files])
+        return digest([[path.relative_to(folder).as_posix(), _sha256(path)] for path in files])
     except OSError as error:
         raise RopewalkError(f"cannot read {folder}: {error.strerror or error}") from error
 

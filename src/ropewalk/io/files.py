@@ -25,6 +25,7 @@ _LEFT_OVER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}(\.(?P<kind>\w+))?")
 _EARLIER = re.compile(r"\.(stage\d+-step\d+|model)\.(partial|old)")
 """Suffixes that earlier versions used for files being written and deleted."""
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]+):/")
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -210,16 +211,45 @@ def check_model_place(name: str | os.PathLike[str]) -> None:
 
 
 def refuse_adapter(name: str | os.PathLike[str]) -> None:
-    """Raise for a folder with an adapter and no model, which transformers would load on a base with another RoPE.
+    """Raise for a folder with an adapter, which transformers would add to the weights there, or to another base.
 
     Raises:
         RopewalkError: naming the folder, and what to give instead.
     """
     folder = Path(name)
-    if (folder / "adapter_config.json").is_file() and not any(folder.glob("model*.safetensors*")):
+    if not (folder / "adapter_config.json").is_file():
+        return
+    if any(folder.glob("model*.safetensors*")):
+        raise adapter_beside_weights(folder)
+    raise RopewalkError(
+        f"{folder} contains an adapter and no model; give a folder with the merged model, such as model/ "
+        "in the output folder of a ropewalk run"
+    )
+
+
+def adapter_beside_weights(name: str | os.PathLike[str]) -> RopewalkError:
+    """The error to raise for a model with an adapter beside it, of which nobody knows whether it is merged already."""
+    return RopewalkError(
+        f"{name} contains both the weights of a model and adapter_config.json, so transformers would add the adapter "
+        "to these weights, a second time if they are merged; if they are, or if you want the model without the "
+        "adapter, move adapter_config.json to another folder; otherwise merge the adapter, and give the merged model"
+    )
+
+
+def refuse_lfs_pointer(path: Path) -> None:
+    """Raise for a file that Git LFS has not downloaded: a few lines of text in place of its content.
+
+    Raises:
+        RopewalkError: naming the file, or if it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_LFS_POINTER))
+    except OSError as error:
+        raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
+    if start == _LFS_POINTER:
         raise RopewalkError(
-            f"{folder} contains an adapter and no model; give a folder with the merged model, such as model/ "
-            "in the output folder of a ropewalk run"
+            f"{path} is a Git LFS pointer instead of the file; run `git lfs pull` in its folder"
         )
 
 

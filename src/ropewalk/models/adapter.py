@@ -322,9 +322,20 @@ def read_adapter(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
     Args:
         folder: folder of the adapter.
         names: names of parameters in the model.
+
+    Raises:
+        RopewalkError: if the file has other tensors too.
     """
     there = load_file(folder / WEIGHTS)
-    return {name: there[name_in_file(name)] for name in names if name_in_file(name) in there}
+    found = {name: there.pop(name_in_file(name)) for name in names if name_in_file(name) in there}
+    # The output head is a copy of a trained embedding that is tied to it.
+    others = [n for n, each in there.items() if not any(torch.equal(each, known) for known in found.values())]
+    if others:
+        raise RopewalkError(
+            f"the adapter in {folder} has the weight {min(others)}, which the recipe's adapter does not have; restore "
+            "the adapter settings that it was written with"
+        )
+    return found
 
 
 def merge_adapter(model: Any) -> None:

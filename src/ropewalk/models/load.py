@@ -16,12 +16,19 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from ropewalk.attention import AttentionSpec, require_engine_name
 from ropewalk.attention.choices import Limit
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.io.files import check_model_place, not_found, parse_json, refuse_adapter, write_json
+from ropewalk.io.files import (
+    adapter_beside_weights,
+    check_model_place,
+    not_found,
+    parse_json,
+    refuse_adapter,
+    write_json,
+)
 from ropewalk.models.attention import hooks as attention_hooks
 from ropewalk.models.attention import recurrent as recurrent_layers
 from ropewalk.models.config import ModelConfig, decoder_key
@@ -36,11 +43,12 @@ from ropewalk.models.config_file import (
 from ropewalk.models.config_layers import BASES_OF_LAYERS
 from ropewalk.models.generation import generating as generating
 from ropewalk.models.generation import keep_one_choice
-from ropewalk.models.origin import cached_folder
+from ropewalk.models.loaded_weights import refuse_other_weights
 from ropewalk.models.rotary import rope_of as rope_of
 from ropewalk.models.rotary import rope_of_rows as rope_of_rows
 from ropewalk.models.rotary import rotary_module as rotary_module
 from ropewalk.models.rotary import rotary_modules, swap_rotary, teach_transformers
+from ropewalk.models.weights import weight_files, weight_tensors
 from ropewalk.rope import RopeMethod, for_all_readers, replace_methods
 from ropewalk.rope.config import with_older_keys
 from ropewalk.rope.methods.base import MAX_LENGTH
@@ -108,6 +116,7 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     config, methods = configured(path_or_id, setup)
+    refuse_files(path_or_id)
     # transformers does not move a quantized model, so it has to load it where it belongs.
     quantized = {"quantization_config": quantization, "device_map": {"": device or "cpu"}}
     try:
@@ -119,7 +128,7 @@ def load_model(
             trust_remote_code=setup.trust_remote_code,
             # Other formats are pickles, which can run code when they are read.
             use_safetensors=True,
-            # Missing and mismatched weights are both rejected below, by name.
+            # Missing, mismatched and unused weights are all rejected below, by name.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **({} if quantization is None else quantized),
@@ -133,8 +142,8 @@ def load_model(
         raise EngineError(
             f"{config.source.model_type} does not accept external attention functions, so it cannot run on packed rows"
         ) from error
-    # transformers initialises missing weights at random with no more than a warning.
-    _refuse_incomplete(path_or_id, loading)
+    # transformers initialises missing weights at random, and drops unknown ones, with no more than a warning.
+    refuse_other_weights(path_or_id, config.source, model, loading, alone=left_out(config) is not None)
     if device is not None and quantization is None:
         model.to(device)
     attach(model, setup.engine, setup.exact_rope, methods)
@@ -226,6 +235,20 @@ def _refuse_sinks(path_or_id: str | os.PathLike[str], config: ModelConfig) -> No
             )
 
 
+def refuse_files(path_or_id: str | os.PathLike[str]) -> None:
+    """Raise for files that transformers would load otherwise than as the weights of one model, before it reads them.
+
+    Raises:
+        RopewalkError: as :func:`ropewalk.models.weights.weight_files` does, and for an adapter beside the weights.
+    """
+    from transformers.utils import find_adapter_config_file
+
+    # A folder is checked with its config; transformers looks for the adapter of a Hub id by this function.
+    if not Path(path_or_id).is_dir() and find_adapter_config_file(str(path_or_id)) is not None:
+        raise adapter_beside_weights(path_or_id)
+    weight_files(path_or_id)
+
+
 def _shapes(path_or_id: str | os.PathLike[str], ending: str) -> dict[str, list[int]]:
     """Shapes of a checkpoint's weights whose names end so, without reading a weight; of a Hub id, none if offline."""
     from huggingface_hub import HfApi
@@ -236,19 +259,8 @@ def _shapes(path_or_id: str | os.PathLike[str], ending: str) -> dict[str, list[i
         SafetensorsParsingError,
     )
 
-    shapes: dict[str, list[int]] = {}
-    folder = cached_folder(str(path_or_id))
-    files = [] if folder is None else sorted(folder.glob("*.safetensors"))
-    if files or Path(path_or_id).is_dir():
-        for file in files:
-            try:
-                with safe_open(file, framework="pt") as weights:
-                    names = [name for name in weights.keys() if name.endswith(ending)]  # noqa: SIM118
-                    shapes |= {name: weights.get_slice(name).get_shape() for name in names}
-            except (OSError, SafetensorError) as error:
-                raise RopewalkError(
-                    f"cannot load the model in {path_or_id}: {file.name}: {_first_line(error)}"
-                ) from error
+    shapes = {name: shape for name, _, shape in weight_tensors(path_or_id) if name.endswith(ending)}
+    if weight_files(path_or_id) or Path(path_or_id).is_dir():
         return shapes
     try:
         # Some kilobytes of each file, long before gigabytes of weights are downloaded.
@@ -259,20 +271,6 @@ def _shapes(path_or_id: str | os.PathLike[str], ending: str) -> dict[str, list[i
     for of_file in found.files_metadata.values():
         shapes |= {name: each.shape for name, each in of_file.tensors.items() if name.endswith(ending)}
     return shapes
-
-
-def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str, Any]) -> None:
-    """Raise if weights are missing: transformers would silently fill them with random numbers."""
-    for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has the wrong shape for")):
-        # A mismatched key is listed with its two shapes.
-        keys = sorted(key[0] if isinstance(key, tuple) else str(key) for key in loading.get(kind) or ())
-        if keys:
-            others = len(keys) - 1
-            more = f" and {others} other {'weight' if others == 1 else 'weights'}" if others else ""
-            raise RopewalkError(
-                f"the checkpoint in {path_or_id} {what} the weight {keys[0]}{more}; either "
-                "restore the checkpoint, or correct its config.json"
-            )
 
 
 def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = False) -> ModelConfig:

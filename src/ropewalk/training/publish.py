@@ -16,6 +16,7 @@ from ropewalk.io.files import refuse_adapter
 from ropewalk.io.progress import Reporter
 from ropewalk.io.results import Result
 from ropewalk.models.card import CARD, is_own_card
+from ropewalk.models.weights import weight_files
 from ropewalk.training.checkpoint.files import EXPORT_RECORD, check_export
 from ropewalk.training.run_folder import MODEL, RECIPE, SUMMARY
 
@@ -128,7 +129,7 @@ def folder_to_push(model: str) -> Path:
             )
         path = path / MODEL
     refuse_adapter(path)
-    if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
+    if not (path / "config.json").is_file() or not weight_files(path):
         raise RopewalkError(
             f"{path} is not the folder of a model, because it lacks config.json or weights in safetensors; "
             "name the folder of a finished run or of an exported model"

@@ -26,7 +26,15 @@ from ropewalk.data.rows.stored import PackedRows
 from ropewalk.data.settings import PackConfig, WorkSettings
 from ropewalk.data.tokens.tokenise import tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError
-from ropewalk.models.load import ModelSetup, attention_spec, load_model, read_config
+from ropewalk.models.load import (
+    ModelSetup,
+    attention_spec,
+    left_out,
+    load_model,
+    read_config,
+    refuse_files,
+)
+from ropewalk.models.loaded_weights import refuse_other_weights
 from ropewalk.parallel import Mesh, MeshShape, World
 from ropewalk.rope import RopeMethod
 from ropewalk.training.preflight import resolve
@@ -245,7 +253,8 @@ def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch
     """Save the first layers of a model, with embeddings and head, as a transformers folder and return its path."""
     from transformers import AutoModelForCausalLM
 
-    config = read_config(resolved.model, recipe.trust_remote_code).source
+    whole = read_config(resolved.model, recipe.trust_remote_code)
+    config = whole.source
     text = config.get_text_config()
     there = text.num_hidden_layers
     if not 1 <= layers <= there:
@@ -256,6 +265,7 @@ def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch
             setattr(text, name, value[:layers])
     text.num_hidden_layers = layers
     folder = scratch / "first-layers"
+    refuse_files(resolved.model)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             resolved.model,
@@ -272,12 +282,8 @@ def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch
         raise RopewalkError(
             f"cannot take the {first_layers(layers)} of {resolved.model}: {reason}"
         ) from error
-    if loading["missing_keys"]:
-        # transformers initialises missing weights randomly and would have saved them.
-        raise RopewalkError(
-            f"the checkpoint in {resolved.model} lacks the weight {min(loading['missing_keys'])} of its "
-            f"{first_layers(layers)}; restore the checkpoint's weight files"
-        )
+    # transformers would have saved what it initialised at random.
+    refuse_other_weights(resolved.model, config, model, loading, left_out(whole) is not None, layers)
     resolved.tokenizer.save_pretrained(folder)
     return str(folder)
 

@@ -19,6 +19,7 @@ from ropewalk.io.digests import digests
 from ropewalk.io.files import new_folder
 from ropewalk.models.adapter import adapter_of, read_adapter, save_adapter, trained_parameters
 from ropewalk.models.load import save_model
+from ropewalk.models.loaded_weights import refuse_other_weights
 from ropewalk.models.sharding import local_part
 from ropewalk.parallel import World
 from ropewalk.training.checkpoint.files import Position, Record, checkpoint_name, keep_latest, write_record
@@ -131,10 +132,7 @@ def read_weights(path: Path, model: Any, into: Mapping[str, Tensor], world: Worl
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise RopewalkError(f"cannot load the weights in {path}: {reason}") from error
-        if loading["missing_keys"]:
-            raise RopewalkError(
-                f"the checkpoint in {path} lacks the weight {min(loading['missing_keys'])}; use another checkpoint"
-            )
+        refuse_other_weights(path, whole.config, whole, loading)
         source.update(named_weights(whole, None))
         _require_fit(path, source, into)
 
