@@ -87,3 +87,10 @@ def dtypes_of_shards(folder, dtype):
     with joined("cpu") as world:
         model = load_sharded(folder, make_mesh(MeshShape(shard=2), "cpu"), world, dtype=dtype)
         return {parameter.dtype for parameter in model.parameters()}
+
+
+def head_on_shards(folder):
+    """The whole output head of a sharded model, and what its config says of tied weights."""
+    with joined("cpu") as world:
+        model = load_sharded(folder, make_mesh(MeshShape(shard=2), "cpu"), world)
+        return model.model.lm_head.weight.full_tensor().detach(), model.model.config.tie_word_embeddings

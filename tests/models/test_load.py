@@ -540,6 +540,48 @@ def test_the_length_that_the_file_leaves_open_is_not_multiplied(tmp_path):
     assert read_config(tmp_path).trained_length == read_model_config(str(tmp_path)).trained_length == length
 
 
+@pytest.fixture
+def untied(tmp_path):
+    """A checkpoint whose config says that head and embedding are one, and whose file has a head of its own."""
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path / "untied")
+    path = tmp_path / "untied" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
+    return tmp_path / "untied", model
+
+
+def test_a_head_of_its_own_is_kept_and_written_as_such(untied, tmp_path, caplog):
+    folder, stock = untied
+    model = load_model(folder)
+    assert "its output head differs from its embedding" in caplog.text
+    assert torch.equal(model.lm_head.weight, stock.lm_head.weight)
+    assert not torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+    save_model(model, tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["tie_word_embeddings"] is False
+    weights = load_file(tmp_path / "saved" / "model.safetensors")
+    assert torch.equal(weights["lm_head.weight"], stock.lm_head.weight)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
+@pytest.mark.parametrize("separate", [True, False])
+def test_a_trainer_writes_whether_the_head_is_the_embedding(family, separate, tmp_path):
+    """Gemma's class ties them by default, and a config does not say so."""
+    model = transformers.AutoModelForCausalLM.from_config(tiny_model(family).config)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    attach(model)
+    if separate:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() + 1)
+    model.save_pretrained(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert config.tie_word_embeddings is not separate
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) == separate
+    ids = token_ids(24)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    # Angles that are rounded to float32 and not, under logits of 33 in size: the head's weights are near 1.
+    torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=0, atol=1e-4)
+
+
 def test_weights_beside_an_adapter_are_refused_before_they_are_read(checkpoint, monkeypatch):
     """transformers adds the adapter to weights that may contain it already."""
     (checkpoint / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "base"}))

@@ -16,6 +16,7 @@ from tests.models.sharded_model_cases import (
     LONG,
     buffers_on_shards,
     dtypes_of_shards,
+    head_on_shards,
     logits_on_shards,
     run_slice_by_slice,
     tiny_llama,
@@ -142,3 +143,12 @@ def test_what_a_checkpoint_holds_beside_its_weights_reaches_every_shard(two_rank
     for found in two_ranks.run(buffers_on_shards, tmp_path, torch.float64):
         for name, buffer in held.items():
             assert torch.equal(found[name], buffer.to(found[name].dtype)), name
+
+
+def test_a_head_of_its_own_reaches_every_shard_whatever_the_config_says(two_ranks, tmp_path):
+    model = tiny_model("llama")
+    model.config.tie_word_embeddings = True
+    model.save_pretrained(tmp_path)
+    for head, tied in two_ranks.run(head_on_shards, tmp_path):
+        assert torch.equal(head, model.lm_head.weight)
+        assert not tied

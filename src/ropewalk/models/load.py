@@ -144,6 +144,13 @@ def load_model(
         ) from error
     # transformers initialises missing weights at random, and drops unknown ones, with no more than a warning.
     refuse_other_weights(path_or_id, config.source, model, loading, alone=left_out(config) is not None)
+    if holds_own_head(model):
+        log.warning(
+            "config.json of %s says tie_word_embeddings: true, but its output head differs from its embedding; the "
+            "model keeps both, and is saved with tie_word_embeddings: false",
+            path_or_id,
+        )
+        _untie(model.config)
     if device is not None and quantization is None:
         model.to(device)
     attach(model, setup.engine, setup.exact_rope, methods)
@@ -160,17 +167,23 @@ def _lacks_key(path_or_id: str | os.PathLike[str], config: ModelConfig, error: K
 
 
 def empty_model(
-    path_or_id: str | os.PathLike[str], setup: ModelSetup = AS_IT_IS, dtype: torch.dtype = torch.float32
+    path_or_id: str | os.PathLike[str],
+    setup: ModelSetup = AS_IT_IS,
+    dtype: torch.dtype = torch.float32,
+    own_head: bool = False,
 ) -> Any:
     """The same model as :func:`load_model`, with parameters on the ``meta`` device: to be sharded, then filled.
 
     Args:
         path_or_id, setup: as for :func:`load_model`.
         dtype: dtype of the parameters.
+        own_head: whether the files have an output head of their own, whatever the config says of tying.
     """
     from transformers import AutoModelForCausalLM
 
     config, methods = configured(path_or_id, setup)
+    if own_head:
+        _untie(config.source)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
@@ -190,6 +203,21 @@ def empty_model(
         setattr(parent, attribute, type(stock)(config=stated))
     attach(model, setup.engine, setup.exact_rope, methods)
     return model.eval()
+
+
+def holds_own_head(model: Any) -> bool:
+    """Whether a model's config says that its output head is its embedding, but the two are different parameters."""
+    if not getattr(model.config, "tie_word_embeddings", False):
+        return False
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    return head is not None and head is not model.get_input_embeddings().weight
+
+
+def _untie(config: Any) -> None:
+    """State in a transformers config, in place, that the output head is not the embedding."""
+    for each in (config, config.get_text_config()):
+        if getattr(each, "tie_word_embeddings", False):
+            each.tie_word_embeddings = False
 
 
 def configured(
@@ -548,7 +576,7 @@ def _save_pretrained(model: Any, save_directory: str | os.PathLike[str], *args: 
         # transformers wrote the decoder's own config, from which it does not load such a model.
         if whole is not None:
             whole.save_pretrained(save_directory)
-        _add_older_keys(Path(save_directory))
+        _complete_config(Path(save_directory), holds_own_head(model))
 
 
 class _SavePretrained:
@@ -568,12 +596,19 @@ class _SavePretrained:
 def save_config(model: Any, folder: Path) -> None:
     """Write the config.json from which plain transformers builds the model."""
     (_whole_config(model) or model.config).to_json_file(folder / "config.json")
-    _add_older_keys(folder)
+    _complete_config(folder)
 
 
-def _add_older_keys(folder: Path) -> None:
+def _complete_config(folder: Path, own_head: bool = False) -> None:
+    """Write what transformers left out of a config.json: older keys of RoPE, and that a head is not the embedding."""
     path = folder / "config.json"
-    write_json(path, with_both_spellings(parse_json(path.read_text(encoding="utf-8"))))
+    stated = parse_json(path.read_text(encoding="utf-8"))
+    if own_head:
+        # Programs that read the flag alone would drop the head that is in the files.
+        stated["tie_word_embeddings"] = False
+        if "tie_word_embeddings" in (stated.get("text_config") or {}):
+            stated["text_config"]["tie_word_embeddings"] = False
+    write_json(path, with_both_spellings(stated))
 
 
 def written_config(config: Any) -> dict[str, Any]:

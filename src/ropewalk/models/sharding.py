@@ -51,8 +51,8 @@ def load_sharded(
     # Only rank 0 reads the files: with one copy per process, CPU memory would limit the number of ranks on a node.
     source: list[Any] = []
 
-    def read() -> None:
-        """Read the model into a list, because on_rank_0 would send a return value to all ranks."""
+    def read() -> bool:
+        """Read the model into a list, because on_rank_0 sends what is returned to all ranks: whether it is tied."""
         whole = load_model(path_or_id, setup)
         # Both raise for a model that cannot be trained, before any rank makes its shards.
         OutputHead.of(whole)
@@ -60,9 +60,10 @@ def load_sharded(
         if adapter is not None:
             adapter.add_to(whole)
         source.append(whole)
+        return bool(getattr(whole.config, "tie_word_embeddings", False))
 
-    world.on_rank_0(read)
-    model = empty_model(path_or_id, setup, dtype)
+    tied = world.on_rank_0(read)
+    model = empty_model(path_or_id, setup, dtype, own_head=not tied)
     if adapter is not None:
         adapter.add_to(model, dtype, compute_dtype)
     trained = LossModel(model, OutputHead.unchecked(model))
