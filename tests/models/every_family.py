@@ -213,6 +213,17 @@ SHARED_NOTHING: dict[str, Any] = {
     "layer_types": MIXED,
 }
 
+HUNYUAN = {
+    "rope_type": "dynamic",
+    "rope_theta": 1e4,
+    "alpha": 1000.0,
+    "factor": 1.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.0,
+}
+"""RoPE parameters as in every published config of Hunyuan."""
 OVERRIDES: dict[str, dict[str, Any]] = {
     "apertus": {"max_position_embeddings": None},
     "apertus1p5_text": {"max_position_embeddings": None},
@@ -224,8 +235,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma3": {"num_hidden_layers": 6},
     "gemma3_text": {"num_hidden_layers": 6},
     "granitemoehybrid": {"layer_types": STATEFUL, "position_embedding_type": "rope"},
-    "hunyuan_v1_dense": {"head_dim": 8},
-    "hunyuan_v1_moe": {"head_dim": 8},
+    "hunyuan_v1_dense": {"head_dim": 8, "rope_parameters": HUNYUAN},
+    "hunyuan_v1_moe": {"head_dim": 8, "rope_parameters": HUNYUAN},
     "laguna": {"layer_types": MIXED},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},

@@ -339,6 +339,18 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ),
         ({**LLAMA, "rope_theta": 1e4, "hidden_size": "64"}, "hidden_size must be .* got '64'"),
         ({**LLAMA, "rope_theta": [1e4]}, "rope_theta must be a finite number"),
+        *(
+            (
+                {**LLAMA, "rope_theta": 1e4, "original_max_position_embeddings": 64, "rope_scaling": scaling},
+                "original_max_position_embeddings 64 stands at the top level .* model type 'llama': it would take 256 "
+                "instead; move original_max_position_embeddings into rope_scaling$",
+            )
+            for scaling in (
+                {"type": "yarn", "factor": 4.0},
+                {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+                {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+            )
+        ),
         # What the class does not read, or reads as something else, is not left unsaid.
         ({**LLAMA, "rope_theta": 1e4, "rotary_pct": 0.5}, "rotary_dim 8, but .* LlamaConfig reads 16"),
         (
@@ -385,6 +397,21 @@ def test_configs_that_no_rope_can_be_read_from_are_refused(
     with pytest.raises(RopewalkError, match=said) as caught:
         read_model_config(written(tmp_path, config))
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("family", ["hunyuan_v1_dense", "hunyuan_v1_moe"])
+def test_alpha_of_hunyuan_is_the_base_that_transformers_computes(family: str, tmp_path: Path) -> None:
+    """The published shape; the oracle is the rotary module of transformers' own class."""
+    scaling = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1}
+    scaling |= {"mscale": 1.0, "mscale_all_dim": 0.0}
+    stated = {**SMALL, "model_type": family, "head_dim": 16, "rope_theta": 1e4, "rope_scaling": scaling}
+    config = read_model_config(written(tmp_path, {**stated, "max_position_embeddings": 4096}))
+    (method,) = config.methods.values()
+    assert method == Default(16, 1e4 * 1000 ** (16 / 14))
+    (held,) = loaded_rope(config) or ()
+    # transformers computes the powers in float32.
+    torch.testing.assert_close(held.inv_freq, method.frequencies().inv_freq, rtol=1e-6, atol=0)
+    assert held.attention_factor == 1
 
 
 def test_rope_that_no_model_holds_is_refused(tmp_path: Path) -> None:

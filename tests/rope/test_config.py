@@ -232,7 +232,61 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
         ),
         (
             {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [1]}},
-            "unknown rope type 'mrope'; known are default, linear, dynamic, yarn, llama3, longrope, proportional, su",
+            "the rope type 'mrope' for positions in images and videos, and ropewalk does not support the model type",
+        ),
+        (
+            {
+                "model_type": "qwen2_5_vl",
+                "rope_theta": 1e4,
+                "rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [2, 3, 3]},
+            },
+            "the keys mrope_section for positions in images and videos, and .* the model type 'qwen2_5_vl'; `ropewalk",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"factor": 2.0}},
+            "^rope_scaling of the config states factor but no rope_type; add rope_type, one of linear, dynamic, yarn",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "factor": 2.0}},
+            "^rope_parameters of the config states factor but no rope_type",
+        ),
+        # 0.5 times 0.1·ln 4 + 1 = 1.138629436.
+        (
+            {
+                "rope_theta": 1e4,
+                **LENGTH,
+                "rope_scaling": {"type": "yarn", "factor": 4.0, "attn_factor": 0.5},
+            },
+            "attn_factor is 0.5 .* transformers ignores it, but vLLM .*; replace it by attention_factor 0.5693147181 ",
+        ),
+        # Only Hunyuan's classes read alpha.
+        (
+            {
+                "model_type": "llama",
+                "rope_theta": 1e4,
+                "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1000.0},
+            },
+            "rope type 'dynamic' has unknown keys alpha",
+        ),
+        (
+            {
+                "model_type": "hunyuan_v1_dense",
+                "rope_theta": 1e4,
+                "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "gamma": 2},
+            },
+            "rope type 'dynamic' has unknown keys gamma",
+        ),
+        (
+            {
+                "model_type": "hunyuan_v1_dense",
+                "rope_theta": 1e4,
+                "rope_scaling": {"type": "dynamic", "alpha": "big"},
+            },
+            "alpha must be a finite number above 0, got 'big'",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"type": "spiral"}},
+            "unknown rope type 'spiral'; known are default",
         ),
         (
             {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 1}},

@@ -150,6 +150,7 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
         values["dtype"] = dtype
     methods = methods_from_config(values)
     _check_rotary_dim(values, methods)
+    _refuse_unread_length(decoder, text)
     _refuse_disagreement(model, methods, text)
     _refuse_base_of_attention(decoder, methods)
     return ModelConfig(values, model, defaults, type(text).__name__)
@@ -302,6 +303,23 @@ def _check_rotary_dim(values: Mapping[str, Any], methods: Mapping[str | None, Ro
             else:
                 refusal += "; correct rotary_dim, or the other keys"
             raise RopewalkError(refusal)
+
+
+def _refuse_unread_length(decoder: Mapping[str, Any], text: Any) -> None:
+    """Raise for an original length that stands only at the top level, if the class of the model does not read it."""
+    stated = decoder.get(ORIGINAL)
+    places = [key for key in ("rope_parameters", "rope_scaling") if decoder.get(key)]
+    entries = [text.rope_parameters, *_nested(text.rope_parameters).values()]
+    taken = next((entry[ORIGINAL] for entry in entries if entry.get(ORIGINAL) not in (None, stated)), None)
+    inside = any(
+        ORIGINAL in entry for key in places for entry in (decoder[key], *_nested(decoder[key]).values())
+    )
+    if stated is not None and taken is not None and not inside:
+        raise RopewalkError(
+            f"{ORIGINAL} {stated} stands at the top level of the config, where transformers does not read it for "
+            f"model type {text.model_type!r}: it would take {taken} instead; move {ORIGINAL} into "
+            f"{' and '.join(places) or 'rope_parameters'}"
+        )
 
 
 def _refuse_disagreement(model: str, stated: Mapping[str | None, RopeMethod], text: Any) -> None:

@@ -20,15 +20,17 @@ A key that could change the frequencies and is not supported raises an error wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope._checks import is_number, whole_number
-from ropewalk.rope.methods import Default, LongRope
+from ropewalk.rope._checks import check_ntk_dim, check_positive, check_theta, is_number, whole_number
+from ropewalk.rope.methods import Default, DynamicNtk, LongRope, Yarn
 from ropewalk.rope.methods.base import MAX_LENGTH, ORIGINAL, PARTIAL, ConfigEntry, RopeMethod, methods_by_type
 from ropewalk.rope.methods.longrope import MSCALES as LONGROPE_MSCALES
 from ropewalk.rope.methods.yarn import MSCALES
+from ropewalk.rope.theory.scaling import ntk_theta
 
 Spelling = Literal["5.x", "4.x"]
 Config = Mapping[str, Any]
@@ -45,6 +47,10 @@ ROPE_KEYS = (
 
 OF_AXES = ("mrope_interleaved", "mrope_section")
 """Splits frequencies among time, height and width of an image; in text all three are the same position."""
+AXES_TYPE = "mrope"
+"""Older rope type of such configs; transformers reads it as default."""
+RELATIVE_ATTENTION = "attn_factor"
+"""Factor on yarn's published attention factor in older vLLM; transformers ignores it."""
 READS_AXES = ("cohere_compass_text", "qwen3_5_moe_text", "qwen3_5_text")
 """Types of text models whose configs have these keys."""
 TEMPERATURE = "llama_4_scaling_beta"
@@ -53,6 +59,11 @@ TEMPERATURE = "llama_4_scaling_beta"
 READS_TEMPERATURE = ("ministral3",)
 TWO_BASES = ("gemma3_text",)
 """Types with ``rope_local_base_freq`` beside ``rope_theta`` in transformers 4."""
+FIXED_NTK = "alpha"
+"""``α`` of Hunyuan's configs of type dynamic: the base is ``b·α^(d/(d-2))`` at every length."""
+IDLE_BESIDE_FIXED_NTK = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", ORIGINAL)
+"""Keys of these configs that transformers does not read."""
+READS_FIXED_NTK = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 OF_LAYERS = "per_layer_config"
 """Values of single layers by their number, where they differ from the config's own."""
 
@@ -271,7 +282,7 @@ def _with_theta(config: Config, entry: Config) -> dict[str, Any]:
 
 def _method(config: Config, entry: Config, layer_type: str | None = None) -> RopeMethod:
     """The method that a flat mapping of RoPE parameters, including ``rope_theta``, describes."""
-    method = _method_of_type(entry)
+    method = _method_of_type(config, entry)
     values = {key: value for key, value in entry.items() if value is not None}
     kept = _keys_kept(config)
     sections = values.get("mrope_section")
@@ -295,13 +306,51 @@ def _method(config: Config, entry: Config, layer_type: str | None = None) -> Rop
     # A factor of 1 beside type default changes nothing; any other factor there is an error.
     if method is Default and values.get("factor") == 1:
         del values["factor"]
-    unknown = sorted(set(values) - set(method.config_keys or ()))
+    alpha = values.get(FIXED_NTK) if config.get("model_type") in READS_FIXED_NTK else None
+    fixed = method is DynamicNtk and alpha not in (None, 0)
+    known = (FIXED_NTK, *IDLE_BESIDE_FIXED_NTK) if fixed else method.config_keys or ()
+    unknown = sorted(set(values) - set(known))
     if unknown:
-        known = ", ".join(method.config_keys or ())
-        raise RopewalkError(
-            f"rope type {method.name!r} has unknown keys {', '.join(unknown)}; it takes {known}"
-        )
+        raise _unknown_keys(config, entry, method, unknown)
+    if fixed:
+        # An alpha below 1 is not refused: transformers computes the same base from it.
+        check_positive(FIXED_NTK, alpha)
+        check_ntk_dim(dim)
+        check_theta(theta)
+        return Default(dim, ntk_theta(dim, theta, alpha))
     return method.from_entry(ConfigEntry(method.name, dim, theta, values, config))
+
+
+def _unknown_keys(
+    config: Config, entry: Config, method: type[RopeMethod], unknown: list[str]
+) -> RopewalkError:
+    """The error for keys that the type of an entry does not have."""
+    if not (entry.get("rope_type") or entry.get("type")):
+        key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+        known = ", ".join(name for name in methods_by_type() if name != Default.name)
+        return RopewalkError(
+            f"{key} of the config states {', '.join(unknown)} but no rope_type; add rope_type, one of {known}"
+        )
+    if any(key in OF_AXES for key in unknown):
+        return _no_axes(config, f"the keys {', '.join(key for key in unknown if key in OF_AXES)}")
+    stated, factor = entry.get(RELATIVE_ATTENTION), entry.get("factor")
+    if unknown == [RELATIVE_ATTENTION] and method is Yarn and is_number(stated) and is_number(factor):
+        published = 0.1 * math.log(max(factor, 1)) + 1
+        return RopewalkError(
+            f"{RELATIVE_ATTENTION} is {stated} in the config: transformers ignores it, but vLLM multiplies the "
+            f"attention factor of {published:.10g} by it; replace it by attention_factor "
+            f"{stated * published:.10g} for what vLLM computes, or remove it for what transformers computes"
+        )
+    known = ", ".join(method.config_keys or ())
+    return RopewalkError(f"rope type {method.name!r} has unknown keys {', '.join(unknown)}; it takes {known}")
+
+
+def _no_axes(config: Config, what: str) -> RopewalkError:
+    """The error for positions in time, height and width of images in a family that ropewalk does not support."""
+    return RopewalkError(
+        f"the config has {what} for positions in images and videos, and ropewalk does not support the model type "
+        f"{config.get('model_type')!r}; `ropewalk models` lists the types that it supports"
+    )
 
 
 def _rotated(config: Config, dim: int, partial: float) -> int:
@@ -320,7 +369,7 @@ def _rotated(config: Config, dim: int, partial: float) -> int:
     )
 
 
-def _method_of_type(entry: Config) -> type[RopeMethod]:
+def _method_of_type(config: Config, entry: Config) -> type[RopeMethod]:
     known = methods_by_type()
     # Some configs have both the old and the new key; they may spell one method differently (su and longrope).
     kinds = {entry[key] for key in ("rope_type", "type") if entry.get(key)} or {Default.name}
@@ -330,6 +379,8 @@ def _method_of_type(entry: Config) -> type[RopeMethod]:
         raise RopewalkError(
             f"the key 'rope_type' is {entry['rope_type']!r}, but the key 'type' is {entry['type']!r}; keep only one key"
         )
+    if unknown == [AXES_TYPE]:
+        raise _no_axes(config, f"the rope type {AXES_TYPE!r}")
     if unknown:
         raise RopewalkError(f"unknown rope type {unknown[0]!r}; known are {', '.join(known)}")
     return methods.pop()
