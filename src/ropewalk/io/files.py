@@ -25,7 +25,7 @@ _LEFT_OVER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}(\.(?P<kind>\w+))?")
 _EARLIER = re.compile(r"\.(stage\d+-step\d+|model)\.(partial|old)")
 """Suffixes that earlier versions used for files being written and deleted."""
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]+):/")
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -244,10 +244,10 @@ def refuse_lfs_pointer(path: Path) -> None:
     """
     try:
         with path.open("rb") as file:
-            start = file.read(len(_LFS_POINTER))
+            start = file.read(len(LFS_POINTER))
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
-    if start == _LFS_POINTER:
+    if start == LFS_POINTER:
         raise RopewalkError(
             f"{path} is a Git LFS pointer instead of the file; run `git lfs pull` in its folder"
         )

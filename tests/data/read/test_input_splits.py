@@ -40,6 +40,18 @@ def read(path: object, **fields: object) -> list[tuple[object, ...]]:
     return [plain(record) for split in planned for record in read_input_split(split)]
 
 
+def test_json_lines_under_another_name_have_tokens_of_their_own(tmp_path):
+    """Earlier versions stored the tokens of such a file as those of one text, under the identity of the file."""
+    for name, content in (("s.txt", lines(["a", "b"])), ("t.txt", b"text"), ("u.jsonl", lines(["a"]))):
+        (tmp_path / name).write_bytes(content)
+    found = [
+        split.identity.get("kind")
+        for name in ("s.txt", "t.txt", "u.jsonl")
+        for split in plan_input_splits([SourceSpec(path=str(tmp_path / name))])
+    ]
+    assert found == ["lines", None, None]
+
+
 def test_the_portions_of_a_folder_are_the_folder(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read(mixed)
     assert len(whole) == 1 + 1 + 22 + 1 + 1 + 1 + 2 + 12 + 30 + 1 + 13 + 1 + 2

@@ -17,14 +17,15 @@ import zstandard
 
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
+from ropewalk.io.files import LFS_POINTER, refuse_lfs_pointer
 
 HUGGING_FACE = "hf:"
 EMBEDDED = "embedded"
 
-Kind = Literal["lines", "json", "parquet", "arrow", "text", "maybe_text", "closed", "tokens", "index"]
-"""Contents of a file: JSON lines; a .json file in a folder, which is JSON lines or a text; a Parquet or Arrow table; a
-text; a text if it decodes; a compressed file of unknown content, which is not opened; token ids; an index of token ids.
-The name decides, except for the last two, which :mod:`ropewalk.data.read.token_files` tells from others."""
+Kind = Literal["lines", "parquet", "arrow", "text", "maybe_text", "closed", "tokens", "index"]
+"""Contents of a file: JSON lines; a Parquet or Arrow table; a text; a text if it decodes; a compressed file of unknown
+content, which is not read; token ids; an index of token ids. The name decides, except for the last two, which
+:mod:`ropewalk.data.read.token_files` tells from others, and for JSON lines under the name of another kind."""
 
 JSON_LINES = frozenset({".jsonl", ".jsonlines", ".json-lines", ".ndjson"})
 PARQUET = frozenset({".parquet"})
@@ -48,6 +49,10 @@ DATASET_STATE, DATASET_INFO, DATASET_DICT = "state.json", "dataset_info.json", "
 """What ``save_to_disk`` of datasets writes beside the Arrow files, and in the folder above several splits."""
 
 DATATROVE_COMPANIONS = (".ds.index", ".ds.metadata", ".ds.loss")
+
+LONGEST_DOCUMENT = 1 << 27
+"""Most bytes of a line of JSON lines or of a text. A document is held in memory as a whole, and its tokens take about
+100 times as many bytes while it is tokenised; the longest contexts, of ten million tokens, are about 50 MB of text."""
 
 SNIFFED_BYTES = 8192
 _BOM = "\ufeff"
@@ -99,6 +104,8 @@ def plain_stem(path: Path) -> str:
 def file_kind(path: Path, in_folder: bool) -> Kind:
     """Kind of a file's contents, according to its name.
 
+    A ``.json`` file in a folder is usually a configuration file, which reads as plain text.
+
     Args:
         path: the file.
         in_folder: whether the user named a folder that contains the file, rather than the file itself.
@@ -113,9 +120,8 @@ def file_kind(path: Path, in_folder: bool) -> Kind:
         return "parquet"
     if suffix in ARROW and not compression:
         return "arrow"
-    if suffix == ".json":
-        # In a folder, a .json file is usually a configuration file, which reads as plain text.
-        return "json" if in_folder and not compression else "lines"
+    if suffix == ".json" and (compression or not in_folder):
+        return "lines"
     if suffix in TEXT:
         return "text"
     if in_folder:
@@ -128,6 +134,14 @@ def file_kind(path: Path, in_folder: bool) -> Kind:
             "folders of such files"
         )
     return "maybe_text"
+
+
+def names_records(path: Path, in_folder: bool) -> bool:
+    """Whether the name of a file says that it holds many records."""
+    suffix, compression = split_suffix(path)
+    if suffix == ".json":
+        return bool(compression) or not in_folder
+    return suffix in JSON_LINES or (suffix in PARQUET | ARROW and not compression)
 
 
 def is_named(path: str) -> bool:
@@ -330,11 +344,14 @@ def read_text(path: Path) -> str:
     """Read a whole file as text, without converting line ends.
 
     Raises:
-        RopewalkError: as in :func:`open_bytes` and :func:`decode`, and if the file contains a NUL, as UTF-16 and binary
-            files do.
+        RopewalkError: as in :func:`open_bytes` and :func:`decode`, if the file has more than ``LONGEST_DOCUMENT``
+            bytes, is a Git LFS pointer, or contains a NUL, as UTF-16 and binary files do.
     """
+    refuse_lfs_pointer(path)
     with open_bytes(path) as stream:
-        content = stream.read()
+        content = stream.read(LONGEST_DOCUMENT + 1)
+    if len(content) > LONGEST_DOCUMENT:
+        raise too_long(path)
     # Found in the bytes, since a user can look up an offset in bytes in the file.
     nul = content.find(b"\0")
     text = decode(content, path)
@@ -344,16 +361,31 @@ def read_text(path: Path) -> str:
 
 
 def read_text_if_text(path: Path) -> str | None:
-    """Read a whole file as text; None if it contains a NUL or is not UTF-8 (a binary file)."""
+    """Read a whole file as text; None if it contains a NUL or is not UTF-8 (a binary file), or is a Git LFS pointer.
+
+    Raises:
+        RopewalkError: if it cannot be read, or is a text of more than ``LONGEST_DOCUMENT`` bytes.
+    """
     with open_bytes(path) as stream:
         # A binary file may be large, and its first bytes usually tell.
         head = stream.read(SNIFFED_BYTES)
-        if b"\0" in head:
+        if b"\0" in head or head.startswith(LFS_POINTER):
             return None
-        content = head + stream.read()
+        content = head + stream.read(LONGEST_DOCUMENT + 1 - len(head))
     if b"\0" in content:
         return None
     try:
-        return content.decode("utf-8").removeprefix(_BOM)
+        text = content.decode("utf-8").removeprefix(_BOM)
     except UnicodeDecodeError:
         return None
+    if len(content) > LONGEST_DOCUMENT:
+        raise too_long(path)
+    return text
+
+
+def too_long(origin: str | Path) -> RopewalkError:
+    """The error to raise for a text or a line of more than ``LONGEST_DOCUMENT`` bytes."""
+    return RopewalkError(
+        f"{origin}: the text is longer than {LONGEST_DOCUMENT >> 20} MiB, the most that ropewalk reads as one "
+        "document; divide it into several documents"
+    )

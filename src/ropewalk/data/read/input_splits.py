@@ -20,6 +20,7 @@ from ropewalk.data.read.files import (
     file_kind,
     is_named,
     list_folder,
+    names_records,
     plain_stem,
     read_text,
     read_text_if_text,
@@ -29,7 +30,7 @@ from ropewalk.data.read.files import (
 from ropewalk.data.read.hub import count_shards, hugging_face_stem, parse_hugging_face, read_hugging_face
 from ropewalk.data.read.identity import embedded_corpus, file_identities, named_identity
 from ropewalk.data.read.records import (
-    first_line_is_record,
+    holds_json_lines,
     read_arrow,
     read_json_lines,
     read_parquet,
@@ -38,6 +39,7 @@ from ropewalk.data.read.records import (
 from ropewalk.data.read.token_files import document_ranges, read_token_file, token_file_kind
 from ropewalk.data.settings import LATER_FIELDS, SourceSpec
 from ropewalk.errors import RopewalkError
+from ropewalk.io.files import refuse_lfs_pointer
 
 RECORDS = frozenset({"lines", "parquet", "arrow", "tokens"})
 """Kinds of files that hold many records."""
@@ -72,10 +74,10 @@ def plan_input_splits(specs: Sequence[SourceSpec]) -> tuple[InputSplit, ...]:
     """Divide the sources into splits of about ``SPLIT_BYTES``.
 
     The splits depend on names, sizes, footers of large Parquet files, indexes of large files of token ids, and first
-    lines of ``.json`` files in folders; small files are read once for their identity. An uncompressed JSON lines file
-    is cut into byte ranges, a Parquet file into ranges of row groups, a file of token ids into ranges of documents, and
-    a dataset on the Hub into its shards; consecutive texts of a folder are combined. A source with ``max_documents`` is
-    one split.
+    lines of files that may be JSON lines under another name; small files are read once for their identity. An
+    uncompressed JSON lines file is cut into byte ranges, a Parquet file into ranges of row groups, a file of token ids
+    into ranges of documents, and a dataset on the Hub into its shards; consecutive texts of a folder are combined. A
+    source with ``max_documents`` is one split.
 
     Raises:
         RopewalkError: if there are no specs, a source is missing, unreadable, empty or given twice, a file's suffix is
@@ -240,6 +242,8 @@ def _identified(spec: SourceSpec) -> list[InputSplit]:
                 # The names of these keys are part of the digests that name folders of tokens, and must stay as they
                 # are.
                 **split.identity,
+                # Absent elsewhere, so that tokens of earlier versions are found, but not those of such files as texts.
+                **({"kind": "lines"} if _has_lines_by_content(split) else {}),
                 "inputs": named or [known[path] for path in split.files],
                 "stretch": [split.start, split.stop],
                 "spec": fields,
@@ -247,6 +251,19 @@ def _identified(spec: SourceSpec) -> list[InputSplit]:
         )
         for split in splits
     ]
+
+
+def _has_lines_by_content(split: InputSplit) -> bool:
+    """Whether a file of a split counts as JSON lines although its name says otherwise."""
+    # Files of records are splits of their own, but for a source with a limit.
+    if len(split.files) > 1 and split.spec.max_documents is None:
+        return False
+    return any(
+        split_suffix(path)[0] != ".json"
+        and not names_records(path, in_folder=False)
+        and _kind(path, split.spec) == "lines"
+        for path in split.files
+    )
 
 
 def _file_splits(spec: SourceSpec, files: Sequence[Path], whole: bool) -> Iterator[InputSplit]:
@@ -345,11 +362,19 @@ def _until(records: Iterator[Record], limit: int) -> Iterator[Record]:
 
 
 def _kind(path: Path, spec: SourceSpec) -> str:
-    """Kind of a file as in :func:`file_kind`; more than the name decides for token ids and ``.json`` in a folder."""
+    """Kind of a file as in :func:`file_kind`; more than the name decides for token ids and JSON lines.
+
+    Raises:
+        RopewalkError: as in :func:`file_kind` and :func:`holds_json_lines`, and for a Git LFS pointer whose name says
+            that it holds documents.
+    """
     in_folder = _in_folder(path, spec)
-    kind = token_file_kind(path, spec, in_folder) or file_kind(path, in_folder)
-    if kind == "json":
-        return "lines" if first_line_is_record(path, spec) else "maybe_text"
+    kind: str | None = token_file_kind(path, spec, in_folder)
+    if kind is None and not names_records(path, in_folder) and holds_json_lines(path, spec):
+        return "lines"
+    kind = kind or file_kind(path, in_folder)
+    if kind not in ("maybe_text", "closed"):
+        refuse_lfs_pointer(path)
     return kind
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -14,15 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.data.read.documents import Document, Record, TokenisedDocument
-from ropewalk.data.read.files import decode, open_bytes
+from ropewalk.data.read.files import LONGEST_DOCUMENT, SNIFFED_BYTES, decode, open_bytes, too_long
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
-from ropewalk.io.files import json_fault
+from ropewalk.io.files import json_fault, parse_json
 
 _MISSING = object()
 _ROLE = re.compile("[a-z][a-z_]{0,31}")
 _BLANK = Record(())
 _PIECE = 1 << 20
+_SNIFFED_LINES = 8
 _PARQUET_ROWS = 256
 _PARQUET_BYTES = 1 << 24
 _ARROW_FILE = b"ARROW1"
@@ -191,11 +193,12 @@ def read_json_lines(
         offset = _first_line(stream, path, start, stop) if start else 0
         begin, number = offset, 0
         while stop is None or offset < stop:
-            line = stream.readline()
+            line = stream.readline(LONGEST_DOCUMENT + 1)
             if not line:
                 break
             number += 1
-            if number > skip:
+            # A line that is too long is refused also where it would be skipped, because its end would count as another.
+            if number > skip or len(line) > LONGEST_DOCUMENT:
                 # Parsing is deferred until the origin of the record is known, which errors name.
                 record = partial(_line_record, line, path, spec, stem, offset)
                 yield _located_record(record, path, offset, number, begin)
@@ -331,14 +334,61 @@ def row_group_sizes(path: Path) -> list[int]:
         raise RopewalkError(f"{path} cannot be read as Parquet: {_first_message_line(error)}") from error
 
 
-def first_line_is_record(path: Path, spec: SourceSpec) -> bool:
-    """Whether a ``.json`` file contains JSON lines: its first line is an object with a text or token ids."""
-    with open_bytes(path) as stream:
-        line = stream.readline()
+def holds_json_lines(path: Path, spec: SourceSpec) -> bool:
+    """Whether a file under the name of another kind contains JSON lines, according to its first lines.
+
+    Either the first is an object with a text, messages or token ids; a single line with another object may as well be a
+    configuration file. Or there are several, all begin like objects, and one of them is an object.
+
+    Raises:
+        RopewalkError: if the file is a JSON array of such objects.
+    """
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        with open_bytes(path) as stream:
+            lines = list(_lines_of_json(stream))
+    except RopewalkError:
+        # Reading it as what its name says reports the damage; a compressed file of unknown content is passed over.
         return False
+    if not lines:
+        return False
+    first, *others = map(_parsed, lines)
+    if isinstance(first, list) and first and all(_is_record(value, spec) for value in first):
+        raise RopewalkError(
+            f"{path} is a JSON array of {len(first)} records; write one record per line, for example with jq -c '.[]'"
+        )
+    if _is_record(first, spec):
+        return True
+    alike = all(line.startswith(b"{") for line in lines)
+    return alike and bool(others) and any(isinstance(record, dict) for record in (first, *others))
+
+
+def _lines_of_json(stream: BinaryIO) -> Iterator[bytes]:
+    """The first lines of JSON lines that are not blank, or a JSON array as one line; none of another text."""
+    read = found = 0
+    while found < _SNIFFED_LINES and read < _PIECE and (line := stream.readline(SNIFFED_BYTES)):
+        start = line.removeprefix(codecs.BOM_UTF8).lstrip()
+        if not found and start and not start.startswith((b"{", b"[")):
+            return
+        # The rest of a line is read only if it may be JSON, and of an array all lines.
+        array = not found and start.startswith(b"[")
+        if array or not line.endswith(b"\n"):
+            start += stream.read(LONGEST_DOCUMENT) if array else stream.readline(LONGEST_DOCUMENT)
+        read += len(start)
+        if start := start.strip():
+            found += 1
+            yield start
+
+
+def _parsed(content: bytes) -> Any:
+    """The value of a JSON text; None if it is none."""
+    try:
+        return parse_json(content)
+    except json.JSONDecodeError:
+        return None
+
+
+def _is_record(record: Any, spec: SourceSpec) -> bool:
+    """Whether a JSON value is an object with a text, messages or token ids."""
     if not isinstance(record, dict):
         return False
     text = _field(record, spec.text_field)
@@ -368,6 +418,8 @@ def _located_record(
 
 
 def _line_record(line: bytes, path: Path, spec: SourceSpec, stem: str, offset: int, origin: str) -> Record:
+    if len(line) > LONGEST_DOCUMENT:
+        raise too_long(origin)
     text = decode(line, path, offset)
     if not text or text.isspace():
         return _BLANK

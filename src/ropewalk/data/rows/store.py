@@ -216,6 +216,9 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
     if any(source.messages_field for source in config.sources):
         refuse_cut_chats(config.rows)
         depends["chat_template"] = required_template(tokenizer).digest
+    if any("kind" in split.identity for split in splits):
+        # Earlier versions packed such files as single texts.
+        depends["kinds"] = "by content"
     if config.withheld:
         depends["withheld"] = config.withheld
     # Round-trip through JSON so that later comparisons with the file see lists instead of tuples.
