@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from benchmarks.common import write
+from benchmarks.common import in_own_process, parsed, parser_of, write
 from benchmarks.training_memory import peak
 from ropewalk import PackedLayout, Row
 from ropewalk.attention.layout import next_token_labels
@@ -86,15 +85,14 @@ def measure(folder: str, kind: str, length: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--kind", choices=KINDS)
     parser.add_argument("--model")
-    parser.add_argument("--out")
-    options = parser.parse_args()
+    options = parsed(parser, {"hidden": 64, "layers": 1, "length": 64}, arguments)
     if options.kind:
         print(json.dumps(measure(options.model, options.kind, options.length)))
         return
@@ -102,17 +100,14 @@ def main() -> None:
         save(Path(folder), options)
         found = []
         for kind in KINDS:
-            arguments = ["--model", folder, "--length", str(options.length), "--kind", kind]
-            # A peak holds for a process's whole life, so each measurement has a process of its own.
-            command = [sys.executable, "-m", "benchmarks.adapter_memory", *arguments]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            found.append(json.loads(done.stdout.splitlines()[-1]))
+            each = ["--model", folder, "--length", str(options.length), "--kind", kind]
+            found.append(in_own_process("benchmarks.adapter_memory", each, options.small))
             print(
                 f"{kind:28} trained {found[-1]['trained']:>12,} of {found[-1]['parameters']:,}  states "
                 f"{found[-1]['states_gib']:.2f} GiB  peak {found[-1]['peak_gib']:.2f} GiB"
             )
     given = {key: getattr(options, key) for key in ("hidden", "layers", "length")}
-    write("adapter_memory", {"settings": given, "kinds": found}, options.out)
+    write("adapter_memory", {"settings": given, "kinds": found}, options)
 
 
 if __name__ == "__main__":

@@ -13,17 +13,17 @@ sum of the squared lengths of its documents.
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, settings_of, write
 from ropewalk import PackedLayout, attend
 
 
@@ -57,8 +57,8 @@ def seconds(
     return time.perf_counter() - began
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--length", type=int, default=16384)
     parser.add_argument("--mean-document", type=int, default=342)
     parser.add_argument("--documents", choices=["uniform", "lognormal"], default="uniform")
@@ -67,8 +67,7 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out")
-    options = parser.parse_args()
+    options = parsed(parser, {"length": 256, "mean_document": 32, "repeats": 1}, arguments)
     total = options.length
     if options.documents == "lognormal":
         lengths = lognormal_lengths(total - 1, options.mean_document, options.sigma)
@@ -86,8 +85,7 @@ def main() -> None:
     ]
     cotangent = torch.randn(1, options.heads, total, options.head_dim)
     ways: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-        name: lambda q, k, v, layout=layout: attend(q, k, v, layout, engine="segments")
-        for name, layout in layouts.items()
+        name: partial(attend, layout=layout, engine="segments") for name, layout in layouts.items()
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for attention in ways.values():
@@ -110,7 +108,7 @@ def main() -> None:
     share = rows["anchor"]["speed_up"] / flop_ratio
     print(f"bound by FLOPs {flop_ratio:.1f} times; pattern anchor reaches {100 * share:.0f} % of it")
     result = {
-        "settings": {k: v for k, v in vars(options).items() if k != "out"},
+        "settings": settings_of(options),
         "documents": len(lengths),
         "longest_document": max(lengths),
         "flop_ratio": flop_ratio,
@@ -118,7 +116,7 @@ def main() -> None:
         "patterns": rows,
     }
     name = "attention_cpu" if options.documents == "uniform" else "attention_cpu_lognormal"
-    write(name, result, options.out)
+    write(name, result, options)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ Windows that no document of a layout exceeds are left out: the engine takes them
 
 from __future__ import annotations
 
-import argparse
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.attention_cpu import lognormal_lengths
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, settings_of, write
 from ropewalk import PackedLayout, attend
 from ropewalk.attention.options import EVERYTHING, AttentionOptions, Locality
 from ropewalk.attention.spans import Spans
@@ -68,7 +68,9 @@ class Layer(torch.nn.Module):
             made(row).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for made in (self.q, self.k, self.v)
         )
         q, k = (each * cos + half_turned(each) * sin for each in (q, k))
-        return self.o(attend(q, k, v, layout, engine="segments", options=options).transpose(1, 2).flatten(2))
+        output = attend(q, k, v, layout, engine="segments", options=options).transpose(1, 2).flatten(2)
+        back: Tensor = self.o(output)
+        return back
 
 
 class DecoderLayer(Layer):
@@ -84,7 +86,8 @@ class DecoderLayer(Layer):
     def forward(self, row: Tensor, layout: PackedLayout, options: AttentionOptions) -> Tensor:
         row = row + super().forward(self.before(row), layout, options)
         between = self.between(row)
-        return row + self.down(torch.nn.functional.silu(self.gate(between)) * self.up(between))
+        output: Tensor = row + self.down(torch.nn.functional.silu(self.gate(between)) * self.up(between))
+        return output
 
 
 def half_turned(x: Tensor) -> Tensor:
@@ -101,16 +104,17 @@ def timed(
     layer: Layer | None = None,
 ) -> dict[int | None, float]:
     """The least seconds of a forward and a backward for each window, of attention alone or of its whole layer."""
-    *inputs, cotangent = tensors
-    wanted = inputs if layer is None else [*inputs, *layer.parameters()]
+    cotangent = tensors[-1]
+    wanted = tensors[:-1] if layer is None else [tensors[0], *layer.parameters()]
 
     def once(window: int | None) -> float:
         options = AttentionOptions(window=window)
         began = time.process_time()
         if layer is None:
-            made = attend(*inputs, layout, engine="segments", options=options)
+            q, k, v, _ = tensors
+            made = attend(q, k, v, layout, engine="segments", options=options)
         else:
-            made = layer(*inputs, layout, options)
+            made = layer(tensors[0], layout, options)
         torch.autograd.grad(made, wanted, cotangent)
         return time.process_time() - began
 
@@ -121,8 +125,8 @@ def timed(
     return least
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384])
     parser.add_argument("--windows", type=int, nargs="+", default=[128, 512, 1024, 4096])
     parser.add_argument("--mean-document", type=int, default=1024, help="tokens of lognormal documents")
@@ -132,8 +136,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--layer", action="store_true", help="time the whole attention layer")
     parser.add_argument("--decoder", action="store_true", help="time the whole decoder layer")
-    parser.add_argument("--out")
-    options = parser.parse_args()
+    options = parsed(
+        parser, {"lengths": [256], "windows": [16], "mean_document": 64, "repeats": 1}, arguments
+    )
     torch.manual_seed(0)
     cases: list[dict[str, Any]] = []
     for length in options.lengths:
@@ -175,10 +180,9 @@ def main() -> None:
                     f"{share:.3f} of the time, {bound:.3f} of the work: {share / bound:.2f}",
                     flush=True,
                 )
-    settings = {key: value for key, value in vars(options).items() if key != "out"}
     worst = max((case["over_bound"] for case in cases), default=None)
     name = "decoder_windows" if options.decoder else "layer_windows" if options.layer else "attention_windows"
-    write(name, {"settings": settings, "worst_over_bound": worst, "cases": cases}, options.out)
+    write(name, {"settings": settings_of(options), "worst_over_bound": worst, "cases": cases}, options)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,16 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import subprocess
-import sys
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
 
-from benchmarks.common import write
+from benchmarks.common import in_own_process, parsed, parser_of, write
+from benchmarks.gpu_sizes import TINY as TINIEST
 from ropewalk.audit.arithmetic import DTYPES, stock_arithmetic
 from ropewalk.audit.first_token import first_token_effects
 from ropewalk.audit.mitigation_costs import peak_bytes
@@ -45,6 +46,8 @@ SMALL = {
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
 }
+TINY = {**TINIEST, "vocab_size": SMALL["vocab_size"]}
+"""The row of the first-token experiment is the longer, the fewer logits a token has."""
 SEVEN = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,
@@ -62,22 +65,23 @@ HELD_PASSES = 11
 SHIFT = 16
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--small-length", type=parse_length, default=8192)
     parser.add_argument("--length", type=parse_length, default=4096)
-    parser.add_argument("--out")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parsed(parser, {"small_length": 64, "length": 64}, arguments)
     if options.one is not None:
         print(json.dumps(measured(**json.loads(options.one))))
         return
     long, length = options.small_length, options.length
+    alone = partial(measured_alone, options.small)
     small = [
-        alone("small", shape=SMALL, passes=[[name, long]]) for name in ("float64", "bfloat16", "float32")
+        alone("small", shape=TINY if options.small else SMALL, passes=[[name, long]])
+        for name in ("float64", "bfloat16", "float32")
     ]
     few_layers, projections = [], []
-    for name, shape in SHAPES.items():
+    for name, shape in ({"tiny": TINY} if options.small else SHAPES).items():
         found = []
         for layers, lengths in ((1, (length // 4, length)), (2, (length // 4, length)), (3, (length // 4,))):
             found.append(
@@ -104,15 +108,14 @@ def main() -> None:
             "measured": {"small": small, "few_layers": few_layers},
             "projected": projections,
         },
-        options.out,
+        options,
     )
 
 
-def alone(name: str, **measurement: Any) -> dict[str, Any]:
+def measured_alone(small: bool, name: str, **measurement: Any) -> dict[str, Any]:
     """``measured`` in a fresh process, so that its resident memory is its own."""
-    command = [sys.executable, "-m", "benchmarks.audit_memory", "--one", json.dumps(measurement)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, Any] = {"model": name, **json.loads(done.stdout.splitlines()[-1])}
+    found: dict[str, Any] = {"model": name}
+    found |= in_own_process("benchmarks.audit_memory", ["--one", json.dumps(measurement)], small)
     for one in found["passes"]:
         print(
             f"{name}, {found['shape']['num_hidden_layers']} layers, {one['length']} tokens, {one['dtype']}: "
@@ -147,7 +150,7 @@ def measured(shape: dict[str, int], passes: list[tuple[str, int]], logits: bool 
         runner = Runner(audited_model, length, BLOCK_BYTES)
         ids = torch.randint(0, config.vocab_size, (length,))
         before, began = resident(), time.perf_counter()
-        peak = peak_bytes(lambda r=runner, i=ids, a=arithmetic: r.run(i, a, shifted(len(i), 0)), CPU)
+        peak = peak_bytes(partial(runner.run, ids, arithmetic, shifted(length, 0)), CPU)
         result["passes"].append(
             {
                 "dtype": name,

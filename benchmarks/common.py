@@ -1,10 +1,18 @@
-"""What every benchmark needs: the machine's description and a result file."""
+"""What every benchmark needs: its options, the machine's description and a result file."""
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import io
 import json
 import os
 import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +22,54 @@ import torch
 import ropewalk
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the benchmark's own description."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def parsed(
+    parser: argparse.ArgumentParser, small: Mapping[str, Any], arguments: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """The options of a benchmark, with the two that all have: ``--out`` and ``--small``.
+
+    Args:
+        parser: with the options of this benchmark.
+        small: the defaults that ``--small`` puts in place of the usual ones. A small run takes seconds and shows that
+            the benchmark runs; its figures mean nothing, and go to a temporary folder.
+        arguments: of the command line; None for this process's own.
+    """
+    parser.add_argument("--out", help="result file; default: one in benchmarks/results")
+    parser.add_argument(
+        "--small", action="store_true", help="sizes that take seconds: only shows that it runs"
+    )
+    if parser.parse_known_args(arguments)[0].small:
+        parser.set_defaults(**small)
+    options = parser.parse_args(arguments)
+    if options.small and options.out is None:
+        options.out = str(Path(tempfile.mkdtemp(prefix="ropewalk-benchmark-")) / "result.json")
+    return options
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that a result depends on."""
+    return {name: value for name, value in vars(options).items() if name not in ("out", "small")}
+
+
+def in_own_process(module: str, arguments: Sequence[str], small: bool = False) -> Any:
+    """The JSON that ``python -m module`` prints last, from a process of its own: its peak memory is that of one job.
+
+    A small run calls the module's ``main`` in this process, because an interpreter takes longer to start than the job.
+    """
+    if small:
+        with redirect_stdout(io.StringIO()) as said:
+            importlib.import_module(module).main(arguments)
+        return json.loads(said.getvalue().splitlines()[-1])
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def machine() -> dict[str, Any]:
@@ -31,11 +87,12 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(name: str, result: dict[str, Any], out: str | None = None) -> Path:
+def write(name: str, result: Mapping[str, Any], options: argparse.Namespace) -> Path:
     """Write one result file and say where."""
-    path = Path(out) if out else RESULTS / f"{name}.json"
+    path = Path(options.out) if options.out else RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"benchmark": name, "machine": machine(), **result}, indent=2) + "\n")
+    head = {"benchmark": name, "machine": machine()} | ({"small": True} if options.small else {})
+    path.write_text(json.dumps({**head, **result}, indent=2) + "\n")
     print(f"written {path}")
     return path
 

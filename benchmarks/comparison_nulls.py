@@ -10,14 +10,14 @@ one it is the power.
 
 from __future__ import annotations
 
-import argparse
 import itertools
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, write
 from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.experiments.statistics import differences
 
@@ -141,17 +141,16 @@ def run(grids: int) -> dict[str, Any]:
     return {"grids": grids, "allowed": allowed, "nulls": nulls, "power": power}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--grids", type=int, default=400)
-    parser.add_argument("--out", help="result file; default: benchmarks/results/comparison_nulls.json")
-    arguments = parser.parse_args()
-    found = run(arguments.grids)
+    options = parsed(parser, {"grids": 1}, arguments)
+    found = run(options.grids)
     for table in ("nulls", "power"):
         for line in found[table]:
             print(table, f"{100 * line['announced']:5.1f} %", line)
     print(f"allowed without an effect: {100 * found['allowed']:.1f} %")
-    write("comparison_nulls", found, arguments.out)
+    write("comparison_nulls", found, options)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,16 @@ workers is part of both. The ratio of CPU seconds, of all processes, is steadier
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, write
 from benchmarks.data_packing import corpus
 from ropewalk.versions import software_versions
 
@@ -76,15 +76,12 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--files", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out")
-    given = parser.parse_args()
+    given = parsed(parser, {"megabytes": 1, "files": 2, "rounds": 1}, arguments)
     workers = os.cpu_count() or 1
     runs: dict[str, list[dict[str, Any]]] = {"embedded": [], "ray": []}
     with tempfile.TemporaryDirectory() as name:
@@ -113,7 +110,7 @@ def main() -> None:
         "runs": runs,
     }
     print(json.dumps({key: result[key] for key in ("ratio", "ratio_of_cpu_time", "seconds_to_start_ray")}))
-    write("data_cluster", result, given.out)
+    write("data_cluster", result, given)
 
 
 if __name__ == "__main__":

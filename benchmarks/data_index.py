@@ -14,20 +14,17 @@ operating system drops when it needs room, are not part of it. ``libraries`` is 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import write
+from benchmarks.common import in_own_process, parsed, parser_of, write
 from ropewalk.versions import software_versions
 
 PLANS: dict[str, dict[str, dict[str, Any]]] = {
@@ -144,16 +141,13 @@ def _mapped(folder: Path) -> set[str]:
     return set(found.values())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--documents", default="1e6,1e7")
     parser.add_argument("--plans", default=",".join(PLANS))
     parser.add_argument("--folder", default=tempfile.gettempdir())
-    parser.add_argument("--out")
     parser.add_argument("--one", nargs=2, metavar=("DOCUMENTS", "PLAN"), help="measure one in this process")
-    given = parser.parse_args()
+    given = parsed(parser, {"documents": "1e3", "plans": "mixed"}, arguments)
     if given.one:
         with tempfile.TemporaryDirectory(dir=given.folder) as folder:
             print(json.dumps(measure(int(given.one[0]), given.one[1], Path(folder))))
@@ -161,16 +155,12 @@ def main() -> None:
     runs = []
     for documents in given.documents.split(","):
         for plan in given.plans.split(","):
-            command = [sys.executable, "-m", "benchmarks.data_index", "--folder", given.folder]
-            done = subprocess.run(
-                [*command, "--one", str(int(float(documents))), plan], capture_output=True, text=True
-            )
-            if done.returncode:
-                raise SystemExit(done.stderr)
-            runs.append(json.loads(done.stdout))
+            each = ["--folder", given.folder, "--one", str(int(float(documents))), plan]
+            # Always in a process of its own: it wraps the functions of the store.
+            runs.append(in_own_process("benchmarks.data_index", each))
             per = (runs[-1]["anonymous"] - runs[-1]["libraries"]) / runs[-1]["documents"]
             print(f"{documents} {plan}: {runs[-1]['seconds']:.1f} s, {per:.1f} bytes a document", flush=True)
-    write("data_index", {"versions": software_versions(), "runs": runs}, given.out)
+    write("data_index", {"versions": software_versions(), "runs": runs}, given)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, write
 from ropewalk.versions import software_versions
 
 BARE = """
@@ -120,24 +120,23 @@ def _pack(path: Path, tokenizer: str, folder: Path, context: int, workers: int) 
         return _run(PACKING, path, tokenizer, Path(out) / "rows", context, workers)
 
 
-def speed(tokenizer: str, folder: Path, megabytes: int, rounds: int, context: int) -> list[dict[str, Any]]:
+def speed(tokenizer: str, folder: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
     """Packing against the bare tokenizer, alternately."""
-    workers = os.cpu_count() or 1
     results = []
-    for short in (False, True):
+    for kind in given.documents:
         path = folder / "speed.jsonl"
-        corpus(path, megabytes * 10**6, short)
+        corpus(path, given.megabytes * 10**6, kind == "short")
         bare, packing = [], []
-        for _ in range(rounds):
+        for _ in range(given.rounds):
             bare.append(_run(BARE, path, tokenizer))
-            packing.append(_pack(path, tokenizer, folder, context, workers))
+            packing.append(_pack(path, tokenizer, folder, given.context, given.workers))
             for what, each in (("bare", bare[-1]), ("packing", packing[-1])):
                 print(f"{what} {each['seconds']:.1f} s, {each['cpu_seconds']:.1f} s of CPU", flush=True)
         best, bound = (min(runs, key=lambda each: each["seconds"]) for runs in (packing, bare))
         cpu = [min(each["cpu_seconds"] for each in runs) for runs in (bare, packing)]
         results.append(
             {
-                "documents": "short" if short else "long",
+                "documents": kind,
                 "bytes": path.stat().st_size,
                 "num_documents": best["documents"],
                 "tokens": best["tokens"],
@@ -156,15 +155,15 @@ def speed(tokenizer: str, folder: Path, megabytes: int, rounds: int, context: in
     return results
 
 
-def memory(tokenizer: str, folder: Path, sizes: list[int], context: int) -> list[dict[str, Any]]:
+def memory(tokenizer: str, folder: Path, sizes: list[int], given: argparse.Namespace) -> list[dict[str, Any]]:
     """Peak memory by size of the input."""
     results = []
-    for short in (False, True):
+    for kind in given.documents:
         for megabytes in sizes:
             path = folder / "memory.jsonl"
-            corpus(path, megabytes * 10**6, short)
-            result = _pack(path, tokenizer, folder, context, os.cpu_count() or 1)
-            results.append({"documents_are": "short" if short else "long", "megabytes": megabytes, **result})
+            corpus(path, megabytes * 10**6, kind == "short")
+            result = _pack(path, tokenizer, folder, given.context, given.workers)
+            results.append({"documents_are": kind, "megabytes": megabytes, **result})
             print(f"{megabytes} MB: {result['bytes_peak'] / 2**20:.0f} MiB", flush=True)
             path.unlink()
     return results
@@ -191,10 +190,8 @@ def bpe32k(folder: Path) -> str:
     return path
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--tokenizers", default="embedded,bpe32k", help="models or folders; bpe32k is trained"
     )
@@ -202,8 +199,17 @@ def main() -> None:
     parser.add_argument("--memory", default="10,100,1000", help="megabytes; the first tokenizer packs them")
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out")
-    given = parser.parse_args()
+    parser.add_argument("--documents", nargs="+", choices=("long", "short"), default=["long", "short"])
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    small = {
+        "tokenizers": "embedded",
+        "megabytes": 1,
+        "memory": "1",
+        "rounds": 1,
+        "documents": ["short"],
+        "workers": 1,
+    }
+    given = parsed(parser, small, arguments)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         names = given.tokenizers.split(",")
@@ -213,13 +219,10 @@ def main() -> None:
             "context": given.context,
             "versions": software_versions(),
             "bound": "the tokenizer's own speed on the same cores: ratio 1",
-            "speed": {
-                each: speed(path, folder, given.megabytes, given.rounds, given.context)
-                for each, path in paths.items()
-            },
-            "memory": memory(paths[names[0]], folder, sizes, given.context),
+            "speed": {each: speed(path, folder, given) for each, path in paths.items()},
+            "memory": memory(paths[names[0]], folder, sizes, given),
         }
-    write("data_packing", result, given.out)
+    write("data_packing", result, given)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,18 @@ before the model was made, so it includes what no tensor is: buffers of gloo, an
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, write
+from benchmarks.gpu_sizes import TINY
 from tests.dry_run.cases import model_folder, played, recipe_of
 from tests.dry_run.test_step import text_of
 
@@ -69,7 +70,9 @@ def measured(recipe: Any, ranks: int, folder: Path) -> list[Any]:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-c", REAL, str(path), str(ranks)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
     found: list[Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -86,16 +89,17 @@ def planned(recipe: Any, ranks: int, rank: int) -> dict[str, Any]:
     return {"peak": memory_of(step).peak, "dense": dense, "sent": sent}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--out")
-    options = parser.parse_args()
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    options = parsed(parser, {"context": 512, "cases": ["float32"]}, arguments)
+    shape = {**TINY, "max_position_embeddings": 128} if options.small else MODEL
     results = []
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as process:
-        model = model_folder(Path(folder) / "model", **MODEL)
-        for name, (ranks, changes) in CASES.items():
-            changes = dict(changes)
+        model = model_folder(Path(folder) / "model", **shape)
+        for name in options.cases:
+            ranks, changes = CASES[name][0], dict(CASES[name][1])
             top = {key: changes.pop(key) for key in ("precision", "adapter") if key in changes}
             recipe = recipe_of(model, context=options.context, **changes)
             if top:
@@ -119,7 +123,7 @@ def main() -> None:
                     f"bytes {'equal' if result['bytes_equal'] else 'differ'}",
                     flush=True,
                 )
-    write("dry_run", {"model": MODEL, "context": options.context, "results": results}, options.out)
+    write("dry_run", {"model": shape, "context": options.context, "results": results}, options)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Which pattern, rounding or base is better, on the embedded models: grids of `ropewalk compare` over three seeds.
 
-    python -m benchmarks.embedded_comparison patterns --out runs
-    python -m benchmarks.embedded_comparison precision --out runs
-    python -m benchmarks.embedded_comparison bases --out runs
+    python -m benchmarks.embedded_comparison patterns --runs runs
+    python -m benchmarks.embedded_comparison precision --runs runs
+    python -m benchmarks.embedded_comparison bases --runs runs
 
 Each grid is a folder that ``ropewalk compare`` made from the recipe ``retrieval``; run again, it goes on where it was.
 The result file has, for each grid, the sentence, the scores with their intervals, and the differences between cells.
@@ -10,23 +10,34 @@ The result file has, for each grid, the sentence, the scores with their interval
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, write
 from ropewalk.cli.progress import ConsoleReporter
 from ropewalk.experiments.run import ExperimentResult, run
 from ropewalk.experiments.settings import CompareSettings
 from ropewalk.parallel.context import RunContext
 
 RECIPE = "retrieval"
+SMALL = (
+    "data.mixture.tokens=20k",
+    "stages.0.steps=1",
+    "stages.0.warmup_steps=0",
+    "stages.0.rows_per_step=1",
+    "stages.0.rows_per_batch=1",
+    "evaluation.suites=[passkey]",
+    "evaluation.tasks=[passkey]",
+    "evaluation.lengths=[256]",
+    "evaluation.samples=2",
+)
+"""What a small run changes in the recipe."""
 PATTERNS = "stages.*.pattern=full,intra_document,anchor"
 ROTARY_DIM, ROPE_THETA, TRAINED_LENGTH = 32, 10_000.0, 256
 """Of both embedded models."""
@@ -167,17 +178,19 @@ def table(result: ExperimentResult, out: Path) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("question", choices=list(QUESTIONS))
-    parser.add_argument("--out", type=Path, required=True, help="folder of the grids")
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the grids")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
-    args = parser.parse_args(arguments)
-    grids = {
-        name: table(compared(comparison, args.seeds, args.jobs, args.out / name), args.out / name)
-        for name, comparison in QUESTIONS[args.question].items()
-    }
-    write(f"embedded_{args.question}", {"recipe": RECIPE, "grids": grids})
+    options = parsed(parser, {"seeds": 1, "jobs": 1}, arguments)
+    grids = {}
+    for name, comparison in QUESTIONS[options.question].items():
+        if options.small:
+            comparison = replace(comparison, overrides=(*comparison.overrides, *SMALL))
+        out = options.runs / name
+        grids[name] = table(compared(comparison, options.seeds, options.jobs, out), out)
+    write(f"embedded_{options.question}", {"recipe": RECIPE, "grids": grids}, options)
 
 
 if __name__ == "__main__":

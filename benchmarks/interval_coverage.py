@@ -11,7 +11,6 @@ means over tasks, Wilson's interval of the sum of scores for one task, and a per
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr, ndtri, stdtrit
 
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, write
 from ropewalk.evaluation.comparison import exchange_p_value
 from ropewalk.evaluation.statistics import (
     Z_95,
@@ -129,7 +128,7 @@ OVERALL: Mapping[str, tuple[Scores, float]] = {
     **{f"0.75, but 0 once in {round(1 / r)}": rare_failure(0.75, r, TASKS) for r in (0.002, 0.01, 0.05)},
 }
 OVERALL_METHODS: Mapping[str, Callable[[Floats], Ends]] = {
-    "ropewalk": mean_score_interval,
+    "ropewalk": lambda scores: mean_score_interval(list(scores)),
     "MOVER": mover,
     "pooled Wilson": pooled_wilson,
     "stratified Wilson": stratified_wilson,
@@ -198,7 +197,7 @@ def paired_methods(rng: np.random.Generator) -> Mapping[str, Callable[[Floats], 
         return low, high
 
     return {
-        "ropewalk": paired_score_interval,
+        "ropewalk": lambda differences: paired_score_interval(list(differences)),
         "percentile bootstrap": resampled,
         "stratified t": stratified_t,
         "Bonett and Price": bonett_price,
@@ -376,11 +375,10 @@ def say(line: Mapping[str, Any]) -> None:
     print(f"{head}: {'; '.join(cells)}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--simulations", type=int, default=4000)
-    parser.add_argument("--out")
-    options = parser.parse_args()
+    options = parsed(parser, {"simulations": 40}, arguments)
     many = options.simulations
     paired = {
         f"{words}, B better in {b:g}, worse in {w:g}": pairs(b, w, tasks)
@@ -395,7 +393,7 @@ def main() -> None:
         "losses": of_rows(many),
         "false_alarms": false_alarms(many // 8),
     }
-    write("interval_coverage", result, options.out)
+    write("interval_coverage", result, options)
 
 
 if __name__ == "__main__":

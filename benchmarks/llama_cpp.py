@@ -10,7 +10,6 @@ the next token's distribution from that of transformers, or the reason why llama
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tempfile
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, write
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config_file import config_from_json
 from ropewalk.models.gguf import write_gguf
@@ -261,15 +260,18 @@ def case(family: str, name: str, folder: Path) -> dict[str, Any]:
     return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    options = parsed(parser, {"families": ["llama"], "methods": ["linear"]}, arguments)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for family in FAMILIES:
+        for family in options.families:
             # transformers' Phi-3 takes no method but longrope.
-            for name in METHODS if family != "phi3" else ("theta", "longrope"):
+            for name in options.methods:
+                if family == "phi3" and name not in ("theta", "longrope"):
+                    continue
                 row = case(family, name, Path(folder))
                 rows.append(row)
                 shown = row.get("refused") or " ".join(
@@ -280,7 +282,7 @@ def main() -> None:
     import xllamacpp
 
     about = {"xllamacpp": xllamacpp.__version__, "lengths": LENGTHS, "original_length": ORIGINAL}
-    write("llama_cpp", json.loads(json.dumps({"about": about, "rows": rows})), options.out)
+    write("llama_cpp", json.loads(json.dumps({"about": about, "rows": rows})), options)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ and no cost at all it would be 0.5.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
@@ -34,8 +33,9 @@ import transformers
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, settings_of, write
 from ropewalk import PackedLayout, Row, attend
+from ropewalk.attention.choices import Pattern
 from ropewalk.attention.layout import next_token_labels
 from ropewalk.attention.oracle import attention_errors, cotangent_of
 from ropewalk.data.read.embedded import SOURCE_CODE, SOURCE_DOCS, demo_model_path, embedded_documents
@@ -53,17 +53,20 @@ from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.traffic import fsdp_bytes, replica_bytes, ulysses_bytes
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import Batch, train_step
+from ropewalk.training.step import Batch, micro_batches, train_step
 
-WORLD = 8
-MESHES = (
-    {"sequence": 8},
-    {"ring": 8},
-    {"ring": 2, "sequence": 4},
-    {"shard": 8},
-    {"shard": 2, "ring": 2, "sequence": 2},
-    {"replicate": 2, "shard": 4},
-)
+MESHES: dict[int, tuple[dict[str, int], ...]] = {
+    2: ({"ring": 2}, {"replicate": 2}),
+    8: (
+        {"sequence": 8},
+        {"ring": 8},
+        {"ring": 2, "sequence": 4},
+        {"shard": 8},
+        {"shard": 2, "ring": 2, "sequence": 2},
+        {"replicate": 2, "shard": 4},
+    ),
+}
+"""By number of ranks; a step has as many rows."""
 HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 8, 4, 16, 1537
 LOSS, NORM = 1e-6, 1e-5
 """Relative differences that tests/training/test_step_sharded.py grants to gradients summed in another order."""
@@ -71,7 +74,6 @@ FEW_SCALARS = 3 * 2 * 8
 """A step sums three numbers over all ranks beside what the formulas count: targets, loss, and norm."""
 SOURCE_FILES = 160
 """Files of the standard library, of which the tokenizer does about a million tokens a core-second."""
-BALANCE_LENGTH = 131072
 
 
 def save_llama(folder: Path) -> None:
@@ -105,15 +107,16 @@ def documents() -> dict[str, list[list[int]]]:
     return found
 
 
-def packed(texts: Sequence[list[int]], length: int, count: int, pattern: str = "anchor") -> list[Row]:
+def packed(texts: Sequence[list[int]], length: int, count: int, pattern: Pattern = "anchor") -> list[Row]:
     """Rows of consecutive documents behind a BOS, the last one cut; documents are used again where they run out."""
-    rows, at = [], 0
+    rows: list[Row] = []
+    at = 0
     for _ in range(count):
-        ids, lengths = [0], []
+        ids, lengths = [0], list[int]()
         while len(ids) < length:
             part = texts[at % len(texts)][: length - len(ids)]
             ids, lengths, at = ids + part, [*lengths, len(part)], at + 1
-        layout = PackedLayout.from_lengths(lengths, pattern, 1)  # type: ignore[arg-type]
+        layout = PackedLayout.from_lengths(lengths, pattern, 1)
         row = torch.tensor(ids)
         rows.append(Row(row, next_token_labels(row, layout), layout))
     return rows
@@ -150,7 +153,8 @@ def alone(folder: Path, rows: Sequence[Row], steps: int, out: Path) -> dict[str,
     error = max(largest(a.double() - b) for a, b in zip(logits, exact, strict=True))
     torch.save(logits, out)
     optimizer = ExactNorms(model.train().named_parameters(), Optimizer())
-    results = [train_step(model, rows, optimizer, 1e-3) for _ in range(steps)]
+    batches = micro_batches(rows)
+    results = [train_step(model, batches, optimizer, 1e-3) for _ in range(steps)]
     return {
         "logits_error": error,
         "logits_bound": 2 * (2 * error + torch.finfo(torch.float32).eps * largest(logits)),
@@ -196,8 +200,8 @@ def attention_case(row: Row) -> tuple[list[Tensor], Tensor]:
 
 def attention_bounds(row: Row) -> list[float]:
     """What ring and one process may differ by, in output and gradients: a budget, and one process's own error."""
-    qkv, _ = attention_case(row)
-    errors = attention_errors(lambda q, k, v: attend(q, k, v, row.layout, "segments"), *qkv, [row.layout])
+    (q, k, v), _ = attention_case(row)
+    errors = attention_errors(lambda q, k, v: attend(q, k, v, row.layout, "segments"), q, k, v, [row.layout])
     return [b + e for b, e in zip(errors.budgets, errors.engine, strict=True)]
 
 
@@ -210,16 +214,17 @@ def on_mesh(
     """This rank's figures."""
     with joined("cpu") as world:
         mesh = make_mesh(MeshShape(**shape), "cpu")
-        model = load_sharded(folder, mesh, world, torch.device("cpu"))
+        model = load_sharded(folder, mesh, world)
         degree = mesh.shape.data_degree
         mine = rows[mesh.data_rank :: degree]
         expected = torch.load(logits, mmap=True)[mesh.data_rank :: degree]
         found = {"logits": _logits_difference(model, mine, mesh, expected), **_attention(rows[0], mesh)}
 
         optimizer = MasterAdamW(model.train().named_parameters(), Optimizer())
+        batches = micro_batches(mine, 1, mesh)
 
         def step() -> Any:
-            return train_step(model, mine, optimizer, 1e-3, mesh=mesh)
+            return train_step(model, batches, optimizer, 1e-3, mesh=mesh)
 
         results = [step()]
         with counted_traffic() as traffic:
@@ -266,11 +271,11 @@ def _attention(row: Row, mesh: Mesh) -> dict[str, list[float]]:
         held = sharded.rows[0].take(x[0].transpose(1, 2), mesh.groups.ring_rank, mesh.groups.sequence_rank, 0)
         return held.transpose(1, 2)[None].contiguous()
 
-    whole = [x.requires_grad_() for x in qkv]
-    output = attend(*whole, row.layout, "segments")
+    q, k, v = whole = [x.requires_grad_() for x in qkv]
+    output = attend(q, k, v, row.layout, "segments")
     expected = [output, *torch.autograd.grad(output, whole, cotangent)]
-    mine = [shard(x.detach()).requires_grad_() for x in qkv]
-    own = sharded_attend(*mine, sharded, "segments")
+    q, k, v = mine = [shard(x.detach()).requires_grad_() for x in qkv]
+    own = sharded_attend(q, k, v, sharded, "segments")
     found = [own, *torch.autograd.grad(own, mine, shard(cotangent))]
     return {
         "attention": [largest(a.detach() - shard(b.detach())) for a, b in zip(found, expected, strict=True)]
@@ -321,7 +326,7 @@ def compared(
 
     def relative(name: str) -> float:
         pairs = zip(ranks[0][name], one[name], strict=True)
-        return max(abs(a - b) / abs(b) for a, b in pairs)
+        return max(float(abs(a - b) / abs(b)) for a, b in pairs)
 
     found: dict[str, Any] = {
         "mesh": str(MeshShape(**shape)),
@@ -338,7 +343,7 @@ def compared(
             name: {"difference": d, "bound": b} for name, d, b in zip(names, worst, allowed, strict=True)
         }
     found["bytes"] = _bytes(ranks)
-    found["padding_places_a_row"] = ranks[0]["padding"] // WORLD
+    found["padding_places_a_row"] = ranks[0]["padding"] // len(ranks)
     grown = [r["peak_growth_mib"] for r in ranks]
     found["peak_growth_mib"] = None if None in grown else max(grown)
     return found
@@ -395,31 +400,35 @@ def within(mesh: dict[str, Any]) -> bool:
     return all(value <= bound for value, bound in pairs) and mesh["bytes"]["formula_holds_on_every_rank"]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__)
     parser.add_argument("--length", type=int, default=1021, help="tokens of a row")
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps that are compared, 2 or more")
     parser.add_argument("--repeats", type=int, default=3, help="steps that are timed")
-    parser.add_argument("--out")
-    options = parser.parse_args()
+    parser.add_argument("--ranks", type=int, choices=list(MESHES), default=8)
+    parser.add_argument(
+        "--balance-length", type=int, default=131072, help="tokens of the rows whose cut is compared"
+    )
+    small = {"length": 131, "steps": 2, "repeats": 1, "ranks": 2, "balance_length": 2048}
+    options = parsed(parser, small, arguments)
     if options.steps < 2:
         parser.error(f"--steps {options.steps}: the bytes of a step are counted from the second one on")
     torch.set_num_threads(1)
     texts = documents()
-    rows = packed(texts[SOURCE_DOCS] or texts[SOURCE_CODE], options.length, WORLD)
+    rows = packed(texts[SOURCE_DOCS] or texts[SOURCE_CODE], options.length, options.ranks)
     meshes = []
-    with tempfile.TemporaryDirectory() as scratch, Ranks(WORLD) as ranks:
+    with tempfile.TemporaryDirectory() as scratch, Ranks(options.ranks) as ranks:
         folder, logits = Path(scratch) / "llama", Path(scratch) / "logits.pt"
         save_llama(folder)
         one, model = alone(folder, rows, options.steps, logits), whole_model(folder, torch.float32).train()
-        optimizer = MasterAdamW(model.named_parameters(), Optimizer())
+        optimizer, batches = MasterAdamW(model.named_parameters(), Optimizer()), micro_batches(rows)
 
         def step() -> None:
-            train_step(model, rows, optimizer, 1e-3)
+            train_step(model, batches, optimizer, 1e-3)
 
         step()
         bounds = attention_bounds(rows[0])
-        for shape in MESHES:
+        for shape in MESHES[options.ranks]:
             reference = statistics.median([_timed(step) for _ in range(options.repeats)])
             found = ranks.run(on_mesh, shape, folder, rows, logits, options.steps, options.repeats)
             mesh = compared(shape, found, one, bounds)
@@ -430,17 +439,18 @@ def main() -> int:
             print(mesh, flush=True)
     result = {
         "settings": {
-            **{k: v for k, v in vars(options).items() if k != "out"},
-            "ranks": WORLD,
-            "rows": WORLD,
+            **settings_of(options),
+            "rows": options.ranks,
             "documents_a_row": statistics.mean(len(row.layout.document_lengths) for row in rows),
             "transformers": transformers.__version__,
         },
         "one_process": one,
         "meshes": meshes,
-        "ring_balance": balances({k: v for k, v in texts.items() if v}, BALANCE_LENGTH, WORLD),
+        "ring_balance": balances(
+            {k: v for k, v in texts.items() if v}, options.balance_length, options.ranks
+        ),
     }
-    write("parallel_cpu", result, options.out)
+    write("parallel_cpu", result, options)
     return 0 if all(mesh["within_bounds"] for mesh in meshes) else 1
 
 

@@ -8,13 +8,12 @@ stopped goes on with the next one.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,7 +23,8 @@ from unittest import mock
 
 import yaml
 
-from benchmarks.common import RESULTS, machine
+from benchmarks.common import RESULTS, machine, parsed, parser_of
+from benchmarks.gpu_sizes import TINY
 from ropewalk.dry_run import HardwareSettings, plan
 from ropewalk.dry_run import run as planner
 from ropewalk.dry_run.played import Played, Player, play
@@ -72,6 +72,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
     },
 }
+MODELS["tiny"] = LLAMA | TINY
 MODELS["Llama 2 7B"] = MODELS["Llama 3.1 8B"] | {
     "vocab_size": 32000,
     "intermediate_size": 11008,
@@ -195,6 +196,7 @@ FEWER = (
     Run(LLAMA_70B, "4M", {"ring": 16, "sequence": 8}, table="fewest"),
     Run(LLAMA_70B, "4M", {"ring": 8, "sequence": 8}, offload=True, table="fewest"),
 )
+SMALL = Run("tiny", "9k", {"sequence": 2}, all_logits=True, documents="100")
 PACKED = tuple(replace(run, documents="8k", table="documents") for run in RUNS if run.table == "meshes")
 
 
@@ -255,16 +257,16 @@ def planned(run: Run) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS / "planned_runs.json")
-    options = parser.parse_args()
-    known = json.loads(options.out.read_text())["runs"] if options.out.exists() else {}
-    for run in (*RUNS, *FEWER, *PACKED):
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    options = parsed(parser, {}, arguments)
+    out = Path(options.out) if options.out else RESULTS / "planned_runs.json"
+    known = json.loads(out.read_text())["runs"] if out.exists() else {}
+    for run in (SMALL,) if options.small else (*RUNS, *FEWER, *PACKED):
         if run.name not in known:
             known[run.name] = planned(run)
             text = {"benchmark": "planned_runs", "machine": machine(), "runs": known}
-            options.out.write_text(json.dumps(text, indent=2) + "\n")
+            out.write_text(json.dumps(text, indent=2) + "\n")
         found = known[run.name]
         print(
             f"{run.name}: {found['memory']['peak'] / 1e9:.1f} GB, {found['time']['seconds']:,.0f} s a step; planned in "

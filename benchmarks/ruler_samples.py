@@ -24,6 +24,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, write
 from ropewalk.data.read.embedded import embedded_documents
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import Sample
@@ -41,25 +42,23 @@ from ropewalk.evaluation.tasks.ruler.tasks import RULER
 from ropewalk.io.lengths import parse_length
 
 TASKS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe")
-VOCABULARY = 16384
-CORPUS_BYTES = 20_000_000
 LENGTHS = tuple(2**power for power in range(13, 18))
 SEED = 42
 BATCH = 32
 
 
-def trained_tokenizer() -> PreTrainedTokenizerFast:
+def trained_tokenizer(vocabulary: int, corpus_bytes: int) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=["<s>", "</s>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     texts: list[str] = []
-    room = CORPUS_BYTES
+    room = corpus_bytes
     for document in embedded_documents():
         texts.append(document.text)
         room -= len(document.text)
@@ -97,10 +96,12 @@ def bare(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> dict[str, 
         "encode_batch": lambda batch: backend.encode_batch(batch, add_special_tokens=False),
         "tokenizer": lambda batch: tokenizer(batch, add_special_tokens=False, verbose=False),
     }
-    return {
-        name: timed(lambda read=read: [read(batch) and None for batch in batches])[0]
-        for name, read in ways.items()
-    }
+
+    def read_all(read: Callable[[list[str]], Any]) -> None:
+        for batch in batches:
+            read(batch)
+
+    return {name: timed(partial(read_all, read))[0] for name, read in ways.items()}
 
 
 def upstream(
@@ -156,7 +157,7 @@ def compared(options: argparse.Namespace, encoder: PromptEncoder, folder: Path) 
 def by_length(options: argparse.Namespace, encoder: PromptEncoder) -> list[dict[str, Any]]:
     rows = []
     for name in TASKS:
-        for length in LENGTHS:
+        for length in options.lengths:
             taken, samples = ours(encoder, name, length, options.samples_by_length)
             tokens = sum(sample.prompt_tokens for sample in samples)
             rows.append(
@@ -171,24 +172,34 @@ def by_length(options: argparse.Namespace, encoder: PromptEncoder) -> list[dict[
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--length", type=parse_length, default=2**15)
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--samples-by-length", type=int, default=16)
     parser.add_argument("--upstream", type=Path)
     parser.add_argument("--upstream-python", default="python")
-    parser.add_argument("--out")
-    options = parser.parse_args()
+    parser.add_argument("--lengths", type=parse_length, nargs="+", default=LENGTHS)
+    parser.add_argument("--vocabulary", type=int, default=16384)
+    parser.add_argument("--corpus-bytes", type=int, default=20_000_000)
+    small = {
+        "length": 8192,
+        "samples": 2,
+        "samples_by_length": 1,
+        "lengths": [8192],
+        "vocabulary": 2000,
+        "corpus_bytes": 200_000,
+    }
+    options = parsed(parser, small, arguments)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    encoder = PromptEncoder(trained_tokenizer())
+    encoder = PromptEncoder(trained_tokenizer(options.vocabulary, options.corpus_bytes))
     with tempfile.TemporaryDirectory() as folder:
         encoder.tokenizer.save_pretrained(folder)
         rows = compared(options, encoder, Path(folder))
     result = {
         "length": options.length,
         "samples": options.samples,
-        "vocabulary": VOCABULARY,
+        "vocabulary": options.vocabulary,
         "upstream": "NVIDIA/RULER c3f5e3b" if options.upstream else None,
         "tokenizers": tokenizers.__version__,
         "transformers": transformers.__version__,
@@ -200,7 +211,7 @@ def main() -> None:
         "samples_by_length": options.samples_by_length,
         "by_length": by_length(options, encoder),
     }
-    write("ruler_samples", result, options.out)
+    write("ruler_samples", result, options)
 
 
 if __name__ == "__main__":

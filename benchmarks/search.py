@@ -11,7 +11,6 @@ interrupted benchmark goes on from there. Run on one thread: the losses depend o
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, write
 from ropewalk.data import SourceSpec, read_documents
 from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.data.tokens.tokenise import load_tokenizer, tokenise
@@ -258,10 +257,10 @@ def solve(name: str, seeds: int, models: Path, losses: Path | None, told: str | 
             evaluator = Toy(space.pairs, goal.scale, seed) if problem.model == "toy" else shared
             strategy = Strategy(algorithm_named(variant.algorithm), budget, seed, variant.racing)
             result = minimise(space, evaluator, strategy, goal.seeds(space))
-            other = judge.baseline(goal.method(result.best.candidate)) if judge else None
+            reached = judge.baseline(goal.method(result.best.candidate)) if judge else None
             results[variant.name].append(result)
-            runs[variant.name].append(run_of(result, seed, other))
-            told = "" if other is None else f", held out {math.exp(other):.3f}"
+            runs[variant.name].append(run_of(result, seed, reached))
+            told = "" if reached is None else f", held out {math.exp(reached):.3f}"
             print(
                 f"{name}: {variant.name}, seed {seed}: {math.exp(result.best.objective):.4f}{told} "
                 f"({result.forwards} forwards, {time.perf_counter() - began:.0f} s)",
@@ -288,8 +287,8 @@ def solve(name: str, seeds: int, models: Path, losses: Path | None, told: str | 
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--problems", default=",".join(PROBLEMS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument(
@@ -297,14 +296,14 @@ def main() -> None:
     )
     parser.add_argument("--models", type=Path, default=SHARED / "models")
     parser.add_argument("--losses", type=Path)
-    parser.add_argument("--out")
-    options = parser.parse_args()
+    small = {"problems": "toy-64", "seeds": 1, "variants": "cma-es + racing:15"}
+    options = parsed(parser, small, arguments)
     torch.set_num_threads(1)
     results = [
         solve(name, options.seeds, options.models, options.losses, options.variants)
         for name in options.problems.split(",")
     ]
-    write("search_cpu", {"problems": results}, options.out)
+    write("search_cpu", {"problems": results}, options)
 
 
 if __name__ == "__main__":

@@ -6,44 +6,31 @@ on what they say. The loss of the same candidates is compared too, since a batch
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
+from benchmarks.gpu_sizes import Sizes, allocated_gib, milliseconds, peak_gib
 from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.models.load import attach
 from ropewalk.rope import Default
 from ropewalk.search import Job, ModelEvaluator, goal_of, mutate
-
-TRAINED = 4096
-LENGTHS = (4096, 16384)
-BATCHES = (1, 2, 4, 8)
+from ropewalk.search.objective import Forwards
 
 
-def measure(milliseconds: Callable[[Callable[[], Any]], float], device: str = "cuda") -> list[dict[str, Any]]:
+def measure(sizes: Sizes, device: str) -> list[dict[str, Any]]:
     """Forwards a second, peak memory, and the largest relative difference of a loss from that of batch 1."""
-    model = random_llama(device)
-    return [row for length in LENGTHS for row in forwards(model, length, milliseconds)]
+    model = random_llama(sizes, device)
+    return [row for length in sizes.search for row in forwards(model, length, sizes, device)]
 
 
-def random_llama(device: str, **smaller: int) -> Any:
-    """A model of about a billion parameters with the rotary module that a search exchanges."""
-    shape = {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        **smaller,
-    }
+def random_llama(sizes: Sizes, device: str) -> Any:
+    """A model with the rotary module that a search exchanges."""
     config = transformers.LlamaConfig(
-        **shape,
-        tie_word_embeddings=True,
-        max_position_embeddings=TRAINED,
+        **sizes.search_model,
+        max_position_embeddings=sizes.search_trained,
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
     )
     torch.manual_seed(0)
@@ -54,35 +41,36 @@ def random_llama(device: str, **smaller: int) -> Any:
     return model.to(torch.bfloat16)
 
 
-def forwards(
-    model: Any, length: int, milliseconds: Callable[[Callable[[], Any]], float]
-) -> list[dict[str, Any]]:
+def forwards(model: Any, length: int, sizes: Sizes, device: str) -> list[dict[str, Any]]:
     """A row of figures for each batch; what does not fit says so."""
     ids = torch.randint(0, model.config.vocab_size, (length,), generator=torch.Generator().manual_seed(0))
     layout = PackedLayout.from_lengths([length], "full", 0)
     text = Row(ids, next_token_labels(ids, layout), layout)
     config = model.config
-    goal = goal_of(Default(config.head_dim, config.rope_parameters["rope_theta"]), TRAINED, max(LENGTHS))
+    current = Default(config.head_dim, config.rope_parameters["rope_theta"])
+    goal = goal_of(current, sizes.search_trained, max(sizes.search))
     space, random = goal.space(), np.random.default_rng(0)
     first = goal.seeds(space)["yarn"]
-    jobs = [Job(mutate(space, first, 0.3, random), 0) for _ in range(max(BATCHES))]
+    jobs = [Job(mutate(space, first, 0.3, random), 0) for _ in range(max(sizes.search_batches))]
     found, alone = [], None
-    for batch in BATCHES:
+    for batch in sizes.search_batches:
         row: dict[str, Any] = {"length": length, "batch": batch}
         found.append(row)
-        evaluator = ModelEvaluator(model, goal, [text], batch=batch)
+        evaluator = ModelEvaluator(model, goal, [text], forwards=Forwards(batch))
+
+        def losses(evaluator: ModelEvaluator = evaluator) -> list[float]:
+            return [loss for _, loss in evaluator.losses(jobs)]
+
         try:
-            if torch.cuda.is_available():
-                torch.cuda.reset_peak_memory_stats()
-            losses = np.array([loss for _, loss in evaluator.losses(jobs)])
-            ms = milliseconds(lambda evaluator=evaluator: list(evaluator.losses(jobs)))
-        except (RuntimeError, ValueError) as error:
+            allocated_gib(device)
+            here = np.array(losses())
+            ms = milliseconds(losses, device, sizes.repeats)
+        except torch.OutOfMemoryError as error:
             row["refused"] = str(error).splitlines()[0]
         else:
-            alone = losses if alone is None else alone
+            alone = here if alone is None else alone
             row["forwards_per_s"] = 1000 * len(jobs) / ms
-            row["worst_difference"] = float(np.abs(losses / alone - 1).max())
-            if torch.cuda.is_available():
-                row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            row["worst_difference"] = float(np.abs(here / alone - 1).max())
+            row |= peak_gib(device)
         print(row, flush=True)
     return found

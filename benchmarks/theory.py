@@ -8,12 +8,12 @@ dense scan that feasible bases replace is 1500 bases x L x pairs.
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, write
 from ropewalk.io.lengths import parse_length
 from ropewalk.rope import unscaled_inv_freq
 from ropewalk.rope.theory import CEILING, context_bound, feasible_bases, safe_base
@@ -28,19 +28,19 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began, result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--longest", type=parse_length, default=2**20)
-    parser.add_argument("--out")
-    options = parser.parse_args()
+    parser.add_argument("--bases", type=float, nargs="+", default=[1e4, 5e5, 1e9, 1e12, 1e14, 1e15])
+    options = parsed(parser, {"longest": 8192, "bases": [1e4]}, arguments)
     results = []
-    for base in (1e4, 5e5, 1e9, 1e12, 1e14, 1e15):
-        seconds, bound = timed(lambda base=base: context_bound(unscaled_inv_freq(DIM, base)))
+    for base in options.bases:
+        seconds, bound = timed(partial(context_bound, unscaled_inv_freq(DIM, base)))
         results.append({"what": "context bound", "base": base, "context_bound": bound, "seconds": seconds})
         print(f"bound of {base:g}: {bound} tokens, {seconds:.2f} s", flush=True)
     length = 8192
     while length <= options.longest:
-        seconds, found = timed(lambda length=length: feasible_bases(length, DIM))
+        seconds, found = timed(partial(feasible_bases, length, DIM))
         results.append(
             {
                 "what": "feasible bases",
@@ -52,11 +52,11 @@ def main() -> None:
             }
         )
         print(f"bases for {length}: {len(found.feasible)} intervals, {seconds:.2f} s", flush=True)
-        seconds, safe = timed(lambda length=length: safe_base(length, DIM))
+        seconds, safe = timed(partial(safe_base, length, DIM))
         results.append({"what": "safe base", "length": length, "safe_base": safe, "seconds": seconds})
         print(f"safe base for {length}: {safe:.6g}, {seconds:.2f} s", flush=True)
         length *= 4 if length < 2**17 else 8
-    write("theory", {"rotary_dim": DIM, "results": results}, options.out)
+    write("theory", {"rotary_dim": DIM, "results": results}, options)
 
 
 if __name__ == "__main__":

@@ -7,22 +7,23 @@ The full float32 logits would take length x vocabulary x 4 bytes; the loss is co
 
 from __future__ import annotations
 
-import argparse
 import resource
 import time
+from collections.abc import Sequence
 
 import torch
 import transformers
 
 from benchmarks.attention_cpu import document_lengths
-from benchmarks.common import write
+from benchmarks.common import parsed, parser_of, settings_of, write
 from ropewalk import PackedLayout, Row
+from ropewalk.attention.choices import PATTERNS
 from ropewalk.attention.layout import next_token_labels
 from ropewalk.models.load import attach
 from ropewalk.models.losses import LOGITS_BYTES, LossModel, OutputHead
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import train_step
+from ropewalk.training.step import micro_batches, train_step
 
 GIB = 2**30
 
@@ -32,13 +33,12 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--length", type=int, default=32768)
     parser.add_argument("--vocabulary", type=int, default=131072)
-    parser.add_argument("--pattern", default="anchor")
-    parser.add_argument("--out")
-    options = parser.parse_args()
+    parser.add_argument("--pattern", default="anchor", choices=PATTERNS)
+    options = parsed(parser, {"length": 256, "vocabulary": 97}, arguments)
     config = transformers.LlamaConfig(
         vocab_size=options.vocabulary,
         hidden_size=64,
@@ -57,10 +57,10 @@ def main() -> None:
     ids = torch.randint(0, options.vocabulary, (options.length,))
     row = Row(ids, next_token_labels(ids, layout), layout)
     optimizer = MasterAdamW(model.named_parameters(), Optimizer())
-    model = LossModel(model, OutputHead.of(model))
+    trained = LossModel(model, OutputHead.of(model))
     before = peak()
     began = time.perf_counter()
-    result = train_step(model.train(), [row], optimizer, 1e-3)
+    result = train_step(trained.train(), micro_batches([row]), optimizer, 1e-3)
     seconds = time.perf_counter() - began
     logits = options.length * options.vocabulary * 4 / GIB
     print(f"peak {peak():.2f} GiB, {before:.2f} before the step; full logits alone would be {logits:.1f} GiB")
@@ -68,7 +68,7 @@ def main() -> None:
     write(
         "training_memory",
         {
-            "settings": {k: v for k, v in vars(options).items() if k != "out"},
+            "settings": settings_of(options),
             "parameters": sum(p.numel() for p in model.parameters()),
             "peak_gib": peak(),
             "before_step_gib": before,
@@ -77,7 +77,7 @@ def main() -> None:
             "loss": result.loss,
             "seconds": seconds,
         },
-        options.out,
+        options,
     )
 
 

@@ -230,7 +230,8 @@ def seen_faults(site: Path, browser: str) -> Iterator[str]:
     values = {"WIDTHS": WIDTHS, "PAGES": pages, "SITE": f"{site.resolve().as_uri()}/"}
     script = MEASURE
     for name, value in values.items():
-        script = re.sub(rf"\b{name}\b", lambda _, value=value: json.dumps(value), script)
+        # Not the value itself: backslashes in a replacement would be read.
+        script = json.dumps(value).join(re.split(rf"\b{name}\b", script))
     with TemporaryDirectory() as folder:
         page = Path(folder) / "measure.html"
         page.write_text(script, encoding="utf-8")

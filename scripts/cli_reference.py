@@ -9,9 +9,9 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from cyclopts import App
+from cyclopts import App, Group
 
 from ropewalk.cli.app import SUMMARIES, program
 from tests.cli.option_cases import commands
@@ -73,7 +73,7 @@ def tables(command: App) -> list[str]:
         # What an option was called before is still read, and not taught.
         if not argument.parameter.show:
             continue
-        group = argument.parameter.group[0]
+        group = cast("tuple[Group, ...]", argument.parameter.group)[0]
         place = -1 if is_positional(argument) else group.sort_key
         row = f"| {written(argument)} | {default(argument)} | {meaning(argument.parameter)} |"
         groups.setdefault(group.name, (place, []))[1].append(row)
@@ -86,7 +86,7 @@ def tables(command: App) -> list[str]:
 def usage(line: str, command: App) -> str:
     """The command with its arguments; those in brackets can be left out."""
     words = [
-        argument.parameter.metavar if argument.required else f"[{argument.parameter.metavar}]"
+        str(argument.parameter.metavar) if argument.required else f"[{argument.parameter.metavar}]"
         for argument in command.assemble_argument_collection()
         if is_positional(argument)
     ]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ropewalk.cli.app import main as ropewalk
 from ropewalk.evaluation.comparison import ScoreDifference
@@ -100,20 +101,22 @@ def table(kinds: tuple[type, ...]) -> str:
     return "\n".join(["| key | meaning |", "| --- | --- |", *rows])
 
 
-def printed(line: str) -> dict:
+def printed(line: str) -> dict[str, Any]:
     """What a command prints with ``--json``."""
     out = io.StringIO()
     with redirect_stdout(out):
         status = ropewalk([*line.split(), "--json"])
     if status:
         sys.exit(f"ropewalk {line} --json ended with {status}")
-    return json.loads(out.getvalue())
+    values: dict[str, Any] = json.loads(out.getvalue())
+    return values
 
 
 def command_table() -> str:
     rows = []
     for line in COMMANDS:
-        name = re.match(r"rope \w+|\w+", line)[0]
+        words = line.split()
+        name = " ".join(words[: 2 if words[0] == "rope" else 1])
         rows.append(f"| `{name}` | {', '.join(f'`{key}`' for key in printed(line))} |")
     return "\n".join(["| command | keys |", "| --- | --- |", *rows])
 

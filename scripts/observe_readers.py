@@ -20,6 +20,7 @@ import logging
 import math
 import sys
 import types
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,7 +107,7 @@ def by_mlx_lm(config: dict[str, Any], length: int) -> dict[str, Any]:
     return turned([out[i, i].item() for i in range(pairs)], [out[i, i + pairs].item() for i in range(pairs)])
 
 
-class StandIns:
+class StandIns(Loader):
     """A finder of modules that replaces every module of a program but those of a folder."""
 
     def __init__(self, program: str, real: str) -> None:

@@ -52,8 +52,9 @@ def record(each: Extension, maps: dict[str, dict[str, float | None]]) -> dict[st
         LAW: scaled_theta(each.rope_theta, each.trained_length, each.target_length),
         **maps[key_of(each)],
     }
+    known = {part: base for part, base in demands.items() if base is not None}
     rules = {
-        name: None if any(demands[part] is None for part in parts) else max(demands[part] for part in parts)
+        name: max(known[part] for part in parts) if known.keys() >= set(parts) else None
         for name, parts in RULES.items()
     }
     found = recommended_theta(each.rope_theta, each.trained_length, each.target_length, each.rotary_dim)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from ropewalk.data.settings import InterleaveSettings, MixtureSettings, SourceSpec
 from ropewalk.evaluation.settings import OWN
-from ropewalk.io.settings import Option, Settings, choices_in, model_in
+from ropewalk.io.settings import Option, Settings, choices_in
 from ropewalk.training.recipe import changes as recipe_changes
 from ropewalk.training.recipe import recipe
 from ropewalk.training.recipe.changes import is_group
@@ -23,7 +23,7 @@ from ropewalk.training.recipe.evaluation import During
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 BEGIN, END = "<!-- keys: written by scripts/recipe_reference.py -->", "<!-- /keys -->"
-TABLES = (
+TABLES: tuple[tuple[str, str, type[Settings]], ...] = (
     ("The run", "", recipe.Recipe),
     ("Data", "data.", recipe.Data),
     ("A source (write only its path if it needs no other key)", "data.sources[].", SourceSpec),
@@ -42,14 +42,7 @@ TABLES = (
     ("Parallel processes", "parallel.", recipe.Parallel),
     ("Evaluation", "evaluation.", recipe.Evaluation),
     ("Evaluation during training", "evaluation.during.", During),
-    *(
-        (
-            f"Evaluation: {name}",
-            f"evaluation.{name}.",
-            model_in(recipe.Evaluation.model_fields[name].annotation),
-        )
-        for name in OWN
-    ),
+    *((f"Evaluation: {name}", f"evaluation.{name}.", model) for name, model in OWN.items()),
 )
 
 

@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
     # The writer needs nothing of the package around it, whose filters need many packages and a compiler.
     for name in ("dolma", "dolma.core", "dolma.tokenizer"):
         package = sys.modules[name] = ModuleType(name)
-        package.__path__ = [str(Path(distribution("dolma").locate_file(name.replace(".", "/"))))]
+        package.__path__ = [str(distribution("dolma").locate_file(name.replace(".", "/")))]
     loggers = sys.modules["dolma.core.loggers"] = ModuleType("dolma.core.loggers")
     loggers.get_logger = logging.getLogger  # type: ignore[attr-defined]
     types = sys.modules["dolma.core.data_types"] = ModuleType("dolma.core.data_types")

@@ -133,7 +133,8 @@ class RowMaker:
         self.stream = self._stream()
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
     def _stream(self) -> Iterator[int]:
         """The documents without end, each epoch in a new order."""

@@ -33,6 +33,7 @@ from retrieval_rows import BOS_ID, EOS_ID, RowMaker, Stage, batch_of
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from ropewalk.data.read.embedded import embedded_documents
 from ropewalk.data.read.retrieval import PHRASES, ExamWriter
@@ -133,7 +134,7 @@ def build_model(vocab_size: int) -> LlamaForCausalLM:
     return model
 
 
-def look_back(attention: torch.nn.Module, shared: torch.Tensor) -> None:
+def look_back(attention: LlamaAttention, shared: torch.Tensor) -> None:
     """Make each head attend as many tokens back as LOOK_BACK says.
 
     Args:
@@ -153,7 +154,7 @@ def look_back(attention: torch.nn.Module, shared: torch.Tensor) -> None:
         keys[head, 1] += scale * angles.sin()[:, None] * shared
 
 
-def match(first: torch.nn.Module, second: torch.nn.Module, shared: torch.Tensor) -> None:
+def match(first: LlamaAttention, second: LlamaAttention, shared: torch.Tensor) -> None:
     """Make the second layer's heads attend to what followed an earlier occurrence of the same tokens.
 
     The first layer's heads all carry the same projection of the token that they attend to, each into directions of its

@@ -225,7 +225,7 @@ def test_the_arrows_between_rooms_make_no_circle():
     assert circles(ALLOWED) == []
 
 
-HERE = {"", "compatibility"}
+HERE = {"", "benchmarks", "compatibility", "scripts"}
 """Folders of tests that belong to no room."""
 
 

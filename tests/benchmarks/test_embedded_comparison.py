@@ -9,6 +9,7 @@ from benchmarks.embedded_comparison import BASES, QUESTIONS, ROPE_THETA, ROTARY_
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.experiments.grid import make_grid
 from ropewalk.rope.theory import feasible_bases, theta_by_rule
+from tests.benchmarks.benchmark_cases import small
 
 GRIDS = {name: each for grids in QUESTIONS.values() for name, each in grids.items()}
 
@@ -39,3 +40,9 @@ def test_bases_are_computed_for_the_embedded_models(model):
     assert config["head_dim"] == ROTARY_DIM
     assert config["rope_parameters"]["rope_theta"] == ROPE_THETA
     assert config["max_position_embeddings"] == TRAINED_LENGTH
+
+
+@pytest.mark.slow  # three runs
+def test_it_runs_on_small_sizes(tmp_path):
+    grids = small("embedded_comparison", tmp_path, "patterns", "--runs", str(tmp_path / "runs"))["grids"]
+    assert len(grids["patterns"]["cells"]) == 3
