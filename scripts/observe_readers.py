@@ -20,6 +20,7 @@ import logging
 import math
 import sys
 import types
+from collections.abc import Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -263,13 +264,13 @@ def written(record: dict[str, Any]) -> str:
     return f'{{"configs": {{\n{lines(record["configs"])}\n}},\n"observed": {{\n{observed}\n}}}}\n'
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Observe one program and add the results to the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program", choices=("transformers-4", "mlx-lm", "vllm", "sglang"))
     parser.add_argument("--source", type=Path, help="source tree of the server")
     parser.add_argument("--key", help="name of the reader; default: the program")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
     get_rope = None if given.source is None else server(given.program, given.source.resolve())
     found: dict[str, Any] = {}

@@ -30,7 +30,7 @@ import platform
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -268,7 +268,7 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * (FINAL_LEARNING_RATE_SHARE + (1 - FINAL_LEARNING_RATE_SHARE) * cosine)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     default_out = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "data" / "demo_model"
     parser.add_argument("--out", type=Path, default=default_out, help="folder of the checkpoint")
@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
     parser.add_argument("--snapshot-minutes", type=float, default=10.0, help="time between snapshots")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
 
     transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()

@@ -173,6 +173,7 @@ def test_an_address_in_the_repository_is_looked_for_in_the_checkout(target, plac
         "cli_reference.py",
         "draw_pictures.py",
         "file_reference.py",
+        "published_bases.py",
         "readers_page.py",
         "recipe_reference.py",
         "shipped_recipes.py",
