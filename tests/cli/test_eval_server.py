@@ -269,3 +269,29 @@ def test_a_length_beyond_the_servers_context_is_refused_before_any_prompt(
         assert run(checkpoint, *ASKED, "--lengths", "400", "--out", out, "--server", server.url) == 0
     served = json.loads((out / "results.json").read_text())["served"]
     assert served == [{"context": 499, "root": "other/base", "source": "max_model_len in /v1/models"}]
+
+
+def test_another_checkpoint_under_the_same_name_is_another_evaluation(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+
+    def evaluated(root: str | None, context: int = 600) -> int:
+        entry = {"id": "tiny", "max_model_len": context, **({"root": root} if root else {})}
+        listed = Reply(body=json.dumps({"data": [entry]}).encode())
+        with CompletionServer(knowing(checkpoint), models_reply=listed) as server:
+            return run(checkpoint, *ASKED, "--out", out, "--server", server.url)
+
+    assert evaluated("models/step-100") == 0
+    # At another port, with another context.
+    assert evaluated("models/step-100", 700) == 0
+    capsys.readouterr()
+    for root, said in (("models/step-200", "models/step-200"), (None, "unknown")):
+        assert evaluated(root) == 2
+        told = " ".join(capsys.readouterr().err.split())
+        assert f"the checkpoint on the server (models/step-100 in the folder, {said} now)" in told
+    # A folder of an earlier version does not say.
+    record = json.loads((out / "run.json").read_text())
+    del record["served_roots"]
+    (out / "run.json").write_text(json.dumps(record))
+    assert evaluated("models/step-200") == 0

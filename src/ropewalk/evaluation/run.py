@@ -33,6 +33,7 @@ from ropewalk.evaluation.settings import OWN, EvaluationSettings, Settings, unre
 from ropewalk.evaluation.store import (
     PREDICTIONS,
     RESULT_CACHE,
+    SERVED_ROOTS,
     PredictionLog,
     ResultCache,
     begin,
@@ -599,6 +600,10 @@ class _Run:
             "chat_template": digest(tokenizer.chat_template) if settings.chat else None,
             "haystack_sources": sources_identity(settings),
         }
+        if self.config.serving is not None:
+            # Its name alone does not identify a model: another may be served under the same one.
+            roots = {each["root"] for each in facts.get("served", ()) if "root" in each}
+            known[SERVED_ROOTS] = sorted(roots)
         if reads_text(settings):
             known["text"] = inputs_identity([SourceSpec(path=self.config.text)])
         stack.enter_context(locked(out, "give another --out"))

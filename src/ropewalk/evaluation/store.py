@@ -356,6 +356,8 @@ PREDICTIONS = "predictions.jsonl"
 RESULT_CACHE = "finished.jsonl"
 RESULTS = "results.json"
 RECORD_FORMAT = 1
+SERVED_ROOTS = "served_roots"
+"""Key of the identity for the checkpoints that servers say they loaded; folders of earlier versions lack it."""
 
 
 def begin(out: Path, identity: Mapping[str, Any]) -> None:
@@ -403,7 +405,18 @@ def _differences(existing: Mapping[str, Any], wanted: Mapping[str, Any]) -> list
             # Settings that no longer exist decide nothing and must not keep a folder from resuming.
             "settings": {key: old_settings[key] for key in new_settings if key in old_settings},
         }
+    if SERVED_ROOTS not in existing:
+        wanted = {key: value for key, value in wanted.items() if key != SERVED_ROOTS}
     changed = [key for key in sorted({*existing, *wanted}) if existing.get(key) != wanted.get(key)]
+    if SERVED_ROOTS in changed and SERVED_ROOTS in wanted:
+        # The file may come from an editor.
+        there, here = (
+            " and ".join(map(str, roots if isinstance(roots, list) else [roots])) or "unknown"
+            for roots in (existing[SERVED_ROOTS], wanted[SERVED_ROOTS])
+        )
+        changed[changed.index(SERVED_ROOTS)] = (
+            f"the checkpoint on the server ({there} in the folder, {here} now)"
+        )
     if "settings" not in changed:
         return changed
     old_settings, new_settings = existing.get("settings") or {}, wanted.get("settings") or {}
