@@ -41,7 +41,7 @@ class Reply:
 
 
 def completion(
-    text: Any, finish_reason: Any = "stop", tokens: Any = 3, read: Any = 1 << 20, **reply: Any
+    text: Any, finish_reason: Any = "stop", tokens: Any = 3, read: Any = None, **reply: Any
 ) -> Reply:
     """An answer as vLLM writes it, of a server that ``read`` so many tokens of the prompt."""
     value = {
@@ -54,7 +54,7 @@ def completion(
 
 
 def message(
-    content: Any, finish_reason: Any = "stop", tokens: Any = 3, read: Any = 1 << 20, **more: Any
+    content: Any, finish_reason: Any = "stop", tokens: Any = 3, read: Any = None, **more: Any
 ) -> Reply:
     """A chat's answer as vLLM writes it; ``more`` are further keys of the message."""
     value = {
@@ -93,6 +93,7 @@ class CompletionServer:
         reads: from a trial's prompt to the tokens that it says it has read; None says nothing.
         unlisted: names of models that it serves and does not list.
         pages: JSON values of further paths, such as ``/props``.
+        named: name of the model in the answers to trials.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class CompletionServer:
         reads: Callable[[Any], int | None] = lambda prompt: None,
         unlisted: Sequence[str] = (),
         pages: Mapping[str, Any] | None = None,
+        named: str | None = None,
     ) -> None:
         self.requests: list[dict[str, Any]] = []
         self.trials: list[dict[str, Any]] = []
@@ -153,6 +155,8 @@ class CompletionServer:
                 if said is None and trial:
                     made = message if "messages" in value else completion
                     said = made("x", "length", 1, reads(value.get("prompt", "")))
+                    if named is not None:
+                        said = Reply(body=json.dumps({**json.loads(said.body), "model": named}).encode())
                 if said is not None:
                     self._send(said)
                 return said is not None

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -481,7 +482,7 @@ LONG = (
 SAID = "This model's maximum context length is 4096 tokens. However, you requested [1m5000 [0m tokens."
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 405])
+@pytest.mark.parametrize("status", [403, 404, 405])
 def test_a_refusal_of_every_request_fails_at_once_with_the_servers_own_words(status: int) -> None:
     with CompletionServer(always(refusal(status, LONG))) as server, pytest.raises(RunFailure) as caught:
         list(backend(server, concurrency=1).answers(requests_of(5)))
@@ -712,3 +713,124 @@ def test_a_chat_that_was_cut_short_by_the_server_is_noticed() -> None:
                 (found,) = stream
                 assert isinstance(found, Rejection)
                 assert found.reason.startswith("the server read only 1 of the 2 tokens")
+
+
+def with_keys(reply: Reply, **more: Any) -> Reply:
+    """A reply with further keys."""
+    return replace(reply, body=json.dumps({**json.loads(reply.body), **more}).encode())
+
+
+CONTRADICTIONS: dict[str, tuple[Reply, str]] = {
+    "another model": (
+        with_keys(completion("x"), model="other-7b"),
+        "names the model other-7b, but that to the trial request named tiny",
+    ),
+    "more tokens than asked for": (
+        completion("x", tokens=10**15),
+        "an answer of 10{15} tokens, but at most 4",
+    ),
+    "fewer tokens than none": (completion("x", tokens=-7), "an answer of -7 tokens"),
+    "a number too long to print": (completion("x", tokens=10**400), "an answer of 10{298}… tokens"),
+    "a longer prompt than sent": (completion("x", read=10**6), "a prompt of 1000000 tokens, but 3 were sent"),
+    "a prompt of fewer tokens than none": (completion("x", read=-1), "a prompt of -1 tokens"),
+    "a longer text than the tokens": (
+        completion("x" * 1000),
+        "has 1,000 characters, more than 4 tokens can have",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CONTRADICTIONS)
+def test_a_response_that_contradicts_its_request_is_no_answer(what: str) -> None:
+    reply, reason = CONTRADICTIONS[what]
+
+    def reads(prompt: Any) -> int:
+        return len(prompt)
+
+    with CompletionServer(first_then_echo(reply), reads=reads, named="tiny") as server:
+        asked = backend(server, tokenizer=text_tokenizer(True), backoff=0.0)
+        # Another replica may answer the next attempt.
+        assert [answer.text for answer in asked.answers(requests_of(1))] == ["answer to 0"]
+    with CompletionServer(always(reply), reads=reads, named="tiny") as server:
+        asked = backend(server, tokenizer=text_tokenizer(True), retries=1, backoff=0.0)
+        with pytest.raises(RunFailure, match=reason):
+            list(asked.answers(requests_of(2)))
+
+
+def test_a_trial_that_contradicts_its_request_is_refused() -> None:
+    with (
+        CompletionServer(echo, reads=lambda prompt: 10**6) as server,
+        pytest.raises(
+            RopewalkError, match=r"request for one token \(.* a prompt of 1000000 tokens, but 20 were"
+        ),
+    ):
+        backend(server, tokenizer=text_tokenizer(True), retries=0).check()
+
+
+def test_what_honest_servers_count_otherwise_is_accepted() -> None:
+    # Some count the token that ends the answer, or a BOS of their own.
+    for reply in (completion("x", tokens=5), completion("x", read=4), completion("x", tokens=0, read=0)):
+        with CompletionServer(always(reply)) as server:
+            (found,) = backend(server, tokenizer=text_tokenizer(True)).answers(requests_of(1))
+        assert isinstance(found, Answer)
+
+
+def test_a_chat_server_may_write_a_template_of_its_own_around_the_prompt() -> None:
+    turns = GenerationRequest((1, 2, 3), 4, 100, (("user", "abc"),), 1)
+    for read, good in ((50, True), (53, True), (10**6, False)):
+        with CompletionServer(always(message("x", read=read)), reads=lambda prompt: 50) as server:
+            asked = backend(server, endpoint="chat", retries=0)
+            if good:
+                assert len(list(asked.answers([turns]))) == 1
+            else:
+                with pytest.raises(RunFailure, match="a prompt of 1000000 tokens"):
+                    list(asked.answers([turns]))
+
+
+def test_a_server_that_answers_as_another_model_is_refused_and_one_with_an_alias_noted() -> None:
+    with (
+        CompletionServer(echo, models=["m", "other"], named="other") as server,
+        pytest.raises(
+            RopewalkError, match=r"answers requests for m as other, which is another model; name the"
+        ),
+    ):
+        backend(server, model="m").check()
+    with CompletionServer(
+        echo, models=["llama"], unlisted=["deployment"], named="gpt-4o-2024-08-06"
+    ) as server:
+        asked = backend(server, model="deployment")
+        asked.check()
+        assert "answers requests for deployment as gpt-4o-2024-08-06; check that" in asked.notes[0]
+    with CompletionServer(echo, models=["gpt-4o"], named="gpt-4o-2024-08-06") as server:
+        asked = backend(server)
+        asked.check()
+        assert asked.notes == []
+
+
+@pytest.mark.parametrize("status", [404, 405])
+def test_a_server_without_the_endpoint_is_said_with_the_other_one(status: int) -> None:
+    def refuses(value: dict[str, Any]) -> Reply | None:
+        return None if "messages" in value else refusal(status, "no such endpoint")
+
+    with CompletionServer(echo, refuses=refuses) as server:
+        with pytest.raises(
+            RopewalkError,
+            match=rf"serves tiny, but has no endpoint /completions \(HTTP {status}: no .*\); add --chat --endpoint",
+        ):
+            backend(server).check()
+        backend(server, endpoint="chat").check()
+
+
+def test_a_server_that_asks_for_a_key_is_said_with_the_variable() -> None:
+    with CompletionServer(echo, key="another") as server:
+        for settings in ({}, {"model": "tiny"}):
+            with pytest.raises(
+                RopewalkError, match=r"HTTP 401: .*; set the environment variable OPENAI_API_KEY"
+            ):
+                backend(server, **settings).check()
+    # The key may end while the evaluation runs.
+    with (
+        CompletionServer(always(refusal(401, "expired"))) as server,
+        pytest.raises(RunFailure, match=r"HTTP 401: expired\); set .*OPENAI_API_KEY .* again to resume"),
+    ):
+        list(backend(server).answers(requests_of(1)))

@@ -58,12 +58,18 @@ class FaultError(Exception):
 
 @dataclass(frozen=True)
 class Completion:
-    """A server's completion of a prompt; the fields have the meaning of those of :class:`Answer`."""
+    """A server's completion of a prompt; the fields have the meaning of those of :class:`Answer`.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt by the server's count; None if it does not report it.
+        model: name that the server gives its model; None if it gives none.
+    """
 
     text: str
     new_tokens: int | None
     finished: bool | None
     prompt_tokens: int | None = None
+    model: str | None = None
 
 
 def read_completion(body: bytes) -> Completion:
@@ -83,11 +89,13 @@ def read_completion(body: bytes) -> Completion:
         raise FaultError(f"the server aborted an answer ({reason})")
     usage = value.get("usage")
     tokens = _whole(usage, "completion_tokens")
+    model = value.get("model")
     return Completion(
         _whole_characters(text),
         tokens,
         _FINISHED.get(reason) if isinstance(reason, str) else None,
         _whole(usage, "prompt_tokens"),
+        model if isinstance(model, str) and model else None,
     )
 
 

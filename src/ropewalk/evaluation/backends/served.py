@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -70,6 +71,41 @@ def from_server_info(body: bytes) -> Served:
     return Served(
         context, _text(value.get("model_path")), "context_length in /get_server_info" if context else None
     )
+
+
+def names_model(models: bytes, asked: str, answered: str) -> bool:
+    """Whether a response that names the model ``answered`` can be one of the model ``asked``.
+
+    Servers name a model by its alias, its date or revision (``gpt-4o-2024-08-06``, ``org/model@main``), its file, the
+    checkpoint that they loaded (``root`` in the list of models), or the first of several names of one checkpoint.
+
+    Args:
+        models: response of ``/v1/models``; empty if there is none.
+        asked: name in the request.
+        answered: name in the response.
+    """
+    roots = {}
+    entries = _mapping(models).get("data")
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, Mapping) and isinstance(entry.get("id"), str):
+            roots[entry["id"]] = _text(entry.get("root"))
+    root = roots.get(asked)
+    if _same_name(asked, answered):
+        return True
+    return root is not None and (_same_name(root, answered) or roots.get(answered) == root)
+
+
+_VERSION = re.compile(r"[@:].*|-[0-9]{3,8}|-[0-9]{4}-[0-9]{2}-[0-9]{2}")
+"""What a more exact name appends: a revision, a tag, or a date."""
+
+
+def _same_name(asked: str, answered: str) -> bool:
+    asked, answered = (
+        re.sub(r"(\.gguf|[-:]latest)$", "", name.rstrip("/").rpartition("/")[2].lower())
+        for name in (asked, answered)
+    )
+    more = answered.removeprefix(asked)
+    return answered == asked or (answered.startswith(asked) and _VERSION.fullmatch(more) is not None)
 
 
 PLACES = (("/props", from_props), ("/get_server_info", from_server_info))

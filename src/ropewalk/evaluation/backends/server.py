@@ -29,8 +29,9 @@ from ropewalk.evaluation.backends.responses import (
     retry_after,
     server_message,
 )
-from ropewalk.evaluation.backends.served import PLACES, Served, from_models
+from ropewalk.evaluation.backends.served import PLACES, Served, from_models, names_model
 from ropewalk.evaluation.backends.serving import RESERVED, Serving, public_address
+from ropewalk.evaluation.prompt import END_OF_THOUGHTS, THOUGHTS
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 NO_KEY = "none"
@@ -56,8 +57,8 @@ TRIAL = "The grass is green."
 
 SHOWN_MODELS = 5
 
-TOO_MANY, UNAVAILABLE = 429, 503
-"""HTTP status of a server at its rate limit, and of one that is overloaded or starting."""
+UNAUTHORIZED, TOO_MANY, UNAVAILABLE = 401, 429, 503
+"""HTTP status of a server without a valid API key, at its rate limit, and overloaded or starting."""
 
 
 class ServerBackend:
@@ -98,10 +99,12 @@ class ServerBackend:
         self._own = {name: value for name, value in GREEDY.items() if name not in self.extra}
         self._left_out: list[str] = []
         self._bos_added = tokenizer is not None and _adds_bos(tokenizer)
+        self._longest_token = None if tokenizer is None else max(map(len, tokenizer.get_vocab()))
         self._tokenizer_lock = threading.Lock()
         self._base_url = serving.url
         self._api_key = _key(api_key)
         self._checked = False
+        self._trial_answer: Completion | None = None
 
     @property
     def description(self) -> dict[str, Any]:
@@ -147,6 +150,8 @@ class ServerBackend:
                         "server has loaded its model, name the model with --server-model, or correct the address"
                     ) from fault
             except RefusalError as refusal:
+                if refusal.status == UNAUTHORIZED:
+                    raise RopewalkError(self._no_access(refusal)) from refusal
                 if self.model is None:
                     raise RopewalkError(
                         f"the server at {self.address} does not list its models ({refusal}); name the model with "
@@ -157,9 +162,24 @@ class ServerBackend:
         self.model = self.model or self._only(listed or [])
         self.served = self._says(body)
         with self._client(self.timeout) as client:
-            self._agree(client, listed)
+            trial = self._agree(client, listed)
+        self._check_named(trial.model, body, listed or [])
+        self._trial_answer = trial
         self._checked = True
         return self.model
+
+    def _check_named(self, named: str | None, models: bytes, listed: list[str]) -> None:
+        """Check that the server answers requests for this model with this model."""
+        assert self.model is not None
+        if named is None or names_model(models, self.model, named):
+            return
+        what = f"the server at {self.address} answers requests for {self.model} as {one_line(named)}"
+        if self.model in listed:
+            raise RopewalkError(
+                f"{what}, which is another model; name the model to measure with --server-model"
+            )
+        # A name that the server does not list may be an alias, such as the name of a deployment.
+        self.notes.append(f"{what}; check that this is the model to measure")
 
     def _listed(self, body: bytes) -> list[str]:
         try:
@@ -197,16 +217,20 @@ class ServerBackend:
         """
         self.served.require(length, self.address)
 
-    def _agree(self, client: Any, listed: list[str] | None) -> None:
-        """Send the trial request with fewer and fewer optional fields until the server accepts it."""
+    def _agree(self, client: Any, listed: list[str] | None) -> Completion:
+        """Send the trial request with fewer and fewer optional fields until the server accepts it.
+
+        Returns:
+            The answer to the trial request.
+        """
         written_otherwise = False
         while True:
             ids = self._trial()
             turns = (("user", TRIAL),) if self.as_turns else ()
             try:
-                read = self._completion_with_retries(
+                found = self._completion_with_retries(
                     client, GenerationRequest(ids, 1, len(ids) + 1, turns), threading.Event()
-                ).prompt_tokens
+                )
             except FaultError as fault:
                 raise RopewalkError(
                     f"the server at {self.address} does not answer a request for one token ({fault.reason}); restart "
@@ -215,9 +239,10 @@ class ServerBackend:
             except RefusalError as refusal:
                 self._do_without(refusal, listed)
                 continue
+            read = found.prompt_tokens
             # A server that reports no usage gives nothing to compare.
             if not self._text_sent or not read or read == len(ids):
-                return
+                return found
             # The server may add BOS where the tokenizer does not, or the other way round; try that once.
             if written_otherwise or self.tokenizer.bos_token_id is None:
                 raise RopewalkError(
@@ -269,6 +294,13 @@ class ServerBackend:
         needed = [name for name in refusal.named if name in RESERVED]
         if refusal.status is None:
             return f"the server at {self.address} cannot be used: {refusal}"
+        if refusal.status == UNAUTHORIZED:
+            return self._no_access(refusal)
+        if refusal.status in (404, 405) and self.model in (listed or ()):
+            path, remedy = "/completions", "add --chat --endpoint chat"
+            if self.as_turns:
+                path, remedy = "/chat/completions", "remove --endpoint chat"
+            return f"the server at {self.address} serves {self.model}, but has no endpoint {path} ({refusal}); {remedy}"
         if refusal.status == 404:
             if listed is None:
                 return f"{reason}; an OpenAI-compatible address usually ends in /v1"
@@ -284,6 +316,12 @@ class ServerBackend:
                 "cannot be measured on this server"
             )
         return reason
+
+    def _no_access(self, refusal: RefusalError) -> str:
+        return (
+            f"the server at {self.address} does not accept the API key ({refusal}); set the environment variable "
+            f"{KEY_VARIABLE} to one that it accepts"
+        )
 
     def _trial(self) -> tuple[int, ...]:
         """Return the trial prompt as token ids; without a tokenizer, the id 0, which every vocabulary has."""
@@ -320,7 +358,9 @@ class ServerBackend:
         while True:
             try:
                 body = self._request(client, request)
-                return read_chat(body) if self.as_turns else read_completion(body)
+                found = read_chat(body) if self.as_turns else read_completion(body)
+                self._refuse_contradiction(request, found)
+                return found
             except FaultError as error:
                 fault = error
             # A server that asks for a pause knows better than our own backoff; 0, or a date that has passed by its
@@ -341,6 +381,45 @@ class ServerBackend:
                 break
         more = f", in the last of {attempt + 1} attempts" if attempt else ""
         raise FaultError(f"{fault.reason}{more}", fault.wait, fault.status)
+
+    def _refuse_contradiction(self, request: GenerationRequest, completion: Completion) -> None:
+        """Raise for a response that contradicts its request.
+
+        A server may count one token more than it was asked for, the one that ends the answer, and one more than it was
+        sent, BOS. Its own template may write as many tokens around a prompt as around the trial's.
+
+        Raises:
+            FaultError: names what contradicts; another attempt may reach another replica of the model.
+        """
+        trial, named = self._trial_answer, completion.model
+        if trial is not None and trial.model and named and named != trial.model:
+            raise FaultError(
+                f"the response names the model {one_line(named)}, but that to the trial request named "
+                f"{one_line(trial.model)}"
+            )
+        read, written, asked = completion.prompt_tokens, completion.new_tokens, request.max_new_tokens
+        if written is not None and not 0 <= written <= asked + 1:
+            raise FaultError(
+                f"the server reports an answer of {one_line(str(written))} tokens, but at most {asked} were asked for"
+            )
+        sent = len(request.input_ids)
+        most: float = sent + 1
+        if self.as_turns:
+            most = sent + (trial.prompt_tokens if trial and trial.prompt_tokens else math.inf)
+        elif self._text_sent and trial is None:
+            # The trial of text finds out which of the two writes BOS, and says itself if neither fits.
+            most = math.inf
+        if read is not None and not 0 <= read <= most:
+            raise FaultError(
+                f"the server reports a prompt of {one_line(str(read))} tokens, but {sent} were sent"
+            )
+        if self._longest_token is not None:
+            # Each token adds at most its own characters and a space; the server may write marks around thoughts.
+            marks = len(THOUGHTS) + len(END_OF_THOUGHTS)
+            if len(completion.text) > (asked + 1) * (self._longest_token + 1) + marks:
+                raise FaultError(
+                    f"the answer has {len(completion.text):,} characters, more than {asked} tokens can have"
+                )
 
     def _complete(self, request: GenerationRequest, completion: Completion) -> Completion:
         """Check that the server neither truncated the prompt nor ran out of context for the answer.
@@ -440,6 +519,8 @@ class ServerBackend:
 
     def failed(self, failure: Exception | None, answered: int, total: int) -> RunFailure:
         after = f"after {answered} of {total} answers"
+        if isinstance(failure, RefusalError) and failure.status == UNAUTHORIZED:
+            return RunFailure(f"{self._no_access(failure)}, and run the same command again to resume")
         if isinstance(failure, RefusalError):
             return RunFailure(f"the server at {self.address} rejected a prompt {after} ({failure})")
         reason = failure.reason if isinstance(failure, FaultError) else "an unexpected error, shown above"
