@@ -16,6 +16,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.dispatch import answers_of, check_requests
+from ropewalk.evaluation.backends.http_limits import limited_client, within
 from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, Rejection
 from ropewalk.evaluation.backends.responses import (
     Completion,
@@ -134,9 +135,10 @@ class ServerBackend:
         """
         body, listed = b"", None
         # A working server lists its models at once; a wrong address should not take the ten minutes of an answer.
-        with self._client(min(self.timeout, CHECK_TIMEOUT)) as client:
+        seconds = min(self.timeout, CHECK_TIMEOUT)
+        with self._client(seconds) as client:
             try:
-                body = self._content(client.models.with_raw_response.list)
+                body = self._content(client.models.with_raw_response.list, seconds)
             except FaultError as fault:
                 if fault.status is None:
                     raise RopewalkError(
@@ -195,14 +197,15 @@ class ServerBackend:
         assert self.model is not None
         found = from_models(models, self.model)
         root = self._base_url.rstrip("/").removesuffix("/v1")
-        with self._client(min(self.timeout, CONNECT_TIMEOUT)) as client:
+        seconds = min(self.timeout, CONNECT_TIMEOUT)
+        with self._client(seconds) as client:
             for path, read in PLACES:
                 if found.context is not None:
                     break
                 # No method of the client has this path, so the response's bytes are asked for.
                 as_bytes = self._openai.HttpxBinaryResponseContent
                 try:
-                    body = self._content(client.get, path=f"{root}{path}", cast_to=as_bytes)
+                    body = self._content(client.get, seconds, path=f"{root}{path}", cast_to=as_bytes)
                 except (FaultError, RefusalError):
                     continue
                 said = read(body)
@@ -452,6 +455,7 @@ class ServerBackend:
             messages = [{"role": role, "content": text} for role, text in request.turns]
             return self._content(
                 client.chat.completions.with_raw_response.create,
+                self.timeout,
                 model=self.model,
                 messages=messages,
                 max_tokens=request.max_new_tokens,
@@ -461,6 +465,7 @@ class ServerBackend:
         prompt = self._text(request.input_ids) if self._text_sent else list(request.input_ids)
         return self._content(
             client.completions.with_raw_response.create,
+            self.timeout,
             model=self.model,
             # The client inspects each element of `prompt`, a second for 128K ids, so the ids go into extra_body.
             prompt="",
@@ -469,12 +474,14 @@ class ServerBackend:
             extra_body={**self._own, **self.extra, "prompt": prompt},
         )
 
-    def _content(self, call: Any, **arguments: Any) -> bytes:
-        """Return the body of a response, or raise FaultError or RefusalError."""
+    def _content(self, call: Any, seconds: float, **arguments: Any) -> bytes:
+        """Return the body of a response that takes so many seconds at most, or raise FaultError or RefusalError."""
         try:
-            content: bytes = call(**arguments).content
-        except self._openai.APITimeoutError as error:
-            raise FaultError(f"no response within {self.timeout:g} s") from error
+            content = within(
+                seconds, lambda: bytes(call(**arguments).content), self._openai.OpenAIError, FaultError
+            )
+        except (TimeoutError, self._openai.APITimeoutError) as error:
+            raise FaultError(f"no response within {seconds:g} s") from error
         except self._openai.APIConnectionError as error:
             # The client's own message is only "Connection error."; the cause says what happened.
             raise FaultError(self._hidden(str(error.__cause__ or error)) or "connection lost") from error
@@ -551,6 +558,7 @@ class ServerBackend:
             api_key=self._api_key,
             # A server that is off should show within seconds, although an answer may take minutes.
             timeout=self._openai.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT)),
+            http_client=limited_client(self._openai, timeout),
             # Our own retries also cover unreadable responses, and stop when another request has failed.
             max_retries=0,
         )

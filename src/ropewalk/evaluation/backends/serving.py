@@ -46,7 +46,7 @@ class Serving(Settings):
         url: address of the server, including its path; several servers of one model are separated by commas.
         model: name of the model on the server; None if it serves only one.
         concurrency: maximum number of concurrent requests.
-        timeout: seconds without data from the server after which an attempt fails.
+        timeout: seconds after which an attempt without a complete response fails.
         retries: additional attempts per prompt after a lost connection, a timeout, HTTP 408 or 5xx, or a response that
             is unreadable or an error. A wait for a rate limit (HTTP 429, or 503 with Retry-After) uses none, while the
             waits for a prompt add up to at most ``timeout``.
@@ -70,7 +70,7 @@ class Serving(Settings):
     )
     concurrency: int = Field(8, ge=1, description="Maximum number of concurrent requests.")
     timeout: float = Field(
-        600.0, gt=0, description="Number of seconds without data from the server after which a request fails."
+        600.0, gt=0, description="Number of seconds after which a request without a complete response fails."
     )
     retries: int = Field(4, ge=0, description="Number of retries of a failed request.")
     send: Send = Field(
