@@ -122,3 +122,20 @@ def test_ctrl_c_is_status_130(tmp_path):
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors == "error: interrupted: nothing has started yet; run the same command to start again\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect", "https://me:hunter22@host/model?token=hunter22"],
+        ["data", "stats", "https://me:hunter22@host/x.jsonl?X-Amz-Signature=hunter22"],
+        ["data", "pack", "text.jsonl", "--out", "s3://me:hunter22@bucket/rows?sig=hunter22"],
+        ["eval", "embedded", "--server", "http://me:hunter22@host:port/v1?key=hunter22"],
+        ["eval", "embedded", "--rope", "https://me:hunter22@host/f.json?sig=hunter22"],
+    ],
+)
+def test_credentials_in_a_url_are_in_no_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "error: " in said
+    assert "hunter22" not in said

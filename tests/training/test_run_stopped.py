@@ -102,6 +102,39 @@ def test_a_run_whose_folder_is_lost_goes_on_from_its_copy(done, tmp_path, monkey
     assert names == [f"stage0-step{step:06d}" for step in (3, 4)][-keep:]
 
 
+def test_the_signature_of_a_copys_url_is_used_and_stored_nowhere(done, tmp_path, monkeypatch, capsys):
+    # The query is a part of the folder's name here; an object store would read the signature in it.
+    url = f"file://{tmp_path}/copy?sig=c0ffee-secret&sv=2026"
+    values = {**done[0], "output": str(tmp_path / "run"), "checkpoints": {"every": 1, "copy_to": url}}
+    recipe = write(tmp_path / "recipe.yaml", values)
+    with monkeypatch.context() as patch:
+        signalled(patch, signal.SIGTERM, 3)
+        assert main(["extend", recipe]) == 75
+    shutil.rmtree(tmp_path / "run")
+    assert main(["extend", recipe, "--resume"]) == 0
+    copy = tmp_path / "copy?sig=c0ffee-secret&sv=2026"
+    shown = f"file://{tmp_path}/copy?sig=***&sv=***"
+    said = capsys.readouterr()
+    assert f"the run was copied from {shown}, with" in said.err
+    assert "c0ffee" not in said.out + said.err
+    for folder in (tmp_path / "run", copy):
+        assert shown in (folder / "recipe.yaml").read_text()
+        for path in folder.rglob("*"):
+            assert not path.is_file() or b"c0ffee" not in path.read_bytes()
+    # The recipe of the run lacks the signature, so the user's own is needed.
+    assert main(["extend", str(tmp_path / "run" / "recipe.yaml"), "--resume"]) == 2
+    assert "copy?sig=***&sv=***, whose credentials were left out when" in capsys.readouterr().err
+
+    def denied(files, path, value):
+        raise PermissionError(f"no access to {path}")
+
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.pipe_file", denied)
+    assert main(["extend", recipe, "--resume"]) == 2
+    refused = capsys.readouterr().err
+    assert f"cannot write to {shown}: no access to " in refused
+    assert "c0ffee" not in refused
+
+
 def test_the_copy_of_another_run_is_never_overwritten(done, tmp_path, capsys):
     copy = tmp_path / "copy"
     values = {**done[0], "output": str(tmp_path / "run"), "checkpoints": {"copy_to": f"file://{copy}"}}

@@ -158,16 +158,18 @@ def _fail_once(message: str, status: int) -> int:
 
 def _fail(message: str, status: int) -> int:
     """Print an error as one line, whatever the names and library messages in it contain."""
+    from ropewalk.io.urls import masked
     from ropewalk.reporting.shown_text import shown
 
-    print(f"error: {shown(' '.join(message.split()), MOST_OF_A_MESSAGE)}", file=sys.stderr)
+    print(f"error: {shown(masked(' '.join(message.split())), MOST_OF_A_MESSAGE)}", file=sys.stderr)
     return status
 
 
 def _print_traceback() -> None:
+    from ropewalk.io.urls import masked
     from ropewalk.reporting.shown_text import harmless
 
-    print(harmless(traceback.format_exc()), end="", file=sys.stderr)
+    print(harmless(masked(traceback.format_exc())), end="", file=sys.stderr)
 
 
 def run() -> None:

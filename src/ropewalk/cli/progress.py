@@ -19,6 +19,7 @@ from rich.progress import (
 from rich.text import Text
 
 from ropewalk.io.progress import Advance
+from ropewalk.io.urls import masked
 from ropewalk.reporting.shown_text import shown
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -32,6 +33,7 @@ class ConsoleReporter:
         self.console = console
 
     def note(self, text: str) -> None:
+        text = masked(text)
         self.console.print(Text(shown(text, max(2, len(text)))), soft_wrap=True)
 
     @contextmanager

@@ -17,6 +17,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from ropewalk.errors import RopewalkError
+from ropewalk.io.urls import credentials, masked, without
 
 PARTIAL, REPLACED, DELETED = "partial", "old", "deleted"
 """Suffixes of temporary names: being written, replaced by a new one, being deleted."""
@@ -207,7 +208,7 @@ def check_model_place(name: str | os.PathLike[str]) -> None:
             "the name of the model is empty; give a folder, a file or a model on the Hugging Face Hub"
         )
     if not Path(name).exists() and (not _HUB_ID.fullmatch(str(name)) or str(name).endswith(".json")):
-        raise RopewalkError(f"there is no folder or file {name}")
+        raise RopewalkError(f"there is no folder or file {masked(str(name))}")
 
 
 def refuse_adapter(name: str | os.PathLike[str]) -> None:
@@ -264,7 +265,8 @@ def not_found(name: str | os.PathLike[str], what: str, error: BaseException) -> 
     # Only the first line: libraries append paragraphs of advice.
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return RopewalkError(
-        f"there is no folder {name}, and no {what} could be loaded for it from the Hugging Face Hub: {reason}"
+        f"there is no folder {masked(str(name))}, and no {what} could be loaded for it from the Hugging Face Hub: "
+        f"{without(reason, credentials(str(name)))}"
     )
 
 
@@ -281,7 +283,7 @@ def refuse_url(path: Path, what: str) -> None:
         RopewalkError: with the URL.
     """
     if found := _URL.match(str(path)):
-        url = f"{found['protocol']}://{str(path)[found.end() :]}"
+        url = masked(f"{found['protocol']}://{str(path)[found.end() :]}")
         raise RopewalkError(
             f"{url} is a URL, but {what} can only be written to a folder; give a folder on this machine and upload it "
             "when it is complete, or mount the bucket as a folder"

@@ -355,18 +355,18 @@ def take_from_copy(output: Path, url: str | None, resume: bool) -> str | None:
         own = log.read_bytes().partition(b"\n")[0] if log.is_file() else b""
         if there and (copy.read(METRICS) or b"").partition(b"\n")[0] != own:
             raise RopewalkError(
-                f"{url} contains the copy of another run; set checkpoints.copy_to to another URL"
+                f"{copy.url} contains the copy of another run; set checkpoints.copy_to to another URL"
             )
         return None
     if there and not resume:
         raise RopewalkError(
-            f"{url} contains the copy of a run; add --resume to continue that run, or set checkpoints.copy_to to "
+            f"{copy.url} contains the copy of a run; add --resume to continue that run, or set checkpoints.copy_to to "
             "another URL"
         )
     if not resume:
         return None
     names = copy.restore(output, RECIPE)
-    return f"the run was copied from {url}, with {', '.join(names)}" if names else None
+    return f"the run was copied from {copy.url}, with {', '.join(names)}" if names else None
 
 
 def reached(output: Path, start: Start, world: World) -> Reached:

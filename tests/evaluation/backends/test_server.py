@@ -1,5 +1,6 @@
 """A server answers prompts, or fails in every way that servers fail; nothing is scored that it did not say."""
 
+import base64
 import gzip
 import json
 import re
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
@@ -834,3 +836,47 @@ def test_a_server_that_asks_for_a_key_is_said_with_the_variable() -> None:
         pytest.raises(RunFailure, match=r"HTTP 401: expired\); set .*OPENAI_API_KEY .* again to resume"),
     ):
         list(backend(server).answers(requests_of(1)))
+
+
+SECRET = "pässwörd/of-mine"
+
+
+def test_credentials_that_a_server_echoes_are_kept_nowhere() -> None:
+    header = base64.b64encode(f"someone-else:{SECRET}".encode()).decode()
+    echoed = f"got Basic {header}, {SECRET}, {quote(SECRET, safe='')}"
+    long_one = "x" * 290 + header
+    replies = [
+        completion(echoed),
+        Reply(body=json.dumps({"error": {"message": echoed}}).encode()),
+        Reply(body=json.dumps({"choices": [{"text": None}], "said": echoed}).encode()),
+        Reply(body=echoed.encode()),
+        refusal(400, echoed),
+        refusal(400, long_one),
+        refusal(401, echoed),
+        refusal(500, echoed),
+    ]
+    for reply in replies:
+        with CompletionServer(always(reply)) as server:
+            url = server.url.replace("http://", f"http://someone-else:{quote(SECRET, safe='')}@")
+            asked = backend_at(url, retries=0, backoff=0.0)
+            try:
+                words = repr(list(asked.answers(requests_of(1))))
+            except RunFailure as error:
+                words = str(error)
+        assert "***" in words
+        for secret in (header, header[:10], SECRET, quote(SECRET, safe=""), "of-mine"):
+            assert secret not in words
+    with CompletionServer(echo, models_reply=Reply(body=echoed.encode())) as server:
+        url = server.url.replace("http://", f"http://someone-else:{quote(SECRET, safe='')}@")
+        with pytest.raises(RopewalkError) as caught:
+            backend_at(url).check()
+        assert "of-mine" not in str(caught.value)
+
+
+def test_a_short_key_is_hidden_in_messages_and_leaves_answers_alone() -> None:
+    with CompletionServer(always(completion("my key is 12345"))) as server:
+        (found,) = backend(server, api_key="12345").answers(requests_of(1))
+        assert isinstance(found, Answer)
+        assert found.text == "my key is 12345"
+    with CompletionServer(always(refusal(400, "wrong: 12345"))) as server:
+        assert rejection(server, api_key="12345") == "HTTP 400: wrong: ***"

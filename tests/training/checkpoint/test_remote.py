@@ -194,8 +194,13 @@ def test_a_check_leaves_nothing_and_says_why_writing_fails(copy, monkeypatch):
 @pytest.mark.parametrize(
     ("url", "why"),
     [
+        ("runs/copy?sig=secret", r"copy_to must be a URL with a protocol, .*, got 'runs/copy'$"),
         ("runs/copy", r"copy_to must be a URL with a protocol, .*, got 'runs/copy'"),
         ("nope://bucket/run", "cannot use nope://bucket/run: Protocol not known: nope"),
+        (
+            "nope://bucket/run?sig=secret",
+            r"cannot use nope://bucket/run\?sig=\*\*\*: Protocol not known: nope",
+        ),
         ("sftp://me:secret@host/run", r"checkpoints\.copy_to \(host host\) contains a user name or password"),
     ],
 )

@@ -18,6 +18,7 @@ import zstandard
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import LFS_POINTER, refuse_lfs_pointer
+from ropewalk.io.urls import credentials, masked, without
 
 HUGGING_FACE = "hf:"
 EMBEDDED = "embedded"
@@ -160,14 +161,16 @@ def existing_path(name: str) -> Path:
         exists = bool(name) and path.exists()
     except (OSError, ValueError, RuntimeError) as error:
         # A name that is too long, one with a NUL, or ~someone where there is no such user.
-        raise RopewalkError(f"there is no file or folder {name!r}: {error}") from error
+        raise RopewalkError(
+            f"there is no file or folder {masked(name)!r}: {without(str(error), credentials(name))}"
+        ) from error
     if not exists:
         advice = (
             "; ropewalk does not read URLs; copy or mount the files, or give hf:owner/name for a dataset on the Hub"
             if "://" in name
             else ""
         )
-        raise RopewalkError(f"there is no file or folder {name!r}{advice}")
+        raise RopewalkError(f"there is no file or folder {masked(name)!r}{advice}")
     if not path.is_dir() and not path.is_file():
         raise RopewalkError(
             f"{name} is neither a file nor a folder; a pipe or a device must be saved to a file first"

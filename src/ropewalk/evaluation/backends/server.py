@@ -7,6 +7,7 @@ first prompt, and the backend's description and notes record the outcome.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -33,6 +34,7 @@ from ropewalk.evaluation.backends.responses import (
 from ropewalk.evaluation.backends.served import PLACES, Served, from_models, names_model
 from ropewalk.evaluation.backends.serving import RESERVED, Serving, public_address
 from ropewalk.evaluation.prompt import END_OF_THOUGHTS, THOUGHTS
+from ropewalk.io.urls import credentials, without
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 NO_KEY = "none"
@@ -104,6 +106,8 @@ class ServerBackend:
         self._tokenizer_lock = threading.Lock()
         self._base_url = serving.url
         self._api_key = _key(api_key)
+        own_key = [self._api_key] if self._api_key != NO_KEY else []
+        self._secrets = [*own_key, *credentials(serving.url)]
         self._checked = False
         self._trial_answer: Completion | None = None
 
@@ -480,6 +484,11 @@ class ServerBackend:
             content = within(
                 seconds, lambda: bytes(call(**arguments).content), self._openai.OpenAIError, FaultError
             )
+            # Here, so that no answer, list or message that the server makes of them is kept.
+            if self._secrets:
+                content = without(content.decode("utf-8", "surrogateescape"), self._secrets).encode(
+                    "utf-8", "surrogateescape"
+                )
         except (TimeoutError, self._openai.APITimeoutError) as error:
             raise FaultError(f"no response within {seconds:g} s") from error
         except self._openai.APIConnectionError as error:
@@ -487,7 +496,11 @@ class ServerBackend:
             raise FaultError(self._hidden(str(error.__cause__ or error)) or "connection lost") from error
         except self._openai.APIStatusError as error:
             status = error.status_code
-            message = f"HTTP {status}: {self._hidden(server_message(error.body, status))}"
+            body = error.body
+            if self._secrets:
+                # Before the message is cut, which could leave a part of a key.
+                body = json.loads(without(json.dumps(body, default=str), self._secrets))
+            message = f"HTTP {status}: {self._hidden(server_message(body, status))}"
             # Time-outs, rate limits and faults of the server may pass; any other status would come again.
             if status in (408, 429) or status >= 500:
                 wait = retry_after(error.response.headers.get("retry-after"))
@@ -497,8 +510,8 @@ class ServerBackend:
         return content
 
     def _hidden(self, text: str) -> str:
-        # A server's message may quote the request together with its key.
-        return text.replace(self._api_key, "***") if self._api_key != NO_KEY else text
+        # A server's message may quote the request together with its key, however short.
+        return without(text, self._secrets, 1)
 
     def _text(self, input_ids: Sequence[int]) -> str:
         """Return a text that the local tokenizer encodes as these ids; the server's should do the same.

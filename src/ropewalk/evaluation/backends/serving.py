@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends.protocol import Endpoint, Send
 from ropewalk.io.settings import COMMON, Option, Settings, pairs
+from ropewalk.io.urls import masked
 
 RESERVED = ("model", "prompt", "messages", "max_tokens", "temperature")
 """Fields of every request that determine the answer."""
@@ -130,8 +131,8 @@ def public_address(base_url: str) -> str:
     except ValueError:
         good = False
     if not good:
-        # Do not print the part before an @: it may contain a password.
-        shown = base_url.rpartition("@")[2]
+        # Print neither the part before an @ nor a query: they may contain credentials.
+        shown = masked(base_url.rpartition("@")[2].partition("?")[0])
         raise RopewalkError(
             f"{shown!r} is not a server address; write an address like http://localhost:8000/v1"
         )

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.io.files import is_plain, new_folder, path_inside, replacing
+from ropewalk.io.urls import MASK, credentials, masked, without
 from ropewalk.training.checkpoint.files import CHECKPOINTS, RECORD, checkpoints_in, is_place, place_of
 
 OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oss", "oci", "tos"))
@@ -26,11 +27,11 @@ class RemoteCopy:
 
     Args:
         url: ``protocol://...``, without a user or password: packages of fsspec read credentials from their own files
-            and environment variables.
+            and environment variables. Values of its query, such as a signature, are used and not shown.
 
     Raises:
-        RopewalkError: if the URL has no protocol or contains credentials, or fsspec or its package for the protocol is
-            missing.
+        RopewalkError: if the URL has no protocol or contains credentials, or they are masked, or fsspec or its package
+            for the protocol is missing.
     """
 
     def __init__(self, url: str) -> None:
@@ -45,16 +46,25 @@ class RemoteCopy:
         if not parts.scheme:
             raise RopewalkError(
                 "checkpoints.copy_to must be a URL with a protocol, such as s3://bucket/run or file:///mnt/run, got "
-                f"{url!r}"
+                f"{url.partition('?')[0]!r}"
+            )
+        if MASK in url:
+            raise RopewalkError(
+                f"checkpoints.copy_to is {url}, whose credentials were left out when the run stored its recipe; start "
+                "the command with your own recipe, or give the whole URL with --set checkpoints.copy_to=URL"
             )
         # Imported here, since few runs need it.
         from fsspec.core import url_to_fs
 
-        self.url = url.rstrip("/")
+        self.url = masked(url.rstrip("/"))
+        """The URL without credentials, for messages."""
+        self._credentials = credentials(url)
         try:
-            self.files, self.root = url_to_fs(self.url)
+            self.files, self.root = url_to_fs(url.rstrip("/"))
         except (ImportError, ValueError) as error:
-            raise RopewalkError(f"checkpoints.copy_to: cannot use {url}: {error}") from error
+            raise RopewalkError(
+                f"checkpoints.copy_to: cannot use {self.url}: {without(str(error), self._credentials)}"
+            ) from error
 
     @contextmanager
     def _reached(self, kind: type[RopewalkError], what: str) -> Iterator[None]:
@@ -65,7 +75,7 @@ class RemoteCopy:
         # Each storage has errors of its own, which have no common base below Exception.
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise kind(f"cannot {what} {self.url}: {reason}") from error
+            raise kind(f"cannot {what} {self.url}: {without(reason, self._credentials)}") from error
 
     def check(self) -> None:
         """Write and delete a small object, so that a missing right is found before training.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_serializer, model_validator
 
 from ropewalk.attention.choices import EngineName, Limit
 from ropewalk.io.settings import FREE, ONWARD, SAME, Count, Length, OnResume, Settings, explain
+from ropewalk.io.urls import masked
 from ropewalk.models.adapter_settings import AdapterSettings
 from ropewalk.training.recipe.data import Data, StageData
 from ropewalk.training.recipe.evaluation import Evaluation
@@ -62,8 +63,14 @@ class Checkpoints(Settings):
         None,
         min_length=1,
         description="URL (s3://bucket/run, gs://..., file:///...) to which rank 0 copies each checkpoint and all other "
-        "files that `--resume` needs; `--resume` continues from this copy if the output folder is empty",
+        "files that `--resume` needs; `--resume` continues from this copy if the output folder is empty. The recipe "
+        "in the run's folder has `***` in place of a signature in the URL, so resume with your own recipe",
     )
+
+    @field_serializer("copy_to")
+    def _masked(self, url: str | None) -> str | None:
+        """Keep credentials out of the run's folder, its report, trackers and whatever else lists settings."""
+        return None if url is None else masked(url)
 
 
 class Change(Settings):
