@@ -35,7 +35,7 @@ def harness_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def harness_model(context: int = 1024) -> LlamaForCausalLM:
+def harness_model(context: int = 1024, **config_values: Any) -> LlamaForCausalLM:
     """A random Llama over bytes; weights large enough that answers differ."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -48,6 +48,7 @@ def harness_model(context: int = 1024) -> LlamaForCausalLM:
         initializer_range=0.3,
         bos_token_id=256,
         eos_token_id=257,
+        **config_values,
     )
     return LlamaForCausalLM(config).eval()
 

@@ -23,7 +23,7 @@ def unpinned_methods(model: nn.Module) -> list[str]:
     That module selects its frequencies anew in each call, by the length that the call sees. ropewalk's module can be
     fixed to one length, so a model with it has no such methods.
     """
-    if any(isinstance(module, RotaryEmbedding | RotaryRows) for module in model.modules()):
+    if _rotaries(model):
         return []
     methods = ModelConfig.of(model.config).methods.values()
     return sorted({method.name for method in methods if method.length_dependent})
@@ -57,11 +57,19 @@ def generating(model: Any, total_length: int) -> Iterator[None]:
             f"{type(model).__name__}, because transformers' own rotary module computes this RoPE; load the model "
             "with exact_rope=True"
         )
-    rotaries = [each for each in model.modules() if isinstance(each, RotaryEmbedding | RotaryRows)]
     with ExitStack() as stack:
-        for rotary in rotaries:
+        for rotary in _rotaries(model):
             stack.enter_context(rotary.pinned(total_length))
         yield
+
+
+def fixed_length(model: nn.Module) -> int | None:
+    """The length that an enclosing :func:`generating` has fixed; None outside of it."""
+    return next((rotary.total_length for rotary in _rotaries(model)), None)
+
+
+def _rotaries(model: nn.Module) -> list[RotaryEmbedding | RotaryRows]:
+    return [each for each in model.modules() if isinstance(each, RotaryEmbedding | RotaryRows)]
 
 
 def keep_one_choice(model: nn.Module) -> None:

@@ -15,8 +15,9 @@ from ropewalk.evaluation import evaluation_rows, perplexity_by_position
 from ropewalk.evaluation.backends.likelihoods import WindowReader, causal_losses, window_row
 from ropewalk.evaluation.tasks.perplexity import SlidingWindows, document_windows, sliding_perplexity
 from ropewalk.models import losses as losses_module
-from ropewalk.models.load import attach
+from ropewalk.models.load import attach, rotary_module
 from ropewalk.models.losses import OutputHead
+from ropewalk.rope import Default, RotaryRows
 from tests.evaluation.evaluation_cases import tiny_llama
 from tests.evaluation.plain_cases import BOS, FLOAT32, VOCABULARY, naive_losses, text
 
@@ -122,6 +123,20 @@ def test_chunks_are_refused_where_the_rope_would_change_between_them() -> None:
     sliding_perplexity(WindowReader(stock, head, BOS), text(30), SlidingWindows(16, 5))
     plain = tiny_llama()
     sliding_perplexity(WindowReader(plain, head, BOS, prefill_chunk=4), text(30), SlidingWindows(16, 5))
+
+
+def test_chunks_of_rows_with_their_own_methods_equal_one_pass() -> None:
+    model = tiny_llama(rope_parameters=ROPES["dynamic"])
+    attach(model)
+    parent, attribute, own = rotary_module(model)
+    dynamic = own.methods[None]
+    setattr(parent, attribute, RotaryRows([dynamic, Default(dynamic.rotary_dim, 5000.0)]).eval())
+    ids = torch.from_numpy(text(60)[0].astype(np.int64))[None].expand(2, -1)
+    labels = torch.cat((ids[:, 1:], torch.full((2, 1), IGNORED)), dim=1)
+    head = OutputHead.of(tiny_llama())
+    with torch.no_grad():
+        whole, chunked = (causal_losses(model, head, ids, labels, chunk) for chunk in (None, 7))
+    assert chunked.numpy() == pytest.approx(whole.numpy(), rel=FLOAT32, abs=FLOAT32)
 
 
 class Largest(TorchDispatchMode):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,10 +17,9 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.backends.in_memory import PREFILL_CHUNK, argmax_matches, check_ids
 from ropewalk.evaluation.backends.protocol import evaluating
 from ropewalk.evaluation.rows import Ids, Window
-from ropewalk.models.generation import unpinned_methods
+from ropewalk.models.generation import fixed_length, generating, unpinned_methods
 from ropewalk.models.kv_cache import cache_argument
 from ropewalk.models.losses import OutputHead, chunked_token_losses, decoder_of, token_losses
-from ropewalk.rope import RotaryEmbedding
 
 RowLosses = Callable[[Sequence[Row]], Iterable[NDArray[np.float64]]]
 """Computes the losses of rows, in order: ``[total_length]`` each in nats, 0 at positions without a target."""
@@ -127,7 +125,7 @@ def causal_losses(
     cache = DynamicCache(config=model.config.get_text_config())
     # Views: what is written into a piece of the losses is written into the whole tensor.
     pieces = zip(*(each.split(prefill_chunk, dim=1) for each in (losses, input_ids, labels)), strict=True)
-    with _rope_fixed(model, length):
+    with generating(model, fixed_length(model) or length):
         for losses_of_piece, ids, targets in pieces:
             # The cache holds earlier pieces, so each piece sees what it would see in one pass, at a fraction
             # of its memory.
@@ -141,17 +139,6 @@ def _score(losses: Tensor, hidden: Tensor, labels: Tensor, head: OutputHead) -> 
     scored = labels != IGNORED
     # Sums of a million losses lose digits in float32, so losses are kept in float64.
     losses[scored] = chunked_token_losses(hidden[scored], labels[scored], head).double()
-
-
-@contextmanager
-def _rope_fixed(model: Any, length: int) -> Iterator[None]:
-    """Fix a length-dependent RoPE at the whole length, so that keys of all chunks use the same frequencies."""
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, RotaryEmbedding):
-                # A length that an enclosing context has pinned stays.
-                stack.enter_context(module.pinned(module.total_length or length))
-        yield
 
 
 def check_prefill_chunk(model: Any, prefill_chunk: int | None) -> None:

@@ -90,7 +90,8 @@ class BenchmarkSettings(BaseSettings):
     )
     seed: Seed = Field(
         0,
-        description="Random seed of the texts, the prompts and lm_eval's few-shot examples (lm_eval's own default is 1234).",
+        description="Random seed of the texts, the prompts and lm_eval's few-shot examples (lm_eval's default is "
+        "1234).",
     )
     chat: Annotated[bool, HOW] = Field(False, description="Put prompts into the tokenizer's chat template.")
     system_prompt: Annotated[str | None, HOW] = Field(

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from ropewalk.errors import RunFailure
 from ropewalk.evaluation.tasks.lm_eval.model import HarnessModel, cut, quiet_libraries
-from ropewalk.rope import Default, RotaryEmbedding
+from ropewalk.rope import Default, RotaryEmbedding, RotaryRows
 from tests.harness_cases import Parrot, harness_model, harness_tokenizer
 
 
@@ -80,9 +80,10 @@ def test_what_lm_eval_calls_passes_through_the_wrapper(tokenizer):
     assert model.truncated == {("ab" * 20, " x")}
 
 
-def test_cached_keys_are_rotated_as_the_whole_answer_will_be(tokenizer):
+@pytest.mark.parametrize("rotary", [RotaryEmbedding(Default(8, 1e4)), RotaryRows([Default(8, 1e4)])])
+def test_cached_keys_are_rotated_as_the_whole_answer_will_be(tokenizer, rotary):
     parrot = Parrot(tokenizer, []).eval()
-    parrot.rotary = RotaryEmbedding(Default(8, 1e4))
+    parrot.rotary = rotary
     model = HarnessModel(parrot, tokenizer, 64, 1)
     lengths = []
     inner, forward = parrot.generate, parrot.forward

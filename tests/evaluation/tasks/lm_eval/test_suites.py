@@ -117,6 +117,16 @@ def test_a_model_that_knows_the_answers_scores_100_and_one_that_knows_the_wrong_
     assert retention(Parrot(tokenizer, wrong), tokenizer, HELLASWAG)[0].score == 0
 
 
+def test_a_rope_that_transformers_would_choose_anew_in_each_call_is_refused(tokenizer):
+    """The scores of such a model would depend on how long the other prompts of a batch are."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    stock = harness_model(64, rope_parameters=rope)
+    with pytest.raises(
+        RopewalkError, match=r"transformers' own RoPE of type dynamic.*without --no-exact-rope"
+    ):
+        retention(stock, tokenizer, HELLASWAG)
+
+
 def test_the_batch_does_not_change_what_is_found(model, tokenizer):
     (one,) = retention(model, tokenizer, replace(HELLASWAG, batch_size=1))
     (many,) = retention(model, tokenizer, replace(HELLASWAG, batch_size=16))

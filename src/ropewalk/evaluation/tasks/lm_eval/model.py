@@ -6,7 +6,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import datasets
@@ -15,7 +15,7 @@ import torch
 from lm_eval.models.huggingface import HFLM
 
 from ropewalk.errors import RunFailure
-from ropewalk.rope import RotaryEmbedding
+from ropewalk.models.generation import generating
 
 NAMES = ("lm_eval", "datasets", "huggingface_hub", "absl", "jieba")
 
@@ -147,7 +147,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval has no types
 
     def _model_call(self, inps: torch.Tensor, *args: Any, **named: Any) -> Any:
         # Likelihoods take one pass over a padded batch, without a cache, so its length is the total.
-        with _pinned(self.model, inps.shape[1]):
+        with generating(self.model, inps.shape[1]):
             return super()._model_call(inps, *args, **named)
 
     def _model_generate(
@@ -155,7 +155,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval has no types
     ) -> Any:
         """Generate greedily, ignoring sampling settings of the task and the checkpoint."""
         mask = generation_kwargs["attention_mask"]
-        with torch.no_grad(), _only_special_tokens(self.model), _pinned(self.model, max_length):
+        with torch.no_grad(), _only_special_tokens(self.model), generating(self.model, max_length):
             return super()._model_generate(context, max_length, stop, attention_mask=mask, do_sample=False)
 
 
@@ -198,13 +198,3 @@ def _only_special_tokens(model: Any) -> Iterator[None]:
         yield
     finally:
         model.generation_config = own
-
-
-@contextmanager
-def _pinned(model: Any, total_length: int) -> Iterator[None]:
-    """Fix a length-dependent RoPE at ``total_length``, so that cached keys and later queries are rotated alike."""
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, RotaryEmbedding):
-                stack.enter_context(module.pinned(total_length))
-        yield

@@ -176,7 +176,8 @@ def retention(
         samples, because the mean over samples is not the group's score.
 
     Raises:
-        RopewalkError: for invalid settings, or data that do not fit their task.
+        RopewalkError: for invalid settings, data that do not fit their task, or a model with a length-dependent RoPE
+            in transformers' rotary module.
         RunFailure: if memory runs out, or an answer cannot be scored.
 
     Source: lm_eval 0.4.13; Bai et al., arXiv:2308.14508, for LongBench.
@@ -184,10 +185,12 @@ def retention(
     check_retention(settings)
     if not harness_installed():
         return [TaskResult.not_run(settings.suite, name, None, NOT_INSTALLED) for name in settings.names]
+    from ropewalk.evaluation.backends.in_memory import refuse_unpinned
     from ropewalk.evaluation.backends.protocol import evaluating
     from ropewalk.evaluation.tasks.lm_eval.model import HarnessModel
     from ropewalk.models.config import ModelConfig
 
+    refuse_unpinned(model)
     max_length = settings.max_length or ModelConfig.of(model.config).max_position_embeddings
     if max_length is None:
         raise RopewalkError("the model's config states no max_position_embeddings; set max_length in tokens")
