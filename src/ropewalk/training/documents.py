@@ -510,7 +510,7 @@ def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> D
             f"the evaluation needs held-out documents, but there are none; {more}, or set data.validation_sources"
         )
     # Called for its error alone: text that does not fill a row must be refused before training.
-    _full_rows(documents, resolved, length, limit)
+    full_rows(documents, resolved, length, limit)
     return documents
 
 
@@ -529,7 +529,7 @@ def probe_rows(resolved: ResolvedRecipe, rows: PackedRows, context: int, limit: 
     """
     documents = held_out_documents(resolved, rows, context, limit)
     try:
-        return _full_rows(documents, resolved, context, limit), "held-out"
+        return full_rows(documents, resolved, context, limit), "held-out"
     except RopewalkError:
         return training_rows(rows, context, limit), "training"
 
@@ -565,7 +565,8 @@ def held_out_documents(
     return DrawnDocuments.of(drawn([held_out[i] for i in range(len(held_out))], recipe.seed))
 
 
-def _full_rows(documents: DrawnDocuments, resolved: ResolvedRecipe, length: int, limit: int) -> list[Row]:
+def full_rows(documents: DrawnDocuments, resolved: ResolvedRecipe, length: int, limit: int) -> list[Row]:
+    """Rows of ``length`` tokens on which the evaluation measures perplexity, at most ``limit``."""
     bos, eos = resolved.tokenizer.bos_token_id, resolved.tokenizer.eos_token_id
     # EOS separates documents only where no BOS does.
     return evaluation_rows(documents, length, bos, eos if bos is None else None, limit).rows

@@ -18,8 +18,10 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import ModelUnderTest, TaskResult, evaluate_model
 from ropewalk.evaluation.measure import Stores, generated_tasks, generates
 from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.results import SAMPLES
 from ropewalk.evaluation.rows import DrawnDocuments
 from ropewalk.evaluation.samples import Task
+from ropewalk.evaluation.tasks.perplexity import rows_text_digest
 from ropewalk.evaluation.tasks.registry import BY_NAME, chosen_suites, chosen_tasks
 from ropewalk.evaluation.tasks.suite import GeneratedSuite, LikelihoodSuite
 from ropewalk.io.digests import FileDigest, damage, read_sealed, write_sealed
@@ -30,7 +32,8 @@ from ropewalk.parallel.context import RunContext
 from ropewalk.training.answers import Prompts, write_answers
 from ropewalk.training.checkpoint.files import Position, checkpoint_name, is_place, place_of
 from ropewalk.training.checkpoint.single import random_states, set_random_states
-from ropewalk.training.recipe.evaluation import Evaluation
+from ropewalk.training.documents import full_rows
+from ropewalk.training.recipe.evaluation import ROWS, Evaluation
 from ropewalk.training.resolved import ResolvedRecipe, folder_of
 from ropewalk.training.step import autocast
 
@@ -272,6 +275,26 @@ def measure(
         write_answers(output, when, prompts.answered(stores.predictions.known))
         _write_results(output, when, results)
     return results
+
+
+def refuse_other_text(output: Path, measurement: Measurement) -> None:
+    """Raise if the perplexity before training was measured on other text than the one after training would be.
+
+    Raises:
+        RopewalkError: if so, for example because an earlier version chose other documents.
+    """
+    resolved = measurement.resolved
+    for result in results_in(output, "before", measurement.asked) or ():
+        there = result.details.get(SAMPLES)
+        if (result.suite, result.task) != ROWS or result.length is None or there is None:
+            continue
+        rows = full_rows(measurement.documents, resolved, result.length, resolved.recipe.evaluation.rows)
+        if rows_text_digest(rows) != there:
+            path = output / evaluation_file("before")
+            raise RopewalkError(
+                f"{path} was measured on other documents than the evaluation after training would be; delete the file, "
+                "and --resume will repeat the evaluation before training"
+            )
 
 
 def measure_during(

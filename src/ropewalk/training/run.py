@@ -57,6 +57,7 @@ from ropewalk.training.measurement import (
     evaluation_file,
     measure,
     prompt_lengths,
+    refuse_other_text,
     requested_lengths,
     results_in,
     short_context,
@@ -404,7 +405,7 @@ def _prepared(
         # Only for its check: a damaged file would otherwise fail the run when it writes its summary.
         world.on_rank_0(lambda: evaluated_during(output, at.position))
     # Both are read, so that damage to either is found now; only the first decides whether the model is needed.
-    measured = world.on_rank_0(lambda: [known(when) for when in ("before", "after")])[0]
+    measured, finished = world.on_rank_0(lambda: [known(when) for when in ("before", "after")])
     # Load the model before packing, so that a checkpoint that cannot be loaded fails early.
     model = None if measured else load_for_run(resolved, context, resolved.model)
     decisions = world.on_rank_0(lambda: decisions_so_far(resolved, at, output))
@@ -412,6 +413,8 @@ def _prepared(
     held_out = rows_with_validation(resolved.recipe, rows)
     documents = world.on_rank_0(lambda: validation_documents(resolved, held_out))
     measurement = Measurement(resolved, requested, documents)
+    if measured and not finished:
+        world.on_rank_0(lambda: refuse_other_text(output, measurement))
     during = world.on_rank_0(lambda: _requested_during(resolved, reporter))
     parts = [
         None if each is None else Measurement(resolved, each, documents, n) for n, each in enumerate(during)

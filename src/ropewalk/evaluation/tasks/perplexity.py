@@ -170,7 +170,7 @@ def perplexity_task(text: EvaluationRows, measured: PerplexityResult) -> TaskRes
         details={
             "rows": text.kind,
             "n_tokens": overall.n_tokens,
-            SAMPLES: digest([row.input_ids.tolist() for row in text.rows]),
+            SAMPLES: rows_text_digest(text.rows),
         },
         positions=measured.bins,
         unit="perplexity",
@@ -184,6 +184,11 @@ def perplexity_task(text: EvaluationRows, measured: PerplexityResult) -> TaskRes
             for index, ((nats, tokens), row) in enumerate(zip(measured.rows, text.rows, strict=True))
         ),
     )
+
+
+def rows_text_digest(rows: Sequence[Row]) -> str:
+    """Return the digest that a result of the task perplexity has of the text of its rows."""
+    return digest([row.input_ids.tolist() for row in rows])
 
 
 def check_edges(bin_edges: Sequence[int]) -> None:
