@@ -14,6 +14,7 @@ import ropewalk.data.rows.store as store
 import ropewalk.training.checkpoint.writing as checkpointing
 from ropewalk import RopewalkError
 from ropewalk.cli.app import main
+from ropewalk.evaluation.store import model_digest
 from ropewalk.training.checkpoint.files import EXPORT_RECORD
 from tests.training.resume_cases import Notes, recipe_of, refused, weights_of, with_stage, write
 from tests.training.run_cases import extend
@@ -466,6 +467,22 @@ def test_another_model_is_refused_whatever_its_name(cut, tiny_checkpoint, tmp_pa
     assert "cannot check whether the weights are the same" in refused(
         capsys, tmp_path, cut, "--set", f"model={other}"
     )
+
+
+def test_weights_in_a_folder_below_that_changed_are_refused(cut, tiny_checkpoint, tmp_path, capsys):
+    """As an index may place them; without a checkpoint, a run would compare one model before with another after."""
+    other = shutil.copytree(tiny_checkpoint, tmp_path / "other")
+    (other / "parts").mkdir()
+    (other / "model.safetensors").rename(other / "parts" / "all.safetensors")
+    names = load_file(other / "parts" / "all.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "parts/all.safetensors")}
+    (other / "model.safetensors.index.json").write_text(json.dumps(index))
+    output = Path(cut["output"])
+    shutil.rmtree(output / "checkpoints")
+    record = output / "rows.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "model": model_digest(str(other))}))
+    flip(other / "parts" / "all.safetensors")
+    assert "have changed since the run" in refused(capsys, tmp_path, cut, "--set", f"model={other}")
 
 
 # One run a folder.
