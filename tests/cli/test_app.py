@@ -13,6 +13,7 @@ from rich.console import Console
 
 from ropewalk.cli.app import SUMMARIES, main, program
 from ropewalk.io.settings import COMMON
+from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.cli.option_cases import KEPT, commands, listing
 from tests.programs import Program
 
@@ -134,8 +135,35 @@ def test_ctrl_c_is_status_130(tmp_path):
         ["eval", "embedded", "--rope", "https://me:hunter22@host/f.json?sig=hunter22"],
     ],
 )
-def test_credentials_in_a_url_are_in_no_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_credentials_in_a_url_are_in_no_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert "error: " in said
     assert "hunter22" not in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["eval", "MODEL", "--suite", "perplexity", "--lengths", "32", "--out", "OUT"],
+        ["audit", "MODEL", "--length", "32", "--samples", "1", "--shifts", "0,16"],
+        ["rope", "probe", "MODEL", "--to", "128", "--rows", "1"],
+        ["search", "MODEL", "--to", "128", "--budget", "50", "--documents", "1", "--out", "OUT.json"],
+        ["init", "MODEL", "--documents", "embedded:validation", "--target", "128", "--out", "OUT.yaml"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_job_refuses_a_tokenizer_that_is_larger_than_the_embedding(command, tmp_path, capsys):
+    folder = save_byte_checkpoint(tmp_path / "model", 64)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": "<outside>"}))
+    places = {"MODEL": str(folder), "OUT": str(tmp_path / "out")}
+    filled = [places.get(word, word.replace("OUT", places["OUT"])) for word in command]
+    assert main(filled) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == (
+        "error: the tokenizer has 259 tokens, but the model's embedding has only 258 rows; use the tokenizer that "
+        "belongs to the model"
+    )

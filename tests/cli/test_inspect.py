@@ -242,6 +242,25 @@ def test_bad_files_are_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureF
     assert "no rope_theta" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("pad", [128256, 32000, -1000])
+def test_a_token_for_padding_outside_the_vocabulary_does_not_matter(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], pad: int
+) -> None:
+    path = written(tmp_path, {**LLAMA_3_1, "vocab_size": 32000, "pad_token_id": pad})
+    assert run(path, "--readers") == 0
+    assert "within" in capsys.readouterr().out
+
+
+def test_a_gguf_file_is_named(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model-q4.gguf"
+    path.write_bytes(b"GGUF\x03\x00\x00\x00\xff")
+    assert run(path) == 2
+    assert (
+        f"{path} is a GGUF file, which has no config.json; give the folder of the model that it was converted from"
+        in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_configs_that_people_have_are_read_right_and_no_default_is_silent(
     run: Run, name: str, capsys: pytest.CaptureFixture[str]

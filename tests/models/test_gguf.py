@@ -1,5 +1,7 @@
 """A model's RoPE in a GGUF file: what is written, what llama.cpp computes of it, and what is refused."""
 
+import random
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,6 +234,27 @@ def test_llama_cpp_computes_equal_lists_at_every_length(tmp_path):
     assert result.notes == ()
     assert result.launch == {"it": f"llama-server -m {result.out} -c {CONTEXT}"}
     assert max(map(abs, divergences(model, result.out, LENGTHS))) < EXACT
+
+
+def test_damaged_files_are_copied_or_refused(converted, tmp_path):
+    """Bytes of the header are overwritten, and files cut; nothing else than a refusal may come of it."""
+    _, path, config = converted
+    whole, draw, refused = path.read_bytes(), random.Random(0), 0
+    header = gguf.GGUFReader(path).data_offset
+    for _ in range(150):
+        place = draw.randrange(4, header - 8)
+        wrong = draw.choice(
+            [draw.randbytes(1), draw.randbytes(4), struct.pack("<Q", 2**40), struct.pack("<I", 2**32 - 1)]
+        )
+        data = whole[:place] + wrong + whole[place + len(wrong) :]
+        (tmp_path / "a.gguf").write_bytes(data if draw.random() < 0.8 else whole[:place])
+        try:
+            write_gguf(tmp_path / "a.gguf", config, tmp_path / "b.gguf")
+            (tmp_path / "b.gguf").unlink()
+        except RopewalkError:
+            refused += 1
+    assert refused > 75
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.gguf"]
 
 
 def test_the_package_is_named_where_it_is_missing(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 
 import pytest
 import torch
@@ -603,3 +604,43 @@ def test_a_hub_model_beside_an_adapter_is_refused(checkpoint, tmp_path, monkeypa
     (snapshot.parent.parent / "refs" / "main").write_text("abc")
     with pytest.raises(RopewalkError, match=r"some/model contains both .* adapter_config\.json"):
         refuse_files("some/model")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        (
+            "config.json",
+            {"pad_token_id": 97},
+            "pad_token_id is 97 in the config of .*, but vocab_size is 97; set ",
+        ),
+        (
+            "config.json",
+            {"pad_token_id": -1000},
+            "pad_token_id is -1000 in the config of .*, but vocab_size is 97",
+        ),
+        (
+            "config.json",
+            {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 8, "zero_point": True}},
+            "are quantized .awq., and the package that they need is not installed: .*; give the checkpoint that they",
+        ),
+        ("generation_config.json", [], "cannot load the model in "),
+    ],
+)
+def test_what_transformers_cannot_load_is_refused_in_one_sentence(tmp_path, monkeypatch, file, change, said):
+    for package in ("gptqmodel", "awq"):
+        monkeypatch.setitem(sys.modules, package, None)
+    tiny_model("llama").save_pretrained(tmp_path)
+    before = json.loads((tmp_path / file).read_text())
+    (tmp_path / file).write_text(json.dumps({**before, **change} if change else change))
+    with pytest.raises(RopewalkError, match=said) as caught:
+        load_model(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_token_for_padding_outside_the_embedding_is_refused_before_weights_are_sharded(tmp_path):
+    config = tiny_model("llama").config
+    config.pad_token_id = 97
+    config.save_pretrained(tmp_path)
+    with pytest.raises(RopewalkError, match=r"pad_token_id is 97 .*, but vocab_size is 97"):
+        empty_model(tmp_path)

@@ -66,9 +66,14 @@ def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResu
     """
     context = context or RunContext()
     path = resolve_model(config.model)
-    trained = read_config(path).trained_length
+    checkpoint = read_config(path)
     device = choose_device(context.device)
-    rows = _rows(config, load_tokenizer(path), trained, context.rank_0_reporter)
+    rows = _rows(
+        config,
+        load_tokenizer(path, checkpoint.vocab_size),
+        checkpoint.trained_length,
+        context.rank_0_reporter,
+    )
     # The model's own rotary module is what is audited; ropewalk's would hide its rounding.
     model = load_model(path, ModelSetup(exact_rope=False), device=device)
     with context.rank_0_reporter.bar("audit", forward_passes(config, len(rows))) as advance:
@@ -82,7 +87,7 @@ def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResu
     return AuditResult(
         model=config.model,
         text=config.text,
-        trained_length=trained,
+        trained_length=checkpoint.trained_length,
         checkpoint_dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         seed=config.seed,

@@ -308,7 +308,7 @@ def probe(config: ProbeSettings, context: RunContext | None = None) -> ProbeResu
     current = checkpoint.full_attention_rope
     methods, refused = candidate_methods(config.rules, current, length, target)
     device = choose_device(config.device)
-    rows = rows_of(config.text, load_tokenizer(path), target, config.rows, seed=0)
+    rows = rows_of(config.text, load_tokenizer(path, checkpoint.vocab_size), target, config.rows, seed=0)
     model = load_model(path, dtype=config.dtype, device=device)
     with counted(
         (context or RunContext()).rank_0_reporter, "probe", len(methods) * len(rows), "rows"

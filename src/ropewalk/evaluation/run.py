@@ -387,7 +387,7 @@ class _Run:
         world = self.context.world
         # Rank 0 reads the text for all ranks, so that none of them has other documents.
         ready = world.on_rank_0(self._ready)
-        tokenizer = load_tokenizer(self.path)
+        tokenizer = load_tokenizer(self.path, self._embedding_rows())
         under_test, facts = self._loaded(ready, tokenizer)
         try:
             # Check before creating the folder, so that rejected settings leave nothing behind.
@@ -409,6 +409,10 @@ class _Run:
             del under_test
             gc.collect()
         return results, {**identity, **facts}
+
+    def _embedding_rows(self) -> int | None:
+        """Rows of the model's embedding; None for a model on a server, of which only a tokenizer is here."""
+        return None if self.config.serving is not None else _read_config(self.path).vocab_size
 
     def _ready(self) -> _Ready:
         """Check everything that needs no model, and read the documents."""
@@ -432,7 +436,7 @@ class _Run:
             longest = max(
                 max(settings.lengths_of(suite.name), default=0) for suite in chosen_suites(settings)
             )
-            tokenizer = load_tokenizer(self.path)
+            tokenizer = load_tokenizer(self.path, self._embedding_rows())
             source = SourceSpec(path=self.config.text)
             documents = documents_of([source], tokenizer, longest, settings.rows, settings.seed)
         ready = replace(ready, documents=documents)

@@ -374,6 +374,11 @@ class ModelConfig:
         return self.values.get("max_position_embeddings")
 
     @property
+    def vocab_size(self) -> int | None:
+        """Rows of the embedding; None if neither the config nor its class states them."""
+        return self.values.get("vocab_size")
+
+    @property
     def trained_length(self) -> int:
         """Tokens that the checkpoint was trained for; some yarn configs state only the length before their factor.
 

@@ -178,7 +178,21 @@ def _find(model: str, at: str | os.PathLike[str] | None) -> Path:
     elif not path.is_file():
         check_model_place(model)
         path = _from_hub(model)
+    if _is_gguf(path):
+        raise RopewalkError(
+            f"{model} is a GGUF file, which has no config.json; give the folder of the model that it was converted "
+            "from (with `ropewalk export FOLDER --gguf FILE --out NEW`, a copy of the file gets the model's RoPE)"
+        )
     return path
+
+
+def _is_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        # Reading it as JSON says what is wrong.
+        return False
 
 
 def _from_hub(model: str) -> Path:
@@ -450,7 +464,7 @@ def completed(decoder: Mapping[str, Any], text: Any) -> tuple[dict[str, Any], di
     # Gemma 4's class gives layers with full attention a head_dim of their own.
     if layer_overrides(values) and decoder.keys().isdisjoint((OF_LAYERS, "global_head_dim")):
         defaults[f"{FULL}.head_dim"] = head_dim(values, FULL)
-    for key in ATTENTION_KEYS:
+    for key in (*ATTENTION_KEYS, "vocab_size"):
         # These keys do not affect RoPE, so they are not reported as defaults.
         if key not in values and getattr(text, key, None) is not None:
             values[key] = getattr(text, key)

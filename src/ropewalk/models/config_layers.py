@@ -159,6 +159,12 @@ COUNTS = (
     *(*RECURRENT_HEADS, "linear_key_head_dim", "linear_value_head_dim"),
 )
 """Keys whose whole numbers must be at least 1."""
+SIZES = (*COUNTS, "intermediate_size", "num_key_value_heads")
+"""Keys of numbers that are dimensions, heads or tokens."""
+LARGEST_SIZE = 2**31 - 1
+"""The largest 32-bit integer: no tensor or token id of any model comes near it."""
+MOST_LAYERS = 2**16
+"""Far above any model; each layer takes an entry in several lists."""
 ABOVE_0 = (
     *("attn_logit_softcapping", "query_pre_attn_scalar", "floor_scale"),
     *("attention_multiplier", "key_multiplier", "embedding_multiplier", "logits_scaling", "logit_scale"),
@@ -168,6 +174,13 @@ ABOVE_0 = (
 
 def check_layers(config: Mapping[str, Any]) -> None:
     """Raise for an invalid value of a key about layers; the message names the key and, for a list, the layer."""
+    # First, because lists are made with an entry for each layer.
+    for key, largest in {**dict.fromkeys(SIZES, LARGEST_SIZE), "num_hidden_layers": MOST_LAYERS}.items():
+        value = config.get(key)
+        if type(value) is int and value > largest:
+            # Beyond 64 bits only the number of digits is of interest.
+            shown = value if value < 2**64 else f"a number of {len(str(value))} digits"
+            raise RopewalkError(f"{key} is {shown} in the config, but must be at most {largest}")
     # Qwen2-MoE's class writes 0 for a window that its switch turns off; a list of layers makes an interval unused.
     least = {
         "num_hidden_layers": 1,

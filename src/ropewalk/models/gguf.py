@@ -185,12 +185,12 @@ def write_gguf(source: Path, config: ModelConfig, out: Path) -> GgufResult:
         raise RopewalkError(f"{out} already exists; give a new file with --out")
     try:
         reader = gguf.GGUFReader(source)
+        present = {name: field.contents() for name, field in reader.fields.items()}
+        architecture = str(present["general.architecture"])
     except OSError as error:
         raise RopewalkError(f"cannot read {source}: {error.strerror or error}") from error
     except (ValueError, IndexError, KeyError) as error:
         raise RopewalkError(f"{source} is not a readable GGUF file: {error}") from error
-    present = {name: field.contents() for name, field in reader.fields.items()}
-    architecture = str(present["general.architecture"])
     method = _method_of_all_layers(config)
     _refuse_another_model(source, present, config, method)
     wanted = gguf_rope(method, architecture)

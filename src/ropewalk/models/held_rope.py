@@ -97,6 +97,9 @@ def _rotary_class(config: Any) -> type[nn.Module]:
     """The class of the model's rotary module, from a model on the meta device, with one layer if that works."""
     from transformers import AutoModel
 
+    config = deepcopy(config)
+    # It does not affect RoPE, and torch refuses one outside the embedding.
+    config.pad_token_id = None
     try:
         small = deepcopy(config)
         # One layer on the meta device: only the class of the rotary module is wanted, at no cost of memory.

@@ -133,8 +133,12 @@ def load_model(
             output_loading_info=True,
             **({} if quantization is None else quantized),
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, TypeError, AttributeError, SafetensorError) as error:
         raise RopewalkError(f"cannot load the model in {path_or_id}: {_first_line(error)}") from error
+    except AssertionError as error:
+        raise _refused_padding(path_or_id, config, error) from error
+    except ImportError as error:
+        raise _lacks_package(path_or_id, config, error) from error
     except KeyError as error:
         # A class with its own table of attention functions looks ours up there.
         if str(error.args[0]) not in (attention_hooks.OVER_SDPA, attention_hooks.OVER_EAGER):
@@ -166,6 +170,33 @@ def _lacks_key(path_or_id: str | os.PathLike[str], config: ModelConfig, error: K
     )
 
 
+def _refused_padding(
+    path_or_id: str | os.PathLike[str], config: ModelConfig, error: AssertionError
+) -> RopewalkError:
+    """torch asserts that the row for padding exists in the embedding."""
+    pad, rows = getattr(config.source.get_text_config(), "pad_token_id", None), config.vocab_size
+    if isinstance(pad, int) and rows is not None and not -rows <= pad < rows:
+        return RopewalkError(
+            f"pad_token_id is {pad} in the config of {path_or_id}, but vocab_size is {rows}; set pad_token_id to null, "
+            f"or to a token id below {rows}"
+        )
+    return RopewalkError(f"cannot build the model in {path_or_id}: {_first_line(error)}")
+
+
+def _lacks_package(
+    path_or_id: str | os.PathLike[str], config: ModelConfig, error: ImportError
+) -> RopewalkError:
+    """Quantized weights need packages of their own."""
+    quantized = getattr(config.source, "quantization_config", None)
+    if quantized is None:
+        return RopewalkError(f"cannot load the model in {path_or_id}: {_first_line(error)}")
+    stated = quantized if isinstance(quantized, dict) else quantized.to_dict()
+    return RopewalkError(
+        f"the weights in {path_or_id} are quantized ({stated.get('quant_method')}), and the package that they need is "
+        f"not installed: {_first_line(error)}; give the checkpoint that they were made from instead"
+    )
+
+
 def empty_model(
     path_or_id: str | os.PathLike[str],
     setup: ModelSetup = AS_IT_IS,
@@ -194,6 +225,8 @@ def empty_model(
             )
     except KeyError as error:
         raise _lacks_key(path_or_id, config, error) from error
+    except AssertionError as error:
+        raise _refused_padding(path_or_id, config, error) from error
     # Classes create some parameters in float32 whatever the dtype, and FSDP shards parameters of one dtype only.
     cast_parameters(model, dtype)
     # Rotary modules compute their frequencies when they are created, so they must not be created on the meta device.

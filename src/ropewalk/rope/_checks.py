@@ -11,7 +11,13 @@ from ropewalk.errors import RopewalkError
 
 def is_number(value: Any) -> bool:
     # True and False are integers to Python.
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        # An integer with more digits than a float has room for.
+        return False
 
 
 def check_positive(field: str, value: float) -> None:

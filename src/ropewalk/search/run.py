@@ -386,7 +386,7 @@ def _prepared(config: SearchConfig, context: RunContext) -> _Ready:
     space = goal.space(settings.start_tokens, settings.largest)
     # Before the text is read and tokenised, which may take minutes.
     check_budget(settings.budget, len(set(goal.seeds(space).values())), settings.rows)
-    data = search_data(config.text, load_tokenizer(path), goal, settings)
+    data = search_data(config.text, load_tokenizer(path, checked.vocab_size), goal, settings)
     if data.joined:
         context.rank_0_reporter.note(
             f"rows join several documents, because too few documents have {goal.target_length:,} tokens"

@@ -146,7 +146,9 @@ def propose(settings: InitSettings, context: RunContext | None = None) -> Propos
     context = context or RunContext()
     planned = plan(PlanSettings(model=settings.model, target=settings.target, rule=settings.rule), context)
     specs = [_with_text_field(path, settings.text_field) for path in settings.documents]
-    documents = look_at(specs, load_tokenizer(str(resolve_model(settings.model))), context)
+    documents = look_at(
+        specs, load_tokenizer(str(resolve_model(settings.model)), planned.config.vocab_size), context
+    )
     machine = this_machine()
     adapter = reason_for_adapter(planned, machine)
     text = recipe_of(settings, planned, documents, machine, adapter, specs)

@@ -1,5 +1,6 @@
 """Tokens are those of transformers without special ones, in order, whatever the number of processes."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -210,3 +211,50 @@ def test_a_tokenizer_that_a_config_alone_makes_is_refused(name: str, tmp_path: P
     (tmp_path / "config.json").write_bytes(path_of(name).read_bytes())
     with pytest.raises(RopewalkError, match=r"has only special tokens; add the model's tokenizer\.json"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "said"),
+    [
+        ("tokenizer.json", [], r"tokenizer\.json must contain a JSON object, got list"),
+        ("tokenizer.json", 3, r"tokenizer\.json must contain a JSON object, got int"),
+        ("tokenizer_config.json", [], r"tokenizer_config\.json must contain a JSON object, got list"),
+        ("tokenizer_config.json", {"bos_token": {"a": 1}}, "bos_token has to be either str or AddedToken"),
+        ("tokenizer_config.json", {"bos_token": ["<s>"]}, "bos_token has to be either str or AddedToken"),
+        ("config.json", {"model_type": "llama", "bos_token_id": {"a": 1}}, "bos_token_id"),
+    ],
+)
+def test_files_that_no_tokenizer_can_be_made_of_are_refused(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: str, contents: object, said: str
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / name).write_text(json.dumps(contents))
+    with pytest.raises(RopewalkError, match=f"^cannot load a tokenizer from .*{said}") as caught:
+        load_tokenizer(str(tmp_path))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_numbers_of_thousands_of_digits_are_refused_without_advice_on_python(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": ' + 5000 * "9" + "}")
+    with pytest.raises(RopewalkError, match=r"value has 5000 digits$"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_more_tokens_than_the_embedding_has_rows_are_refused(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    tokens = len(tokenizer)
+    assert len(load_tokenizer(str(tmp_path), tokens)) == tokens
+    with pytest.raises(
+        RopewalkError, match=f"the tokenizer has {tokens} tokens, .* embedding has only {tokens - 1} "
+    ):
+        load_tokenizer(str(tmp_path), tokens - 1)
+    # transformers adds a token for a name that the vocabulary lacks.
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": "<new>"}))
+    with pytest.raises(RopewalkError, match=f"the tokenizer has {tokens + 1} tokens"):
+        load_tokenizer(str(tmp_path), tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
+from huggingface_hub.errors import StrictDataclassError
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
@@ -32,11 +34,16 @@ from ropewalk.data.tokens.chat import (
     token_ids,
 )
 from ropewalk.errors import RopewalkError
-from ropewalk.io.files import check_model_place, not_found, refuse_adapter, writing
+from ropewalk.io.files import check_model_place, json_fault, not_found, parse_json, refuse_adapter, writing
 
 Progress = Callable[[int, int], None]
 """Called after each batch with the numbers of documents and tokens so far."""
 
+TOKENIZER_ERRORS = (
+    *(OSError, ValueError, LookupError, ImportError),
+    *(TypeError, AttributeError, StrictDataclassError),
+)
+"""Exceptions that transformers raises for files that it cannot make a tokenizer of."""
 BATCH_DOCUMENTS = 4096
 BATCH_CHARACTERS = 1 << 18
 """A batch ends at whichever limit is reached first, so that a batch of books is no larger than one of short texts."""
@@ -87,12 +94,17 @@ class SpecialTokens:
     anchor: int
 
 
-def load_tokenizer(path_or_name: str) -> Any:
+def load_tokenizer(path_or_name: str, embedding_rows: int | None = None) -> Any:
     """Load a transformers tokenizer from a folder, the Hub, or ``embedded``, without running code of its repository.
 
+    Args:
+        path_or_name: folder or Hub id.
+        embedding_rows: rows of the embedding of the model that reads the tokens (``vocab_size``); None if no model
+            reads them, or it is not known here.
+
     Raises:
-        RopewalkError: if there is no tokenizer, or it has no fast (``tokenizers``) backend or no ordinary
-            tokens.
+        RopewalkError: if there is no tokenizer, or it has no fast (``tokenizers``) backend, no ordinary tokens, or more
+            tokens than the model's embedding has rows.
     """
     from transformers import AutoTokenizer
 
@@ -101,11 +113,11 @@ def load_tokenizer(path_or_name: str) -> Any:
     refuse_adapter(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except TOKENIZER_ERRORS as error:
         if not Path(path).exists():
             raise not_found(path_or_name, "tokenizer", error) from error
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else type(error).__name__
+        lines = json_fault(error).strip().splitlines()
+        reason = _no_object(Path(path)) or (lines[0] if lines else type(error).__name__)
         folder = Path(path)
         if folder.is_dir() and not any(folder.glob("*token*")):
             reason = "the folder has no tokenizer.json or other tokenizer file"
@@ -120,7 +132,25 @@ def load_tokenizer(path_or_name: str) -> Any:
         raise RopewalkError(
             f"the tokenizer of {path_or_name!r} has only special tokens; add the model's tokenizer.json"
         )
+    # An embedding with more rows than the tokenizer has tokens is fine: many are padded to a round number.
+    if embedding_rows is not None and len(tokenizer) > embedding_rows:
+        raise RopewalkError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model's embedding has only {embedding_rows} rows; use "
+            "the tokenizer that belongs to the model"
+        )
     return tokenizer
+
+
+def _no_object(folder: Path) -> str | None:
+    """Which file of a tokenizer is JSON but no object, which transformers' own errors do not say; None if none is."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        try:
+            found = parse_json((folder / name).read_bytes())
+        except (OSError, json.JSONDecodeError):
+            continue
+        if not isinstance(found, dict):
+            return f"{name} must contain a JSON object, got {type(found).__name__}"
+    return None
 
 
 def special_ids(tokenizer: Any) -> SpecialTokens:

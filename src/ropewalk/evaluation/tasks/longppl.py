@@ -629,8 +629,9 @@ def _evaluator(path: str | None, model: Any) -> Evaluator | None:
     from ropewalk.models.losses import OutputHead
 
     loaded = load_model(path, dtype=model.dtype, device=model.device)
-    stated = ModelConfig.of(loaded.config).max_position_embeddings
-    return Evaluator(path, loaded, OutputHead.of(loaded), load_tokenizer(path), stated)
+    stated = ModelConfig.of(loaded.config)
+    tokenizer = load_tokenizer(path, stated.vocab_size)
+    return Evaluator(path, loaded, OutputHead.of(loaded), tokenizer, stated.max_position_embeddings)
 
 
 SUITE = LikelihoodSuite(
