@@ -112,6 +112,14 @@ def test_the_embedded_model_and_documents(tmp_path: Path) -> None:
         propose(settings)
 
 
+def test_what_the_publisher_documents_stands_at_the_top() -> None:
+    planned = PLANS["qwen3-8b"]
+    text = recipe_of(asked(planned), planned, DocumentFacts(9, True, 10**8, 10**5), LAPTOP, None)
+    assert "from 32,768 to 131,072 tokens" in text
+    assert "# Note: max_position_embeddings is 40960, but Qwen3 4B, 8B, 14B or 32B" in text
+    assert "# Note: without training, the publisher of Qwen3" in text
+
+
 def test_names_with_any_characters_are_written_as_they_are(tmp_path: Path) -> None:
     planned = PLANS["qwen3-8b"]
     documents = DocumentFacts(9, True, 10**8, 10**5)

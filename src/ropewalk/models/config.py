@@ -42,8 +42,10 @@ from ropewalk.models.config_layers import (
     which_layers,
     width_of,
 )
+from ropewalk.models.documented import Documented, documented
 from ropewalk.models.support import packing_refusal
 from ropewalk.rope.config import OF_LAYERS, head_dim, layer_overrides, methods_from_config
+from ropewalk.rope.methods import Yarn
 from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
 
 DRAFTS = "drafts tokens from the hidden states and keys of another model; extend that model"
@@ -370,17 +372,19 @@ class ModelConfig:
         return None if dtype is None else str(dtype).removeprefix("torch.")
 
     @property
-    def max_position_embeddings(self) -> int | None:
-        return self.values.get("max_position_embeddings")
-
-    @property
     def vocab_size(self) -> int | None:
         """Rows of the embedding; None if neither the config nor its class states them."""
         return self.values.get("vocab_size")
 
     @property
+    def max_position_embeddings(self) -> int | None:
+        return self.values.get("max_position_embeddings")
+
+    @property
     def trained_length(self) -> int:
-        """Tokens that the checkpoint was trained for; some yarn configs state only the length before their factor.
+        """Tokens that the checkpoint was trained for, as its publisher documents it, or otherwise as its config states.
+
+        Some yarn configs state only the length before their factor.
 
         If the config leaves open whether its length is before or after the factor, the smaller of the two.
 
@@ -392,6 +396,8 @@ class ModelConfig:
         length = self.max_position_embeddings
         if not isinstance(length, int) or isinstance(length, bool) or length < 1:
             raise RopewalkError(f"the config must state max_position_embeddings in tokens, got {length!r}")
+        if self.documented_length is not None:
+            return self.documented_length
         kind = None if None in self.methods else FULL
         method = self.methods.get(kind)
         extended = None
@@ -399,6 +405,26 @@ class ModelConfig:
             extended = method.extended_length()
         # Other yarn configs state the extended length, which must not become shorter.
         return (self._dual_chunk_length or length) if extended is None else max(length, extended)
+
+    @cached_property
+    def documented(self) -> Documented | None:
+        """What the publisher of a model with this config documents of its lengths; None if nothing is known."""
+        method = self.methods.get(None, self.methods.get(FULL))
+        # Dual chunk attention marks other models of the same shapes.
+        return None if method is None or self.values.get(DUAL_CHUNK) else documented(self.values, method)
+
+    @property
+    def documented_length(self) -> int | None:
+        """The trained length in tokens that the publisher documents, if it counts instead of the config's."""
+        if self.documented is None or self.serves_longer is not None or self.given_length is not None:
+            return None
+        return self.documented.native
+
+    @property
+    def serves_longer(self) -> Documented | None:
+        """The documented lengths, if the config has the publisher's yarn for longer texts; otherwise None."""
+        scaled = any(isinstance(method, Yarn) for method in self.methods.values())
+        return self.documented if scaled else None
 
     def _stated_original(self, layer_type: str | None) -> int | None:
         """``original_max_position_embeddings`` of a layer type, inside its RoPE parameters or beside them."""
@@ -493,6 +519,7 @@ class ModelConfig:
             for key in OTHER_LENGTHS
             if isinstance(self.values.get(key), int) and self.values[key] != length
         ]
+        warnings += self._length_notes()
         widest = self.widest_window
         if widest is not None and length is not None and widest < length:
             warnings.append(
@@ -515,6 +542,27 @@ class ModelConfig:
                 "a recipe drops it with lift: [dual_chunk_attention]"
             )
         return warnings
+
+    def _length_notes(self) -> list[str]:
+        """What the publisher documents of the trained length, if the config states another."""
+        longer = self.serves_longer
+        if longer is not None:
+            return [
+                f"{longer.name}, whose shape this config has, is trained for {longer.native} tokens; its publisher "
+                f"serves {longer.reaches} with this yarn, without training ({longer.source})"
+            ]
+        note = None if self.documented is None else self.documented.length_note()
+        return [] if note is None or self.documented_length is None else [note]
+
+    def _route_notes(self) -> list[str]:
+        """What the publisher documents of longer texts without training."""
+        note = None if self.documented is None or self.serves_longer else self.documented.route_note()
+        return [] if note is None else [note]
+
+    @property
+    def documented_notes(self) -> list[str]:
+        """What the publisher documents of the model's lengths, one sentence each."""
+        return [*self._length_notes(), *self._route_notes()]
 
     @property
     def layer_notes(self) -> list[str]:
@@ -580,6 +628,7 @@ class ModelConfig:
                 "queries of layers without RoPE are scaled by their position (attn_temperature_tuning), within and "
                 "beyond the trained length: leave that as it is"
             )
+        notes += self._route_notes()
         if not method.trainable:
             notes.append(
                 f"{method.name} is for inference only: the plan assumes that the model was trained unscaled"

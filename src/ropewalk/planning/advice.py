@@ -125,6 +125,7 @@ class Checkpoint:
         seen: largest distance in tokens that attention saw in training. None if that is the trained length.
         limits_context: whether at least one layer with RoPE attends to the whole context.
         stays: a clause that says why RoPE must stay unchanged. None if it may change.
+        length_from: where the trained length comes from, as words after "from".
     """
 
     refusals: Sequence[str] = ()
@@ -135,6 +136,7 @@ class Checkpoint:
     seen: int | None = None
     limits_context: bool = True
     stays: str | None = None
+    length_from: str = "the config"
 
 
 def advise(
@@ -179,7 +181,9 @@ def advise(
         seen = min(trained_length, about.windows)
         # With its windows lifted, the model starts over: the advice for it stands beside the refusal, as an
         # alternative.
-        without = Checkpoint(lift=("windows",), head_dim=about.head_dim, seen=seen)
+        without = Checkpoint(
+            lift=("windows",), head_dim=about.head_dim, seen=seen, length_from=about.length_from
+        )
         lifted = advise(current, trained_length, target_length, without)
     # An unchanged setting would only repeat the exposure of the checkpoint.
     if chosen is not None and chosen.method is not None and chosen.rule != CURRENT:
@@ -203,7 +207,7 @@ def advise(
             chosen, stages, current, trained_length, target_length, refusals, about.first, stays is not None
         ),
         reasons=tuple(why),
-        caveats=(_STATED,) if fits or refusals else (_NECESSARY, _STATED),
+        caveats=(*(() if fits or refusals else (_NECESSARY,)), _STATED.format(about.length_from)),
         published=published_near(target_length) if compared and is_unscaled(current) else (),
         settings=compare_settings(current, trained_length, target_length) if compared else (),
         feasible=None,
@@ -233,7 +237,7 @@ _NECESSARY = (
     "After training, measure retrieval (passkey) at the target length: the theory gives no guarantee, and a low "
     "perplexity alone does not show that the model uses the context."
 )
-_STATED = "The trained length comes from the config; the model may have been trained on shorter documents."
+_STATED = "The trained length comes from {}; the model may have been trained on shorter documents."
 
 
 def _plan(

@@ -213,6 +213,7 @@ def _what_layers_say(config: ModelConfig, target: int) -> Checkpoint:
         windows=widest if liftable else None,
         limits_context=bool(config.context_layers(target)),
         stays=stays,
+        length_from="the publisher's documentation" if config.documented_length else "the config",
     )
 
 

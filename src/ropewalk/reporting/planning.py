@@ -32,11 +32,12 @@ BOUND = (
 def describe_inspection(result: InspectResult, config: InspectSettings) -> Iterator[Part]:
     """The checkpoint's RoPE without a target length; otherwise advice, and with ``explain`` both and all sources."""
     description, advice = result.to_json(), result.advice
+    said = "stated" if result.config.documented_length is None else "documented"
     if config.readers:
         yield from readers_parts(result.readers or (), f"RoPE of {config.model} in other programs")
         yield ""
     if advice is None:
-        yield _table(description)
+        yield _table(description, said)
         defaults = _default_notes(description["defaults"], description["config_class"])
         for line in (CONTEXT_BOUND, *defaults, *description["notes"]):
             yield f"note: {line}"
@@ -45,7 +46,7 @@ def describe_inspection(result: InspectResult, config: InspectSettings) -> Itera
     yield from describe_advice(advice, [*_defaults_in_short(description), *description["notes"]])
     if config.explain:
         yield ""
-        yield _table(description)
+        yield _table(description, said)
         yield from _details(advice)
 
 
@@ -252,9 +253,9 @@ def _defaults_in_short(description: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _table(description: Mapping[str, Any]) -> Table:
+def _table(description: Mapping[str, Any], said: str) -> Table:
     table = Table(title=description["model"], show_header=False, title_justify="left")
-    for label, value in _rows(description):
+    for label, value in _rows(description, said):
         table.add_row(label, value)
     for method in description["methods"]:
         table.add_section()
@@ -263,12 +264,12 @@ def _table(description: Mapping[str, Any]) -> Table:
     return table
 
 
-def _rows(description: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _rows(description: Mapping[str, Any], said: str) -> list[tuple[str, str]]:
     heads, kv_heads = description["num_attention_heads"], description["num_key_value_heads"]
     return [
         ("model type", _text(description["model_type"])),
         ("maximum length", _tokens(description["max_position_embeddings"])),
-        ("trained length", f"{_tokens(description['trained_length'])} (stated, not measured)"),
+        ("trained length", f"{_tokens(description['trained_length'])} ({said}, not measured)"),
         ("layers", _text(description["num_hidden_layers"])),
         (
             "heads",

@@ -318,6 +318,7 @@ def recipe_of(
     lines = [
         f"# {settings.model}, from {trained:,} to {target:,} tokens. Written by ropewalk init; change what you like.",
         f"# Next: ropewalk recipe check {settings.out}, then ropewalk extend {settings.out}",
+        *(f"# Note: {note}." for note in planned.config.documented_notes),
         *(f"# {line}" for line in _no_gpu(planned, machine)),
         f"model: {_quoted(settings.model)}",
         f"output: {_quoted(f'runs/{name}')}  # a new folder; a run that was stopped goes on with --resume",
