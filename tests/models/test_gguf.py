@@ -241,7 +241,7 @@ def test_damaged_files_are_copied_or_refused(converted, tmp_path):
     _, path, config = converted
     whole, draw, refused = path.read_bytes(), random.Random(0), 0
     header = gguf.GGUFReader(path).data_offset
-    for _ in range(150):
+    for _ in range(60):
         place = draw.randrange(4, header - 8)
         wrong = draw.choice(
             [draw.randbytes(1), draw.randbytes(4), struct.pack("<Q", 2**40), struct.pack("<I", 2**32 - 1)]
@@ -253,7 +253,7 @@ def test_damaged_files_are_copied_or_refused(converted, tmp_path):
             (tmp_path / "b.gguf").unlink()
         except RopewalkError:
             refused += 1
-    assert refused > 75
+    assert refused > 30
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.gguf"]
 
 

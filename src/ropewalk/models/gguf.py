@@ -9,6 +9,8 @@ llama.cpp itself by ``python -m benchmarks.llama_cpp``.
 from __future__ import annotations
 
 import math
+import mmap
+import struct
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -184,6 +186,7 @@ def write_gguf(source: Path, config: ModelConfig, out: Path) -> GgufResult:
     if out.exists() or out.is_symlink():
         raise RopewalkError(f"{out} already exists; give a new file with --out")
     try:
+        _check_sizes(source)
         reader = gguf.GGUFReader(source)
         present = {name: field.contents() for name, field in reader.fields.items()}
         architecture = str(present["general.architecture"])
@@ -203,6 +206,52 @@ def write_gguf(source: Path, config: ModelConfig, out: Path) -> GgufResult:
     changes = _changes(reader, present, metadata, stale, wanted.tensors)
     launch = _launch(out, config.max_position_embeddings, wanted.short)
     return GgufResult(source, out, architecture, method.name, tuple(changes), wanted.notes, launch)
+
+
+SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of a value by its type in the file; 8 is a string and 9 a list."""
+STRING, LIST = 8, 9
+
+
+def _check_sizes(source: Path) -> None:
+    """Raise for metadata that would reach beyond the end of the file: the package would read it for ever.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: saying what is wrong.
+    """
+    with source.open("rb") as file, closing(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) as data:
+        if data[:4] != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        # The version is a small number, so its low half is zero only in the other byte order.
+        order = "<" if data[4:6] != b"\0\0" else ">"
+        place = 24
+
+        def number(size: int) -> int:
+            nonlocal place
+            if place + size > len(data):
+                raise ValueError("it ends within its metadata")
+            place += size
+            return int(struct.unpack_from(f"{order}{'BHIQ'[size.bit_length() - 1]}", data, place - size)[0])
+
+        def skip(size: int) -> None:
+            nonlocal place
+            if size > len(data) - place:
+                raise ValueError("its metadata states more bytes than the file has")
+            place += size
+
+        for _ in range(int(struct.unpack_from(f"{order}Q", data, 16)[0]) if len(data) >= place else 0):
+            skip(number(8))
+            kind, count = number(4), 1
+            if kind == LIST:
+                kind, count = number(4), number(8)
+            if kind == STRING:
+                for _ in range(count):
+                    skip(number(8))
+            elif kind in SIZES:
+                skip(SIZES[kind] * count)
+            else:
+                raise ValueError(f"its metadata has a value of the unknown type {kind}")
 
 
 def _launch(out: Path, length: int | None, short: int | None) -> dict[str, str]:

@@ -253,8 +253,12 @@ def test_more_tokens_than_the_embedding_has_rows_are_refused(
         RopewalkError, match=f"the tokenizer has {tokens} tokens, .* embedding has only {tokens - 1} "
     ):
         load_tokenizer(str(tmp_path), tokens - 1)
-    # transformers adds a token for a name that the vocabulary lacks.
+    # A placeholder of images in the tokenizer of a model of texts, as in Gemma 3.
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    image = {"image_token": "<image>", "extra_special_tokens": {"image_token": "<image>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, **image}))
+    assert len(load_tokenizer(str(tmp_path), tokens)) == tokens + 1
+    # transformers adds a token for a name that the vocabulary lacks.
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": "<new>"}))
     with pytest.raises(RopewalkError, match=f"the tokenizer has {tokens + 1} tokens"):
         load_tokenizer(str(tmp_path), tokens)

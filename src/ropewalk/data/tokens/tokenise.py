@@ -133,12 +133,21 @@ def load_tokenizer(path_or_name: str, embedding_rows: int | None = None) -> Any:
             f"the tokenizer of {path_or_name!r} has only special tokens; add the model's tokenizer.json"
         )
     # An embedding with more rows than the tokenizer has tokens is fine: many are padded to a round number.
-    if embedding_rows is not None and len(tokenizer) > embedding_rows:
+    if embedding_rows is not None and _tokens_of_text(tokenizer) > embedding_rows:
         raise RopewalkError(
             f"the tokenizer has {len(tokenizer)} tokens, but the model's embedding has only {embedding_rows} rows; use "
             "the tokenizer that belongs to the model"
         )
     return tokenizer
+
+
+def _tokens_of_text(tokenizer: Any) -> int:
+    """Number of tokens without the placeholders of images, sounds and videos, which no text contains.
+
+    Gemma 3's tokenizer has one for images, for which its model of texts has no row.
+    """
+    named = [getattr(tokenizer, f"{kind}_token", None) for kind in ("image", "audio", "video")]
+    return len(tokenizer) - len(set(tokenizer.get_added_vocab()).intersection(filter(None, named)))
 
 
 def _no_object(folder: Path) -> str | None:
