@@ -265,6 +265,7 @@ def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed():
 
 WITHOUT_TESTS_OF_ITS_NAME = {
     "attention/choices.py": "names alone; tests/data/test_settings.py holds settings to them",
+    "data/tokens/render_process.py": "the process behind render.py; tests/data/tokens/test_render.py runs it",
     "parallel/ring/traffic.py": "formulas; tests/planning/sizing/test_traffic.py holds them to a ring's plans",
     "planning/settings.py": "declarations; tests/cli asks for each",
     "verification/settings.py": "declarations; tests/cli/test_verify.py asks for each",

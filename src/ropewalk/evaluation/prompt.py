@@ -9,15 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import TemplateError
-
+from ropewalk.data.tokens.chat import DATE, chat_template
+from ropewalk.data.tokens.render import render
 from ropewalk.errors import RopewalkError
 
 FIRST_PROBE = 16
 """Units of the first trial; its token count gives the first estimate of the tokens per unit."""
-
-DATE = "26 Jul 2024"
-"""Fixed date for Llama 3's chat templates, which write today's date otherwise; this is the templates' default."""
 
 THOUGHTS, END_OF_THOUGHTS = "<think>", "</think>"
 """Marks around the thoughts of Qwen3, DeepSeek-R1 and most other thinking models."""
@@ -81,6 +78,7 @@ class PromptEncoder:
         self.chat, self.system, self.thinking, self.as_turns = chat, system, thinking, as_turns
         self.own_variables = own_variables
         self._plain: Any = None
+        self._template = chat_template(tokenizer) if chat else None
         # Rendered once before the work: some templates (Gemma 2's) refuse a system prompt.
         opened = chat and self._rendered("", "").rstrip().endswith(THOUGHTS)
         # Variables of the user's may turn thinking off, and nobody gives them for that with tokens to think.
@@ -184,15 +182,11 @@ class PromptEncoder:
         if not self.chat:
             return text + answer_prefix
         turns = [{"role": role, "content": content} for role, content in self.turns(text, answer_prefix)]
+        assert self._template is not None
+        variables = {**self._template.names, "date_string": DATE, "enable_thinking": self.thinking > 0}
         try:
-            opened: str = self.tokenizer.apply_chat_template(
-                turns,
-                add_generation_prompt=True,
-                tokenize=False,
-                date_string=DATE,
-                enable_thinking=self.thinking > 0,
-            )
-        except TemplateError as error:
+            (opened,) = render(self._template.template, variables, turns, [(len(turns), True)])
+        except RopewalkError as error:
             more = (
                 ""
                 if self.system is None

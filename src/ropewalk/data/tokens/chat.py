@@ -6,16 +6,16 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from tokenizers.models import BPE
 from tokenizers.normalizers import Replace, Sequence
 
+from ropewalk.data.tokens.render import render
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import digest
 
@@ -26,8 +26,8 @@ _BEGIN, _END = "\ufdd0", "\ufdd1"
 """Noncharacters that stand around the assistant's text in a rendered conversation."""
 
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
-_DATE = "26 Jul 2024"
-"""Default of Llama's own templates. The date of the day would give other bytes every day."""
+DATE = "26 Jul 2024"
+"""Date for Llama's own templates; their default. The date of the day would give other bytes every day."""
 
 _ENCODING = 2
 """Version of how conversations become tokens. Stored tokens of another version are not used again."""
@@ -63,11 +63,15 @@ class ChatTemplate:
     @property
     def digest(self) -> str:
         """Digest of everything that the tokens of a conversation depend on, beside the tokenizer."""
-        return digest([self.template, dict(self.names), self.spellings, _DATE, _ENCODING])
+        return digest([self.template, dict(self.names), self.spellings, DATE, _ENCODING])
 
 
 def chat_template(tokenizer: Any) -> ChatTemplate | None:
-    """The chat template of a transformers tokenizer; None if it has none."""
+    """The chat template of a transformers tokenizer; None if it has none.
+
+    Raises:
+        RopewalkError: if it has several, and none is the default.
+    """
     if not getattr(tokenizer, "chat_template", None):
         return None
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
@@ -76,7 +80,11 @@ def chat_template(tokenizer: Any) -> ChatTemplate | None:
     }
     # Longest first: in a pattern of alternatives, a spelling that begins another would hide it.
     spellings = tuple(sorted((each.content for each in added if each.special), key=len, reverse=True))
-    return ChatTemplate(tokenizer.get_chat_template(), names, spellings)
+    try:
+        return ChatTemplate(tokenizer.get_chat_template(), names, spellings)
+    except ValueError as error:
+        # Several templates, none of which is the default.
+        raise RopewalkError(f"{tokenizer.name_or_path}: {str(error).splitlines()[0]}") from error
 
 
 def required_template(tokenizer: Any) -> ChatTemplate:
@@ -155,15 +163,30 @@ def token_ids(stored: NDArray[np.int32]) -> NDArray[np.int32]:
 def _turns(record: dict[str, Any], template: ChatTemplate, origin: str) -> tuple[str, list[tuple[int, int]]]:
     """The rendered conversation, and the start and stop of each of the assistant's turns in it."""
     messages = record["messages"]
+    assistant = [
+        number
+        for number, message in enumerate(messages)
+        if message["role"] == "assistant" and not _GENERATION.search(template.template)
+    ]
+    # The whole conversation, then before and after each turn of the assistant that the template does not mark.
+    stops = [(len(messages), False)]
+    for number in assistant:
+        stops += [(number, True), (number + 1, False)]
+    try:
+        text, *parts = render(
+            _GENERATION.sub(_mark, template.template),
+            {"date_string": DATE, **template.names},
+            messages,
+            stops,
+            record.get("tools") or None,
+        )
+    except RopewalkError as error:
+        raise RopewalkError(f"{origin}: the chat template rejects the conversation: {error}") from error
     if _GENERATION.search(template.template):
-        text, turns = _marked(_render(record, messages, template, origin))
+        text, turns = _marked(text)
     else:
-        text, turns = _render(record, messages, template, origin), []
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = _render(record, messages[:number], template, origin, prompt=True)
-            after = _render(record, messages[: number + 1], template, origin)
+        turns = []
+        for number, before, after in zip(assistant, parts[::2], parts[1::2], strict=True):
             if not after.startswith(before) or not text.startswith(after):
                 raise RopewalkError(
                     f"{origin}: the chat template renders message {number + 1} differently either after a generation "
@@ -179,40 +202,6 @@ def _turns(record: dict[str, Any], template: ChatTemplate, origin: str) -> tuple
             "change the template"
         )
     return text, turns
-
-
-def _render(
-    record: dict[str, Any],
-    messages: list[dict[str, Any]],
-    template: ChatTemplate,
-    origin: str,
-    *,
-    prompt: bool = False,
-) -> str:
-    from jinja2.exceptions import TemplateError
-
-    try:
-        text: str = _renderer().apply_chat_template(
-            messages,
-            tools=record.get("tools") or None,
-            chat_template=_GENERATION.sub(_mark, template.template),
-            tokenize=False,
-            add_generation_prompt=prompt,
-            date_string=_DATE,
-            **template.names,
-        )
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise RopewalkError(f"{origin}: the chat template rejects the conversation: {lines[0]}") from error
-    return text
-
-
-@cache
-def _renderer() -> Any:
-    """A tokenizer without a vocabulary, for transformers' rendering of templates alone."""
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()))
 
 
 def _mark(tag: re.Match[str]) -> str:
