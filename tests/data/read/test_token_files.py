@@ -337,6 +337,16 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
         {},
         r"a\.csv\.gz:1: the line must begin with two whole numbers",
     ),
+    "offsets of thousands of digits": (
+        lambda t: write(t, a__npy=IDS, a__csv__gz=gzip.compress(b"0," + b"9" * 5000 + b"\n")),
+        {},
+        r"a\.csv\.gz:1: the line must begin with two whole numbers.*got '0,9{78}'",
+    ),
+    "offsets in one line without end": (
+        lambda t: write(t, a__npy=IDS, a__csv__gz=gzip.compress(b"0,4,x" * (1 << 20))),
+        {},
+        r"a\.csv\.gz is damaged: a line is longer than 65536 bytes",
+    ),
     "offsets leave a gap": (
         lambda t: write(t, a__npy=IDS, a__csv__gz=gzip.compress(b"0,1,x\n2,4,y\n")),
         {},
@@ -423,3 +433,22 @@ def test_small_ids_are_no_halves_of_wider_ones(tmp_path: Path) -> None:
     for ids in ([2, 3] * 40, [3, 9] * 40):
         path = write(tmp_path, a__npy=np.array(ids, "<u2").tobytes(), a__csv__gz=gzip.compress(b"0,80,x\n"))
         assert read(path) == [ids]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "(True,)", "(False,)", "(4, True)", f"({10**30},)", f"({2**63},)", f"({2**62},)", "(-1,)", "(1.5,)", "None",
+        "(" + "9" * 5000 + ",)", "(" * 300, "(3,)", "(5,)", "(0,)", "(2, 2)", "()",
+    ],
+)  # fmt: skip
+def test_a_numpy_array_of_another_shape_than_its_content_is_refused(tmp_path, shape):
+    header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header += b" " * (-len(header) - 11 & 63) + b"\n"
+    head = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    (tmp_path / "a.npy").write_bytes(head + np.array([1, 5, 6, 1], "<u2").tobytes())
+    with pytest.raises(
+        RopewalkError, match=r"a\.npy (cannot be read|states \d token ids|holds an array)"
+    ) as refused:
+        read(tmp_path / "a.npy", separator_id=1)
+    assert "\n" not in str(refused.value)

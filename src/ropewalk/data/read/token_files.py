@@ -10,15 +10,15 @@ files nanotron reads too), ``tokenizer/memmap_writer.py`` (dolma), and OLMo-core
 from __future__ import annotations
 
 import csv
-import io
 import struct
+import tokenize
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,8 @@ _DTYPE_HINT = "set token_dtype (--token-dtype), for example to uint16 or uint32"
 # Tokens at the beginning of a file by which a wrong type is told. The upper half of a 4-byte id is below 4 in
 # vocabularies of up to 262,144 tokens.
 _PROBED, _FEWEST, _UPPER = 4096, 64, 4
+# Bytes of a line of an index, which holds two numbers and where the document came from.
+_LONGEST_ROW = 1 << 16
 # Tokens that the search for separators looks at together.
 _SEARCHED = 1 << 22
 
@@ -337,9 +339,9 @@ def _datatrove_metadata(path: Path) -> tuple[str | None, int | None, int | None]
     if not place.is_file():
         return None, None, None
     with open_bytes(place) as stream:
-        lines = stream.read().decode("utf-8", "replace").splitlines()
+        lines = stream.read(_LONGEST_ROW).decode("utf-8", "replace").splitlines()
     name, bar, width = lines[0].rpartition("|") if lines else ("", "", "")
-    if not bar or width not in ("2", "4") or len(lines) < 2 or not lines[1].isdecimal():
+    if not bar or width not in ("2", "4") or len(lines) < 2 or not _is_count(lines[1]):
         raise RopewalkError(
             f"{place} must have the tokenizer and the bytes per token (2 or 4) in line 1, such as gpt2|2, and the "
             f"number of tokens in line 2, got {lines[:2]}"
@@ -364,11 +366,11 @@ def _dolma_ends(index: Path) -> NDArray[np.int64]:
     ends = array("q")
     done = 0
     with open_bytes(index) as stream:
-        for number, row in enumerate(csv.reader(io.TextIOWrapper(stream, "utf-8", "replace", newline="")), 1):
-            if len(row) < 2 or not row[0].isdecimal() or not row[1].isdecimal():
+        for number, row in enumerate(_csv_rows(stream, index), 1):
+            if len(row) < 2 or not _is_count(row[0]) or not _is_count(row[1]):
                 raise RopewalkError(
                     f"{index}:{number}: the line must begin with two whole numbers, the start and the end of a "
-                    f"document in tokens, got {','.join(row)!r}"
+                    f"document in tokens, got {','.join(row)[:80]!r}"
                 )
             if int(row[0]) != done or int(row[1]) >= 1 << 62:
                 raise RopewalkError(
@@ -378,6 +380,24 @@ def _dolma_ends(index: Path) -> NDArray[np.int64]:
             done = int(row[1])
             ends.append(done)
     return np.array(ends, np.int64)
+
+
+def _csv_rows(stream: BinaryIO, index: Path) -> Iterator[list[str]]:
+    def lines() -> Iterator[str]:
+        while line := stream.readline(_LONGEST_ROW):
+            if len(line) == _LONGEST_ROW:
+                raise RopewalkError(f"{index} is damaged: a line is longer than {_LONGEST_ROW} bytes")
+            yield line.decode("utf-8", "replace")
+
+    try:
+        yield from csv.reader(lines())
+    except csv.Error as error:
+        raise RopewalkError(f"{index} is damaged: {error}") from error
+
+
+def _is_count(digits: str) -> bool:
+    """Whether a text is a whole number that Python and a 64-bit index can hold."""
+    return digits.isdecimal() and len(digits) <= 19
 
 
 def _width(
@@ -406,13 +426,21 @@ def _of_width(path: Path, width: int | None, stated: str | None) -> str | None:
 def _numpy_header(path: Path) -> tuple[str, int]:
     """Type of an array and its offset in bytes."""
     try:
-        # Reads the header alone; a pickled array is refused.
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise RopewalkError(f"{path} cannot be read as a numpy array: {error}") from error
+        # Reads the header alone; a pickled array is refused. A shape beyond all memory overflows before it is refused.
+        with np.errstate(over="ignore"):
+            found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError, OverflowError, TypeError, tokenize.TokenError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RopewalkError(f"{path} cannot be read as a numpy array: {said}") from error
     if found.ndim != 1 or found.dtype.kind not in "iu" or not found.dtype.isnative:
         raise RopewalkError(
             f"{path} holds an array of {found.dtype} with shape {list(found.shape)}; token ids are a list of integers"
+        )
+    held = path.stat().st_size - int(found.offset)
+    if found.nbytes != held:
+        raise RopewalkError(
+            f"{path} states {len(found)} token ids of {found.itemsize} bytes, but holds {held} bytes of them; restore "
+            "the file"
         )
     return found.dtype.name, int(found.offset)
 
