@@ -13,7 +13,7 @@ from ropewalk import RopewalkError
 from ropewalk.data import ReadingCounts, read_documents
 from ropewalk.data.read import files, records
 from ropewalk.data.read.files import LONGEST_DOCUMENT, decode, open_bytes, read_text, read_text_if_text
-from tests.data.read.read_cases import jsonl, read, texts
+from tests.data.read.read_cases import jsonl, read, texts, write_parquet
 
 
 def test_folder_is_read_in_order_and_skips_binary_and_hidden(tmp_path: Path) -> None:
@@ -213,6 +213,9 @@ def test_a_document_may_be_as_long_as_the_limit(tmp_path, monkeypatch, suffix):
     (tmp_path / f"b.jsonl{suffix}").write_bytes(compress(jsonl(["b"]) + jsonl(["a" * 51]) + jsonl(["c"])))
     with pytest.raises(RopewalkError, match=rf"b.jsonl{suffix}:2: the text is longer"):
         read(tmp_path / f"b.jsonl{suffix}")
+    write_parquet(tmp_path / "d.parquet", {"text": ["a" * (len(longest) + 1)]})
+    with pytest.raises(RopewalkError, match=r"d\.parquet:row 0: the text is longer"):
+        read(tmp_path / "d.parquet")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "c.unknown").write_bytes(b"a" * (len(longest) + 1))
     with pytest.raises(RopewalkError, match=r"c\.unknown: the text is longer"):

@@ -1,6 +1,8 @@
 """Arrow files as datasets and pyarrow write them give their records, and damaged ones one sentence."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +120,59 @@ def test_other_contents_are_refused(tmp_path: Path) -> None:
             ids(path)
     with pytest.raises(RopewalkError, match=r"no text field 'text'; the fields are 'a', 'b'"):
         ids(columns)
+
+
+SPANS = [{"start": 0, "end": 1, "source": "a"}, {"start": 1, "end": 3, "source": "b"}]
+COLUMNS = {
+    "strings": {"text": pyarrow.array([f"text {n} ü" for n in range(20)])},
+    "large strings": {"text": pyarrow.array(["text", "texts"] * 10, pyarrow.large_string())},
+    "views": {"text": pyarrow.array(["a text of more than twelve bytes"] * 20, pyarrow.string_view())},
+    "dictionary": {"text": pyarrow.array(["one text", "another"] * 10).dictionary_encode()},
+    "ids": {"input_ids": pyarrow.array([[1, 2, 3]] * 20), "source": pyarrow.array([SPANS] * 20)},
+    "large lists": {"input_ids": pyarrow.array([[1, 2, 3]] * 20, pyarrow.large_list(pyarrow.int64()))},
+    "chats": {
+        "messages": pyarrow.array(
+            [[{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]] * 20
+        )
+    },
+    "extension": {
+        "text": pyarrow.array(["text"] * 20),
+        "source": pyarrow.ExtensionArray.from_storage(
+            pyarrow.fixed_shape_tensor(pyarrow.int32(), [1]),
+            pyarrow.array([[1]] * 20, pyarrow.list_(pyarrow.int32(), 1)),
+        ),
+    },
+}
+READ_ALL = """
+import sys
+from ropewalk.data.read.readers import read_texts_and_tokens
+from ropewalk.data.settings import SourceSpec
+from ropewalk.errors import RopewalkError
+for path in sys.stdin.read().split():
+    print(path, end=" ", flush=True)
+    try:
+        print(sum(1 for _ in read_texts_and_tokens([SourceSpec(path=path, messages_field="messages")])))
+    except RopewalkError as error:
+        print("refused:", error)
+"""
+
+
+@pytest.mark.parametrize("new", [pyarrow.ipc.new_stream, pyarrow.ipc.new_file])
+def test_wrong_numbers_anywhere_in_a_file_are_read_or_refused_but_end_no_process(tmp_path, new):
+    """In a process of its own, which a wrong offset would end with a signal."""
+    paths = []
+    for name, columns in COLUMNS.items():
+        whole = table(tmp_path / "whole.arrow", new, columns, 20).read_bytes()
+        # Every buffer begins at a multiple of 8: these are the first two offsets of each, among much else.
+        for at in range(0, len(whole) - 8, 8 if name in ("strings", "ids") else 24):
+            for wrong in (1 << 30, -1 & 0xFFFFFFFF):
+                path = tmp_path / f"{name.replace(' ', '-')}-{at}-{wrong}.arrow"
+                path.write_bytes(whole[: at + 4] + wrong.to_bytes(4, "little") + whole[at + 8 :])
+                paths.append(str(path))
+    found = subprocess.run(
+        [sys.executable, "-c", READ_ALL], input="\n".join(paths), capture_output=True, text=True, check=False
+    )
+    lines = found.stdout.splitlines()
+    assert found.returncode == 0, lines[-1:]
+    assert [line.split()[0] for line in lines] == paths
+    assert sum("refused" in line for line in lines) > len(paths) // 10

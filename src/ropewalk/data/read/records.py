@@ -66,8 +66,8 @@ def record_documents(
 
     Raises:
         RopewalkError: if there is neither a text nor ``input_ids`` (the message lists the existing fields), the text is
-            not a string or contains a lone surrogate, the source field is not a name, or the ids or their boundaries
-            are invalid.
+            not a string, is too long or contains a lone surrogate, the source field is not a name, or the ids or their
+            boundaries are invalid.
     """
     text = _field(record, spec.text_field)
     # A table has a null where only its other records have a text.
@@ -90,6 +90,8 @@ def record_documents(
         raise RopewalkError(
             f"{origin}: the field {spec.text_field!r} must be a string, got {kind_name(text)}"
         )
+    if len(text) > LONGEST_DOCUMENT:
+        raise too_long(origin)
     check_characters(text, origin)
     return (Document(text, spec.name or _source(record, spec, origin) or stem, origin),)
 
@@ -279,13 +281,15 @@ def read_arrow(path: Path, spec: SourceSpec, stem: str, skip: int = 0) -> Iterat
     try:
         with pyarrow.memory_map(str(path)) as file:
             for batch in _arrow_batches(file, path):
-                columns = _columns(path, spec, batch.schema.names)
+                batch = batch.select(_columns(path, spec, batch.schema.names))
+                # Arrow follows offsets without a check: a wrong one would read other memory, or end the process.
+                batch.validate(full=True)
                 row_bytes = max(1, batch.nbytes // max(batch.num_rows, 1))
                 step = max(1, min(_PARQUET_ROWS, _PARQUET_BYTES // row_bytes))
                 passed = min(max(skip - row, 0), batch.num_rows)
                 row += passed
                 for start in range(passed, batch.num_rows, step):
-                    for record in _rows(batch.slice(start, step).select(columns)):
+                    for record in _rows(batch.slice(start, step)):
                         yield Record(record_documents(record, spec, stem, f"{path}:row {row}", padded=True))
                         row += 1
     except RopewalkError:
@@ -494,6 +498,7 @@ def _group_rows(
     # Limited in bytes too: a row may be a whole book.
     batch_rows = max(1, min(_PARQUET_ROWS, _PARQUET_BYTES // max(row_bytes, 1)))
     for batch in file.iter_batches(batch_rows, row_groups=[number], columns=columns):
+        batch.validate(full=True)
         passed = min(max(first - row, 0), len(batch))
         row += passed
         for record in _rows(batch.slice(passed)):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.data.read.files import decode, open_bytes, split_suffix
+from ropewalk.data.read.files import read_text, split_suffix
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import json_fault
 
@@ -212,14 +212,16 @@ def _parquet_rows(path: Path) -> tuple[Row, ...]:
     import pyarrow.parquet
 
     try:
-        return tuple(pyarrow.parquet.read_table(path).to_pylist())
+        table = pyarrow.parquet.read_table(path)
+        # Arrow follows offsets without a check: a wrong one would read other memory, or end the process.
+        table.validate(full=True)
+        return tuple(table.to_pylist())
     except (pyarrow.ArrowException, OSError) as error:
         raise RopewalkError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 def _json_rows(path: Path) -> tuple[Row, ...]:
-    with open_bytes(path) as stream:
-        text = decode(stream.read(), path)
+    text = read_text(path)
     # By content, not by suffix: some .json files have one object per line.
     if text.lstrip().startswith("["):
         values = _parsed(text, str(path))
