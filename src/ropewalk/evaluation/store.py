@@ -57,8 +57,8 @@ class Prediction:
         new_tokens: number of tokens of the answer; None if a server does not report it.
         finished: whether the model ended the answer before it reached the token limit; None if unknown.
         details: what the task records about the sample, such as the depth of a needle.
-        thoughts_opened: whether the prompt ended inside the model's thoughts, which are not scored; None if the whole
-            text is the answer, as for prompts without a chat template and in files of version 0.1.0.
+        thoughts_opened: whether the prompt ended inside the model's thoughts, which are not scored; None, and left out
+            of files, if the whole text is the answer: without a chat template, and in files of version 0.1.0.
     """
 
     suite: str
