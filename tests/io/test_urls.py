@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import time
 
 import pytest
@@ -27,13 +28,15 @@ from ropewalk.io.urls import credentials, masked, without
             "cannot read 's3://b/k?X-Amz-Credential=***&X-Amz-Signature=***': no",
         ),
         ("https:/me:pw@host/x?token=a", "https:/***@host/x?token=***"),
+        ("copied from s3://b/run?sig=x, with 1; (s3://b/run?sig=y).", None),
         ("s3://bucket/run", "s3://bucket/run"),
         ("see https://host/page#a-section", "see https://host/page#a-section"),
         ("http://[::1]:8000/v1 and http://[::1]/v1", "http://[::1]:8000/v1 and http://[::1]/v1"),
         ("hf:owner/name@main: no such file? none", "hf:owner/name@main: no such file? none"),
     ],
 )
-def test_credentials_of_urls_are_masked_and_the_rest_stays(text: str, shown: str) -> None:
+def test_credentials_of_urls_are_masked_and_the_rest_stays(text: str, shown: str | None) -> None:
+    shown = shown or re.sub("sig=[xy]", "sig=***", text)
     assert masked(text) == shown
     assert masked(shown) == shown
 

@@ -15,9 +15,11 @@ MASK = "***"
 SHORTEST = 8
 """Characters from which a credential is replaced inside foreign text; a shorter one may be an ordinary word there."""
 
-# Several addresses may follow each other, separated by commas. Only at the start of a word, which keeps it linear.
+# Several addresses may follow each other, separated by commas, and punctuation of a sentence may follow the last. Only
+# at the start of a word, which keeps the search linear.
 _URL = re.compile(
-    r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*:/[^\s'\"<>`]+?(?=,[a-z][a-z0-9+.-]*://|[\s'\"<>`]|$)", re.IGNORECASE
+    r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*:/[^\s'\"<>`]+?(?=,[a-z][a-z0-9+.-]*://|[,.:;)]{0,3}(?:[\s'\"<>`]|$))",
+    re.IGNORECASE,
 )
 # As a path, a URL has lost one of its slashes; a file has no host.
 _PARTS = re.compile(
