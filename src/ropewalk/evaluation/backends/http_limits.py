@@ -88,9 +88,9 @@ def limited_client(openai: Any, seconds: float) -> Any:
     """An HTTP client for the openai package that reads each response, redirects included, with :func:`limited`."""
     kind = openai.DefaultHttpxClient
     # Either httpx or httpx2, depending on the version of the package; the client accepts only its own streams.
-    own_module = sys.modules[kind.__base__.__module__.partition(".")[0]]
+    stream_kind: Any = sys.modules[kind.__base__.__module__.partition(".")[0]].SyncByteStream
 
-    class LimitedStream(own_module.SyncByteStream):  # type: ignore[misc]
+    class LimitedStream(stream_kind):  # type: ignore[misc]
         def __init__(self, stream: Any, encoding: str) -> None:
             self._stream, self._encoding = stream, encoding
 
