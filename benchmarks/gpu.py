@@ -15,6 +15,7 @@ product. Beside full attention stands torch's SDPA, which chooses its kernel by 
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -43,6 +44,8 @@ from benchmarks.search_gpu import measure as search
 from ropewalk import PackedLayout, attend
 
 CHECKED_LENGTH = 64
+TEST_SECONDS = 600
+"""Patience with the tests: one that hangs must not take the other figures with it."""
 
 
 def matmul_rate(size: int, device: str, repeats: int) -> float:
@@ -59,10 +62,11 @@ def check(sizes: Sizes, device: str) -> dict[str, Any]:
         "cuda": torch.version.cuda,
     }
     if device == "cuda":
-        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        found["devices"] = subprocess.run(
-            query, capture_output=True, text=True, check=True
-        ).stdout.splitlines()
+        found["devices"] = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+        # Containers may lack the program.
+        if shutil.which("nvidia-smi"):
+            query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+            found["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split()
         found["capability"] = torch.cuda.get_device_capability()
     found["matmul_tflops"] = matmul_rate(min(sizes.product, 4096), device, sizes.repeats) / 1e12
     config = transformers.LlamaConfig(**TINY, max_position_embeddings=CHECKED_LENGTH)
@@ -132,7 +136,7 @@ def audit_passes(sizes: Sizes, device: str) -> list[dict[str, Any]]:
 def tests(sizes: Sizes) -> dict[str, Any]:
     """The tests that need a GPU: pytest's status, what failed, and its last line."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", sizes.tests, "-p", "no:cacheprovider"]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TEST_SECONDS)
     lines = result.stdout.strip().splitlines()
     found: dict[str, Any] = {"status": result.returncode, "summary": lines[-1:]}
     if result.returncode:

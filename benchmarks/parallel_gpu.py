@@ -121,7 +121,7 @@ def steps_of_several(sizes: Sizes, device: str) -> list[dict[str, Any]] | str:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "llama"
         save_llama(folder, sizes)
-        return several(folder, Path(scratch), devices, whole_step(folder, sizes, device), sizes)
+        return several(folder, Path(scratch), devices, whole_step(folder, sizes, device), sizes, device)
 
 
 def save_llama(folder: Path, sizes: Sizes) -> None:
@@ -215,7 +215,7 @@ def compared(found: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
 
 
 def several(
-    folder: Path, scratch: Path, devices: int, whole: dict[str, Any], sizes: Sizes
+    folder: Path, scratch: Path, devices: int, whole: dict[str, Any], sizes: Sizes, device: str
 ) -> list[dict[str, Any]]:
     """The same step on meshes of all devices, each in processes of its own."""
     devices = 2 ** (min(devices, sizes.step_rows).bit_length() - 1)
@@ -233,7 +233,7 @@ def several(
             "--nproc-per-node",
             str(devices),
         ]
-        command += ["-m", "benchmarks.parallel_gpu", json.dumps(shape), str(folder), str(out)]
+        command += ["-m", "benchmarks.parallel_gpu", json.dumps(shape), str(folder), str(out), device]
         command += ["--small"] if sizes.small else []
         row: dict[str, Any] = {"mesh": str(MeshShape(**shape))}
         try:
@@ -331,11 +331,10 @@ def timed_step(step: Callable[[], Any], config: Any, device: str) -> dict[str, f
     return {"seconds": seconds, "tokens_per_s": tokens, "before_gib": before, **peak_gib(device)}
 
 
-def worker(shape: str, folder: str, out: str, small: str = "") -> None:
+def worker(shape: str, folder: str, out: str, device: str, small: str = "") -> None:
     """One of torchrun's processes; the first one writes the file."""
-    device_type = "cpu" if small or not torch.cuda.is_available() else "cuda"
-    with joined(device_type) as world:
-        mesh = make_mesh(MeshShape(**json.loads(shape)), device_type)
+    with joined(device) as world:
+        mesh = make_mesh(MeshShape(**json.loads(shape)), device)
         found = mesh_step(Path(folder), mesh, world, SMALL if small else LARGE)
         if world.is_rank_0:
             Path(out).write_text(json.dumps(found))
