@@ -110,12 +110,8 @@ class PromptEncoder:
 
     def _thinks_untold(self) -> bool:
         """Whether the template lets the model think unless ``enable_thinking`` is false."""
-        turns = [{"role": role, "content": content} for role, content in self.turns("")]
-        untold, told = (
-            self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, **variables)
-            for variables in ({}, {"enable_thinking": False})
-        )
-        return bool(untold != told)
+        turns = self.turns("")
+        return self._by_template(turns) != self._by_template(turns, enable_thinking=False)
 
     def encode(self, text: str, answer_prefix: str = "") -> Prompt:
         """Encode the whole prompt, with one BOS if the tokenizer has one (a chat template writes its own)."""
@@ -181,11 +177,16 @@ class PromptEncoder:
     def _rendered(self, text: str, answer_prefix: str) -> str:
         if not self.chat:
             return text + answer_prefix
-        turns = [{"role": role, "content": content} for role, content in self.turns(text, answer_prefix)]
+        opened = self._by_template(self.turns(text, answer_prefix), enable_thinking=self.thinking > 0)
+        return opened if self._prefix_in_turn else opened + answer_prefix
+
+    def _by_template(self, turns: tuple[tuple[str, str], ...], **variables: bool) -> str:
+        """The turns, and the beginning of an answer, as the chat template writes them."""
         assert self._template is not None
-        variables = {**self._template.names, "date_string": DATE, "enable_thinking": self.thinking > 0}
+        messages = [{"role": role, "content": content} for role, content in turns]
+        known = {**self._template.names, "date_string": DATE, **variables}
         try:
-            (opened,) = render(self._template.template, variables, turns, [(len(turns), True)])
+            return render(self._template.template, known, messages, [(len(messages), True)])[0]
         except RopewalkError as error:
             more = (
                 ""
@@ -193,7 +194,6 @@ class PromptEncoder:
                 else "; leave out --system-prompt, or write the system prompt into the template"
             )
             raise RopewalkError(f"the chat template cannot write this prompt ({error}){more}") from error
-        return opened if self._prefix_in_turn else opened + answer_prefix
 
     @property
     def _prefix_in_turn(self) -> bool:
