@@ -204,6 +204,11 @@ def test_bad_requests_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: 
         load_tokenizer("nope/nope")
     with pytest.raises(RopewalkError, match="cannot load a tokenizer"):
         load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    )
+    with pytest.raises(RopewalkError, match=r"tokenizer\.json is a Git LFS pointer instead of the file"):
+        load_tokenizer(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["gemma-3-1b", "phi-2"])

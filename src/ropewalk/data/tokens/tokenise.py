@@ -34,7 +34,15 @@ from ropewalk.data.tokens.chat import (
     token_ids,
 )
 from ropewalk.errors import RopewalkError
-from ropewalk.io.files import check_model_place, json_fault, not_found, parse_json, refuse_adapter, writing
+from ropewalk.io.files import (
+    check_model_place,
+    json_fault,
+    not_found,
+    parse_json,
+    refuse_adapter,
+    refuse_lfs_pointer,
+    writing,
+)
 
 Progress = Callable[[int, int], None]
 """Called after each batch with the numbers of documents and tokens so far."""
@@ -111,6 +119,8 @@ def load_tokenizer(path_or_name: str, embedding_rows: int | None = None) -> Any:
     path = resolve_model(path_or_name)
     check_model_place(path)
     refuse_adapter(path)
+    for file in Path(path).glob("tokenizer.*"):
+        refuse_lfs_pointer(file)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except TOKENIZER_ERRORS as error:
