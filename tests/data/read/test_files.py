@@ -1,6 +1,7 @@
 """Files of a source: which of a folder are read, in which order, and how their bytes become text."""
 
 import gzip
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -140,10 +141,13 @@ def test_json_lines_under_any_name_are_read_as_records(tmp_path: Path, name: str
     ],
 )
 def test_other_files_of_records_are_never_one_text(tmp_path: Path, content: bytes, said: str) -> None:
-    (tmp_path / "s.jl").write_bytes(content)
-    for place in (tmp_path, tmp_path / "s.jl"):
-        with pytest.raises(RopewalkError, match=said):
-            read(place)
+    for name in ("s.jl", "s.json"):
+        path = tmp_path / name.removeprefix("s.") / name
+        path.parent.mkdir()
+        path.write_bytes(content)
+        for place in (path.parent, path):
+            with pytest.raises(RopewalkError, match=said.replace("s\\.jl", re.escape(name))):
+                read(place)
 
 
 @pytest.mark.parametrize(

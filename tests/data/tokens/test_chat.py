@@ -368,6 +368,11 @@ def test_a_tokenizer_without_a_template_is_refused_before_anything_is_written(fo
     assert not (folder / "rows").exists()
 
 
+def test_several_templates_without_a_default_are_refused():
+    with pytest.raises(RopewalkError, match="has several chat templates, and none with the name default"):
+        chat_template(with_template({"tool_use": CHATML, "rag": CHATML}))
+
+
 TOOLS = [{"type": "function", "function": {"name": "knot", "parameters": {"type": "object"}}}]
 CALLS = [
     {"role": "user", "content": "Tie it"},

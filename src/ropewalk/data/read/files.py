@@ -137,11 +137,9 @@ def file_kind(path: Path, in_folder: bool) -> Kind:
     return "maybe_text"
 
 
-def names_records(path: Path, in_folder: bool) -> bool:
-    """Whether the name of a file says that it holds many records."""
+def names_records(path: Path) -> bool:
+    """Whether the name of a file says that it holds many records; that of a ``.json`` file leaves it open."""
     suffix, compression = split_suffix(path)
-    if suffix == ".json":
-        return bool(compression) or not in_folder
     return suffix in JSON_LINES or (suffix in PARQUET | ARROW and not compression)
 
 

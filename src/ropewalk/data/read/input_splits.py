@@ -259,9 +259,7 @@ def _has_lines_by_content(split: InputSplit) -> bool:
     if len(split.files) > 1 and split.spec.max_documents is None:
         return False
     return any(
-        split_suffix(path)[0] != ".json"
-        and not names_records(path, in_folder=False)
-        and _kind(path, split.spec) == "lines"
+        split_suffix(path)[0] != ".json" and not names_records(path) and _kind(path, split.spec) == "lines"
         for path in split.files
     )
 
@@ -370,7 +368,7 @@ def _kind(path: Path, spec: SourceSpec) -> str:
     """
     in_folder = _in_folder(path, spec)
     kind: str | None = token_file_kind(path, spec, in_folder)
-    if kind is None and not names_records(path, in_folder) and holds_json_lines(path, spec):
+    if kind is None and not names_records(path) and holds_json_lines(path, spec):
         return "lines"
     kind = kind or file_kind(path, in_folder)
     if kind not in ("maybe_text", "closed"):

@@ -83,8 +83,10 @@ def chat_template(tokenizer: Any) -> ChatTemplate | None:
     try:
         return ChatTemplate(tokenizer.get_chat_template(), names, spellings)
     except ValueError as error:
-        # Several templates, none of which is the default.
-        raise RopewalkError(f"{tokenizer.name_or_path}: {str(error).splitlines()[0]}") from error
+        raise RopewalkError(
+            f"the tokenizer {tokenizer.name_or_path!r} has several chat templates, and none with the name default; "
+            "give the one to use this name"
+        ) from error
 
 
 def required_template(tokenizer: Any) -> ChatTemplate:

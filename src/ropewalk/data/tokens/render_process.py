@@ -7,6 +7,7 @@ of JSON.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -105,5 +106,8 @@ def _fault(error: Exception) -> str:
 if __name__ == "__main__":
     # Ctrl-C signals every process of a command; only the parent handles it, and this process ends with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _renderer()
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    with os.fdopen(os.dup(1), "wb") as answers:
+        # What a library prints must not come between the answers.
+        os.dup2(2, 1)
+        _renderer()
+        serve(sys.stdin.buffer, answers)
