@@ -94,6 +94,7 @@ class CompletionServer:
         unlisted: names of models that it serves and does not list.
         pages: JSON values of further paths, such as ``/props``.
         named: name of the model in the answers to trials.
+        trial_reply: the answer to trials, in place of one token.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class CompletionServer:
         unlisted: Sequence[str] = (),
         pages: Mapping[str, Any] | None = None,
         named: str | None = None,
+        trial_reply: Reply | None = None,
     ) -> None:
         self.requests: list[dict[str, Any]] = []
         self.trials: list[dict[str, Any]] = []
@@ -154,7 +156,7 @@ class CompletionServer:
                     said = refusal(404, f"The model `{value['model']}` does not exist.")
                 if said is None and trial:
                     made = message if "messages" in value else completion
-                    said = made("x", "length", 1, reads(value.get("prompt", "")))
+                    said = trial_reply or made("x", "length", 1, reads(value.get("prompt", "")))
                     if named is not None:
                         said = Reply(body=json.dumps({**json.loads(said.body), "model": named}).encode())
                 if said is not None:

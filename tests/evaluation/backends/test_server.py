@@ -769,6 +769,11 @@ def test_a_trial_that_contradicts_its_request_is_refused() -> None:
         backend(server, tokenizer=text_tokenizer(True), retries=0).check()
 
 
+def test_a_trial_may_have_more_than_its_one_token() -> None:
+    with CompletionServer(echo, trial_reply=completion("The sky is", tokens=3)) as server:
+        assert len(list(backend(server, tokenizer=text_tokenizer(True)).answers(requests_of(1)))) == 1
+
+
 def test_what_honest_servers_count_otherwise_is_accepted() -> None:
     # Some count the token that ends the answer, or a BOS of their own.
     for reply in (completion("x", tokens=5), completion("x", read=4), completion("x", tokens=0, read=0)):
