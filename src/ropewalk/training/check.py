@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from ropewalk.data.read.embedded import EMBEDDED, resolve_model
 from ropewalk.data.settings import SourceSpec
@@ -114,8 +112,9 @@ def _is_on_this_machine(model: str) -> bool:
 def _may_be_on_the_hub(model: str) -> bool:
     """Whether a model's name has the form of an id of the Hub."""
     try:
-        validate_repo_id(model)
-    except HFValidationError:
+        # It checks the name, and asks no one.
+        try_to_load_from_cache(model, "config.json")
+    except ValueError:
         return False
     return True
 
