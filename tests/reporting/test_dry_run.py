@@ -1,6 +1,7 @@
 """What a planned run says: fit, time, memory, and warnings that name a line of code."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -35,6 +36,19 @@ def test_a_plan_that_fits():
     assert "warning" not in text
     # Parts that hold nothing have no line.
     assert "moments" not in text.split("Assumptions")[0].split("largest")[0]
+
+
+@pytest.mark.parametrize(
+    ("cost", "shown"),
+    [(0.17, "0.17"), (0.004, "< 0.01"), (12.5, "12.50"), (99.99, "99.99"), (4321.4, "4,321")],
+)
+def test_a_cost_is_shown_however_small(cost, shown):
+    time = replace(planned_run().stages[0].time, cost=cost)
+    stages = next(
+        part for part in describe_planned_run(planned_run(time=time)) if isinstance(part, ResultTable)
+    )
+    assert stages.header[-1] == "cost"
+    assert stages.rows[0][-1] == shown
 
 
 def test_what_does_not_fit_names_the_change():

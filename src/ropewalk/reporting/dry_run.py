@@ -48,7 +48,7 @@ def _stages(result: PlannedRun) -> ResultTable:
                 f"{stage.time.days_per_billion_tokens:.2g}",
                 f"{stage.time.hours:.3g} h",
             ]
-            cells += [f"{stage.time.cost:,.0f}"] if stage.time.cost is not None else []
+            cells += [_cost(stage.time.cost)] if stage.time.cost is not None else []
         rows.append(tuple(cells))
     return ResultTable(
         "Estimated memory of a device, and time",
@@ -161,6 +161,13 @@ def _gb(size: int) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.3g} min"
+
+
+def _cost(cost: float) -> str:
+    """A sum of money: whole from 100 on, otherwise with two digits after the point."""
+    if cost >= 100:
+        return f"{cost:,.0f}"
+    return f"{cost:.2f}" if cost >= 0.005 else "< 0.01"
 
 
 def _times(number: int) -> str:
