@@ -35,6 +35,7 @@ def test_every_step_mitigation_and_stage_stands_in_a_table(found):
     assert len(ablation.rows) == len({each.step for each in found.ablation})
     assert len(first.rows) == len(found.first_token)
     assert len(mitigations.rows) == len(found.mitigations)
+    assert "so their D is not comparable with the others" in mitigations.notes[0]
     assert len(rope.rows) == len(found.rope)
 
 

@@ -163,7 +163,16 @@ def _mitigations(found: Audit) -> ResultTable:
             )
             for mitigation in found.mitigations
         ),
+        notes=(_OTHER_LAYOUTS,),
     )
+
+
+_OTHER_LAYOUTS = (
+    "anchor layout and positions reset change which tokens attend to each other, so their D is not comparable with "
+    "the others: it is a sum over fewer keys, and in the anchor layout a shift changes every document's distance to "
+    "the anchor, and so the rounding of its attention"
+)
+"""Why D of a layout may exceed that of fused attention; docs/precision.md says how it is computed."""
 
 
 def _rope(found: Audit) -> ResultTable:
