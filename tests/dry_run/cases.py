@@ -69,7 +69,8 @@ def resolved_for(recipe, ranks=1, device="cuda"):
 def played(recipe, ranks=1, device="cuda", rank=0, document_length=None) -> DryStep:
     """A dry step of a recipe's first stage."""
     resolved = resolved_for(recipe, ranks, device)
-    rows = documents_of(recipe, 0, document_length or 10**9, RunContext()).rows(recipe.stages[0])
+    packed = documents_of(recipe, 0, document_length or 10**9, RunContext()).packed(recipe.stages[0])
+    rows = packed.rows(packed.most_documents())
     on = register_device() if device == "cuda" else torch.device("cpu")
     return dry_step(resolved, 0, resolved.methods[0], rows, on, rank)
 

@@ -55,7 +55,8 @@ def real_step(recipe_text, ranks, document_length, count=True):
     optimizer.load_state(state)
     del state
     here = stage.settings.stage
-    rows = documents_of(recipe, 0, document_length, RunContext()).rows(here)
+    packed = documents_of(recipe, 0, document_length, RunContext()).packed(here)
+    rows = packed.rows(packed.most_documents())
     passes = here.rows_per_step // (here.rows_per_batch * stage.mesh.data_degree)
     batches = micro_batches(rows * passes, here.rows_per_batch, mesh)
     batches = prepare(batches, stage.engine, torch.device("cpu"), localities_of(model.model))
@@ -74,3 +75,25 @@ def real_step(recipe_text, ranks, document_length, count=True):
         if "attention" not in str(operator)
     }
     return dict(traffic.bytes), sum(dense.values()), peak
+
+
+def real_states(recipe_text):
+    """Bytes that a model of one process and its optimizer hold after a step: parameters with masters, and moments."""
+    recipe = parse_recipe(recipe_text, "recipe.yaml")
+    resolved = resolved_for(recipe, 1, "cpu")
+    stage = resolved.stages[0]
+    model = _model(resolved, 0, resolved.methods[0])
+    materialise(model, torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.02)
+    optimizer = ready_to_train(model, stage.settings, stage.precision == "bfloat16")
+    packed = documents_of(recipe, 0, 100, RunContext()).packed(stage.settings.stage)
+    rows = micro_batches(packed.rows(packed.most_documents()))
+    batches = prepare(rows, stage.engine, torch.device("cpu"), localities_of(model.model))
+    train_step(model, batches, optimizer, 1e-5, ForwardPass(stage.precision))
+    held = [*model.parameters(), *model.buffers(), *optimizer.masters.values()]
+    # A master of a float32 parameter is the parameter itself.
+    weights = {each.data_ptr(): each.nbytes for each in held}
+    moments = [each.nbytes for name, each in optimizer.state().items() if not name.startswith("step.")]
+    return sum(weights.values()), sum(moments)

@@ -21,6 +21,9 @@ CPU_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_
 ATTENTION = frozenset((VARLEN, VARLEN_BACKWARD, CPU_FLASH, CPU_FLASH_BACKWARD))
 """Kernels whose operations are counted by visible pairs."""
 
+GROUPED = torch.ops.aten._grouped_mm
+"""Products of the experts of a mixture, one per group of rows, in one call."""
+
 ROWS_PER_RUN = 128
 """Rows that FlashAttention adds to its accumulators for each sequence of a call."""
 
@@ -76,6 +79,18 @@ def attention_flops(packet: Any, args: Sequence[Any], kwargs: Any, values: Value
     return int(pairs * ((6 * width + 4 * value_width) if backward else 2 * (width + value_width)))
 
 
+def recomputed_flops(packet: Any, args: Sequence[Any], flops: int) -> int:
+    """Of the operations of an attention kernel in a backward, those that the forward has done before.
+
+    Activation checkpointing runs forward kernels again. A backward kernel computes the scores again, ``2·H·D`` per
+    pair.
+    """
+    if packet not in (VARLEN_BACKWARD, CPU_FLASH_BACKWARD):
+        return flops
+    width, value_width = args[2].shape[-1], args[3].shape[-1]
+    return int(flops * 2 * width // (6 * width + 4 * value_width))
+
+
 def _pairs_of_runs(packet: Any, args: Sequence[Any], kwargs: Any, values: Values) -> int:
     given = _named(packet, args, kwargs)
     queries, keys = (_lengths(given[name], values) for name in ("cu_seq_q", "cu_seq_k"))
@@ -92,6 +107,31 @@ def _pairs_of_runs(packet: Any, args: Sequence[Any], kwargs: Any, values: Values
 def _lengths(offsets: Tensor, values: Values) -> list[int] | None:
     known = values(offsets)
     return None if known is None else [end - start for start, end in pairwise(known.tolist())]
+
+
+def grouped_flops(a: Tensor, b: Tensor) -> int:
+    """Floating-point operations of ``_grouped_mm``, which torch's own counter leaves out.
+
+    Groups divide the rows of a two-dimensional operand, or the dimension that two of them are summed over. Each row
+    belongs to one group, so the number of groups does not count.
+    """
+    groups = a.shape[0] if a.dim() == b.dim() == 3 else 1
+    return 2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
+def grouped_output(a: Tensor, b: Tensor, offsets: Tensor | None) -> Tensor:
+    """Output of ``_grouped_mm`` without data, in the dtype of ``a``.
+
+    CUDA multiplies float32 and float16 as well, group after group, for which the host reads the offsets. torch's own
+    function for shapes knows bfloat16 alone.
+
+    Source: torch's GroupedMMUtils.h, ``create_grouped_gemm_output_tensor`` and ``_grouped_mm_fallback``.
+    """
+    if a.dim() == b.dim() == 2:
+        assert offsets is not None
+        return a.new_empty(offsets.shape[0], a.shape[0], b.shape[1])
+    leading = a.shape[:1] if a.dim() == b.dim() else ()
+    return a.new_empty(*leading, a.shape[-2], b.shape[-1])
 
 
 def workspace(packet: Any, args: Sequence[Any], kwargs: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from typing import Protocol
 
 from ropewalk.dry_run.documents import Documents
 from ropewalk.dry_run.memory import Memory, memory_of
+from ropewalk.dry_run.recording import RECOMPUTATION
 from ropewalk.dry_run.simulated import register_device
 from ropewalk.dry_run.step import MOST_PASSES, DryStep, dry_step
 from ropewalk.planning.sizing.time import Transfers
@@ -75,7 +76,7 @@ def in_own_process() -> Iterator[Player]:
 
 
 def play(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int) -> Played:
-    """Play a rank in this process.
+    """Play a rank in this process: its memory on the rows that need most, its operations on the mean of all rows.
 
     Args:
         resolved: the recipe, for a CPU or for CUDA, which is then simulated.
@@ -84,12 +85,25 @@ def play(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int)
         rank: rank of the stage's mesh.
     """
     device = register_device() if resolved.device.type == "cuda" else resolved.device
-    rows = documents.rows(resolved.stages[number].settings.stage)
-    step = dry_step(resolved, number, resolved.methods[number] or resolved.rope, rows, device, rank)
+    here = resolved.stages[number]
+    rows = documents.packed(here.settings.stage)
+
+    def step_on(numbers: Sequence[int]) -> DryStep:
+        rope = resolved.methods[number] or resolved.rope
+        return dry_step(resolved, number, rope, rows.rows(numbers), device, rank)
+
+    if here.engine == "varlen" and here.mesh.ring == 1:
+        # Its scratch memory and the copies of the anchor grow with the documents; operations follow from the pairs.
+        counted = worst = rows.most_documents()
+    else:
+        # A ring exchanges the keys that queries see, and segments keeps what each run needs.
+        worst, counted = rows.most_pairs(), rows.typical()
+    largest = step_on(worst)
+    step = largest if counted == worst else step_on(counted)
     return Played(
         rank,
-        memory_of(step),
-        flops_of(step),
+        memory_of(largest),
+        flops_of(step, rows.share_of_pairs(counted, step.layers)),
         transfers_of(step),
         tuple(Wait(place, moment, count) for (place, moment), count in step.recording.waits.items()),
         tuple(Copy(*key, *counted) for key, counted in step.recording.copies.items()),
@@ -101,8 +115,13 @@ def repeated(step: DryStep) -> int:
     return step.passes - min(step.passes, MOST_PASSES)
 
 
-def flops_of(step: DryStep) -> Counter[str]:
-    """Operations of a rank in a step: dense, attention, and ``model`` without recomputation."""
+def flops_of(step: DryStep, pairs: float = 1.0) -> Counter[str]:
+    """Operations of a rank in a step: dense, attention, and ``model`` without recomputation.
+
+    Args:
+        step: a step.
+        pairs: visible pairs of the rows to count for, as a multiple of those of the step's own rows.
+    """
     total = step.recording.flops.copy()
     if repeated(step):
         first, second = step.started[:2]
@@ -110,10 +129,10 @@ def flops_of(step: DryStep) -> Counter[str]:
         for key, value in once.items():
             total[key] += value * repeated(step)
     found: Counter[str] = Counter()
-    for (kind, moment), value in total.items():
+    for (kind, moment), recorded in total.items():
+        value = round(recorded * pairs) if kind == "attention" else recorded
         found[kind] += value
-        # The backward takes two products for each of the forward; whatever exceeds that is recomputation.
-        found["model"] += 3 * value if moment == "forward" else 0
+        found["model"] += 0 if moment == RECOMPUTATION else value
     return found
 
 

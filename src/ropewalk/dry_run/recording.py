@@ -32,7 +32,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-from ropewalk.dry_run.operations import ATTENTION, attention_flops, workspace
+from ropewalk.dry_run.operations import (
+    ATTENTION,
+    GROUPED,
+    attention_flops,
+    grouped_flops,
+    grouped_output,
+    recomputed_flops,
+    workspace,
+)
 from ropewalk.errors import EngineError
 from ropewalk.parallel.traffic import sent_by
 
@@ -41,6 +49,9 @@ PLACED_BYTES = 2**16
 
 UNKNOWN = "an unknown place"
 """Stands for the line of code of an operator that autograd runs by itself."""
+
+RECOMPUTATION = "recomputation"
+"""Phase of operations that a backward repeats."""
 
 KNOWN_BYTES = 2**20
 """Tensors up to this size that are copied to the device keep their values, such as the offsets of documents."""
@@ -85,7 +96,8 @@ class Recording:
 
     Attributes:
         events: changes of memory, in order.
-        flops: operations by kind, ``dense`` and ``attention``, and phase.
+        flops: operations by kind, ``dense`` and ``attention``, and phase; those of a backward that repeat the forward
+            are in the phase :data:`RECOMPUTATION`.
         sent: bytes by name of the process group and kind of collective, with the number of calls.
         waits: places at which the host waits for the device, with their number.
         copies: places at which data moves between host and device during the step, with number and bytes.
@@ -182,6 +194,11 @@ class Recorder(TorchDispatchMode):
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         with self.fake:
             args, kwargs = tree_map_only(Tensor, self._without_data, (args, kwargs))
+            if func is GROUPED.default and args[0].dtype != torch.bfloat16:
+                self._wait()
+                return grouped_output(args[0], args[1], args[2] if len(args) > 2 else kwargs.get("offs"))
+            if func is torch.ops.aten.split_with_sizes.default:
+                args = (args[0], _parts(*args), *args[2:])
             try:
                 return func(*args, **kwargs)
             except (DynamicOutputShapeException, DataDependentOutputException) as error:
@@ -203,6 +220,10 @@ class Recorder(TorchDispatchMode):
     def _without_data(self, tensor: Tensor) -> Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self.fake.from_tensor(tensor)
 
+    def _wait(self) -> None:
+        if self.device.type != "cpu":
+            self.recording.waits[_where(), self._moment()] += 1
+
     def _read(self, tensor: Tensor) -> Any:
         """The host reads a value: it waits for the device, and gets a 1, as no value is known."""
         read = tensor.untyped_storage()._cdata, _where()
@@ -220,23 +241,27 @@ class Recorder(TorchDispatchMode):
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         packet = getattr(func, "_overloadpacket", func)
-        flops, kind = 0, "dense"
+        flops, kind, moment = 0, "dense", self._moment()
+        # Autograd computes gradients without recording them; checkpointing records what it computes again.
+        again = moment == "backward" and torch.is_grad_enabled()
         if packet in ATTENTION:
             flops, kind = attention_flops(packet, args, kwargs, self._value_of), "attention"
+            if moment == "backward":
+                again = False
+                repeated = recomputed_flops(packet, args, flops)
+                self.recording.flops[kind, RECOMPUTATION] += repeated
+                flops -= repeated
             # Kernels allocate scratch memory that no operator returns; it is freed when they end.
             scratch = workspace(packet, args, kwargs)
             if scratch:
-                held = Allocation(
-                    scratch, False, self._moment(), f"workspace of {_name(func)}", (), torch.uint8
-                )
-                self.recording.events += [
-                    Event(held, scratch, self._moment()),
-                    Event(held, -scratch, self._moment()),
-                ]
+                held = Allocation(scratch, False, moment, f"workspace of {_name(func)}", (), torch.uint8)
+                self.recording.events += [Event(held, scratch, moment), Event(held, -scratch, moment)]
+        elif packet is GROUPED:
+            flops = grouped_flops(args[0], args[1])
         elif packet in flop_registry:
             flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
         if flops:
-            self.recording.flops[kind, self._moment()] += flops
+            self.recording.flops[kind, RECOMPUTATION if again else moment] += flops
 
     def _copied(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if func not in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
@@ -303,6 +328,14 @@ class Recorder(TorchDispatchMode):
         # A backward is followed by the next forward, which says so itself, or by the update.
         self.phase = "update"
         return "backward"
+
+
+def _parts(tensor: Tensor, sizes: list[int], dim: int = 0) -> list[int]:
+    """Sizes of a split; equal ones if the host has read them from the device, where no value is known."""
+    length, number = tensor.shape[dim], len(sizes)
+    if sum(sizes) == length:
+        return sizes
+    return [(each + 1) * length // number - each * length // number for each in range(number)]
 
 
 def _in_backward() -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.layout import Row
+from ropewalk.attention.options import Locality
 from ropewalk.dry_run.recording import Allocation, Recorder, Recording
 from ropewalk.dry_run.simulated import simulated_rank
 from ropewalk.errors import EngineError
@@ -49,6 +50,7 @@ class DryStep:
         started: totals at the beginning of each executed pass.
         vocabulary: size of the vocabulary.
         tokens: tokens of a rank in one pass.
+        layers: number of layers of each window or chunk.
     """
 
     rank: int
@@ -58,6 +60,7 @@ class DryStep:
     passes: int
     vocabulary: int
     tokens: int
+    layers: Counter[Locality] = field(default_factory=Counter)
     started: list[Pass] = field(default_factory=list)
 
 
@@ -99,8 +102,10 @@ def dry_step(
             passes = max(1, here.rows_per_step // each)
             given = [row for _ in range(min(passes, MOST_PASSES)) for row in rows]
             batches = micro_batches(given, here.rows_per_batch, mesh)
-            prepared = prepare(batches, stage.engine, device, localities_of(model.model))
-            step = DryStep(rank, recording, {}, _groups(mesh), passes, *_sizes(model, batches[0]))
+            layers = localities_of(model.model)
+            prepared = prepare(batches, stage.engine, device, layers)
+            sizes = _sizes(model, batches[0])
+            step = DryStep(rank, recording, {}, _groups(mesh), passes, *sizes, layers)
             _watch(recorder, step, model, optimizer)
             recorder.phase = "start"
             forward = ForwardPass(

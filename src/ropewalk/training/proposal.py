@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -43,11 +44,11 @@ from ropewalk.training.recipe.file import parse_recipe
 TEXT_FIELDS = ("text", "content", "document", "body", "raw_content")
 """Usual names of the field with the text; the first is taken wherever a record has it."""
 TOKENISED = 200
-"""Documents of which the tokens are counted."""
+"""Documents of which the tokens are counted, drawn at random from those read."""
 SAMPLED = 20_000
 """Characters of each of these that are tokenised: a corpus of books would take minutes."""
 READ = 20_000
-"""Documents whose characters are counted, and taken for tokens at the rate of the first ones."""
+"""Documents whose characters are counted, and taken for tokens at the rate of those that are drawn."""
 STEP_TOKENS = 2**19
 """Tokens of a step, as in the training of AnchorAttention and of most models: half a million."""
 MOST_STEPS = 1000
@@ -84,7 +85,7 @@ class DocumentFacts:
     Attributes:
         read: documents read.
         complete: whether these are all.
-        tokens: their tokens, estimated from the first ones.
+        tokens: their tokens, estimated from some of them.
         longest: tokens of the longest of those read, estimated likewise.
     """
 
@@ -185,7 +186,7 @@ def _with_text_field(path: str, given: str | None) -> SourceSpec:
 
 
 def look_at(specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext) -> DocumentFacts:
-    """Read the first documents, and count the tokens of the first of these.
+    """Read the first documents, and count the tokens of some of these.
 
     Raises:
         RopewalkError: as for :func:`ropewalk.data.read_documents`.
@@ -202,23 +203,27 @@ def first_lengths(
     Raises:
         RopewalkError: as for :func:`ropewalk.data.read_documents`.
     """
-    first: list[str] = []
+    drawn: list[str] = []
     characters: list[int] = []
     complete = True
+    # A fixed seed, so that a recipe is planned in the same way twice.
+    draw = Random(0)
     with counted(context.rank_0_reporter, "documents", None, "documents") as progress:
         for document in read_documents(specs):
             if len(characters) == READ:
                 complete = False
                 break
-            if len(first) < TOKENISED:
-                first.append(document.text[:SAMPLED])
+            if len(drawn) < TOKENISED:
+                drawn.append(document.text[:SAMPLED])
+            elif (place := draw.randrange(len(characters) + 1)) < TOKENISED:
+                drawn[place] = document.text[:SAMPLED]
             characters.append(len(document.text))
             progress(len(characters), len(characters))
     # Without special tokens, which packing adds per row or document as the pattern needs them.
-    encoded = tokenizer.backend_tokenizer.encode_batch_fast(first, add_special_tokens=False)
+    encoded = tokenizer.backend_tokenizer.encode_batch_fast(drawn, add_special_tokens=False)
     # Tokenising all of them would take minutes, and texts of one corpus have nearly the same rate of tokens per
     # character.
-    rate = sum(map(len, encoded)) / max(1, sum(map(len, first)))
+    rate = sum(map(len, encoded)) / max(1, sum(map(len, drawn)))
     return [length * rate for length in characters], complete
 
 
