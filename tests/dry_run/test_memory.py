@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import yaml
 
 from ropewalk.dry_run.memory import MOMENTS, PARTS, memory_of
 from ropewalk.dry_run.recording import Allocation, Event, Recording
 from ropewalk.dry_run.step import DryStep
 from tests.dry_run.cases import model_folder, played, recipe_of
+from tests.dry_run.real_cases import real_states
 
 
 def allocation(size, phase, shape=(1,), host=False, sharding=""):
@@ -79,3 +81,26 @@ def test_checkpointing_keeps_less_and_offload_keeps_it_on_the_host(aside, tmp_pa
     assert plain.host == checkpointed.host == 0
     # Of each of the two layers its input: 256 tokens of 64 bfloat16.
     assert offloaded.host >= 2 * 256 * 64 * 2
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_parameters_and_moments_are_those_that_a_real_step_leaves(aside, tmp_path, precision):
+    recipe = recipe_of(model_folder(tmp_path / "model"), precision=precision)
+    text = yaml.safe_dump(recipe.model_dump(mode="json", exclude_defaults=True))
+    start = memory_of(aside(played, recipe, 1, "cpu", 0, 100)).moments["start"]
+    assert (start["parameters"], start["moments"]) == real_states(text)
+
+
+def test_a_bfloat16_run_of_one_gpu_takes_22_bytes_a_parameter_in_the_update(aside, tmp_path):
+    """A Llama of 1.24e9 parameters took 25.38 GiB on a GPU, of which these are 25.32."""
+    recipe = recipe_of(model_folder(tmp_path / "model"), precision="bfloat16")
+    step = aside(played, recipe)
+    update = memory_of(step).moments["update"]
+    matrices = 2 * 512 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    elements = matrices + 5 * 64
+    # The bfloat16 parameters and their float32 masters, besides the frequencies of RoPE.
+    assert 6 * elements <= update["parameters"] <= 6 * elements + 1000
+    assert update["gradients"] == 4 * elements
+    assert update["moments"] == 8 * elements
+    # AdamW on CUDA takes the square roots of all second moments of a group at once; matrices are one.
+    assert 4 * matrices <= update["working"] <= 4 * matrices + 20_000

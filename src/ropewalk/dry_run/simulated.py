@@ -16,6 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 
 from ropewalk.attention.engines.capabilities import SIMULATED
 from ropewalk.errors import RopewalkError
@@ -160,6 +163,7 @@ def register_device() -> torch.device:
             "process of its own, without other extensions of torch"
         ) from error
     _keep_fused()
+    _keep_lists()
     _teach_autocast()
     return torch.device(SIMULATED, 0)
 
@@ -178,6 +182,13 @@ def _keep_fused() -> None:
     for name in FUSED:
         library.impl(name, never, "PrivateUse1")
     _LIBRARIES.append(library)
+
+
+def _keep_lists() -> None:
+    """Let optimizers and clipping take all tensors of a list at once, as on CUDA, with temporaries of them all."""
+    # torch does so for the classes in these lists alone.
+    for classes in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        classes.append(FakeTensor)
 
 
 def _teach_autocast() -> None:

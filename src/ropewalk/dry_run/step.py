@@ -157,7 +157,8 @@ def _on_device(
 
 def _watch(recorder: Recorder, step: DryStep, model: LossModel, optimizer: MasterAdamW) -> None:
     """Tell the recorder which part of the step runs, and note what allocations belong to while they exist."""
-    _own(step, recorder, "parameters", {**dict(model.named_parameters()), **optimizer.masters})
+    _own(step, recorder, "parameters", dict(model.named_parameters()))
+    _own(step, recorder, "parameters", optimizer.masters)
     _own(step, recorder, "parameters", dict(model.named_buffers()))
     _own(step, recorder, "moments", _moments(optimizer))
 

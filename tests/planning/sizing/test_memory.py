@@ -188,6 +188,17 @@ def test_one_rank_alone_gathers_nothing():
     assert found.root == found.gathered == found.root_reduction == 0
 
 
+def test_one_rank_alone_keeps_narrow_parameters_beside_their_masters():
+    here = run(mesh=MeshShape(), row_length=1)
+    found = estimate_memory(here)
+    # Two bytes and four of each parameter, four of its gradient and eight of its moments; AdamW's temporary four.
+    assert found.states == 18 * here.model.parameters
+    assert found.moments_of_most["the update"] == 22 * here.model.parameters
+    assert estimate_memory(replace(here, dtype="float32")).states == 16 * here.model.parameters
+    adapted = estimate_memory(replace(here, trained=1000))
+    assert adapted.parameters == 2 * here.model.parameters + 6 * 1000
+
+
 @given(MESHES, st.integers(64, 10**6), st.booleans())
 def test_memory_moves_as_it_must(mesh, length, checkpointing):
     here = run(mesh=mesh, row_length=length, checkpointing=checkpointing)

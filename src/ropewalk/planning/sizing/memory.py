@@ -25,12 +25,14 @@ class Memory:
     """Memory of one rank in bytes.
 
     Attributes:
-        parameters: this rank's float32 shard of the parameters; with an adapter, frozen ones in the compute dtype.
+        parameters: this rank's float32 shard of the parameters; with an adapter, frozen ones in the compute dtype. A
+            single rank also keeps trained ones in a narrower compute dtype.
         gradients: float32 gradients of the trained part of that shard.
         moments: AdamW's two float32 moments of that part.
         root: embedding, final norm and output head, gathered from the forward to the end of the backward, with the
             gradient of the head.
-        gathered: layers that FSDP has gathered, with one gradient and the buffers of its reduction.
+        gathered: layers that FSDP has gathered, with one gradient and the buffers of its reduction; on a single rank
+            all gradients in a narrower compute dtype.
         activations: tensors that layers save for the backward; only their inputs under checkpointing.
         layer: tensors and gradients of one layer in its backward, including Ulysses exchanges.
         ring: keys and values that one layer received from the context-parallel ring, and what the gradients and copies
@@ -92,7 +94,10 @@ def estimate_memory(run: ShardedRun) -> Memory:
     elements = sum(numel(sizes, ranks) for sizes in shape.units) // ranks
     # Under an adapter the model's own weights need no float32 master copy, gradient or moments.
     frozen = 0 if run.trained is None else elements * width
-    trained = MASTER_BYTES * (elements if run.trained is None else -(-run.trained // ranks))
+    trained_elements = elements if run.trained is None else -(-run.trained // ranks)
+    trained = MASTER_BYTES * trained_elements
+    # Several ranks gather such copies from their float32 shards instead.
+    narrowed = width * trained_elements if run.mesh.world_size == 1 and width < MASTER_BYTES else 0
     root, gathered, reduction = _gathered(run)
     inputs = run.places * shape.hidden * width
     received, exchange = _ring_bytes(run)
@@ -108,7 +113,7 @@ def estimate_memory(run: ShardedRun) -> Memory:
         # With offload, the device holds the input in use and the one being copied.
         kept = inputs * (min(2, shape.layers) if run.offload else shape.layers)
     return Memory(
-        parameters=frozen + trained,
+        parameters=frozen + trained + narrowed,
         gradients=trained,
         moments=2 * trained,
         root=root,
@@ -131,9 +136,9 @@ def _gathered(run: ShardedRun) -> tuple[int, int, int]:
     """
     shape, ranks, width = run.model, run.mesh.shard_degree, run.compute_bytes
     if run.mesh.world_size == 1:
-        # One rank gathers nothing, but mixed precision keeps a full low-precision copy of parameters and gradients.
-        copied = shape.parameters if run.trained is None else run.trained
-        return 0, (2 * width * copied if width < MASTER_BYTES else 0), 0
+        # One rank gathers nothing, but mixed precision makes all gradients in the low precision first.
+        trained = shape.parameters if run.trained is None else run.trained
+        return 0, (width * trained if width < MASTER_BYTES else 0), 0
     layer, root = numel(shape.layer_sizes, ranks), numel(shape.root_sizes, ranks)
     messages = 2 * MASTER_BYTES * layer
     # FSDP2 gathers along the first dimension; tensors sharded along another one are copied into order after the gather,
