@@ -30,7 +30,7 @@ Written by `scripts/cli_reference.py` from the commands' own declarations; `rope
 - `--json` prints the result as JSON on stdout and nothing else ([what it holds](files.md#json)); notes, progress and
   errors go to stderr. `--debug`, anywhere on the line, shows the traceback of an error.
 - The exit status is 0 if the work is done, 1 if it failed, 2 if the command or its input is refused, 75 if a signal
-  stopped a run of `extend` that can be resumed, and 130 after Ctrl-C.
+  stopped work that can be resumed (`extend`, `eval`, `search`, `compare`, `data pack`), and 130 after Ctrl-C.
 """
 
 

@@ -26,7 +26,7 @@ class RunFailure(RopewalkError):
 
 
 class Stopped(RopewalkError):
-    """A signal stopped a run that can be resumed; exit status 75, "try again" (``EX_TEMPFAIL`` of ``sysexits.h``)."""
+    """A signal stopped work that can be resumed; exit status 75, "try again" (``EX_TEMPFAIL`` of ``sysexits.h``)."""
 
     status = 75
 

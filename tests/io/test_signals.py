@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 
 import pytest
 
@@ -27,6 +28,23 @@ def test_a_signal_ends_the_block_by_its_name(number):
     with pytest.raises(Ended) as caught, ended_by_signals(restore=True):
         signal.raise_signal(number)
     assert caught.value.name == number.name
+
+
+class Finalised:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def finalised():
+    with ended_by_signals(restore=True):
+        Finalised()
+        time.sleep(20)
+
+
+def test_a_signal_during_a_finaliser_ends_the_block_soon_after():
+    """Python discards exceptions of finalisers."""
+    with pytest.raises(Ended, match="SIGTERM"):
+        finalised()
 
 
 def interrupted_twice(cleaned):

@@ -1,8 +1,11 @@
 """A run that a signal stops: it completes its step, writes a checkpoint, and goes on to the same weights."""
 
 import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,63 @@ def test_a_signal_outside_of_training_ends_the_run_at_once(done, tmp_path, monke
     said = capsys.readouterr().err
     assert "stopped by SIGUSR1: the run in" in said
     assert "has no checkpoint yet" in said
+
+
+PARTS_OUTSIDE_OF_TRAINING = {
+    "evaluation before": "ropewalk.training.run.measure",
+    "export": "ropewalk.training.run.export_model",
+    "reading the model back": "ropewalk.training.run._saved_model",
+    "report": "ropewalk.reporting.run.training.write_page",
+    "terminal": "ropewalk.reporting.run.training.describe_run",
+}
+
+
+@pytest.mark.parametrize("part", PARTS_OUTSIDE_OF_TRAINING.values(), ids=PARTS_OUTSIDE_OF_TRAINING)
+def test_a_signal_outside_of_training_says_how_to_go_on(done, tmp_path, monkeypatch, capsys, part):
+    values = begun(done, tmp_path)
+    recipe = write(tmp_path / "recipe.yaml", values)
+    with monkeypatch.context() as patch:
+        patch.setattr(part, lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+        assert main(["extend", recipe, "--resume"]) == 75
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: stopped by SIGTERM: ")
+    assert "the same command with --resume" in said
+    assert main(["extend", recipe, "--resume"]) == 0
+    assert weights_of(values["output"]) == weights_of(done[0]["output"])
+    assert (Path(values["output"]) / "report.html").is_file()
+
+
+def test_a_signal_after_the_last_step_is_not_forgotten(done, tmp_path, monkeypatch):
+    values = begun(done, tmp_path)
+    recipe = write(tmp_path / "recipe.yaml", values)
+    best = stage._best
+
+    def signalled_later(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        return best(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "_best", signalled_later)
+        assert main(["extend", recipe, "--resume"]) == 75
+    assert not (Path(values["output"]) / "model").exists()
+    assert main(["extend", recipe, "--resume"]) == 0
+    assert weights_of(values["output"]) == weights_of(done[0]["output"])
+
+
+def test_a_signal_during_the_imports_says_that_nothing_has_started(tmp_path):
+    """A process of its own, because an import that is interrupted leaves modules half made."""
+    (tmp_path / "torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGTERM)\n")
+    found = subprocess.run(
+        [sys.executable, "-m", "ropewalk", "extend", "recipe.yaml"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (found.returncode, found.stderr) == (
+        75,
+        "error: stopped by SIGTERM: nothing has started yet; run the same command to start again\n",
+    )
 
 
 @pytest.mark.parametrize("keep", [1, 2])

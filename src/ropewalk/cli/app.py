@@ -12,6 +12,7 @@ from cyclopts import App
 
 from ropewalk.cli.binding import HELP_FLAGS, UsageError, UsageErrors, usage_sentence
 from ropewalk.errors import Echo, RopewalkError
+from ropewalk.io.signals import ignore_signals
 from ropewalk.versions import VERSION
 
 INTERRUPTED = 130
@@ -179,6 +180,8 @@ def run() -> None:
     except KeyboardInterrupt:
         # Ctrl-C while the commands themselves were imported.
         status = _fail_once("interrupted: nothing has started yet", INTERRUPTED)
+    # Nothing is left to end in order, and a signal during the interpreter's shutdown must not change the status.
+    ignore_signals()
     if status and "RANK" in os.environ:
         # One of several processes: threads that still talk to the others would abort a normal interpreter shutdown.
         sys.stdout.flush()

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.output import JsonFlag, ended_by_sigterm, notes, on_interrupt, print_json, show
+from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, show, stopped_by_signals
 from ropewalk.errors import RunFailure
 from ropewalk.experiments.settings import CompareSettings
 from ropewalk.io.settings import COMMON, Folder
@@ -37,7 +37,7 @@ def compare(
         return "the runs so far are kept; run the same command again to resume them"
 
     # The runs are processes of their own; ended in an orderly way, each keeps its last checkpoint.
-    with on_interrupt(so_far), ended_by_sigterm("compare", f"but {so_far()}"):
+    with on_interrupt(so_far), stopped_by_signals(so_far):
         from ropewalk.cli.progress import ConsoleReporter
         from ropewalk.experiments.run import run
         from ropewalk.parallel.context import RunContext

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group
-from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, notes, on_interrupt, print_json, results, show
+from ropewalk.cli.output import (
+    JsonFlag,
+    PlotFile,
+    figure_of,
+    notes,
+    on_interrupt,
+    print_json,
+    results,
+    show,
+    stopped_by_signals,
+)
 from ropewalk.data.settings import (
     CountSettings,
     InterleaveSettings,
@@ -73,7 +83,11 @@ def pack(paths: Paths, settings: PackSettings, fields: SourceFields, options: Pa
         # Built anew instead of copied, because model_copy would skip the validators.
         rows = type(rows)(**{**dict(rows), "interleave": chunks})
     config = PackConfig(**{**dict(settings), "rows": rows, "sources": _sources(paths, fields)})
-    with on_interrupt(lambda: _so_far(out, store)):
+
+    def so_far() -> str:
+        return _so_far(out, store)
+
+    with on_interrupt(so_far), stopped_by_signals(so_far):
         result = run.pack(config, _context(out))
     _show(result, options.as_json)
 

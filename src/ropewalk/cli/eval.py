@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group_with_default
-from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, notes, on_interrupt, print_json, show
+from ropewalk.cli.output import (
+    JsonFlag,
+    PlotFile,
+    figure_of,
+    notes,
+    on_interrupt,
+    print_json,
+    show,
+    stopped_by_signals,
+)
 from ropewalk.errors import RunFailure
 from ropewalk.evaluation.backends.serving import Serving
 from ropewalk.evaluation.settings import (
@@ -81,8 +90,13 @@ def evaluate(
         parallel=parallel,
         samples_dir=output.samples_dir,
     )
+
+    def so_far() -> str:
+        return _so_far(output.out)
+
     with (
-        on_interrupt(lambda: _so_far(output.out)),
+        on_interrupt(so_far),
+        stopped_by_signals(so_far),
         joined(loading.device, "run the same command again to resume") as world,
     ):
         _measure(config, output.out, as_json, world)

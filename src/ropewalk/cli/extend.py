@@ -76,11 +76,12 @@ def extend(
     output: list[Path] = []
 
     def so_far() -> str:
+        if not output:
+            return "nothing has started yet; run the same command to start again"
+        # Only now: an import that a signal has interrupted cannot be repeated.
         from ropewalk.training.run_folder import left_off
 
-        return (
-            left_off(output[0]) if output else "nothing has started yet; run the same command to start again"
-        )
+        return left_off(output[0])
 
     # The imports take seconds, during which users press Ctrl-C too.
     with on_interrupt(so_far), stopped_by_signals(so_far):
@@ -105,12 +106,12 @@ def extend(
             result = run(read, context, resume, from_stage)
             if not world.is_rank_0:
                 return
-    # After the processes have parted, because figures and model card need rank 0 alone.
-    result = reported(result)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_run(result))
+        # After the processes have parted, because figures and model card need rank 0 alone.
+        result = reported(result)
+        if as_json:
+            print_json(result.to_json())
+        else:
+            show(describe_run(result))
 
 
 def _show_dry_run(recipe: str, overrides: Overrides, rope: tuple[Path, ...], as_json: bool) -> None:

@@ -96,12 +96,11 @@ def on_interrupt(describe: Callable[[], str]) -> Iterator[None]:
 
 
 @contextmanager
-def ended_by_sigterm(what: str, left: str = "and left nothing behind") -> Iterator[None]:
+def ended_by_sigterm(what: str) -> Iterator[None]:
     """Let SIGTERM and SIGUSR1 close pools and scratch folders that are open in the block, as Ctrl-C does.
 
     Args:
         what: name of the command, for the message.
-        left: what is left of the work, for the message.
 
     Raises:
         RunFailure: if SIGTERM or SIGUSR1 arrived.
@@ -110,12 +109,12 @@ def ended_by_sigterm(what: str, left: str = "and left nothing behind") -> Iterat
         with ended_by_signals(restore=True):
             yield
     except Ended as error:
-        raise RunFailure(f"{what} was ended by {error.name}, {left}") from None
+        raise RunFailure(f"{what} was ended by {error.name}, and left nothing behind") from None
 
 
 @contextmanager
 def stopped_by_signals(describe: Callable[[], str]) -> Iterator[None]:
-    """Turn SIGTERM and SIGUSR1 in the block into a :class:`~ropewalk.errors.Stopped` of a run that can be resumed.
+    """Turn SIGTERM and SIGUSR1 in the block into a :class:`~ropewalk.errors.Stopped` of work that can be resumed.
 
     Args:
         describe: says where the work is stored and how to resume it, without a full stop.

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group_with_default
-from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, notes, on_interrupt, print_json, results, show
+from ropewalk.cli.output import (
+    JsonFlag,
+    PlotFile,
+    figure_of,
+    notes,
+    on_interrupt,
+    print_json,
+    results,
+    show,
+    stopped_by_signals,
+)
 from ropewalk.io.settings import (
     COMMON,
     DOCUMENTS,
@@ -67,7 +77,11 @@ def search(
         out=output.out,
         resume=output.resume,
     )
-    with on_interrupt(lambda: _so_far(config.log)):
+
+    def so_far() -> str:
+        return _so_far(config.log)
+
+    with on_interrupt(so_far), stopped_by_signals(so_far):
         # These imports take seconds; Ctrl-C must work during them too.
         from ropewalk.cli.progress import ConsoleReporter
         from ropewalk.io.files import check_writable

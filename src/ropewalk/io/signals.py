@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+
+_AGAIN_SECONDS = 0.01
 
 
 class Ended(BaseException):
@@ -33,20 +37,31 @@ def ended_by_signals(restore: bool = False) -> Iterator[None]:
 
     def end(number: int, _: Any) -> None:
         # A second signal must not interrupt the cleanup.
-        for each in ENDING:
-            signal.signal(each, signal.SIG_IGN)
+        ignore_signals()
         raise Ended(number)
 
-    before = _set(end)
+    def lost(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, Ended):
+            print_lost(unraisable)
+            return
+        # Raised in a finaliser or a callback of C code, which pass no exception on: let the signal arrive again.
+        _set(end)
+        again = signal.Signals[unraisable.exc_value.name]
+        threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, again)).start()
+
+    before, print_lost = _set(end), sys.unraisablehook
+    if before:
+        sys.unraisablehook = lost
     try:
         yield
     except BaseException:
         if not restore:
-            for each in before:
-                signal.signal(each, signal.SIG_IGN)
+            ignore_signals()
             before = {}
         raise
     finally:
+        if sys.unraisablehook is lost:
+            sys.unraisablehook = print_lost
         for each, handler in before.items():
             signal.signal(each, handler)
 
@@ -74,7 +89,12 @@ def noted_signals() -> Iterator[Callable[[], int]]:
             signal.signal(each, handler)
 
 
-def _set(handler: Callable[[int, Any], None]) -> dict[int, Any]:
+def ignore_signals() -> None:
+    """Ignore the signals from now on, in a process that is about to exit."""
+    _set(signal.SIG_IGN)
+
+
+def _set(handler: Any) -> dict[int, Any]:
     """Set a handler for all signals and return the earlier ones; nothing outside the main thread, which alone may."""
     try:
         return {each: signal.signal(each, handler) for each in ENDING}

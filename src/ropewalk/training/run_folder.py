@@ -486,6 +486,8 @@ def left_off(output: Path) -> str:
             "no training step is done yet; run the same command to start again (it uses the rows that are already "
             "packed)"
         )
+    if (output / SUMMARY).is_file():
+        return f"{output / MODEL} and {output / SUMMARY} are written; the same command with --resume completes the rest"
     checkpoints = checkpoints_in(output / CHECKPOINTS)
     if not checkpoints:
         return (

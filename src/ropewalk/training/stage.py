@@ -167,7 +167,9 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             if not ends:
                 # Reading its rows belongs to the next step, and may be what hangs.
                 progress.reached(done + 1)
-    # After the block, which completes checkpoints that are written in the background.
+    # After the block, which completes checkpoints that are written in the background. Again, because a signal may have
+    # arrived since the last step asked.
+    stopped_by = stopped_by or context.world.highest(noted())
     if stopped_by:
         raise context.world.known_to_all(
             Stopped(f"stopped by {Signals(stopped_by).name}: {left_off(run.at.output)}")
