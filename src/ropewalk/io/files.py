@@ -211,8 +211,12 @@ def check_model_place(name: str | os.PathLike[str]) -> None:
         raise RopewalkError(f"there is no folder or file {masked(str(name))}")
 
 
-def refuse_adapter(name: str | os.PathLike[str]) -> None:
+def refuse_adapter(name: str | os.PathLike[str], beside_weights: bool = True) -> None:
     """Raise for a folder with an adapter, which transformers would add to the weights there, or to another base.
+
+    Args:
+        name: the folder; anything else passes.
+        beside_weights: whether to raise for weights and adapter in one folder too, as for everything but a tokenizer.
 
     Raises:
         RopewalkError: naming the folder, and what to give instead.
@@ -221,6 +225,8 @@ def refuse_adapter(name: str | os.PathLike[str]) -> None:
     if not (folder / "adapter_config.json").is_file():
         return
     if any(folder.glob("model*.safetensors*")):
+        if not beside_weights:
+            return
         raise adapter_beside_weights(folder)
     raise RopewalkError(
         f"{folder} contains an adapter and no model; give a folder with the merged model, such as model/ "

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -209,6 +210,15 @@ def test_bad_requests_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: 
     )
     with pytest.raises(RopewalkError, match=r"tokenizer\.json is a Git LFS pointer instead of the file"):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_may_lie_beside_weights_and_an_adapter(tokenizer_folder: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "model")
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(RopewalkError, match="an adapter and no model"):
+        load_tokenizer(str(folder))
+    (folder / "model.safetensors").write_bytes(b"")
+    load_tokenizer(str(folder))
 
 
 @pytest.mark.parametrize("name", ["gemma-3-1b", "phi-2"])

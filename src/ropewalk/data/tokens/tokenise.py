@@ -118,7 +118,7 @@ def load_tokenizer(path_or_name: str, embedding_rows: int | None = None) -> Any:
 
     path = resolve_model(path_or_name)
     check_model_place(path)
-    refuse_adapter(path)
+    refuse_adapter(path, beside_weights=False)
     for file in Path(path).glob("tokenizer.*"):
         refuse_lfs_pointer(file)
     try:
