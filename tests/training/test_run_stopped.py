@@ -212,6 +212,26 @@ def test_the_copy_of_another_run_is_never_overwritten(done, tmp_path, capsys):
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("kept", ["other lines", "nothing"])
+def test_a_damaged_log_is_not_taken_for_that_of_another_run(done, tmp_path, capsys, kept):
+    output = tmp_path / "run"
+    checkpoints = {"every": 2, "keep": 2, "copy_to": f"file://{tmp_path}/copy"}
+    recipe = write(tmp_path / "recipe.yaml", {**done[0], "output": str(output), "checkpoints": checkpoints})
+    assert main(["extend", recipe]) == 0
+    log = output / "metrics.jsonl"
+    rest = log.read_text().partition("\n")[2] if kept == "other lines" else ""
+    log.write_text('{"stage": 0,\n' + rest)
+    shutil.rmtree(output / "model")
+    capsys.readouterr()
+    assert main(["extend", recipe, "--resume"]) == 2
+    assert f"line 1 of {log} is damaged" in (said := capsys.readouterr().err)
+    assert "rename it to" in said
+    # As the message and the documentation say.
+    log.rename(output / "metrics.lost.jsonl")
+    assert main(["extend", recipe, "--resume"]) == 0, capsys.readouterr().err
+    assert weights_of(output) == weights_of(done[0]["output"])
+
+
 def test_a_copy_that_cannot_be_written_is_refused_before_anything_is(done, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     values = {

@@ -15,6 +15,7 @@ from ropewalk.parallel import World
 from ropewalk.training.answers import answers_file
 from ropewalk.training.checkpoint.files import (
     CHECKPOINTS,
+    RECORD,
     Position,
     check_export,
     checkpoint_name,
@@ -30,7 +31,7 @@ from ropewalk.training.checkpoint.sharded import Completed, nothing_more
 from ropewalk.training.documents import DATA, ROWS, RunInputs, read_run_inputs
 from ropewalk.training.final_weights import exported_as
 from ropewalk.training.measurement import DURING, during_files, evaluation_file, evaluation_record
-from ropewalk.training.metrics import MetricsLog
+from ropewalk.training.metrics import LOST, MetricsLog
 from ropewalk.training.recipe.changes import Changes, Progress, changes
 from ropewalk.training.recipe.file import parse_recipe, with_moments_of
 from ropewalk.training.recipe.recipe import Recipe
@@ -350,10 +351,9 @@ def take_from_copy(output: Path, url: str | None, resume: bool) -> str | None:
     copy.check()
     there = copy.read(RECIPE) is not None
     if (output / RECIPE).is_file():
-        log = output / METRICS
-        # The first line holds the loss and duration of the first step, which no two runs share.
-        own = log.read_bytes().partition(b"\n")[0] if log.is_file() else b""
-        if there and (copy.read(METRICS) or b"").partition(b"\n")[0] != own:
+        if there and not _same_run(output, copy):
+            # A damaged log is named as such, and not taken for that of another run.
+            MetricsLog(output / METRICS).read()
             raise RopewalkError(
                 f"{copy.url} contains the copy of another run; set checkpoints.copy_to to another URL"
             )
@@ -367,6 +367,23 @@ def take_from_copy(output: Path, url: str | None, resume: bool) -> str | None:
         return None
     names = copy.restore(output, RECIPE)
     return f"the run was copied from {copy.url}, with {', '.join(names)}" if names else None
+
+
+def _same_run(output: Path, copy: RemoteCopy) -> bool:
+    """Whether a copy is that of the run in a folder."""
+    log, lost = (
+        set(path.read_bytes().split(b"\n")[:-1]) if path.is_file() else None
+        for path in (output / METRICS, output / LOST)
+    )
+    copied = set((copy.read(METRICS) or b"").split(b"\n")[:-1])
+    # A line holds the loss and duration of a step, which no two runs share.
+    if copied & ((log or set()) | (lost or set())) or not (copied or log):
+        return True
+    # Without the log, as its loss is made up for, only the checkpoints tell.
+    records = [path / RECORD for path in checkpoints_in(output / CHECKPOINTS) if (path / RECORD).is_file()]
+    return (not log or lost is not None) and any(
+        copy.read(f"{CHECKPOINTS}/{path.parent.name}/{RECORD}") == path.read_bytes() for path in records
+    )
 
 
 def reached(output: Path, start: Start, world: World) -> Reached:
