@@ -377,6 +377,23 @@ def test_a_table_that_is_there_is_not_overwritten(search, tmp_path, capsys):
     assert (tmp_path / "factors.json").read_text() == "mine"
 
 
+def test_a_finished_search_is_shown_again_and_measures_nothing(search, tmp_path, capsys, monkeypatch):
+    assert search() == 0
+    shown = capsys.readouterr().out
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    # Whatever is measured needs the model.
+    monkeypatch.delattr("ropewalk.search.run.load_model")
+    assert search("--resume") == 0
+    again = capsys.readouterr()
+    assert again.out == shown
+    assert "the search is finished; its result is in" in again.err
+    # Another search does not have this result.
+    for option, value, was in (("--budget", 50, 40), ("--seed", 1, 0), ("--to", 256, 128)):
+        assert search("--resume", option, value) == 2
+        assert f" {was} instead of {value}; remove it or give another --out" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_the_smallest_budget_is_known_before_the_model_loads(search, monkeypatch, tmp_path, capsys):
     def loaded(*_, **__):
         raise AssertionError("the model was loaded")

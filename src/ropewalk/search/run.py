@@ -36,6 +36,7 @@ from ropewalk.search.factor_table import (
     checkpoint,
     method_of,
     perplexity,
+    read_factors,
     write_factors,
 )
 from ropewalk.search.goal import Goal, goal_of
@@ -90,7 +91,8 @@ def search(config: SearchConfig, context: RunContext | None = None) -> SearchRes
     Returns:
         ``table`` is the factor table. Its ``long_factor`` has one rescale factor for each rotary pair,
             ``target_length`` is in tokens, and ``forwards`` is the number of forward passes. If ``config.out`` is
-            given, the table is also written to this file, and a log of all losses next to it.
+            given, the table is also written to this file, and a log of all losses next to it. If the search to resume
+            is finished, the table is the one in this file.
 
     Raises:
         RopewalkError: if rescale factors cannot extend this checkpoint, if the text does not fill the rows, if the
@@ -107,6 +109,9 @@ def search(config: SearchConfig, context: RunContext | None = None) -> SearchRes
     world = context.world
     # Everything that can be refused is checked before the weights are loaded.
     ready = world.on_rank_0(lambda: _prepared(config, context))
+    if config.resume and (found := world.on_rank_0(lambda: _finished(config, ready))) is not None:
+        context.rank_0_reporter.note(f"the search is finished; its result is in {config.out}")
+        return SearchResult(found, config.out)
     loaded = load_model(
         ready.path, dtype=config.settings.dtype, device=_device(config.settings.device, world)
     )
@@ -405,13 +410,50 @@ def _check_files(config: SearchConfig) -> None:
         return
     if out.suffix != ".json":
         raise RopewalkError(f"--out {out}: the name of a factor table must end in .json")
-    if out.exists():
+    # Beside its log, the table may be that of the search to resume, which `_finished` finds out.
+    if out.exists() and not (config.resume and log.exists()):
         raise RopewalkError(f"{out} already exists; remove it or give another --out")
     if not config.resume and log.exists() and log.stat().st_size:
         raise existing_log(log)
     if config.resume and not log.exists():
         raise missing_log(log)
     check_writable(out)
+
+
+def _finished(config: SearchConfig, ready: _Ready) -> Factors | None:
+    """The table of a search that has ended; None if it has not.
+
+    Raises:
+        RopewalkError: if the table is that of another search, or cannot be read.
+    """
+    if config.out is None or not config.out.exists():
+        return None
+    table, settings = read_factors(config.out), config.settings
+    record = {} if table.search is None else table.search.model_dump()
+    then = {**record, "model": table.model.digest, "target length": table.target_length}
+    then["attention_factor"] = table.attention_factor
+    now = {
+        "model": model_digest(ready.path),
+        "target length": config.target_length,
+        "attention_factor": ready.goal.attention_factor,
+        "objective": settings.objective,
+        "short_penalty": settings.short_penalty,
+        "algorithm": settings.algorithm,
+        "seed": settings.seed,
+        "budget": settings.budget,
+        "racing": settings.racing,
+        "documents": len(ready.data.measured),
+        "documents_sha256": ready.data.sha256,
+        "largest": ready.goal.space(settings.start_tokens, settings.largest).largest,
+        "start_tokens": settings.start_tokens,
+    }
+    if other := [key for key, value in now.items() if then.get(key) != value]:
+        was, is_ = then.get(other[0]), now[other[0]]
+        raise RopewalkError(
+            f"{config.out} already exists, from a search with {other[0]} {was} instead of {is_}; remove it or give "
+            "another --out"
+        )
+    return table
 
 
 def _check_goal(goal: Goal, settings: SearchSettings) -> None:
