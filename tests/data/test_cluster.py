@@ -4,7 +4,9 @@ import json
 import os
 import re
 import resource
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -27,6 +29,7 @@ from ropewalk.data.rows.store import pack_rows
 from ropewalk.data.settings import SourceSpec, WorkSettings
 from ropewalk.data.tokens.corpus import tokenise_splits
 from ropewalk.errors import RopewalkError
+from ropewalk.io import orphan
 from tests.data.cases import changed
 from tests.data.rows.rows_cases import job, tree
 
@@ -100,6 +103,48 @@ def test_files_that_never_appear_are_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(cluster, "_VISIBLE_SECONDS", 0.01)
     with pytest.raises(RopewalkError, match="the files do not appear on this machine; set --out"):
         wait_until(lambda: False, tmp_path)
+
+
+DRIVER = """
+import os, time
+from ropewalk.data.cluster import RAY_FOLDER, connected
+from ropewalk.data.settings import WorkSettings
+
+def wait(shared, item):
+    open(os.path.join(shared, "begun"), "w").close()
+    time.sleep(600)
+
+with connected(WorkSettings(engine="ray", workers=1), []) as ray:
+    folder = os.environ[RAY_FOLDER]
+    print(folder, flush=True)
+    list(ray.run(wait, folder, [1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found through /proc")
+@pytest.mark.parametrize(
+    ("number", "temporary"), [(signal.SIGKILL, "/tmp"), (signal.SIGINT, "/tmp/" + "long" * 20)]
+)
+def test_a_ray_ends_with_the_process_that_started_it(number: signal.Signals, temporary: str) -> None:
+    Path(temporary).mkdir(exist_ok=True)
+    environment = {**os.environ, "TMPDIR": temporary}
+    environment.pop("RAY_ADDRESS", None)
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, env=environment, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        folder = Path(driver.stdout.readline().strip())
+        until(lambda: (folder / "begun").exists())
+        mark = f"{cluster.RAY_FOLDER}={folder}".encode()
+        # The scheduler, the store and the worker at least.
+        assert len(orphan._processes_with(mark)) >= 3
+        driver.send_signal(number)
+        driver.wait()
+        end = time.monotonic() + 10
+        while orphan._processes_with(mark) or folder.exists():
+            assert time.monotonic() < end
+            time.sleep(0.05)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ import tokenizers
 from ropewalk.data.settings import WorkSettings, processes
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import check_writable, writing
+from ropewalk.io.orphan import clean_up_after_this_process
 from ropewalk.versions import VERSION
 
 RETRIES = 8
@@ -33,6 +35,12 @@ RETRIES = 8
 
 OBJECT_STORE_BYTES = 256 << 20
 """Shared memory of a Ray that ropewalk starts itself."""
+
+RAY_FOLDER = "ROPEWALK_RAY_FOLDER"
+"""Environment variable of the processes of a Ray that ropewalk starts itself: its temporary folder."""
+
+_LONGEST_FOLDER = 40
+"""Ray puts sockets into the folder, adding up to 67 of the 107 bytes that the path of a socket may have."""
 
 _CONNECT_SECONDS, _HEALTH_SECONDS, _NODE_SECONDS, _VISIBLE_SECONDS, _STOP_SECONDS = (
     5.0,
@@ -188,18 +196,46 @@ def connected(work: WorkSettings, folders: Sequence[Path]) -> Iterator[RayCluste
             "engine ray needs the package ray, which is not installed; run pip install 'ropewalk[ray]'"
         ) from error
     own = not ray.is_initialized()
-    try:
+    started = own and (work.address or os.environ.get("RAY_ADDRESS")) is None
+    with _ray_folder() if started else nullcontext() as folder, _left(ray, own):
         if own:
-            _start(ray, work)
+            _start(ray, work, folder)
         cluster = RayCluster(ray, work.workers)
-        cluster.check_nodes([folder.absolute() for folder in folders])
+        cluster.check_nodes([each.absolute() for each in folders])
         yield cluster
+
+
+@contextmanager
+def _left(ray: Any, own: bool) -> Iterator[None]:
+    """Leave a Ray after the block that this process has joined or started."""
+    try:
+        yield
     finally:
         if own:
             ray.shutdown()
 
 
-def _start(ray: Any, work: WorkSettings) -> None:
+@contextmanager
+def _ray_folder() -> Iterator[Path]:
+    """A temporary folder for a Ray that is started in the block.
+
+    After the block, and if this process is killed in it, the Ray's processes end and the folder is removed.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="ropewalk-ray-"))
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="ropewalk-ray-", dir="/tmp"))
+    cleaner = clean_up_after_this_process(folder, RAY_FOLDER)
+    # Only now, so that it is not the cleaner's too.
+    os.environ[RAY_FOLDER] = str(folder)
+    try:
+        yield folder
+    finally:
+        del os.environ[RAY_FOLDER]
+        cleaner.communicate()
+
+
+def _start(ray: Any, work: WorkSettings, folder: Path | None) -> None:
     address = work.address or os.environ.get("RAY_ADDRESS")
     # Only what the user can act on: Ray reports its own start and end at length.
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
@@ -211,6 +247,7 @@ def _start(ray: Any, work: WorkSettings) -> None:
                 num_cpus=cores,
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
+                _temp_dir=str(folder),
                 **quiet,
             )
         else:
