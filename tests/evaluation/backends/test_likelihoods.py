@@ -126,11 +126,11 @@ def test_chunks_are_refused_where_the_rope_would_change_between_them() -> None:
 
 
 def test_chunks_of_rows_with_their_own_methods_equal_one_pass() -> None:
-    model = tiny_llama(rope_parameters=ROPES["dynamic"])
+    model = tiny_llama(rope_parameters=ROPES["longrope"])
     attach(model)
     parent, attribute, own = rotary_module(model)
-    dynamic = own.methods[None]
-    setattr(parent, attribute, RotaryRows([dynamic, Default(dynamic.rotary_dim, 5000.0)]).eval())
+    longrope = own.methods[None]
+    setattr(parent, attribute, RotaryRows([longrope, Default(longrope.rotary_dim, 5000.0)]).eval())
     ids = torch.from_numpy(text(60)[0].astype(np.int64))[None].expand(2, -1)
     labels = torch.cat((ids[:, 1:], torch.full((2, 1), IGNORED)), dim=1)
     head = OutputHead.of(tiny_llama())

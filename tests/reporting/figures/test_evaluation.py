@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import default_bins
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.reporting.figures import evaluation
 from ropewalk.reporting.figures.primitives import Area, Boxes, Figure, HeatMap, Line, Note
@@ -114,7 +113,10 @@ EDGES = [
     (differences, {"differences": DIFFERENCES[:1]}),
     (differences, {"differences": [difference(LONG, n - 20, 3) for n in range(40)]}),
     (differences, {"names": ("base", "extended to 128k")}),
-    (positions, {"series": {"m": perplexity([5.0 * 4**n for n in range(8)], default_bins(2**20, 8192))}}),
+    (
+        positions,
+        {"series": {"m": perplexity([5.0 * 4**n for n in range(8)], [0, *(8192 * 2**n for n in range(8))])}},
+    ),
     (passkeys, {"series": {"m": [passkey(512, 7)]}}),
 ]
 
@@ -177,7 +179,7 @@ def test_a_single_model_has_no_key_and_no_mark_beyond_the_rows() -> None:
 
 
 def test_wide_ranges_of_perplexity_are_logarithmic() -> None:
-    wide = perplexity([5.0 * 4**n for n in range(8)], default_bins(2**20, 8192))
+    wide = perplexity([5.0 * 4**n for n in range(8)], [0, *(8192 * 2**n for n in range(8))])
     panel = only(positions(series={"before": wide}, trained_length=8192))
     assert (panel.x.scale, panel.y.scale) == ("log2", "log")
     assert ticks(panel.x)[:2] == ["8k", "16k"]
@@ -351,3 +353,15 @@ def test_real_differences_are_filled_and_units_have_axes_of_their_own() -> None:
         assert rules(panel) == {"": 0}
         low, high = panel.x.limits
         assert low < 0 < high
+
+
+def test_an_interval_of_the_whole_scale_is_not_drawn() -> None:
+    """Two seeds of four wrong answers: Student's interval is 0 to 100, and its band would look like a score of 100."""
+    unsure = [replace(scored("passkey", "passkey", n, 0, 8), ci95=(0.0, 100.0)) for n in (512, 1024)]
+    known = scored("passkey", "passkey", 2048, 0, 8)
+    (panel,) = evaluation.score_figure({"a": [*unsure, known]}).panels
+    (area,) = [mark for mark in panel.marks if isinstance(mark, Area)]
+    assert [math.isnan(each) for each in area.high] == [True, True, False]
+    sentence = "No interval is drawn where it is 0 to 100 %, because there are too few samples or seeds."
+    assert sentence in evaluation.score_figure({"a": [*unsure, known]}).caption
+    assert sentence not in evaluation.score_figure({"a": [known]}).caption

@@ -9,7 +9,7 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting.figures import rope
-from ropewalk.reporting.figures.primitives import Area, Boxes, Figure
+from ropewalk.reporting.figures.primitives import Area, Boxes, Figure, Line
 from ropewalk.reporting.style import base_text
 from tests.reporting.specification_cases import (
     boxes,
@@ -205,7 +205,12 @@ def test_pairs_without_a_full_turn_in_training_are_hollow() -> None:
     expected = 2 * math.pi / frequencies(1e4)
     hollow = points(panel, hollow=True, marker="s")
     assert hollow == [(n, period) for n, period in enumerate(expected) if period > 2048]
-    assert points(panel, hollow=False, marker="s") == list(enumerate(expected))[: 64 - len(hollow)]
+    (every,) = [line for line in of_kind(panel, Line) if line.name == "old"]
+    assert list(zip(every.x, every.y, strict=True)) == list(enumerate(expected))
+    # The hollow markers cover the filled ones of the same pairs.
+    (unseen,) = [line for line in of_kind(panel, Line) if line.look.hollow and line.look.marker == "s"]
+    assert unseen.order > every.order
+    assert unseen.look.size > every.look.size
     assert rules(panel) == {"trained length 2k": 2048, "target length 8k": 8192}
     assert all(re.fullmatch(r"\d+[kM]?", text) for text in ticks(panel.y))
     assert f"old: {len(hollow)} of 64" in figure.caption
@@ -231,3 +236,14 @@ def test_probe_axis_fits_and_the_best_is_bold(others: list[Any], scale: str, bar
     assert notes(panel) == [f"{row[1]:.3f}" for row in rows]
     if scale == "linear":
         assert (panel.x.limits[0] == 0) == bool(bars)
+
+
+def test_the_text_alternative_of_periods_tells_of_all_pairs() -> None:
+    figure = rope.periods_figure({"old": [10.0, 100.0, 5000.0], "new": [10.0, 300.0, 9000.0]}, 2048, 8192)
+    assert figure.alternative().endswith(
+        "period (tokens): old from 10 at the left to 5,000 at the right; new from 10 at the left to 9,000 at the right."
+    )
+
+
+def test_the_text_alternative_of_a_probe_tells_every_loss() -> None:
+    assert probe().alternative().endswith("loss (nats per token): YaRN 2.41; NTK 2.39; as trained 6.9.")

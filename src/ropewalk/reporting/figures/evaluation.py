@@ -17,6 +17,7 @@ import numpy as np
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.statistics import NO_INTERVAL, Interval
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting import style
 from ropewalk.reporting.figures.primitives import (
@@ -537,7 +538,7 @@ def _score_line(
     at = np.array([length for length in lengths if any(each.length == length for each in results)])
     score = np.array([found[n].score if n in found else math.nan for n in at])
     low, high = (
-        np.array([_finite(found[n].ci95[end]) if n in found else math.nan for n in at]) for end in (0, 1)
+        np.array([_finite(_band_of(found[n])[end]) if n in found else math.nan for n in at]) for end in (0, 1)
     )
     end = name if direct and np.isfinite(score).any() else ""
     marks: list[Mark] = [Line(at, score, look, name, end, clip=False), band(at, low, high, look.colour)]
@@ -546,6 +547,12 @@ def _score_line(
         bars = [each[single] for each in (at, score, low, high)]
         marks.append(whiskers(*bars, colour=look.colour, caps=4))
     return marks
+
+
+def _band_of(result: TaskResult) -> Interval:
+    """The interval to draw; none if it is the whole scale, because a band from 0 to 100 looks like a score of 100."""
+    low, high = result.ci95
+    return NO_INTERVAL if result.unit == "percent" and low <= 0 and high >= 100 else result.ci95
 
 
 def _line_look(number: int, count: int) -> Look:
@@ -566,7 +573,12 @@ def _not_run_notes(results: Sequence[TaskResult], size: float) -> list[Note]:
 
 
 def _samples_words(drawn: Sequence[TaskResult], each: str = "point") -> str:
-    return f"{_range(sorted({result.n for result in drawn}))} samples per {each}, with 95 % intervals."
+    words = f"{_range(sorted({result.n for result in drawn}))} samples per {each}, with 95 % intervals."
+    if each == "point" and any(
+        _band_of(result) != result.ci95 for result in drawn if _is_finite(result.ci95)
+    ):
+        words += " No interval is drawn where it is 0 to 100 %, because there are too few samples or seeds."
+    return words
 
 
 def _range(counts: Sequence[int]) -> str:

@@ -225,11 +225,11 @@ def periods_figure(
     ]
     for number, each in enumerate(periods.values()):
         hollow, pair = each > trained_length, np.arange(len(each))
-        look = series_look(number, len(periods), dash="", size=4)
+        look = series_look(number, len(periods), dash="-", width=0.8, size=4)
         unseen = series_look(number, len(periods), dash="", size=5, hollow=True)
         marks += [
-            Line(pair, each, Look(look.colour, width=0.8), order=1.5),
-            Line(pair[~hollow], each[~hollow], look, named(periods, number)),
+            # All pairs under the name that the text alternative tells of; hollow markers cover the filled ones.
+            Line(pair, each, look, named(periods, number), order=1.5),
             Line(pair[hollow], each[hollow], unseen),
         ]
     low = min(each.min() for each in periods.values()) / 1.5
@@ -374,7 +374,8 @@ def probe_figure(
         look = Look(BLUE, "", "D", size=6) if is_best else Look(INK, "", "o", hollow=True, size=5)
         if is_bars:
             strong = Fill(FILLS[1], BLUE, "///", 1.4) if is_best else Fill("white", GREY)
-            marks.append(Boxes([0], one[0], [row - 0.33], [row + 0.33], strong))
+            # Named for the text alternative; the panel has no key.
+            marks.append(Boxes([0], one[0], [row - 0.33], [row + 0.33], strong, rows[row][0]))
         marks += [
             whiskers([row], one[0], low[row : row + 1], high[row : row + 1], colour=look.colour, lying=True),
             Line(*one, look, order=4),
