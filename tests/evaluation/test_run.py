@@ -96,3 +96,35 @@ def test_what_a_named_file_holds_decides_results_where_it_is_read(
 
 def test_a_name_that_is_no_file_has_no_digest() -> None:
     assert "squad" not in sources_identity(Settings(suites=("ruler",), squad="hub"))
+
+
+def corpus_of_a_book(folder: Path) -> Path:
+    """A folder whose first file is a book, which alone would fill every row."""
+    folder.mkdir()
+    (folder / "a-book.txt").write_text("".join(f"It was the {n}th of many days. " for n in range(3000)))
+    for number in range(12):
+        (folder / f"note-{number}.txt").write_text(f"def f{number}(x):\n    return x + {number}\n" * 8)
+    return folder
+
+
+def test_a_folder_is_not_measured_on_its_first_file_alone(tmp_path: Path) -> None:
+    what = Settings(suites=("perplexity",), lengths=(128,), rows=4, perplexity={"position_bins": 2})
+    text = str(corpus_of_a_book(tmp_path / "corpus"))
+    found = [
+        evaluate(
+            EvaluationSettings(model="embedded", what=what.model_copy(update={"seed": seed}), text=text),
+            RunContext(),
+        ).results[0]
+        for seed in (0, 0, 1)
+    ]
+    for result in found:
+        sources = result.details["sources"]
+        assert sum(sources.values()) == result.details["documents"] >= 4
+        assert sources.get("corpus/a-book.txt", 0) <= 1
+        assert sum(name.startswith("corpus/note-") for name in sources) >= 3
+        assert [(each.start, each.end) for each in result.positions] == [(0, 64), (64, 128)]
+    texts = [[each["text_sha256"] for each in result.samples] for result in found]
+    assert texts[0] == texts[1] != texts[2]
+    many = what.model_copy(update={"perplexity": what.perplexity.model_copy(update={"position_bins": 200})})
+    with pytest.raises(RopewalkError, match="--position-bins 200 is more than the 128 tokens of a sequence"):
+        evaluate(EvaluationSettings(model="embedded", what=many, text=text), RunContext())

@@ -11,7 +11,7 @@ from ropewalk.evaluation.comparison import compare
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.statistics import NO_INTERVAL
 from ropewalk.reporting import ResultTable, comparison_table, evaluation_tables, result_tables
-from ropewalk.reporting.score_tables import Cell, grid_tables
+from ropewalk.reporting.score_tables import Cell, grid_tables, perplexity_tables
 from tests.reporting.evaluation_results import (
     DIFFERENCES,
     LENGTHS,
@@ -379,3 +379,13 @@ def test_other_perplexities_are_not_taken_for_those_by_position() -> None:
     (table,) = result_tables({"a": [sliding, AFTER, sliding]})
     assert table.rows[-1][2] == f"{AFTER.score:.2f}"
     assert result_tables({"a": [sliding]}) == []
+
+
+def test_a_table_of_perplexities_says_which_texts_were_drawn() -> None:
+    drawn = replace(BEFORE, details={**BEFORE.details, "sources": {"web": 3, "books": 13}})
+    (table,) = perplexity_tables({"before": [drawn], "after": [drawn]})
+    assert table.notes == ("text drawn at random: 16 documents (books 13, web 3)",)
+    many = replace(BEFORE, details={"sources": {f"file {n}": 1 for n in range(9)}})
+    (table,) = perplexity_tables({"before": [many]})
+    assert table.notes[0].endswith("file 5 1 and 3 more sources)")
+    assert perplexity_tables({"before": [BEFORE]})[0].notes == ()
