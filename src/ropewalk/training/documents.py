@@ -517,8 +517,8 @@ def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> D
 def probe_rows(resolved: ResolvedRecipe, rows: PackedRows, context: int, limit: int) -> tuple[list[Row], str]:
     """Rows on which ``auto`` compares bases for a stage, and their origin, ``held-out`` or ``training``.
 
-    The rows consist of held-out documents if these fill a row, otherwise of the stage's first training rows. Every
-    token attends to all earlier ones, whatever the stage's pattern, because bases differ in their effect at long
+    The rows consist of held-out documents if these fill a row; otherwise they are those that the stage trains on first.
+    Every token attends to all earlier ones, whatever the stage's pattern, because bases differ in their effect at long
     distances.
 
     Args:
@@ -531,12 +531,15 @@ def probe_rows(resolved: ResolvedRecipe, rows: PackedRows, context: int, limit: 
     try:
         return full_rows(documents, resolved, context, limit), "held-out"
     except RopewalkError:
-        return training_rows(rows, context, limit), "training"
+        return training_rows(rows, context, limit, resolved.recipe.seed), "training"
 
 
-def training_rows(rows: PackedRows, context: int, limit: int) -> list[Row]:
-    """The first training rows, each treated as one document in which every token attends to all earlier ones."""
-    first = (rows[number] for number in range(min(limit, len(rows))))
+def training_rows(rows: PackedRows, context: int, limit: int, seed: int) -> list[Row]:
+    """The rows of the first steps, each treated as one document in which every token attends to all earlier ones.
+
+    Rows may be stored in the order of their documents, of which the first may all come from one source.
+    """
+    first = (rows[number] for number in rows_for_step(0, min(limit, len(rows)), len(rows), seed))
     layout = PackedLayout.from_lengths([context], pattern="full", anchor_length=0)
     return [_in_storage_order(row, layout) for row in first]
 

@@ -40,8 +40,10 @@ from ropewalk.reporting.figures.primitives import (
     check_count,
     index_ticks,
     length_ticks,
+    linear_length_ticks,
     mark_length,
     named,
+    power_ticks,
     row_axis,
     series_fill,
     series_look,
@@ -63,6 +65,8 @@ PERCENT = "correct (%)"
 UNITS = {"percent": "percentage points", "perplexity": "percent of the perplexity"}
 THRESHOLD_DASH = (0, (6, 3))
 MOST_LENGTHS = 11
+MOST_EDGES = 11
+"""Largest number of edges of position bins that are all labelled."""
 PANEL_COLUMNS, PANEL_INCHES, PANEL_LENGTHS = 4, 1.42, 4
 BAR_INCHES = 0.24
 NAME_INCHES = 0.16
@@ -131,12 +135,17 @@ def _end_label(steps: Steps, series: Mapping[str, Any]) -> list[Mark]:
 
 
 def _position_axis(edges: Sequence[int]) -> Axis:
-    """Build an axis with ticks at bin edges. It is logarithmic if bins grow, because the first would vanish."""
+    """Build an axis with ticks at bin edges, or at round lengths if there are many edges.
+
+    The axis is logarithmic if bins grow, because the first would vanish.
+    """
     widths = np.diff(edges)
     grows = edges[0] == 0 and len(edges) > 2 and widths.max() >= style.LOG_RATIO * widths.min()
     # Half of the first edge stands for position 0.
     left = edges[1] / 2 if grows else edges[0]
     ticks = length_ticks(edges[1:] if grows else edges)
+    if len(ticks) > MOST_EDGES:
+        ticks = power_ticks(edges[1], edges[-1]) if grows else linear_length_ticks(edges[-1])
     return Axis("position in the sequence (tokens)", "log2" if grows else "linear", (left, edges[-1]), ticks)
 
 

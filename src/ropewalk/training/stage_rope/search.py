@@ -108,7 +108,7 @@ def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
             f"{wanted.label}: the search needs {count} rows of {target} tokens, but there are only {len(packed)} "
             "training rows and no held-out documents; either lower the setting documents of the search, or add text"
         )
-    return SearchData(training_rows(packed, target, count), source=TRAINING)
+    return SearchData(training_rows(packed, target, count, resolved.recipe.seed), source=TRAINING)
 
 
 def evaluated_documents(resolved: ResolvedRecipe, validation: PackedRows | None) -> frozenset[int]:
