@@ -365,3 +365,11 @@ def test_an_interval_of_the_whole_scale_is_not_drawn() -> None:
     sentence = "No interval is drawn where it is 0 to 100 %, because there are too few samples or seeds."
     assert sentence in evaluation.score_figure({"a": [*unsure, known]}).caption
     assert sentence not in evaluation.score_figure({"a": [known]}).caption
+
+
+@pytest.mark.parametrize(
+    "edges", [[*range(0, 8193, 128)], [0, *(1024 * q * 2**k for k in range(8) for q in (4, 5, 6, 7))]]
+)
+def test_many_position_bins_have_labels_with_room_between_them(edges: list[int]) -> None:
+    (panel,) = evaluation.perplexity_figure({"m": perplexity([5.0] * (len(edges) - 1), edges)}).panels
+    assert 3 <= len(panel.x.ticks) <= 11
