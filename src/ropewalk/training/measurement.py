@@ -277,11 +277,10 @@ def measure(
     return results
 
 
-def refuse_other_text(output: Path, measurement: Measurement) -> None:
-    """Raise if the perplexity before training was measured on other text than the one after training would be.
+def on_other_text(output: Path, measurement: Measurement) -> bool:
+    """Whether the perplexity before training was measured on other text than the one after training would be.
 
-    Raises:
-        RopewalkError: if so, for example because an earlier version chose other documents.
+    So it is if an earlier version of ropewalk chose other documents. Then the two could not be compared.
     """
     resolved = measurement.resolved
     for result in results_in(output, "before", measurement.asked) or ():
@@ -290,11 +289,8 @@ def refuse_other_text(output: Path, measurement: Measurement) -> None:
             continue
         rows = full_rows(measurement.documents, resolved, result.length, resolved.recipe.evaluation.rows)
         if rows_text_digest(rows) != there:
-            path = output / evaluation_file("before")
-            raise RopewalkError(
-                f"{path} was measured on other documents than the evaluation after training would be; delete the file, "
-                "and --resume will repeat the evaluation before training"
-            )
+            return True
+    return False
 
 
 def measure_during(

@@ -55,9 +55,10 @@ from ropewalk.training.measurement import (
     describe_during,
     evaluated_during,
     evaluation_file,
+    evaluation_record,
     measure,
+    on_other_text,
     prompt_lengths,
-    refuse_other_text,
     requested_lengths,
     results_in,
     short_context,
@@ -413,8 +414,11 @@ def _prepared(
     held_out = rows_with_validation(resolved.recipe, rows)
     documents = world.on_rank_0(lambda: validation_documents(resolved, held_out))
     measurement = Measurement(resolved, requested, documents)
-    if measured and not finished:
-        world.on_rank_0(lambda: refuse_other_text(output, measurement))
+    if measured and not finished and world.on_rank_0(lambda: on_other_text(output, measurement)):
+        model = load_for_run(resolved, context, resolved.model)
+        why = "the evaluation before training used other documents than the one after training will"
+        outdated = (*at.outdated, evaluation_file("before"), evaluation_record("before"))
+        at = replace(at, outdated=outdated, why=f"{at.why}; {why}" if at.why else why)
     during = world.on_rank_0(lambda: _requested_during(resolved, reporter))
     parts = [
         None if each is None else Measurement(resolved, each, documents, n) for n, each in enumerate(during)
