@@ -1,10 +1,13 @@
 """Checkpoints of ranks and of one process: each resumes as the other, damage is named, a failed write costs nothing."""
 
 import json
+import os
+import pickle
 import shutil
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from ropewalk import RopewalkError
 from ropewalk.io.files import remove_left_overs
@@ -17,7 +20,7 @@ from ropewalk.training.checkpoint.files import (
     checkpoints_in,
     latest_whole,
 )
-from ropewalk.training.checkpoint.sharded import ShardedCheckpoints, load_checkpoint
+from ropewalk.training.checkpoint.sharded import METADATA, ShardedCheckpoints, _read_shards, load_checkpoint
 from ropewalk.training.checkpoint.single import save_checkpoint
 from tests.marks import slow_after
 from tests.training.checkpoint.checkpoint_cases import (
@@ -40,6 +43,36 @@ from tests.training.checkpoint.rank_cases import (
     saved,
 )
 from tests.training.sharded_cases import save_tied_llama
+
+
+class RunsCode:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_the_metadata_runs_no_code_and_names_no_file_elsewhere(tmp_path):
+    path = tmp_path / NAME
+    dcp.save({"weight": torch.ones(3)}, checkpoint_id=path, no_dist=True)
+    into = {"weight": torch.zeros(3)}
+    _read_shards(path, into, ALONE, None)
+    assert torch.equal(into["weight"], torch.ones(3))
+    metadata = (path / METADATA).read_bytes()
+    for damaged, why in (
+        (pickle.dumps(RunsCode(tmp_path / "made")), r"cannot be read: it names \w+\.mkdir; do not use"),
+        (metadata[:-10], "cannot be read: pickle data was truncated"),
+        (
+            metadata.replace(b"__0_0.distcp", b"../0_0.dist/"),
+            "lists the file '../0_0.dist/', but may list only",
+        ),
+    ):
+        (path / METADATA).write_bytes(damaged)
+        with pytest.raises(RopewalkError, match=why):
+            _read_shards(path, into, ALONE, None)
+    assert not (tmp_path / "made").exists()
 
 
 def test_the_background_writes_what_was_there_when_it_was_told_to(by_ranks):

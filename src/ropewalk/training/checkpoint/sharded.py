@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import FileDigest, digests
-from ropewalk.io.files import PARTIAL, REPLACED, new_folder, unique_name, write_json, writing
+from ropewalk.io.files import PARTIAL, REPLACED, new_folder, plain_name, unique_name, write_json, writing
 from ropewalk.models.load import save_model
 from ropewalk.models.losses import LossModel
 from ropewalk.models.sharding import gathered_state
@@ -52,6 +53,26 @@ from ropewalk.training.checkpoint.single import (
 from ropewalk.training.optimizer import MasterAdamW
 
 WEIGHT, STATE, RANDOM = "weight.", "optimizer.", "random."
+METADATA = ".metadata"
+_METADATA_CLASSES = {
+    "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    # The second of these modules is that of Python 3.13.
+    "pathlib": {"PosixPath", "WindowsPath"},
+    "pathlib._local": {"PosixPath", "WindowsPath"},
+}
+"""What torch pickles in the metadata of a checkpoint, by module."""
 
 
 Completed = Callable[[Path], None]
@@ -387,7 +408,8 @@ def _digests_of_all(path: Path, partial: Path, world: World) -> dict[str, FileDi
 
 
 def _read_shards(path: Path, into: dict[str, Tensor], world: World, mesh: Mesh | None) -> None:
-    """Fill whole or sharded tensors from shards of any layout. The metadata is a pickle: load only trusted folders."""
+    """Fill whole or sharded tensors from shards of any layout."""
+    world.on_rank_0(lambda: _check_metadata(path))
     try:
         with warnings.catch_warnings():
             # torch warns about loading without torch.distributed, which is intended with one process.
@@ -403,6 +425,39 @@ def _read_shards(path: Path, into: dict[str, Tensor], world: World, mesh: Mesh |
         if reason is None:
             raise
         refuse(world, f"the checkpoint {path} is damaged or belongs to another model: {reason}")
+
+
+class _MetadataReader(pickle.Unpickler):
+    """Reads a pickle that consists of metadata; any other could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _METADATA_CLASSES.get(module, ()):
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _check_metadata(path: Path) -> None:
+    """Raise if a checkpoint's metadata, a pickle, could run code or names a file outside the checkpoint's folder."""
+    try:
+        with (path / METADATA).open("rb") as file:
+            metadata = _MetadataReader(file).load()
+        names = [info.relative_path for info in metadata.storage_data.values()]
+    # A damaged pickle raises any of these.
+    except (
+        OSError,
+        pickle.UnpicklingError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        EOFError,
+    ) as error:
+        raise RopewalkError(
+            f"the checkpoint {path} is damaged or not from ropewalk: {METADATA} cannot be read: {error}; do not use "
+            "this folder"
+        ) from error
+    for name in names:
+        plain_name(name, path / METADATA)
 
 
 def _reason(
