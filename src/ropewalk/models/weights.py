@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from ropewalk.errors import RopewalkError
-from ropewalk.io.files import parse_json, refuse_lfs_pointer
+from ropewalk.io.files import parse_json, path_inside, refuse_lfs_pointer
 from ropewalk.models.origin import cached_folder
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -115,23 +115,16 @@ def _parts(index: Path) -> list[str]:
 
 def _inside(name: Any, place: Path) -> str:
     """Validate the path of a safetensors file below a checkpoint's folder, as an index there names it."""
-    inside = (
-        isinstance(name, str)
-        and "\0" not in name
-        and name.endswith((".safetensors", ".safetensors.index.json"))
-        # Both kinds of path: an index may have been written on another operating system.
-        and not any(path.is_absolute() or path.anchor or ".." in path.parts for path in _paths(name))
-    )
-    if not inside:
+    if (
+        not isinstance(name, str)
+        or not name.endswith((".safetensors", ".safetensors.index.json"))
+        or path_inside(place.parent, name) is None
+    ):
         raise RopewalkError(
             f"{place} names the file of weights {name!r}, but may name only .safetensors files in its own folder; "
             "correct it, or do not use this checkpoint"
         )
-    return str(name)
-
-
-def _paths(name: str) -> tuple[PurePosixPath, PureWindowsPath]:
-    return PurePosixPath(name), PureWindowsPath(name)
+    return name
 
 
 def _json(path: Path) -> Any:

@@ -306,7 +306,7 @@ def _method(config: Config, entry: Config, layer_type: str | None = None) -> Rop
     # A factor of 1 beside type default changes nothing; any other factor there is an error.
     if method is Default and values.get("factor") == 1:
         del values["factor"]
-    alpha = values.get(FIXED_NTK) if config.get("model_type") in READS_FIXED_NTK else None
+    alpha: Any = values.get(FIXED_NTK) if config.get("model_type") in READS_FIXED_NTK else None
     fixed = method is DynamicNtk and alpha not in (None, 0)
     known = (FIXED_NTK, *IDLE_BESIDE_FIXED_NTK) if fixed else method.config_keys or ()
     unknown = sorted(set(values) - set(known))
@@ -333,7 +333,8 @@ def _unknown_keys(
         )
     if any(key in OF_AXES for key in unknown):
         return _no_axes(config, f"the keys {', '.join(key for key in unknown if key in OF_AXES)}")
-    stated, factor = entry.get(RELATIVE_ATTENTION), entry.get("factor")
+    stated: Any = entry.get(RELATIVE_ATTENTION)
+    factor: Any = entry.get("factor")
     if unknown == [RELATIVE_ATTENTION] and method is Yarn and is_number(stated) and is_number(factor):
         published = 0.1 * math.log(max(factor, 1)) + 1
         return RopewalkError(

@@ -208,13 +208,13 @@ class RemoteCopy:
         # An object store tells names apart that are one on some disks, and lets a file have the name of a folder.
         taken = {_folded(folder) for path in places.values() for folder in path.relative_to(run).parents}
         for path in places.values():
-            name = path.relative_to(run)
-            if _folded(name) in taken:
+            place = path.relative_to(run)
+            if _folded(place) in taken:
                 raise RopewalkError(
-                    f"{self.url} contains the file {str(name)!r} beside a file or folder of the same name; delete this "
-                    "file from the copy"
+                    f"{self.url} contains the file {str(place)!r} beside a file or folder of the same name; delete "
+                    "this file from the copy"
                 )
-            taken.add(_folded(name))
+            taken.add(_folded(place))
         return places
 
 
