@@ -112,7 +112,7 @@ def test_windows_and_layers_weigh_by_their_number():
 
 
 @pytest.mark.parametrize(
-    "interleave", [None, {"chunk_min": 16, "chunk_max": 64}], ids=["plain", "interleaved"]
+    "interleave", [None, {"min_length": 16, "max_length": 512}], ids=["plain", "interleaved"]
 )
 def test_a_folder_gives_an_even_sample_of_its_rows(tmp_path, monkeypatch, interleave):
     config = PackConfig(

@@ -87,8 +87,8 @@ def test_checkpointing_keeps_less_and_offload_keeps_it_on_the_host(aside, tmp_pa
 def test_parameters_and_moments_are_those_that_a_real_step_leaves(aside, tmp_path, precision):
     recipe = recipe_of(model_folder(tmp_path / "model"), precision=precision)
     text = yaml.safe_dump(recipe.model_dump(mode="json", exclude_defaults=True))
-    start = memory_of(aside(played, recipe, 1, "cpu", 0, 100)).moments["start"]
-    assert (start["parameters"], start["moments"]) == real_states(text)
+    forward = memory_of(aside(played, recipe, 1, "cpu", 0, 100)).moments["forward"]
+    assert (forward["parameters"], forward["moments"]) == real_states(text)
 
 
 def test_a_bfloat16_run_of_one_gpu_takes_22_bytes_a_parameter_in_the_update(aside, tmp_path):
