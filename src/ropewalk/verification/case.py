@@ -29,6 +29,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.models.load import (
     ModelSetup,
     attention_spec,
+    empty_model,
     left_out,
     load_model,
     read_config,
@@ -240,12 +241,8 @@ def _row_length(parameters: int, context: int, asked: int | None, rows: int) -> 
 
 
 def _parameters(model: str, recipe: Recipe) -> int:
-    from transformers import AutoModelForCausalLM
-
-    config = read_config(model, recipe.trust_remote_code).source
     # On meta, so that counting the parameters allocates none of them.
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=recipe.trust_remote_code)
+    empty = empty_model(model, ModelSetup(trust_remote_code=recipe.trust_remote_code, exact_rope=False))
     return sum(parameter.numel() for parameter in empty.parameters())
 
 
