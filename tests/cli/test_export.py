@@ -410,7 +410,7 @@ def test_start_tokens_are_measured_too_and_the_record_names_the_table(
     }
     (result,) = found["results"]
     assert not result["details"].get("beyond_config")
-    rows = rows_of(str(text), load_tokenizer(str(checkpoint)), TARGET, 2)
+    rows = rows_of(str(text), load_tokenizer(str(checkpoint)), TARGET, 2, seed=0)
     rope = LongRope(8, 1e4, (1.0,) * 4, LONG, 1.25, ORIGINAL)
     model = load_model(checkpoint)
     head = OutputHead.of(model)

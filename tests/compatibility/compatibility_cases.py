@@ -65,6 +65,7 @@ GAINED = (
     ".token_dtype: nothing != None",
     ".system_prompt: nothing != None",
     ".thinking_tokens: nothing != 0",
+    ".position_bins: nothing != None",
     ".endpoint: nothing != 'completions'",
     "config.json.rope_theta: nothing != ",
     "config.json.rope_scaling: nothing != ",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ropewalk.attention.layout import IGNORED
-from ropewalk.data import load_tokenizer
+from ropewalk.data import SourceSpec, load_tokenizer
 from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation import ModelUnderTest, PromptEncoder, Settings, evaluate_model, evaluation_rows
@@ -71,7 +71,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def documents(tokenizer: Any) -> Any:
-    return documents_of("embedded:validation", tokenizer, 401, 3)
+    return documents_of([SourceSpec(path="embedded:validation")], tokenizer, 401, 3, seed=0)
 
 
 @pytest.fixture(scope="module")

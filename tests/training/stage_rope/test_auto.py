@@ -15,6 +15,7 @@ import ropewalk.training.stage_rope.auto as choice
 from ropewalk import ModelSetup, RopewalkError, load_model
 from ropewalk.cli.app import main
 from ropewalk.data import open_rows
+from ropewalk.data.read.draw import drawn
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
 from ropewalk.io.progress import Silent
 from ropewalk.models.losses import OutputHead
@@ -109,7 +110,8 @@ def test_the_base_of_lowest_loss_is_trained_with(finished, tiny_documents):
         rel=1e-12,
     )
     folder = json.loads((Path(values["output"]) / "rows.json").read_text())["rows"][1]
-    documents = [document.input_ids for document in open_rows(Path(values["output"]) / folder).validation]
+    held_out = open_rows(Path(values["output"]) / folder).validation
+    documents = [document.input_ids for document in drawn(held_out, recipe_of(values).seed)]
     rows = evaluation_rows(documents, 128, 0, None, 4).rows
     assert chosen["rows"] == len(rows)
     for result in chosen["results"]:

@@ -14,6 +14,7 @@ import ropewalk.search.loop as ledger
 import ropewalk.training.stage_rope.search as factor_search
 from ropewalk import ModelSetup, load_model
 from ropewalk.data import open_rows
+from ropewalk.data.read.draw import drawn
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
 from ropewalk.evaluation.store import model_digest
 from ropewalk.models.losses import OutputHead
@@ -108,9 +109,10 @@ def published(length):
 
 
 def held_out(output):
-    """The documents that the run holds out, tokenised."""
+    """The documents that the run holds out, tokenised, as it draws them."""
     folder = json.loads((output / "rows.json").read_text())["rows"][0]
-    return [document.input_ids for document in open_rows(output / folder).validation]
+    seed = yaml.safe_load((output / "recipe.yaml").read_text())["seed"]
+    return [document.input_ids for document in drawn(open_rows(output / folder).validation, seed)]
 
 
 def perplexity(model, rows, length):
