@@ -371,19 +371,22 @@ def take_from_copy(output: Path, url: str | None, resume: bool) -> str | None:
 
 def _same_run(output: Path, copy: RemoteCopy) -> bool:
     """Whether a copy is that of the run in a folder."""
-    log, lost = (
-        set(path.read_bytes().split(b"\n")[:-1]) if path.is_file() else None
-        for path in (output / METRICS, output / LOST)
-    )
-    copied = set((copy.read(METRICS) or b"").split(b"\n")[:-1])
+    places = (output / METRICS, output / LOST, output / EARLIER / METRICS)
+    log, lost, earlier = (_lines(path.read_bytes() if path.is_file() else None) for path in places)
+    copied = _lines(copy.read(METRICS))
     # A line holds the loss and duration of a step, which no two runs share.
-    if copied & ((log or set()) | (lost or set())) or not (copied or log):
+    if copied & (log | lost | earlier) or not (copied or log):
         return True
-    # Without the log, as its loss is made up for, only the checkpoints tell.
+    # The checkpoints tell only where the log is lost: a recipe that is run twice may give the same weights.
     records = [path / RECORD for path in checkpoints_in(output / CHECKPOINTS) if (path / RECORD).is_file()]
-    return (not log or lost is not None) and any(
+    return (not log or (output / LOST).exists()) and any(
         copy.read(f"{CHECKPOINTS}/{path.parent.name}/{RECORD}") == path.read_bytes() for path in records
     )
+
+
+def _lines(log: bytes | None) -> set[bytes]:
+    """Complete lines of a log."""
+    return set((log or b"").split(b"\n")[:-1]) - {b""}
 
 
 def reached(output: Path, start: Start, world: World) -> Reached:
