@@ -75,7 +75,7 @@ def test_every_suite_at_every_length(under_test: ModelUnderTest) -> None:
         ("passkey", "passkey", 192, "ok", "percent"),
     ]
     short, long, passkeys = results[0], results[1], results[2:]
-    assert [each.end for each in long.positions] == [64, 128, 192]
+    assert [each.end for each in long.positions] == [64, 80, 96, 112, 128, 160, 192]
     assert short.n == long.n == 3
     assert short.score > 0
     # The rows' losses are those that the score is made of.
@@ -163,7 +163,7 @@ def test_lengths_may_differ_by_suite_and_bins_follow_the_trained_length(under_te
     )
     results = evaluate_model(under_test, asked, DOCUMENTS)
     assert [(result.suite, result.length) for result in results] == [("passkey", 128), ("perplexity", 96)]
-    assert [each.end for each in results[1].positions] == [32, 64, 96]
+    assert [each.end for each in results[1].positions] == [32, 40, 48, 56, 64, 80, 96]
 
 
 def test_records_of_so_many_lines_have_lengths_of_their_own(tokenizer: Any) -> None:
