@@ -39,6 +39,7 @@ from ropewalk.attention.choices import Pattern
 from ropewalk.attention.layout import next_token_labels
 from ropewalk.attention.oracle import attention_errors, cotangent_of
 from ropewalk.data.read.embedded import SOURCE_CODE, SOURCE_DOCS, demo_model_path, embedded_documents
+from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
@@ -230,7 +231,7 @@ def on_mesh(
         with counted_traffic() as traffic:
             results += [step() for _ in range(steps - 1)]
         found["bytes"] = {kind: sent // (steps - 1) for kind, sent in traffic.bytes.items()}
-        found["formula"] = formula(ModelShape.from_config(model.model.config.to_dict()), mesh, mine)
+        found["formula"] = formula(ModelShape.from_config(ModelConfig.of(model.model.config)), mesh, mine)
         before, seconds = _reset_peak(), []
         for _ in range(repeats):
             world.barrier()

@@ -23,7 +23,7 @@ from unittest import mock
 
 import yaml
 
-from benchmarks.common import RESULTS, machine, parsed, parser_of
+from benchmarks.common import RESULTS, parsed, parser_of, write
 from benchmarks.gpu_sizes import TINY
 from ropewalk.dry_run import HardwareSettings, plan
 from ropewalk.dry_run import run as planner
@@ -265,8 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for run in (SMALL,) if options.small else (*RUNS, *FEWER, *PACKED):
         if run.name not in known:
             known[run.name] = planned(run)
-            text = {"benchmark": "planned_runs", "machine": machine(), "runs": known}
-            out.write_text(json.dumps(text, indent=2) + "\n")
+            write("planned_runs", {"runs": known}, options)
         found = known[run.name]
         print(
             f"{run.name}: {found['memory']['peak'] / 1e9:.1f} GB, {found['time']['seconds']:,.0f} s a step; planned in "
