@@ -47,6 +47,7 @@ ARTIFACTS = CASES / "artifacts"
 EXCLUDED = {
     "seconds": "wall time",
     "tokens_per_second": "wall time",
+    "flops_per_second": "wall time",
     "peak_process_memory": "memory",
     "process_memory": "memory",
     "date": "wall time",
