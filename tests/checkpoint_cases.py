@@ -25,6 +25,7 @@ class CheckpointCase:
         config_class: transformers' class for the decoder.
         defaults: what the file leaves out and that class supplies.
         warning: part of the one sentence that is to be said of it, if any.
+        documented: part of the sentence on lengths that its publisher documents, if it is to be said.
     """
 
     methods: dict[str | None, RopeMethod]
@@ -32,6 +33,7 @@ class CheckpointCase:
     config_class: str | None = "LlamaConfig"
     defaults: dict[str, Any] = field(default_factory=dict)
     warning: str | None = None
+    documented: str | None = None
 
     @property
     def length_dependent(self) -> bool:
@@ -74,7 +76,11 @@ CASES = {
     "llama-3.1-8b": one(Llama3(128, 500000.0, 8.0, 1.0, 4.0, 8192), 8192),
     "llama-3.2-1b": one(Llama3(64, 500000.0, 32.0, 1.0, 4.0, 8192), 8192),
     "mistral-7b-v0.1": one(
-        Default(128, 10000.0), 32768, "MistralConfig", warning="only the last 4096 tokens (sliding_window)"
+        Default(128, 10000.0),
+        32768,
+        "MistralConfig",
+        warning="only the last 4096 tokens (sliding_window)",
+        documented="is trained for 8192 tokens (arXiv:2310.06825, table 1)",
     ),
     "mistral-7b-v0.2": one(Default(128, 1000000.0), 32768, "MistralConfig"),
     "mistral-7b-v0.3": one(Default(128, 1000000.0), 32768, "MistralConfig"),
@@ -85,6 +91,7 @@ CASES = {
         32768,
         "Qwen2Config",
         warning="32768 is 131072 tokens, but max_position_embeddings is 32768",
+        documented="its publisher serves 131072 with this yarn, without training",
     ),
     "qwen1.5-7b": one(Default(128, 1000000.0), 32768, "Qwen2Config"),
     "deepseek-coder-6.7b-base": one(
@@ -113,7 +120,12 @@ CASES = {
         8192,
         "Olmo3Config",
     ),
-    "qwen3-8b": one(Default(128, 1000000), 40960, "Qwen3Config"),
+    "qwen3-8b": one(
+        Default(128, 1000000),
+        40960,
+        "Qwen3Config",
+        documented="trained for 32768 tokens (model card of Qwen/Qwen3-8B)",
+    ),
     # The first upload said su for longrope and had other factors.
     "phi-3-mini-128k-instruct-april-2024": phi("phi-3-mini-128k-instruct-april-2024"),
     "phi-3-mini-128k-instruct": phi("phi-3-mini-128k-instruct"),

@@ -370,7 +370,8 @@ def test_a_window_in_every_layer_leaves_a_choice(run: Run, capsys: pytest.Captur
     assert "layers together reach 131,041;" in before
     assert "stages:" not in before
     assert "context bound" not in before
-    assert "lift: [windows] stages: - context: 128k rope: {method: theta, rope_theta: 4869104.38}" in then
+    assert "lift: [windows] stages: - context: 32k" in then
+    assert "- context: 128k rope: {method: theta, rope_theta: 4869104.38}" in then
 
 
 def test_layers_without_rope_are_extended_as_they_are(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -410,9 +411,9 @@ def test_notes_tell_of_windows_layers_without_rope_and_dual_chunks(
 
 def test_the_trained_length_can_be_set_right(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(path_of("mistral-7b-v0.1"), "--target", "32k", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["target"]["action"].startswith("Change nothing")
-    assert run(path_of("mistral-7b-v0.1"), "--target", "32k", "--from", "8k", "--json") == 0
     assert json.loads(capsys.readouterr().out)["target"]["trained_length"] == 8192
+    assert run(path_of("mistral-7b-v0.1"), "--target", "32k", "--from", "32k", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["target"]["action"].startswith("Change nothing")
 
 
 @pytest.mark.parametrize("name", ["phi-3-mini-128k-instruct", "yarn-llama-2-7b-128k", "phi-2"])

@@ -27,6 +27,7 @@ from ropewalk.models.load import (
     refuse_files,
     rotary_module,
     save_model,
+    with_rope,
 )
 from ropewalk.rope import (
     LongRope,
@@ -539,6 +540,10 @@ def test_the_length_that_the_file_leaves_open_is_not_multiplied(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(stated))
     length = stated["max_position_embeddings"]
     assert read_config(tmp_path).trained_length == read_model_config(str(tmp_path)).trained_length == length
+    # Extended to twice that, its config states a larger factor, which would reach four times as far.
+    written = with_rope(read_config(tmp_path), Yarn(8, 1e4, 8.0, length), 2 * length)
+    written.source.save_pretrained(tmp_path)
+    assert read_config(tmp_path).trained_length == 2 * length
 
 
 @pytest.fixture

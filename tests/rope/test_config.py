@@ -232,7 +232,7 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
         ),
         (
             {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [1]}},
-            "the rope type 'mrope' for positions in images and videos, and ropewalk does not support the model type",
+            "the rope type 'mrope' for positions in images and videos, which ropewalk does not support for the",
         ),
         (
             {
@@ -240,7 +240,7 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
                 "rope_theta": 1e4,
                 "rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [2, 3, 3]},
             },
-            "the keys mrope_section for positions in images and videos, and .* the model type 'qwen2_5_vl'; `ropewalk",
+            "the keys mrope_section for positions in images and videos, which .* type 'qwen2_5_vl'; `ropewalk",
         ),
         (
             {"rope_theta": 1e4, "rope_scaling": {"factor": 2.0}},

@@ -144,7 +144,7 @@ def test_a_length_that_no_prompt_fits_into_is_refused_where_it_is_given(tmp_path
 def test_a_model_that_always_thinks_is_refused_before_the_run(tmp_path, monkeypatch):
     tokenizer = load_tokenizer("embedded")
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
-    monkeypatch.setattr("ropewalk.training.preflight.load_tokenizer", lambda path: tokenizer)
+    monkeypatch.setattr("ropewalk.training.preflight.load_tokenizer", lambda path, embedding_rows: tokenizer)
     with pytest.raises(
         RopewalkError, match=r"always starts the model's thoughts.*; set evaluation.chat to false"
     ):

@@ -398,12 +398,14 @@ class ModelConfig:
             raise RopewalkError(f"the config must state max_position_embeddings in tokens, got {length!r}")
         if self.documented_length is not None:
             return self.documented_length
+        if self.serves_longer is not None:
+            return self.serves_longer.reaches
         kind = None if None in self.methods else FULL
         method = self.methods.get(kind)
-        extended = None
-        if method is not None and self._stated_original(kind) is not None:
+        extended, original = None, self._stated_original(kind)
+        # A longer max_position_embeddings is itself the extended length, even if the factor would reach further.
+        if method is not None and original is not None and length <= original:
             extended = method.extended_length()
-        # Other yarn configs state the extended length, which must not become shorter.
         return (self._dual_chunk_length or length) if extended is None else max(length, extended)
 
     @cached_property

@@ -349,8 +349,8 @@ def _unknown_keys(
 def _no_axes(config: Config, what: str) -> RopewalkError:
     """The error for positions in time, height and width of images in a family that ropewalk does not support."""
     return RopewalkError(
-        f"the config has {what} for positions in images and videos, and ropewalk does not support the model type "
-        f"{config.get('model_type')!r}; `ropewalk models` lists the types that it supports"
+        f"the config has {what} for positions in images and videos, which ropewalk does not support for the model "
+        f"type {config.get('model_type')!r}; `ropewalk models` lists the types that it supports"
     )
 
 

@@ -491,10 +491,11 @@ def _header(config: SearchConfig, ready: _Ready, loaded: Any) -> dict[str, Any]:
         "attention_factor": ready.goal.attention_factor,
         "objective": settings.objective,
         "documents": settings.documents,
+        "seed": settings.seed,
+        # After the settings that also decide which documents are drawn, so that a refusal names the cause.
         "documents_sha256": ready.data.sha256,
         "short_penalty": settings.short_penalty,
         "algorithm": settings.algorithm,
-        "seed": settings.seed,
         "racing": settings.racing,
         "largest": ready.goal.space(settings.start_tokens, settings.largest).largest,
         "start_tokens": list(settings.start_tokens),

@@ -30,6 +30,7 @@ OTHERS = {
     "evaluator": "other",
     "harness_limit": 3,
     "harness_names": ("mine",),
+    "position_bins": 3,
 }
 """A value of each setting that is not its default; paths have none here."""
 

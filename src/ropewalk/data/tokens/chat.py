@@ -150,7 +150,7 @@ def _message_backend(backend: Tokenizer) -> Tokenizer:
     state = json.loads(backend.to_str())
     for token in state["added_tokens"]:
         # Found after the normalizer otherwise, where the breaks are gone.
-        token["normalized"] = token["normalized"] and not token["special"]
+        token["normalized"] = token["normalized"] and not token["special"]  # codespell:ignore normalized
     found = Tokenizer.from_str(json.dumps(state))
     own = [] if found.normalizer is None else [found.normalizer]
     found.normalizer = Sequence([Replace(_BREAK, ""), *own])
