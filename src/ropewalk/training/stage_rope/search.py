@@ -146,7 +146,11 @@ def _check_rows(name: str, wanted: WantedRows, at: AtStage, outdated: Collection
     table = at.output / factors_file(name)
     if table.name in outdated or not table.is_file():
         rows_for_search(wanted, at)
-    elif (record := read_factors(table).search) is not None and record.text == HELD_OUT:
+        return
+    # An evaluation that reads no text can see nothing of it, and the documents may be gone by now.
+    if not at.resolved.recipe.evaluation.reads_text:
+        return
+    if (record := read_factors(table).search) is not None and record.text == HELD_OUT:
         try:
             # Rows for a search avoid the evaluation's documents, so the same rows again mean that it avoids them still.
             unseen = rows_for_search(wanted, at).sha256 == record.documents_sha256
