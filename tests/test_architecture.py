@@ -17,7 +17,7 @@ from ropewalk.cli.app import SUMMARIES
 from tests.places import ROOT
 
 PACKAGE = ROOT / "src" / "ropewalk"
-ROOTS = {"errors", "lazy", "versions", "io"}
+ROOTS = {"errors", "fused", "lazy", "versions", "io"}
 ALLOWED = {
     "io": set(),
     "rope": set(),

@@ -11,6 +11,7 @@ from ropewalk.dry_run import step as dry
 from ropewalk.dry_run.memory import memory_of
 from ropewalk.dry_run.recording import Recorder
 from ropewalk.dry_run.simulated import register_device
+from ropewalk.fused import fused
 from ropewalk.models import losses
 from tests.dry_run.cases import played
 
@@ -33,6 +34,19 @@ def allocates_and_frees(device):
     del x
     torch.empty(10, device=device, dtype=torch.float64)
     assert z.shape == (16, 16)
+
+
+@fused
+def gated(x, weight):
+    """Temporaries, a product with a temporary as its operand, and two outputs."""
+    operand = (x.sigmoid() * x).exp()
+    product = operand @ weight
+    return product.tanh() * 2, x[0] + 1
+
+
+def runs_fused(device):
+    x = torch.empty(64, 32, device=device)
+    gated(x, torch.empty(32, 16, device=device))
 
 
 def resizes(device):

@@ -12,6 +12,27 @@ def test_memory_is_counted_when_it_is_allocated_and_freed(aside):
     assert changes == [262144, 262144, -262144, 80, -80, -262144]
 
 
+def test_a_fused_function_counts_as_one_operator(aside):
+    """Its inputs, the operand and result of its product, and its outputs have memory; its other values do not."""
+    recording = aside(cases.recorded, cases.runs_fused)
+    x, weight, operand, product, output, row = (
+        64 * 32 * 4,
+        32 * 16 * 4,
+        64 * 32 * 4,
+        64 * 16 * 4,
+        64 * 16 * 4,
+        32 * 4,
+    )
+    changes = [event.change for event in recording.events]
+    assert changes[:4] == [x, weight, operand, product]
+    assert sorted(changes[4:]) == sorted(
+        [output, row, *(-each for each in (x, weight, operand, product, output, row))]
+    )
+    # Two empty tensors and the function.
+    assert recording.operators == 3
+    assert recording.flops == {("dense", "start"): 2 * 64 * 32 * 16}
+
+
 def test_storages_that_shrink_free_their_memory(aside):
     """As FSDP2 does with gathered parameters."""
     changes = [event.change for event in aside(cases.recorded, cases.resizes).events]

@@ -11,7 +11,7 @@ import contextlib
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -42,6 +42,7 @@ from ropewalk.dry_run.operations import (
     workspace,
 )
 from ropewalk.errors import EngineError
+from ropewalk.fused import fused_calls_run_by
 from ropewalk.parallel.traffic import sent_by
 
 PLACED_BYTES = 2**16
@@ -131,6 +132,8 @@ class Recorder(TorchDispatchMode):
         # The values of small tensors that were copied to the device, such as offsets of documents.
         self._values: dict[int, Tensor] = {}
         self._last_read: tuple[int, str] | None = None
+        # The fused function that runs now, if one does.
+        self._fused: Callable[..., Any] | None = None
 
     @contextlib.contextmanager
     def recording_of(self) -> Iterator[Recording]:
@@ -147,7 +150,11 @@ class Recorder(TorchDispatchMode):
             return result
 
         try:
-            with mock.patch.object(torch.UntypedStorage, "resize_", resized), self:
+            with (
+                mock.patch.object(torch.UntypedStorage, "resize_", resized),
+                fused_calls_run_by(self._run_fused),
+                self,
+            ):
                 yield self.recording
         finally:
             torch._C._set_only_lift_cpu_tensors(lifted)
@@ -172,16 +179,35 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if not fakes and not self._makes_fake(kwargs):
             return func(*args, **kwargs)
-        self.recording.operators += 1
+        self.recording.operators += self._fused is None
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._read(args[0])
         result = self._run(func, args, kwargs)
         self._count(func, args, kwargs, result)
         self._copied(func, args, kwargs, result)
-        for each in tree_leaves(result):
+        # A kernel that runs a whole function keeps what lies between its inputs and outputs in registers.
+        if self._fused is None:
+            self._all_allocated(result, func)
+        elif _is_product(func):
+            self._all_allocated((args, kwargs, result), func)
+        return result
+
+    def _run_fused(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a fused function as one operator: its outputs are allocated, and the operands of products inside."""
+        outer, self._fused = self._fused, self._fused or function
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self._fused = outer
+        if outer is None:
+            self.recording.operators += 1
+            self._all_allocated(result, function)
+        return result
+
+    def _all_allocated(self, tensors: Any, func: Any) -> None:
+        for each in tree_leaves(tensors):
             if isinstance(each, FakeTensor):
                 self._allocated(each, func)
-        return result
 
     def _makes_fake(self, kwargs: Mapping[str, Any]) -> bool:
         """Whether an operator without tensors that have no data makes one: a factory on the device."""
@@ -344,7 +370,15 @@ def _in_backward() -> bool:
 
 
 def _name(func: Any) -> str:
-    return str(func).removesuffix(".default")
+    return (
+        str(func).removesuffix(".default") if isinstance(func, torch._ops.OpOverload) else func.__qualname__
+    )
+
+
+def _is_product(func: Any) -> bool:
+    """Whether a compiler leaves an operator to a kernel of its own, which reads and writes memory."""
+    packet = getattr(func, "_overloadpacket", func)
+    return packet in ATTENTION or packet is GROUPED or packet in flop_registry
 
 
 _TORCH = str(Path(torch.__file__).parent)
