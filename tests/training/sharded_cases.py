@@ -11,6 +11,7 @@ from ropewalk.evaluation.samples import LengthTooShort
 from ropewalk.models.load import checkpoint_activations, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import gathered_state, load_sharded
+from ropewalk.models.tiles import tile_mlps
 from ropewalk.parallel import MeshShape, ShardedLayouts, joined, make_mesh
 from ropewalk.parallel.traffic import counted_traffic
 from ropewalk.testing import random_layout
@@ -69,7 +70,16 @@ def packed_rows(count, length=61, seed=0):
 
 
 def trained(
-    folder, rows, steps, rows_per_batch, precision, checkpointing, mesh=None, world=None, offload=False
+    folder,
+    rows,
+    steps,
+    rows_per_batch,
+    precision,
+    checkpointing,
+    mesh=None,
+    world=None,
+    offload=False,
+    tiles=None,
 ):
     """(loss, gradient norm, tokens) of each step, and the weights after the last."""
     if mesh is None:
@@ -87,6 +97,8 @@ def trained(
     model.train()
     if checkpointing:
         checkpoint_activations(model.model)
+    if tiles is not None:
+        tile_mlps(model.model, tiles)
     optimizer = MasterAdamW(model.named_parameters(), Optimizer(), masters)
     found = []
     for _ in range(steps):
@@ -102,12 +114,14 @@ def trained(
     return found, {name.removeprefix("model."): value.float() for name, value in state.items()}
 
 
-def trained_on_ranks(shape, folder, rows, steps, rows_per_batch, precision, checkpointing, offload=False):
+def trained_on_ranks(
+    shape, folder, rows, steps, rows_per_batch, precision, checkpointing, offload=False, tiles=None
+):
     """The same on a mesh; weights on rank 0 only."""
     with joined("cpu") as world:
         mesh = make_mesh(MeshShape(**shape), "cpu")
         options = (steps, rows_per_batch, precision, checkpointing)
-        return trained(folder, rows, *options, mesh, world, offload)
+        return trained(folder, rows, *options, mesh, world, offload, tiles)
 
 
 def trained_wrongly(fault, *args):
@@ -142,13 +156,15 @@ def trained_wrongly(fault, *args):
         ShardedLayouts.position_ids, ShardedLayouts.take, step._targets = before
 
 
-def step_traffic(shape, folder, rows, checkpointing):
+def step_traffic(shape, folder, rows, checkpointing, tiles=None):
     """The model's config, and what this rank sends in its second step: the first sets up."""
     with joined("cpu") as world:
         mesh = make_mesh(MeshShape(**shape), "cpu")
         model = load_sharded(folder, mesh, world).train()
         if checkpointing:
             checkpoint_activations(model.model)
+        if tiles is not None:
+            tile_mlps(model.model, tiles)
         optimizer = MasterAdamW(model.named_parameters(), Optimizer())
         mine = rows[mesh.data_rank :: mesh.shape.data_degree]
         train_step(model, micro_batches(mine, 1, mesh), optimizer, 1e-2, mesh=mesh)

@@ -81,9 +81,15 @@ def test_a_mesh_of_four_trains_as_one_process_does(four_ranks, tied_llama, alone
 @pytest.mark.parametrize(
     "options",
     slow_after(
-        1, [((2, 1, "float32", True, True),), ((2, 2, "float32", True),), ((2, 2, "float32", False),)]
+        2,
+        [
+            ((2, 1, "float32", True, True),),
+            ((2, 2, "float32", True, False, 16),),
+            ((2, 2, "float32", True),),
+            ((2, 2, "float32", False),),
+        ],
     ),
-    ids=["checkpointed and offloaded", "two rows a pass, checkpointed", "two rows a pass"],
+    ids=["checkpointed and offloaded", "in tiles", "two rows a pass, checkpointed", "two rows a pass"],
 )
 def test_micro_batches_checkpointing_and_offloading_change_nothing(four_ranks, tied_llama, alone, options):
     shape = {"shard": 2, "sequence": 2}
@@ -142,23 +148,24 @@ def test_what_is_wrong_on_ranks_shows(four_ranks, tied_llama, alone, fault):
 
 # Each shape, and each with and without; parameters are sharded over the ranks of a sequence too, and gathered alike.
 @pytest.mark.parametrize(
-    ("shape", "checkpointing"),
+    ("shape", "checkpointing", "tiles"),
     slow_after(
-        2,
+        3,
         [
-            ({"sequence": 4}, False),
-            ({"sequence": 4}, True),
-            ({"replicate": 2, "sequence": 2}, True),
-            ({"shard": 4}, False),
+            ({"sequence": 4}, False, None),
+            ({"sequence": 4}, True, None),
+            ({"sequence": 4}, True, 16),
+            ({"replicate": 2, "sequence": 2}, True, None),
+            ({"shard": 4}, False, None),
         ],
     ),
     ids=str,
 )
-def test_bytes_sent_in_a_step_are_those_of_the_formulas(four_ranks, tied_llama, shape, checkpointing):
+def test_bytes_sent_in_a_step_are_those_of_the_formulas(four_ranks, tied_llama, shape, checkpointing, tiles):
     mesh = MeshShape(**shape)
     # Two passes are enough to tell what is sent once a pass from what is sent once a step.
     rows = packed_rows(2 if mesh.data_degree == 1 else 4)
-    config, found = four_ranks.run(step_traffic, shape, tied_llama, rows, checkpointing)[0]
+    config, found = four_ranks.run(step_traffic, shape, tied_llama, rows, checkpointing, tiles)[0]
     model = ModelShape.from_config(ModelConfig(config))
     passes = len(rows) // mesh.data_degree
     places = -(-rows[0].layout.total_length // mesh.sequence)

@@ -90,5 +90,6 @@ def made(
         rows_per_batch=2,
         gradient_checkpointing=False,
         offload_activations=False,
+        tiled_mlp=None,
         scratch=str(tmp_path_factory.mktemp("scratch")),
     )

@@ -51,6 +51,7 @@ def case_of(family, folder, scratch):
         rows_per_batch=2,
         gradient_checkpointing=False,
         offload_activations=False,
+        tiled_mlp=None,
         scratch=str(scratch),
         key=uuid.uuid4().hex,
     )

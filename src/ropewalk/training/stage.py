@@ -22,6 +22,7 @@ from ropewalk.models.attention.hooks import localities_of
 from ropewalk.models.load import cast_parameters, checkpoint_activations
 from ropewalk.models.losses import LossModel
 from ropewalk.models.routing import Routing
+from ropewalk.models.tiles import tile_mlps
 from ropewalk.parallel.heartbeat import heartbeat, outlast_heartbeats
 from ropewalk.rope import RopeMethod
 from ropewalk.training.checkpoint.files import CHECKPOINTS, Position
@@ -242,6 +243,8 @@ def ready_to_train(model: LossModel, settings: StageSettings, narrowed: bool) ->
     model.train()
     if settings.stage.gradient_checkpointing:
         checkpoint_activations(model.model)
+    if settings.stage.tiled_mlp is not None:
+        tile_mlps(model.model, settings.stage.tiled_mlp)
     return MasterAdamW(model.named_parameters(), settings.optimizer, masters)
 
 

@@ -70,7 +70,7 @@ class Case:
             precision.
         seed, optimizer, precision: settings of the recipe; ``auto`` is resolved.
         rows_per_batch: rows per forward pass: those of the stage, and at least 2.
-        gradient_checkpointing, offload_activations: settings of the stage.
+        gradient_checkpointing, offload_activations, tiled_mlp: settings of the stage.
         scratch: folder for files that the checks save.
         key: unique key of this case, under which results that several checks need are cached.
     """
@@ -87,6 +87,7 @@ class Case:
     rows_per_batch: int
     gradient_checkpointing: bool
     offload_activations: bool
+    tiled_mlp: int | None
     scratch: str
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -206,6 +207,7 @@ def prepare(
         rows_per_batch=max(stage.rows_per_batch, LEAST_IN_BATCH),
         gradient_checkpointing=stage.gradient_checkpointing,
         offload_activations=stage.offload_activations,
+        tiled_mlp=stage.tiled_mlp,
         scratch=str(scratch),
     )
     return case, remarks, here.mesh

@@ -18,6 +18,7 @@ from ropewalk.models.attention.intercept import KeepFloat64, run_experts_one_by_
 from ropewalk.models.load import cast_parameters, checkpoint_activations, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
+from ropewalk.models.tiles import tile_mlps
 from ropewalk.parallel import Mesh, World
 from ropewalk.training.step import ForwardPass, micro_batches, train_step
 from ropewalk.verification.case import Case
@@ -78,10 +79,14 @@ def experts_for(model: Any, dtype: torch.dtype) -> None:
 
 
 def as_in_a_run(model: LossModel, case: Case) -> LossModel:
-    """Enable gradient checkpointing if the recipe does, except in float64."""
+    """Enable gradient checkpointing and tiles of MLPs if the recipe does, except in float64."""
     # KeepFloat64 is not active during the recomputation in the backward.
-    if case.gradient_checkpointing and model.head.linear.weight.dtype != torch.float64:
+    if model.head.linear.weight.dtype == torch.float64:
+        return model
+    if case.gradient_checkpointing:
         checkpoint_activations(model.model)
+    if case.tiled_mlp is not None:
+        tile_mlps(model.model, case.tiled_mlp)
     return model
 
 

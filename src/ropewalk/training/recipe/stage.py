@@ -187,6 +187,12 @@ class Stage(Settings):
         description="move the layer inputs that gradient_checkpointing stores to CPU memory; requires "
         "gradient_checkpointing",
     )
+    tiled_mlp: Annotated[Length | None, FREE] = Field(
+        None,
+        ge=1,
+        description="most tokens that an MLP or its experts process at a time on each process; the backward recomputes "
+        "them tile by tile; default: all at once",
+    )
 
     @property
     def own_documents(self) -> bool:
@@ -257,6 +263,7 @@ class Stage(Settings):
         if info.context != AS_A_FILE:
             return stated
         later = {"min_learning_rate", "decay_steps", "data", "optimizer", "precision", "parallel", "seed"}
+        later |= {"tiled_mlp"}
         fields = type(self).model_fields
         return {
             key: value for key, value in stated.items() if key not in later or value != fields[key].default
