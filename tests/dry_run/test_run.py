@@ -11,6 +11,7 @@ from ropewalk.dry_run.played import play
 from ropewalk.dry_run.run import plan_here
 from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.models.adapter_settings import AdapterSettings
 from ropewalk.parallel import World
 from tests.dry_run.cases import model_folder, recipe_of
 
@@ -111,12 +112,12 @@ def test_a_mesh_that_does_not_suit_the_gpus_is_refused(tmp_path):
         plan(recipe, HardwareSettings(gpus=8))
 
 
-def test_what_a_dry_run_cannot_follow_is_refused_by_name(tmp_path):
-    flex = recipe_of(model_folder(tmp_path / "wide", num_attention_heads=4)).model_copy(
-        update={"engine": "flex"}
-    )
-    with pytest.raises(EngineError, match="cannot follow engine flex"):
-        plan(flex, HardwareSettings(gpus=1, document_length=512))
+def test_what_a_dry_run_cannot_follow_is_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("ropewalk.training.preflight.find_spec", lambda name: name)
+    adapter = AdapterSettings(quantize="nf4")
+    recipe = recipe_of(model_folder(tmp_path / "model"), precision="bfloat16")
+    with pytest.raises(EngineError, match=r"cannot quantize weights, and adapter.quantize is nf4"):
+        plan(recipe.model_copy(update={"adapter": adapter}), HardwareSettings(gpus=1, document_length=512))
 
 
 def test_a_recipe_without_training_has_no_stages(tmp_path):

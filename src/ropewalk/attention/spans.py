@@ -86,6 +86,11 @@ class Spans:
         behind = places - starts - self.window + 1
         return np.clip(end + behind, oldest, end), starts + np.maximum(behind, 0)
 
+    @property
+    def pairs(self) -> int:
+        """Number of visible pairs of the row."""
+        return int(self._pairs(np.diff(self.starts), slice(None)).sum())
+
     def pairs_before(self, places: Ints) -> Ints:
         """int64: number of visible pairs of all queries before each of these indices."""
         sizes = np.diff(self.starts)

@@ -13,12 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen as _registers_its_operators  # noqa: F401
 
+from ropewalk.attention.engines import simulated_flex as _registers_more  # noqa: F401
+
 VARLEN = torch.ops.torch_attn._varlen_attn
 VARLEN_BACKWARD = torch.ops.torch_attn._varlen_attn_backward
 CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 CPU_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+FLEX = torch.ops.ropewalk.flex_attention
+FLEX_BACKWARD = torch.ops.ropewalk.flex_attention_backward
 
-ATTENTION = frozenset((VARLEN, VARLEN_BACKWARD, CPU_FLASH, CPU_FLASH_BACKWARD))
+BACKWARDS = frozenset((VARLEN_BACKWARD, CPU_FLASH_BACKWARD, FLEX_BACKWARD))
+ATTENTION = frozenset((VARLEN, CPU_FLASH, FLEX)) | BACKWARDS
 """Kernels whose operations are counted by visible pairs."""
 
 GROUPED = torch.ops.aten._grouped_mm
@@ -62,9 +67,13 @@ def attention_flops(packet: Any, args: Sequence[Any], kwargs: Any, values: Value
         args, kwargs: arguments of the operator.
         values: see :data:`Values`.
     """
-    backward = packet in (VARLEN_BACKWARD, CPU_FLASH_BACKWARD)
-    q, k, v = args[1:4] if backward else args[:3]
-    if packet in (VARLEN, VARLEN_BACKWARD):
+    backward = packet in BACKWARDS
+    q, k, v = args[2:5] if packet is FLEX_BACKWARD else args[1:4] if backward else args[:3]
+    if packet in (FLEX, FLEX_BACKWARD):
+        # The kernel computes whole blocks, and the scores twice in the backward. Neither is counted, as with the other
+        # kernels: a layer's operations do not depend on the engine, and its efficiency does.
+        pairs, width, value_width = q.shape[1] * args[-1], q.shape[3], v.shape[3]
+    elif packet in (VARLEN, VARLEN_BACKWARD):
         pairs = q.shape[1] * _pairs_of_runs(packet, args, kwargs, values)
         width, value_width = q.shape[2], v.shape[2]
     else:
@@ -85,9 +94,10 @@ def recomputed_flops(packet: Any, args: Sequence[Any], flops: int) -> int:
     Activation checkpointing runs forward kernels again. A backward kernel computes the scores again, ``2·H·D`` per
     pair.
     """
-    if packet not in (VARLEN_BACKWARD, CPU_FLASH_BACKWARD):
+    if packet not in BACKWARDS:
         return flops
-    width, value_width = args[2].shape[-1], args[3].shape[-1]
+    key, value = args[3:5] if packet is FLEX_BACKWARD else args[2:4]
+    width, value_width = key.shape[-1], value.shape[-1]
     return int(flops * 2 * width // (6 * width + 4 * value_width))
 
 
@@ -141,8 +151,16 @@ def workspace(packet: Any, args: Sequence[Any], kwargs: Any) -> int:
     of 32 or 64, and keeps one float32 per head; both have 128 more rows per sequence. With grouped-query attention it
     computes gradients of keys and values for every query head.
 
-    Source: torch's flash_api.cpp, ``mha_varlen_bwd``: ``dq_accum``, ``softmax_d``, ``dk_expanded``, ``dv_expanded``.
+    FlexAttention has a float32 per head and query for the largest scores in the forward, and two in the backward: for
+    the products of outputs and their gradients, and for gradients of the log-sum-exp, which are zero without sinks.
+
+    Source: torch's flash_api.cpp, ``mha_varlen_bwd``: ``dq_accum``, ``softmax_d``, ``dk_expanded``, ``dv_expanded``;
+    ``_inductor/kernel/flex/flex_attention.py``: ``max_scores``, ``delta``, ``grad_lse_exp2``.
     """
+    if packet is FLEX:
+        return int(args[0].shape[:3].numel() * 4)
+    if packet is FLEX_BACKWARD:
+        return int(args[2].shape[:3].numel() * 4 * 2)
     if packet is not VARLEN_BACKWARD:
         return 0
     given = _named(packet, args, kwargs)

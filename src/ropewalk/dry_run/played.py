@@ -92,8 +92,9 @@ def play(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int)
         rope = resolved.methods[number] or resolved.rope
         return dry_step(resolved, number, rope, rows.rows(numbers), device, rank)
 
-    if here.engine == "varlen" and here.mesh.ring == 1:
-        # Its scratch memory and the copies of the anchor grow with the documents; operations follow from the pairs.
+    if here.engine in ("varlen", "flex") and here.mesh.ring == 1:
+        # The scratch memory of varlen and its copies of the anchor grow with the documents, and the memory of flex does
+        # not depend on them; operations follow from the pairs.
         counted = worst = rows.most_documents()
     else:
         # A ring exchanges the keys that queries see, and segments keeps what each run needs.

@@ -183,13 +183,14 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._read(args[0])
         result = self._run(func, args, kwargs)
-        self._count(func, args, kwargs, result)
         self._copied(func, args, kwargs, result)
         # A kernel that runs a whole function keeps what lies between its inputs and outputs in registers.
         if self._fused is None:
             self._all_allocated(result, func)
         elif _is_product(func):
             self._all_allocated((args, kwargs, result), func)
+        # After the results, which a kernel has besides its scratch memory.
+        self._count(func, args, kwargs, result)
         return result
 
     def _run_fused(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -86,11 +86,6 @@ def dry_step(
         EngineError: if the model does something that has no result without data.
     """
     stage = resolved.stages[number]
-    if stage.engine == "flex":
-        raise EngineError(
-            "a dry run cannot follow engine flex, whose kernels are compiled for the GPU in use; set engine: varlen "
-            "if the model allows it"
-        )
     with simulated_rank(stage.mesh, rank, device.type) as mesh:
         model = _model(resolved, number, rope)
         recorder = Recorder(device)

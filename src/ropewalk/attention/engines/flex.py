@@ -14,9 +14,12 @@ from torch._dynamo import config as dynamo_config
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from ropewalk.attention.engines.blocks import padded_lists, touched_blocks
+from ropewalk.attention.engines.capabilities import SIMULATED
 from ropewalk.attention.engines.runs import Gather, sort_by_document, sort_rows, unsort_rows
+from ropewalk.attention.engines.simulated_flex import simulated_flex
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.attention.options import EVERYTHING, AttentionOptions, Locality
+from ropewalk.attention.spans import Spans
 
 MOST_GRAPHS = 64
 """Most graphs compiled in one process; each takes seconds, and an evaluation may have many different lengths."""
@@ -27,14 +30,17 @@ BLOCK_SIZE = 128
 
 @dataclass(frozen=True, eq=False)
 class FlexPlan:
-    """Attributes: the block mask; the gather that sorts by document, None if every row is already sorted."""
+    """Attributes: the block mask; the gather that sorts by document, None if every row is already sorted; the number of
+    pairs of query and key that the rows see."""
 
     block_mask: BlockMask
     by_document: Gather | None
+    pairs: int
 
 
 def plan(layouts: Sequence[PackedLayout], device: torch.device, locality: Locality) -> FlexPlan:
-    return FlexPlan(block_mask_of(layouts, device, locality), sort_by_document(layouts, device))
+    pairs = sum(Spans.of(layout, locality).pairs for layout in layouts)
+    return FlexPlan(block_mask_of(layouts, device, locality), sort_by_document(layouts, device), pairs)
 
 
 def block_mask_of(
@@ -106,6 +112,20 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan, options: AttentionOptio
     if plan.by_document is not None:
         # In document order visible keys form few blocks; interleaved, almost every block would be partly visible.
         q, k, v = (sort_rows(x, plan.by_document) for x in (q, k, v))
+    out, lse = _attention(q, k, v, plan, options)
+    if options.sinks is not None:
+        # With one more score in the softmax, the keys keep exp(lse) / (exp(lse) + exp(sink)) = sigmoid(lse - sink).
+        share = torch.sigmoid(lse - options.sinks.to(lse.dtype)[:, None])
+        out = out * share[..., None].to(out.dtype)
+    return out if plan.by_document is None else unsort_rows(out, plan.by_document)
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan, options: AttentionOptions
+) -> tuple[Tensor, Tensor]:
+    """Output without sinks, and its log-sum-exp ``[B, H, T]``."""
+    if q.device.type == SIMULATED:
+        return simulated_flex(q, k, v, plan.pairs)
     out, auxiliary = _kernel(q.device.type)(
         q,
         k,
@@ -116,11 +136,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan, options: AttentionOptio
         enable_gqa=q.shape[1] != k.shape[1],
         return_aux=AuxRequest(lse=True),
     )
-    if options.sinks is not None:
-        # With one more score in the softmax, the keys keep exp(lse) / (exp(lse) + exp(sink)) = sigmoid(lse - sink).
-        share = torch.sigmoid(auxiliary.lse - options.sinks.to(auxiliary.lse.dtype)[:, None])
-        out = out * share[..., None].to(out.dtype)
-    return out if plan.by_document is None else unsort_rows(out, plan.by_document)
+    return out, auxiliary.lse
 
 
 @cache
