@@ -7,7 +7,7 @@ import torch
 import torch._dynamo.testing
 
 from ropewalk import fused as module
-from ropewalk.fused import compiler_works, fused, fused_calls_run_by
+from ropewalk.fused import compiled_where, compiler_works, fused, fused_calls_run_by, recomputed
 
 
 def gated(gate, up):
@@ -67,4 +67,74 @@ def test_a_gpu_compiles_once_for_one_shape():
         for _ in range(3):
             gate, up = torch.randn(2, 64, 32, device="cuda", dtype=torch.bfloat16)
             torch.testing.assert_close(function(gate, up), gated(gate, up))
+    assert counter.frame_count == 1
+
+
+class Norm(torch.nn.Module):
+    """A norm as transformers writes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(16, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def with_gradients(norm, forward, x, residual):
+    """The outputs and gradients of a norm beside a residual, and the tensors that autograd saves of the norm."""
+    x, norm.weight.grad = x.clone().requires_grad_(), None
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        normed = forward(norm, x)
+    (normed * residual + x).sum().backward()
+    return [normed.detach(), x.grad, norm.weight.grad], saved
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_recomputed_norm_has_the_same_bits_and_saves_its_input_alone(autocast):
+    norm = Norm()
+    x, residual = torch.randn(2, 3, 5, 16).to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        plain, much = with_gradients(norm, Norm.forward, x, residual)
+        ours, saved = with_gradients(norm, recomputed(Norm.forward), x, residual)
+    for one, other in zip(ours, plain, strict=True):
+        assert torch.equal(one, other)
+    assert len(much) > 3
+    assert [each.shape for each in saved] == [x.shape]
+
+
+def test_a_recomputed_product_sees_the_forwards_autocast():
+    """The backward runs outside of it, where the product would be in float32."""
+
+    class Product(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x.float()).tanh()
+
+    module, x = Product(16, 16), torch.randn(4, 16, dtype=torch.bfloat16)
+    gradients = []
+    for forward in (Product.forward, recomputed(Product.forward)):
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            output = forward(module, x)
+        output.float().sum().backward()
+        gradients.append(module.weight.grad)
+    assert torch.equal(*gradients)
+
+
+def test_a_norm_in_float32_is_left_alone():
+    norm = Norm().float()
+    x = torch.randn(3, 16, requires_grad=True)
+    assert type(recomputed(Norm.forward)(norm, x).grad_fn) is type(norm(x).grad_fn)
+
+
+def test_a_condition_selects_the_calls_to_compile():
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    function = compiled_where(lambda x: x.requires_grad, torch.sin, counter)
+    x = torch.randn(3)
+    function(x)
+    assert counter.frame_count == 0
+    assert torch.equal(function(x.requires_grad_()), x.sin())
+    function(x)
     assert counter.frame_count == 1

@@ -11,11 +11,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,6 +53,24 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
         ... def gated(gate: Tensor, up: Tensor) -> Tensor:
         ...     return torch.nn.functional.silu(gate) * up
     """
+
+    def on_gpu(*args: P.args, **kwargs: P.kwargs) -> bool:
+        given = (*args, *kwargs.values())
+        return any(isinstance(each, Tensor) and each.is_cuda for each in given) and compiler_works()
+
+    return compiled_where(on_gpu, function)
+
+
+def compiled_where(
+    where: Callable[..., bool], function: Callable[P, R], backend: str = "inductor"
+) -> Callable[P, R]:
+    """Compile a function for the calls that a condition on their arguments selects, and leave the others as they are.
+
+    Args:
+        where: the condition.
+        function: as for :func:`fused`; it may also be a method that reads the parameters of its module.
+        backend: compiler of torch.
+    """
     compiled: Callable[P, R] | None = None
 
     @wraps(function)
@@ -64,14 +82,68 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
         if _runner is not None:
             result: R = _runner(function, args, kwargs)
             return result
-        given = (*args, *kwargs.values())
-        if not any(isinstance(each, Tensor) and each.is_cuda for each in given) or not compiler_works():
+        if not where(*args, **kwargs):
             return function(*args, **kwargs)
         if compiled is None:
-            compiled = torch.compile(function, fullgraph=True)
+            compiled = torch.compile(function, fullgraph=True, backend=backend)
         return compiled(*args, **kwargs)
 
     return call
+
+
+def recomputed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Save only the arguments of a method for its backward, which runs it again, with the same bits as without.
+
+    Arguments of 32 bits are left alone: what is computed from them in float32 needs no copy of them, and autograd would
+    add the parts of their gradients in another order.
+
+    Args:
+        function: a method of a module that depends on its tensor arguments and the module's parameters alone.
+    """
+
+    @wraps(function)
+    def call(module: nn.Module, *args: Any) -> Tensor:
+        narrow = all(isinstance(each, Tensor) and each.dtype.itemsize < 4 for each in args)
+        if not narrow or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return function(module, *args)
+        result: Tensor = _Recomputed.apply(function, module, len(args), *args, *module.parameters())
+        return result
+
+    return call
+
+
+class _Recomputed(torch.autograd.Function):
+    """A method of a module whose intermediate results live in its forward and its backward, but not between them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, function: Callable[..., Tensor], module: nn.Module, number: int, *given: Any
+    ) -> Tensor:
+        inputs = given[:number]
+        ctx.function, ctx.module = function, module
+        ctx.save_for_backward(*inputs)
+        device = inputs[0].device.type
+        # The backward runs outside of the forward's autocast, and on a GPU in another thread. Without a cache, because
+        # a cast that is made here, without gradients, must not serve operators that need one.
+        ctx.autocast = partial(
+            torch.autocast,
+            device,
+            torch.get_autocast_dtype(device),
+            torch.is_autocast_enabled(device),
+            cache_enabled=False,
+        )
+        with ctx.autocast():
+            return function(module, *inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        inputs = [saved.detach().requires_grad_(saved.requires_grad) for saved in ctx.saved_tensors]
+        # Those of this moment, because FSDP2 gathers parameters anew for the backward.
+        leaves = [*inputs, *ctx.module.parameters()]
+        with torch.enable_grad(), ctx.autocast():
+            output = ctx.function(ctx.module, *inputs)
+        found = iter(torch.autograd.grad(output, [leaf for leaf in leaves if leaf.requires_grad], gradient))
+        return None, None, None, *(next(found) if leaf.requires_grad else None for leaf in leaves)
 
 
 @cache

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from ropewalk.dry_run import step as dry
 from ropewalk.dry_run.memory import memory_of
@@ -175,3 +176,68 @@ def sent_and_executed(recipe, ranks, rank, passes):
     """A dry step that executes up to so many passes."""
     with mock.patch.object(dry, "MOST_PASSES", passes):
         return played(recipe, ranks, rank=rank)
+
+
+class Gated(nn.Module):
+    """A gated MLP of which every call is fused."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.gate, self.up, self.down = (
+            nn.Linear(*sizes, bias=False, device=device, dtype=torch.bfloat16)
+            for sizes in ((64, 256), (64, 256), (256, 64))
+        )
+
+    @fused
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+@fused
+def normalised(x, weight):
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+@fused
+def rotated(q, cos, sin):
+    half = q.shape[-1] // 2
+    return (q * cos + torch.cat((-q[..., half:], q[..., :half]), -1) * sin).to(q.dtype)
+
+
+def mlp(device):
+    return Gated(device), (torch.empty(32, 64, device=device, dtype=torch.bfloat16, requires_grad=True),)
+
+
+def norm(device):
+    x = torch.empty(32, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+    return normalised, (x, torch.empty(64, device=device, dtype=torch.bfloat16, requires_grad=True))
+
+
+def rotation(device):
+    leaf = torch.empty(32, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+    # As a projection returns it: nothing else holds it.
+    return rotated, (leaf * 1, *torch.empty(2, 32, 64, device=device))
+
+
+def trained(work, checkpointed):
+    """Changes of memory of a function's forward and backward, by operator, and the operations."""
+    device = register_device()
+    recorder = Recorder(device)
+    with recorder.recording_of() as recording:
+        recorder.phase = "forward"
+        function, inputs = work(device)
+        leaves = [each for each in inputs if each.is_leaf and each.requires_grad]
+        start = len(recording.events)
+        output = (
+            checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+            if checkpointed
+            else function(*inputs)
+        )
+        del inputs
+        middle = len(recording.events)
+        gradient = torch.empty_like(output)
+        output.backward(gradient)
+        changes = [event.change for event in recording.events]
+        del leaves, gradient, function
+    return changes[start:middle], changes[middle:], dict(recording.flops)

@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from ropewalk.dry_run.compiled import FusedCall, run_fused
 from ropewalk.dry_run.operations import (
     ATTENTION,
     GROUPED,
@@ -132,8 +133,8 @@ class Recorder(TorchDispatchMode):
         # The values of small tensors that were copied to the device, such as offsets of documents.
         self._values: dict[int, Tensor] = {}
         self._last_read: tuple[int, str] | None = None
-        # The fused function that runs now, if one does.
-        self._fused: Callable[..., Any] | None = None
+        # What the fused function that runs now has allocated, if one runs.
+        self._inside: FusedCall | None = None
 
     @contextlib.contextmanager
     def recording_of(self) -> Iterator[Recording]:
@@ -179,36 +180,63 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if not fakes and not self._makes_fake(kwargs):
             return func(*args, **kwargs)
-        self.recording.operators += self._fused is None
+        self.recording.operators += self._inside is None
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._read(args[0])
         result = self._run(func, args, kwargs)
         self._copied(func, args, kwargs, result)
         # A kernel that runs a whole function keeps what lies between its inputs and outputs in registers.
-        if self._fused is None:
-            self._all_allocated(result, func)
+        if self._inside is None:
+            self.allocate(result, _name(func))
         elif _is_product(func):
-            self._all_allocated((args, kwargs, result), func)
+            self.allocate((args, kwargs, result), _name(func))
+            self._inside.products += [each for each in tree_leaves(result) if isinstance(each, FakeTensor)]
         # After the results, which a kernel has besides its scratch memory.
         self._count(func, args, kwargs, result)
         return result
 
     def _run_fused(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a fused function as one operator: its outputs are allocated, and the operands of products inside."""
-        outer, self._fused = self._fused, self._fused or function
-        try:
-            result = function(*args, **kwargs)
-        finally:
-            self._fused = outer
-        if outer is None:
-            self.recording.operators += 1
-            self._all_allocated(result, function)
-        return result
+        # What a fused function calls belongs to it.
+        return (
+            function(*args, **kwargs) if self._inside is not None else run_fused(self, function, args, kwargs)
+        )
 
-    def _all_allocated(self, tensors: Any, func: Any) -> None:
+    @contextlib.contextmanager
+    def one_operator(self) -> Iterator[FusedCall]:
+        """Take all operators within the context for one, whose values have memory only if a product needs it."""
+        self.recording.operators += 1
+        self._inside = FusedCall()
+        try:
+            yield self._inside
+        finally:
+            self._inside = None
+
+    def allocate(self, tensors: Any, operator: str) -> None:
+        """Count the memory of tensors that have none yet as allocated by an operator."""
         for each in tree_leaves(tensors):
             if isinstance(each, FakeTensor):
-                self._allocated(each, func)
+                self._allocated(each, operator)
+
+    def occupies_nothing(self, tensor: Tensor) -> None:
+        """Never count a tensor's memory, because another tensor stands for it."""
+        nothing = Allocation(0, False, self._moment(), "", tuple(tensor.shape), tensor.dtype)
+        self._live[tensor.untyped_storage()._cdata] = nothing
+        weakref.finalize(tensor.untyped_storage(), self._freed, tensor.untyped_storage()._cdata)
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        """A tensor like another one, to which the other's memory belongs from now on."""
+        with self.fake:
+            proxy = torch.empty_like(tensor)
+        storage = proxy.untyped_storage()
+        self._live[storage._cdata] = self._live[tensor.untyped_storage()._cdata]
+        weakref.finalize(storage, self._freed, storage._cdata)
+        self.occupies_nothing(tensor)
+        return proxy
+
+    def release(self, key: int) -> None:
+        """Count an allocation as freed although its tensor lives on."""
+        self._freed(key)
 
     def _makes_fake(self, kwargs: Mapping[str, Any]) -> bool:
         """Whether an operator without tensors that have no data makes one: a factory on the device."""
@@ -315,7 +343,7 @@ class Recorder(TorchDispatchMode):
         """Values of a tensor that was copied to the device whole; None if they are not known."""
         return self._values.get(tensor.untyped_storage()._cdata) if isinstance(tensor, FakeTensor) else tensor
 
-    def _allocated(self, tensor: FakeTensor, func: Any) -> None:
+    def _allocated(self, tensor: FakeTensor, operator: str) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live:
@@ -325,10 +353,12 @@ class Recorder(TorchDispatchMode):
             size,
             tensor.device.type == "cpu" != self.device.type,
             self._moment(),
-            _name(func),
+            operator,
             tuple(tensor.shape),
             tensor.dtype,
         )
+        if self._inside is not None:
+            self._inside.allocated.append(key)
         if size >= PLACED_BYTES:
             made.place, made.sharding = _places()
         self._live[key] = made

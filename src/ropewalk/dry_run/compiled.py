@@ -1,0 +1,127 @@
+"""A fused function in a dry run: what a compiler would allocate for it, and keep for its backward.
+
+Elementwise operators of a compiled function become kernels whose intermediate values stay in registers. Products have
+kernels of their own, so their operands and results have memory. For the backward, torch's compiler keeps inputs and
+results of products, and computes everything else again. The function itself runs as it is, on tensors without data,
+and autograd's graph of it stays, of which only the account says otherwise.
+
+Source: ``torch/_functorch/partitioners.py``, ``min_cut_rematerialization_partition``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+
+@dataclass(eq=False)
+class FusedCall:
+    """What happened inside a fused function.
+
+    Attributes:
+        products: results of products.
+        allocated: keys of the storages that got memory.
+    """
+
+    products: list[Tensor] = field(default_factory=list)
+    allocated: list[int] = field(default_factory=list)
+
+
+class Account(Protocol):
+    """The recorder's account of memory; see :class:`~ropewalk.dry_run.recording.Recorder`."""
+
+    def one_operator(self) -> AbstractContextManager[FusedCall]: ...
+    def allocate(self, tensors: Any, operator: str) -> None: ...
+    def occupies_nothing(self, tensor: Tensor) -> None: ...
+    def moved(self, tensor: Tensor) -> Tensor: ...
+    def release(self, key: int) -> None: ...
+
+
+def run_fused(account: Account, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function as one operator, with gradients if it is to have any."""
+    given, structure = tree_flatten((args, kwargs))
+    places = [place for place, each in enumerate(given) if isinstance(each, Tensor)]
+    inputs = [given[place] for place in places]
+    parameters = [p for each in given if isinstance(each, nn.Module) for p in each.parameters()]
+    name = function.__qualname__
+
+    def call(tensors: Sequence[Tensor]) -> Any:
+        filled = list(given)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        positional, named = tree_unflatten(filled, structure)
+        return function(*positional, **named)
+
+    if torch.is_grad_enabled() and any(each.requires_grad for each in (*inputs, *parameters)):
+        return _Fused.apply(account, name, call, len(inputs), *inputs, *parameters)
+    with account.one_operator():
+        result = call(inputs)
+    account.allocate(result, name)
+    return result
+
+
+class _Fused(torch.autograd.Function):
+    """A fused function whose backward is fused too."""
+
+    @staticmethod
+    def forward(ctx: Any, account: Account, name: str, call: Any, number: int, *given: Tensor) -> Any:
+        inputs, parameters = given[:number], given[number:]
+        saved: set[int] = set()
+
+        def pack(tensor: Tensor) -> Tensor:
+            saved.add(_key(tensor))
+            return tensor
+
+        with account.one_operator() as inside, torch.enable_grad(), saved_tensors_hooks(pack, lambda x: x):
+            # The graph must not hold inputs, or they would live until the backward whether it needs them or not.
+            stand_ins = [_stand_in(account, each) for each in inputs]
+            result = call(stand_ins)
+        outputs = {_key(each) for each in tree_leaves(result)}
+        products = {_key(each): each for each in inside.products if _key(each) not in outputs}
+        own = {_key(each): each for each in stand_ins}
+        # Anything else that is saved is computed again, from the inputs.
+        again = saved - products.keys() - own.keys() - outputs - {_key(each) for each in parameters}
+        kept = [x for x, each in zip(inputs, stand_ins, strict=True) if again or _key(each) in saved]
+        kept += [account.moved(each) for key, each in products.items() if key in saved]
+        for key in inside.allocated:
+            if key not in outputs:
+                account.release(key)
+        ctx.save_for_backward(*kept)
+        ctx.account, ctx.name, ctx.result, ctx.leaves = account, name, result, [*stand_ins, *parameters]
+        account.allocate(result, name)
+        return tuple(x.detach() for x in result) if isinstance(result, tuple) else result.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        # Held until the end; checkpointing computes them again here.
+        kept = ctx.saved_tensors  # noqa: F841
+        pairs = zip(tree_leaves(ctx.result), gradients, strict=True)
+        results = [(x, gradient) for x, gradient in pairs if x.requires_grad and gradient is not None]
+        outputs, given = zip(*results, strict=True)
+        leaves = [each for each in ctx.leaves if each.requires_grad]
+        with ctx.account.one_operator():
+            found = torch.autograd.grad(outputs, leaves, given, allow_unused=True)
+        ctx.account.allocate(found, ctx.name)
+        rest = iter(found)
+        return None, None, None, None, *(next(rest) if each.requires_grad else None for each in ctx.leaves)
+
+
+def _stand_in(account: Account, tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, FakeTensor) or not tensor.is_floating_point():
+        return tensor
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    account.occupies_nothing(made)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def _key(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key
