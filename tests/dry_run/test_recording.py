@@ -12,64 +12,6 @@ def test_memory_is_counted_when_it_is_allocated_and_freed(aside):
     assert changes == [262144, 262144, -262144, 80, -80, -262144]
 
 
-def test_a_fused_function_counts_as_one_operator(aside):
-    """Its inputs, the operand and result of its product, and its outputs have memory; its other values do not."""
-    recording = aside(cases.recorded, cases.runs_fused)
-    x, weight, operand, product, output, row = (
-        64 * 32 * 4,
-        32 * 16 * 4,
-        64 * 32 * 4,
-        64 * 16 * 4,
-        64 * 16 * 4,
-        32 * 4,
-    )
-    changes = [event.change for event in recording.events]
-    assert changes[:4] == [x, weight, operand, product]
-    assert sorted(changes[4:]) == sorted(
-        [output, row, *(-each for each in (x, weight, operand, product, output, row))]
-    )
-    # Two empty tensors and the function.
-    assert recording.operators == 3
-    assert recording.flops == {("dense", "start"): 2 * 64 * 32 * 16}
-
-
-HIDDEN, WIDE, WEIGHT = 32 * 64 * 2, 32 * 256 * 2, 64 * 256 * 2
-"""Bytes of a hidden state, of a tensor of an MLP's width, and of one of its weights."""
-
-
-def test_a_fused_mlp_keeps_the_results_of_its_two_wide_products(aside):
-    """The operand of the third one is made in the forward and again in the backward, by no product."""
-    forward, backward, flops = aside(cases.trained, cases.mlp, False)
-    assert forward == [WIDE, WIDE, WIDE, HIDDEN, -WIDE]
-    product = 2 * 32 * 64 * 256
-    assert flops == {("dense", "forward"): 3 * product, ("dense", "backward"): 6 * product}
-    assert sum(backward) == HIDDEN + 3 * WEIGHT + HIDDEN - 2 * WIDE
-
-
-def test_a_checkpointed_mlp_keeps_nothing_and_repeats_its_forward(aside):
-    forward, backward, flops = aside(cases.trained, cases.mlp, True)
-    assert forward == [WIDE, WIDE, WIDE, HIDDEN, -WIDE, -WIDE, -WIDE]
-    product = 2 * 32 * 64 * 256
-    assert flops[("dense", "recomputation")] == 3 * product
-    assert flops[("dense", "backward")] == 6 * product
-    # The gradients, and the output's given one.
-    assert sum(backward) == HIDDEN + 3 * WEIGHT + HIDDEN
-
-
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_fused_norm_holds_its_output_alone(aside, checkpointed):
-    forward, backward, _ = aside(cases.trained, cases.norm, checkpointed)
-    assert forward == [HIDDEN]
-    again = [HIDDEN, -HIDDEN] if checkpointed else []
-    assert backward == [HIDDEN, *again, HIDDEN, 64 * 2]
-
-
-def test_a_fused_rotation_does_not_hold_its_input(aside):
-    """It is linear in the queries, so its backward needs cos and sin alone."""
-    forward, _, _ = aside(cases.trained, cases.rotation, False)
-    assert forward == [HIDDEN, -HIDDEN]
-
-
 def test_storages_that_shrink_free_their_memory(aside):
     """As FSDP2 does with gathered parameters."""
     changes = [event.change for event in aside(cases.recorded, cases.resizes).events]
