@@ -21,6 +21,7 @@ from ropewalk.attention.options import EVERYTHING, Locality
 from ropewalk.errors import Echo, RopewalkError
 from ropewalk.models.attention.hooks import positions_on
 from ropewalk.models.losses import LossModel
+from ropewalk.models.offload import Offload
 from ropewalk.models.routing import Recorder, Routing, recorded_routing
 from ropewalk.parallel import Mesh, ShardedLayouts
 from ropewalk.parallel.ring import prepare as prepare_ring
@@ -186,7 +187,7 @@ class ForwardPass:
         with ExitStack() as stack:
             stack.enter_context(autocast(device, self.precision, sharded))
             if self.offload:
-                stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=device.type == "cuda"))
+                stack.enter_context(Offload())
             yield
 
 
