@@ -48,6 +48,7 @@ EXCLUDED = {
     "seconds": "wall time",
     "tokens_per_second": "wall time",
     "flops_per_second": "wall time",
+    "checkpoint_wait": "wall time",
     "peak_process_memory": "memory",
     "process_memory": "memory",
     "date": "wall time",

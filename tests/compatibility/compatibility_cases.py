@@ -58,6 +58,7 @@ GAINED = (
     ".own: nothing != ",
     ".trained_tokens: nothing != ",
     ".peak_process_memory: nothing != ",
+    ".checkpoint_wait: nothing != ",
     ".flops_per_second: nothing != ",
     ".json.readers: nothing != ",
     ".samples: nothing != ",

@@ -1,10 +1,12 @@
 """A record knows its files and itself."""
 
+import io
 import json
 
 import pytest
+import torch
 
-from ropewalk.io.digests import FileDigest, damage, digests, read_sealed, write_sealed
+from ropewalk.io.digests import FileDigest, HashedFile, damage, digests, read_sealed, write_sealed
 
 
 def test_a_record_knows_its_files_and_itself(tmp_path):
@@ -21,3 +23,16 @@ def test_a_record_knows_its_files_and_itself(tmp_path):
         read_sealed({**written, "step": 4}, tmp_path / "record.json")
     (tmp_path / "a").write_bytes(b"abd")
     assert damage(tmp_path / "a", FileDigest(3, sha256)) == "a was altered: its SHA-256 differs"
+
+
+def test_a_file_is_hashed_while_it_is_written(tmp_path):
+    path = tmp_path / "tensors"
+    with HashedFile(path) as file:
+        torch.save(torch.arange(5000), file)
+        at = file.tell()
+        file.write(torch.arange(3).numpy().data)
+        assert file.tell() == at + 24
+        with pytest.raises(io.UnsupportedOperation):
+            file.seek(0)
+    assert file.digest() == FileDigest.of(path)
+    assert torch.load(path).tolist() == list(range(5000))

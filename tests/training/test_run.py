@@ -347,24 +347,28 @@ def test_an_output_that_is_taken_is_refused_and_untouched(finished, tmp_path, ca
     assert len(losses(Path(values["output"]))) == 40
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(recipe_values, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "in the background"])
+def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(
+    recipe_values, tmp_path, capsys, monkeypatch, asynchronous
+):
     """A limit on the size of a file stands for the full disk: the weights no longer fit, small files do."""
-    import ropewalk.training.checkpoint.writing as checkpointing
+    from ropewalk.training.checkpoint.single import WholeCheckpoints
 
-    save = checkpointing.save_checkpoint
+    write_checkpoint = WholeCheckpoints._write
 
-    def full(folder, model, tokenizer, optimizer, position, keep, best=None):
+    def full(writer, position, state, best):
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         if position.step == 4:
             resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
         try:
-            return save(folder, model, tokenizer, optimizer, position, keep, best)
+            write_checkpoint(writer, position, state, best)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
+    recipe_values["checkpoints"]["asynchronous"] = asynchronous
     file = write(tmp_path / "recipe.yaml", recipe_values)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpointing, "save_checkpoint", full)
+        patch.setattr(WholeCheckpoints, "_write", full)
         said = refused(capsys, "extend", file)
     assert said.startswith("error: cannot write")
     assert "stage0-step000004" in said
@@ -442,20 +446,20 @@ def test_validation_sources_hold_nothing_out(recipe_values, tiny_documents):
 
 def unfinished(recipe_values) -> Path:
     """The folder of a run whose training was cut off after its second step."""
-    import ropewalk.training.checkpoint.writing as checkpointing
+    from ropewalk.training.checkpoint.single import WholeCheckpoints
 
-    save = checkpointing.save_checkpoint
+    save = WholeCheckpoints.save
 
     def cut_off(*arguments):
         save(*arguments)
         raise InterruptedError
 
-    checkpointing.save_checkpoint = cut_off
+    WholeCheckpoints.save = cut_off
     try:
         with pytest.raises(InterruptedError):
             extend(recipe_of(recipe_values))
     finally:
-        checkpointing.save_checkpoint = save
+        WholeCheckpoints.save = save
     return Path(recipe_values["output"])
 
 

@@ -11,11 +11,11 @@ import yaml
 from safetensors.torch import load_file
 
 import ropewalk.data.rows.store as store
-import ropewalk.training.checkpoint.writing as checkpointing
 from ropewalk import RopewalkError
 from ropewalk.cli.app import main
 from ropewalk.evaluation.store import model_digest
 from ropewalk.training.checkpoint.files import EXPORT_RECORD
+from ropewalk.training.checkpoint.single import WholeCheckpoints
 from tests.training.resume_cases import Notes, recipe_of, refused, weights_of, with_stage, write
 from tests.training.run_cases import extend
 
@@ -490,7 +490,7 @@ def test_weights_in_a_folder_below_that_changed_are_refused(cut, tiny_checkpoint
 
 def test_a_run_holds_its_folder_until_its_end(done, cut, monkeypatch):
     seen = []
-    save = checkpointing.save_checkpoint
+    save = WholeCheckpoints.save
 
     def look(*arguments):
         with pytest.raises(RopewalkError, match=f"process {os.getpid()} on"):
@@ -498,7 +498,7 @@ def test_a_run_holds_its_folder_until_its_end(done, cut, monkeypatch):
         seen.append(arguments)
         return save(*arguments)
 
-    monkeypatch.setattr(checkpointing, "save_checkpoint", look)
+    monkeypatch.setattr(WholeCheckpoints, "save", look)
     extend(recipe_of(cut), resume=True)
     assert len(seen) == 1
     assert not (Path(cut["output"]) / ".lock").exists()
@@ -564,7 +564,7 @@ def test_ctrl_c_names_the_last_checkpoint_and_how_to_go_on(done, tmp_path, monke
     values, _ = done
     output = tmp_path / "run"
     file = write(tmp_path / "recipe.yaml", {**values, "output": str(output)})
-    save = checkpointing.save_checkpoint
+    save = WholeCheckpoints.save
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -585,11 +585,11 @@ def test_ctrl_c_names_the_last_checkpoint_and_how_to_go_on(done, tmp_path, monke
         "error: interrupted: no training step is done yet; run the same command to start again (it uses the rows "
         "that are already packed)"
     )
-    assert said(checkpointing, "save_checkpoint", interrupt) == (
+    assert said(WholeCheckpoints, "save", interrupt) == (
         f"error: interrupted: the run in {output} has no checkpoint yet; the same command with --resume restarts "
         "its training"
     )
-    assert said(checkpointing, "save_checkpoint", saved_then_interrupted, "--resume") == (
+    assert said(WholeCheckpoints, "save", saved_then_interrupted, "--resume") == (
         f"error: interrupted: the last checkpoint is {output}/checkpoints/stage0-step000002; the same command with "
         "--resume continues from this checkpoint"
     )

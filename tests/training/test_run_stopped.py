@@ -46,9 +46,10 @@ def signalled(monkeypatch, number, at_step):
     monkeypatch.setattr(stage, "train_step", train_step)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_stopped_run_goes_on_to_the_same_weights(done, tmp_path, monkeypatch, capsys, number):
+@pytest.mark.parametrize(("number", "asynchronous"), [(signal.SIGTERM, True), (signal.SIGUSR1, False)])
+def test_a_stopped_run_goes_on_to_the_same_weights(done, tmp_path, monkeypatch, capsys, number, asynchronous):
     values = begun(done, tmp_path)
+    values["checkpoints"]["asynchronous"] = asynchronous
     recipe = write(tmp_path / "recipe.yaml", values)
     with monkeypatch.context() as patch:
         signalled(patch, number, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -38,6 +39,31 @@ class FileDigest:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return cls(path.stat().st_size, sha256)
+
+
+class HashedFile(io.BufferedWriter):
+    """A new file that is hashed while it is written, from its start to its end."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "wb"))
+        self._sha256 = hashlib.sha256()
+        self._bytes = 0
+
+    def write(self, data: Any, /) -> int:
+        """Append bytes."""
+        self._sha256.update(data)
+        self._bytes += memoryview(data).nbytes
+        return super().write(data)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Refuse to write anywhere but at the end, since the bytes are hashed in their order."""
+        raise io.UnsupportedOperation(
+            "a file that is hashed while it is written has no other place than its end"
+        )
+
+    def digest(self) -> FileDigest:
+        """Size and digest of what was written."""
+        return FileDigest(self._bytes, self._sha256.hexdigest())
 
 
 def digests(paths: Iterable[Path]) -> dict[str, FileDigest]:

@@ -16,18 +16,19 @@ from ropewalk.training.answers import answers_file
 from ropewalk.training.checkpoint.files import (
     CHECKPOINTS,
     RECORD,
+    Completed,
     Position,
     check_export,
     checkpoint_name,
     checkpoints_in,
     latest_whole,
+    nothing_more,
     place_of,
     read_export_record,
     read_exported_weights,
     read_position,
 )
 from ropewalk.training.checkpoint.remote import RemoteCopy
-from ropewalk.training.checkpoint.sharded import Completed, nothing_more
 from ropewalk.training.documents import DATA, ROWS, RunInputs, read_run_inputs
 from ropewalk.training.final_weights import exported_as
 from ropewalk.training.measurement import DURING, during_files, evaluation_file, evaluation_record

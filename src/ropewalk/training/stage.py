@@ -131,7 +131,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             tokens = run.tokens_before + done * stage.rows_per_step * stage.context
             if context.is_rank_0:
                 values = _values(run.number, done, result, rate, tokens, seconds)
-                values |= speed.of(batches, seconds) | peak_memory(model.device)
+                values |= speed.of(batches, seconds) | peak_memory(model.device) | checkpoints.seconds()
                 # Before the check below, so that the log shows the steps that diverged.
                 metrics.append(values, run.steps_before + done)
             skipped = 0 if result.applied else skipped + 1

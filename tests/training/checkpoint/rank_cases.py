@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.tensor import DTensor
 
 from ropewalk.errors import RopewalkError
+from ropewalk.io.digests import FileDigest
 from ropewalk.models.load import load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import gathered_state, load_sharded
@@ -86,9 +88,12 @@ def saved(shape, folder, rows, out, precision="float32"):
         one.train(2)
         position = Position(0, 2, 999)
         masters = one.masters()
-        with ShardedCheckpoints(
-            out / "sync", one.model, one.optimizer, RunContext(world, mesh), keep=2
-        ) as checkpoints:
+        with (
+            nothing_read_back(),
+            ShardedCheckpoints(
+                out / "sync", one.model, one.optimizer, RunContext(world, mesh), keep=2
+            ) as checkpoints,
+        ):
             checkpoints.save(position)
         before = len(distributed_c10d._world.pg_map)
         with (
@@ -115,6 +120,17 @@ def saved(shape, folder, rows, out, precision="float32"):
             "early": early,
             "late": late,
         }
+
+
+@contextmanager
+def nothing_read_back():
+    """Fails for a digest of a file that lies on the disk already."""
+    of = FileDigest.of
+    FileDigest.of = None
+    try:
+        yield
+    finally:
+        FileDigest.of = of
 
 
 class held_back:
@@ -241,13 +257,16 @@ def latest_on_ranks(folder):
         return sentence(lambda: latest_whole(folder, world))
 
 
-def killed(folder, out):
+def killed(folder, out, asynchronous):
     """Rank 1 dies when it has written its shards of the second checkpoint."""
     with joined("cpu") as world:
         mesh = make_mesh(MeshShape(shard=2), "cpu")
         one = Trainee(folder, [], "float32", mesh, world)
-        checkpoints = ShardedCheckpoints(out, one.model, one.optimizer, RunContext(world, mesh), 1)
+        checkpoints = ShardedCheckpoints(
+            out, one.model, one.optimizer, RunContext(world, mesh), 1, asynchronous
+        )
         checkpoints.save(Position(0, 1, 0))
+        checkpoints.wait()
         write = FileSystemWriter.write_data
 
         def die(*args):
@@ -258,6 +277,7 @@ def killed(folder, out):
 
         FileSystemWriter.write_data = die
         checkpoints.save(Position(0, 2, 0))
+        checkpoints.wait()
 
 
 def files_of(path):

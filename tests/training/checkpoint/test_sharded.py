@@ -204,9 +204,12 @@ def test_one_process_is_no_team(tied_llama, tmp_path):
         ShardedCheckpoints(tmp_path, one.model, one.optimizer, RunContext(), 1)
 
 
-def test_a_rank_killed_while_it_writes_leaves_the_last_checkpoint(two_ranks, tied_llama, rows, tmp_path):
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "in the background"])
+def test_a_rank_killed_while_it_writes_leaves_the_last_checkpoint(
+    two_ranks, tied_llama, rows, tmp_path, asynchronous
+):
     with pytest.raises(RankFailure):
-        two_ranks.run(killed, tied_llama, tmp_path)
+        two_ranks.run(killed, tied_llama, tmp_path, asynchronous)
     # What was being written may be there or not: rank 0 clears it away if it still can.
     path = latest_whole(tmp_path)
     assert path == tmp_path / "stage0-step000001"

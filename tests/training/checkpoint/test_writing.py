@@ -1,5 +1,6 @@
 """Which checkpoints are written: one process writes whole models, and keeps as many as it was told to."""
 
+import pytest
 import torch
 import transformers
 
@@ -7,6 +8,7 @@ from ropewalk.parallel.context import RunContext
 from ropewalk.training.checkpoint.files import Position, checkpoints_in, read_position
 from ropewalk.training.checkpoint.writing import checkpointing
 from ropewalk.training.recipe.recipe import Checkpoints
+from tests.training.checkpoint.checkpoint_cases import held_back
 from tests.training.checkpoint.rank_cases import Trainee
 
 
@@ -24,3 +26,19 @@ def test_one_process_writes_whole_models_that_plain_transformers_loads(tied_llam
     own = one.model.model.state_dict()
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, own[name].to(tensor.dtype)), name
+
+
+def test_on_a_cpu_auto_writes_at_once(tied_llama, rows, tmp_path):
+    one = Trainee(tied_llama, rows)
+    for asynchronous, there in (("auto", True), (False, True), (True, False)):
+        settings = Checkpoints(every=1, keep=1, asynchronous=asynchronous)
+        folder = tmp_path / str(asynchronous)
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            checkpointing(folder, one.model, one.optimizer, None, settings, RunContext()) as writing,
+        ):
+            release = held_back(patch) if asynchronous is True else None
+            assert writing.save(Position(0, 1, 0)).is_dir() == there
+            if release is not None:
+                release.set()
+        assert len(checkpoints_in(folder)) == 1

@@ -238,7 +238,7 @@ def test_cut_off_and_resumed_it_is_the_same_run(finished, auto_values, monkeypat
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory, tiny_checkpoint, tiny_documents):
     """The recipe of a run that broke off after the first checkpoint of its auto stage, and the file of its choice."""
-    import ropewalk.training.checkpoint.writing as checkpointing
+    from ropewalk.training.checkpoint.single import WholeCheckpoints
 
     stage = {"context": 128, "steps": 6, "rows_per_step": 2, "learning_rate": 1e-2, "rope": "auto"}
     values = {
@@ -249,14 +249,14 @@ def interrupted(tmp_path_factory, tiny_checkpoint, tiny_documents):
         "checkpoints": {"every": 2, "keep": 2},
         "evaluation": {"suites": ["perplexity"], "rows": 2},
     }
-    save = checkpointing.save_checkpoint
+    save = WholeCheckpoints.save
 
     def saved(*arguments):
         save(*arguments)
         raise CutOff
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(checkpointing, "save_checkpoint", saved)
+        patched.setattr(WholeCheckpoints, "save", saved)
         with pytest.raises(CutOff):
             extend(recipe_of(values))
     return recipe_of(values), Path(values["output"]) / "rope-choices.json"

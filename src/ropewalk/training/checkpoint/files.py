@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,14 @@ VERSION = 1
 _NAME = re.compile(r"stage(\d+)-step(\d+)")
 # All that the records of the first versions contained: no version number and no digests.
 _OLDEST_KEYS = {"stage", "step", "tokens"}
+
+
+Completed = Callable[[Path], None]
+"""What else is done with a complete checkpoint."""
+
+
+def nothing_more(checkpoint: Path) -> None:
+    """Leave a checkpoint where it is."""
 
 
 @dataclass(frozen=True)

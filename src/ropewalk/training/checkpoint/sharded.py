@@ -6,8 +6,8 @@ import json
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from ropewalk.errors import RopewalkError
-from ropewalk.io.digests import FileDigest, digests
+from ropewalk.io.digests import FileDigest, HashedFile
 from ropewalk.io.files import PARTIAL, REPLACED, new_folder, plain_name, unique_name, write_json, writing
 from ropewalk.models.load import save_model
 from ropewalk.models.losses import LossModel
@@ -30,11 +30,14 @@ from ropewalk.models.sharding import gathered_state
 from ropewalk.parallel import Mesh, World
 from ropewalk.parallel.context import RunContext
 from ropewalk.parallel.world import PATIENCE
+from ropewalk.training.checkpoint.background import CheckpointWriter
 from ropewalk.training.checkpoint.files import (
+    Completed,
     Position,
     Record,
     checkpoint_name,
     keep_latest,
+    nothing_more,
     read_record,
     refuse,
     sync_folder,
@@ -42,6 +45,9 @@ from ropewalk.training.checkpoint.files import (
     write_record,
 )
 from ropewalk.training.checkpoint.single import (
+    RANDOM,
+    STATE,
+    WEIGHT,
     named_moments,
     named_weights,
     random_states,
@@ -52,7 +58,6 @@ from ropewalk.training.checkpoint.single import (
 )
 from ropewalk.training.optimizer import MasterAdamW
 
-WEIGHT, STATE, RANDOM = "weight.", "optimizer.", "random."
 METADATA = ".metadata"
 _METADATA_CLASSES = {
     "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
@@ -75,27 +80,15 @@ _METADATA_CLASSES = {
 """What torch pickles in the metadata of a checkpoint, by module."""
 
 
-Completed = Callable[[Path], None]
-"""What else is done with a complete checkpoint."""
-
-
-def nothing_more(checkpoint: Path) -> None:
-    """Leave a checkpoint where it is."""
-
-
-class ShardedCheckpoints:
-    """Writer of the checkpoints of one stage on several ranks; every rank creates one and makes the same calls.
+class ShardedCheckpoints(CheckpointWriter):
+    """Writer of the checkpoints of one stage on several ranks.
 
     A checkpoint contains float32 weights, the optimizer's state, and the state of each rank's random number generators.
     Its folder gets its final name once all ranks' files are on disk; only then are older checkpoints deleted.
 
-    Use it as a context manager, which waits for the checkpoint in progress when the stage ends.
-
     Attributes:
         folder: folder of the checkpoints, on a file system that all ranks share.
         keep: number of complete checkpoints to keep.
-        asynchronous: whether files are written while training continues, from a copy in CPU memory that takes 12 bytes
-            per parameter of the rank's shard.
         completed: called on rank 0 with each complete checkpoint, from the thread that wrote it.
     """
 
@@ -113,84 +106,44 @@ class ShardedCheckpoints:
             raise RopewalkError(
                 "sharded checkpoints need a mesh of several processes; with one process use save_checkpoint"
             )
-        self.folder = folder
+        super().__init__(folder, trained.device, asynchronous)
         self.keep = keep
-        self.asynchronous = asynchronous
         self.completed = completed
         self._trained = trained
         self._optimizer = optimizer
         self._mesh = context.mesh
-        self._writers: ThreadPoolExecutor | None = None
-        self._writing: Future[None] | None = None
         self._world = context.world
         if asynchronous:
             # The writer thread needs its own process group: collectives of two threads on one group could interleave.
             self._world = replace(self._world, control=dist.new_group(backend="gloo", timeout=PATIENCE))
-            self._writers = ThreadPoolExecutor(1, "checkpoint")
-
-    def __enter__(self) -> ShardedCheckpoints:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         try:
-            if kind is None:
-                self.wait()
+            super().__exit__(kind, error, where)
         finally:
-            if self._writers is not None:
-                # If the stage failed, its error is raised, and an error of the background write is ignored.
-                self._writers.shutdown(wait=True)
+            if self._thread is not None:
                 # The writer thread has ended, so no collective is pending on the group.
                 dist.destroy_process_group(self._world.control)
 
-    def save(self, position: Position, best: Path | None = None) -> Path:
-        """Write a checkpoint, after waiting for the one in progress.
-
-        Args:
-            position: progress of the run.
-            best: an earlier checkpoint to keep, whatever its age.
-
-        Returns:
-            The checkpoint's folder; with ``asynchronous`` it exists after :meth:`wait`.
-
-        Raises:
-            RopewalkError: on every rank, if any rank cannot write this checkpoint, or could not write the previous one
-                in the background; ranks other than 0 raise an Echo. Earlier checkpoints are unaffected.
-        """
-        self.wait()
-        state = {
-            **{WEIGHT + name: t for name, t in named_weights(self._trained.model, self._optimizer).items()},
-            **{STATE + name: t for name, t in named_moments(self._trained.model, self._optimizer).items()},
+    def _state(self) -> dict[str, Tensor]:
+        model = self._trained.model
+        return {
+            **{WEIGHT + name: t for name, t in named_weights(model, self._optimizer).items()},
+            **{STATE + name: t for name, t in named_moments(model, self._optimizer).items()},
             **{f"{RANDOM}{device}.{self._world.rank}": t for device, t in random_states().items()},
         }
-        if self._writers is None:
-            self._write(position, state, best)
-        else:
-            # Training changes the tensors while the thread writes, so it writes a copy.
-            copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
-            self._writing = self._writers.submit(self._write, position, copies, best)
-        return self.folder / checkpoint_name(position)
 
-    def wait(self) -> None:
-        """Wait until the checkpoint in progress is complete.
-
-        Raises:
-            RopewalkError: on every rank, if any rank could not write it.
-        """
-        if self._writing is not None:
-            writing_, self._writing = self._writing, None
-            writing_.result()
-
-    def _write(self, position: Position, state: dict[str, Tensor], best: Path | None) -> None:
-        """Write one checkpoint, possibly in the writer thread; every phase succeeds or fails on all ranks together."""
+    def _write(self, position: Position, state: Mapping[str, Tensor], best: Path | None) -> None:
+        """Every phase succeeds or fails on all ranks together."""
         world = self._world
         path = self.folder / checkpoint_name(position)
         # Rank 0 picks a unique name for all ranks; it sends only the name, since mount points may differ by machine.
         partial = path.with_name(world.on_rank_0(lambda: _prepare(path)))
         try:
-            _write_shards(path, partial, state, world)
-            files = _digests_of_all(path, partial, world)
+            mine = _write_shards(path, partial, state, world)
+            files = {name: digest for each in world.gather(mine) for name, digest in each.items()}
             world.on_rank_0(lambda: self._commit(position, path, partial, files, best))
         finally:
             if world.is_rank_0:
@@ -205,17 +158,15 @@ class ShardedCheckpoints:
         best: Path | None,
     ) -> None:
         with writing(path):
-            there = {each.name: each for each in partial.iterdir()}
-            if unseen := sorted(files.keys() - there.keys()):
+            there = {each.name for each in partial.iterdir()}
+            if unseen := sorted(files.keys() - there):
                 raise RopewalkError(
                     f"cannot write {path}: {unseen[0]}, which another process wrote, is not visible on this machine; "
                     "set output to a folder on a file system that all machines share"
                 )
-            # Hash the remaining files, the metadata that torch's writer wrote on behalf of all ranks.
-            others = {each for name, each in there.items() if name not in files}
             record = Record(
                 position,
-                {**files, **digests(others)},
+                files,
                 sharded=True,
                 world_size=self._world.size,
                 mesh=asdict(self._mesh.shape),
@@ -365,8 +316,33 @@ def _prepare(path: Path) -> str:
     return partial.name
 
 
-class _PlainSpoken(FileSystemWriter):
-    """Writer that raises the underlying OSError; torch's own error names an archive position instead of the reason."""
+class _HashedFiles(FileSystem):
+    """Files of a rank, with the digests of those that it has written."""
+
+    def __init__(self) -> None:
+        self.digests: dict[str, FileDigest] = {}
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        assert mode == "wb", mode
+        with HashedFile(path) as file:
+            yield file
+        self.digests[Path(path).name] = file.digest()
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        super().rename(path, new_path)
+        self.digests[Path(new_path).name] = self.digests.pop(Path(path).name)
+
+
+class _ShardWriter(FileSystemWriter):
+    """Writer that hashes what it writes.
+
+    It raises the underlying OSError: torch's own error names an archive position instead of the reason.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.fs = self.files = _HashedFiles()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         try:
@@ -380,31 +356,19 @@ class _PlainSpoken(FileSystemWriter):
             raise cause from None
 
 
-def _write_shards(path: Path, partial: Path, state: dict[str, Tensor], world: World) -> None:
+def _write_shards(
+    path: Path, partial: Path, state: Mapping[str, Tensor], world: World
+) -> dict[str, FileDigest]:
+    """Write this rank's files, on rank 0 also torch's metadata of all; their digests."""
+    writer = _ShardWriter(partial)
     try:
-        state_dict_saver.save(state, storage_writer=_PlainSpoken(partial), process_group=world.control)
+        state_dict_saver.save(dict(state), storage_writer=writer, process_group=world.control)
     except CheckpointException as error:
         reason = _reason(error)
         if reason is None:
             raise
         refuse(world, f"cannot write {path}: {reason}")
-
-
-def _digests_of_all(path: Path, partial: Path, world: World) -> dict[str, FileDigest]:
-    """Digests of all ranks' files; each rank hashes what it wrote, which is still in its machine's page cache."""
-    mine: dict[str, FileDigest] = {}
-    failure = None
-    try:
-        # torch's FileSystemWriter names the files of a rank __RANK_NUMBER.distcp.
-        mine = digests(partial.glob(f"__{world.rank}_*"))
-    except OSError as error:
-        # Not raised here: the other ranks would wait forever in gather.
-        failure = f"{error.strerror or error} (rank {world.rank})"
-    gathered = world.gather((mine, failure))
-    failures = [each for _, each in gathered if each is not None]
-    if failures:
-        refuse(world, f"cannot read back {path}: {failures[0]}")
-    return {name: digest for digests_, _ in gathered for name, digest in digests_.items()}
+    return writer.files.digests
 
 
 def _read_shards(path: Path, into: dict[str, Tensor], world: World, mesh: Mesh | None) -> None:

@@ -22,43 +22,97 @@ from ropewalk.models.load import save_model
 from ropewalk.models.loaded_weights import refuse_other_weights
 from ropewalk.models.sharding import local_part
 from ropewalk.parallel import World
-from ropewalk.training.checkpoint.files import Position, Record, checkpoint_name, keep_latest, write_record
+from ropewalk.training.checkpoint.background import CheckpointWriter
+from ropewalk.training.checkpoint.files import (
+    Completed,
+    Position,
+    Record,
+    checkpoint_name,
+    keep_latest,
+    nothing_more,
+    write_record,
+)
 from ropewalk.training.optimizer import STATE_KINDS, MasterAdamW
 
+WEIGHT, STATE, RANDOM = "weight.", "optimizer.", "random."
+"""Prefixes of names in what a checkpoint contains: weights, AdamW's state, random number generators."""
 TENSORS = "training_state.safetensors"
 """File with the optimizer state and the states of the random number generators."""
 
 
-def save_checkpoint(
-    folder: Path,
-    model: Any,
-    tokenizer: Any,
-    optimizer: MasterAdamW,
-    position: Position,
-    keep: int,
-    best: Path | None = None,
-) -> Path:
-    """Write a checkpoint to a subfolder of ``folder`` atomically, then delete all but the latest ``keep`` and the best.
+class WholeCheckpoints(CheckpointWriter):
+    """Writer of the checkpoints of one stage in one process.
 
-    Its weights are the optimizer's float32 masters, whatever dtype the model computes in.
+    Weights are the optimizer's float32 masters, whatever dtype the model computes in. A checkpoint's folder gets its
+    final name once all files are on disk; only then are older checkpoints deleted.
+
+    Attributes:
+        folder: folder of the checkpoints.
+        keep: number of complete checkpoints to keep.
+        completed: called with each complete checkpoint, from the thread that wrote it.
     """
-    path = folder / checkpoint_name(position)
-    with new_folder(path) as partial:
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Any,
+        optimizer: MasterAdamW,
+        tokenizer: Any,
+        keep: int,
+        asynchronous: bool = False,
+        completed: Completed = nothing_more,
+    ) -> None:
+        super().__init__(folder, model.device, asynchronous)
+        self.keep = keep
+        self.completed = completed
+        self._model = model
+        self._optimizer = optimizer
+        self._tokenizer = tokenizer
+
+    def _state(self) -> dict[str, Tensor]:
+        model, optimizer = self._model, self._optimizer
         if adapter_of(model) is None:
-            save_model(model, partial, tokenizer, optimizer.weights(model.state_dict()))
+            weights = optimizer.weights(model.state_dict())
         else:
-            save_adapter(model, partial, named_weights(model, optimizer))
-        # Random states too, so that dropout after a resume is what it would have been.
-        random = {f"rng.{device}": state for device, state in random_states().items()}
-        tensors = {**named_moments(model, optimizer), **random}
-        # safetensors refuses tensors that are not contiguous, such as transposed ones.
-        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, partial / TENSORS)
-        files = digests(path for path in partial.iterdir() if path.is_file())
-        write_record(
-            partial, Record(position, files, random_states=tuple(random_states()), betas=optimizer.betas)
-        )
-    keep_latest(folder, keep, best)
-    return path
+            weights = named_weights(model, optimizer)
+        return {
+            **{WEIGHT + name: tensor for name, tensor in weights.items()},
+            **{STATE + name: tensor for name, tensor in named_moments(model, optimizer).items()},
+            # Random states too, so that dropout after a resume is what it would have been.
+            **{RANDOM + device: state for device, state in random_states().items()},
+        }
+
+    def _write(self, position: Position, state: Mapping[str, Tensor], best: Path | None) -> None:
+        weights, moments, random = (_under(kind, state) for kind in (WEIGHT, STATE, RANDOM))
+        path = self.folder / checkpoint_name(position)
+        with new_folder(path) as partial:
+            if adapter_of(self._model) is None:
+                save_model(self._model, partial, self._tokenizer, weights)
+            else:
+                save_adapter(self._model, partial, weights)
+            tensors = {**moments, **{f"rng.{device}": each for device, each in random.items()}}
+            # safetensors refuses tensors that are not contiguous, such as transposed ones.
+            save_file(
+                {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, partial / TENSORS
+            )
+            files = digests(path for path in partial.iterdir() if path.is_file())
+            write_record(
+                partial, Record(position, files, random_states=tuple(random), betas=self._optimizer.betas)
+            )
+        keep_latest(self.folder, self.keep, best)
+        self.completed(path)
+
+
+def _under(kind: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(kind): tensor for name, tensor in state.items() if name.startswith(kind)}
+
+
+def save_checkpoint(
+    folder: Path, model: Any, tokenizer: Any, optimizer: MasterAdamW, position: Position, keep: int
+) -> Path:
+    """Write one checkpoint to a subfolder of ``folder``, and delete all but the latest ``keep``."""
+    with WholeCheckpoints(folder, model, optimizer, tokenizer, keep) as checkpoints:
+        return checkpoints.save(position)
 
 
 def named_weights(model: Any, optimizer: MasterAdamW | None) -> dict[str, Tensor]:

@@ -57,7 +57,8 @@ class Checkpoints(Settings):
     keep: Annotated[Count, FREE] = Field(5, ge=1, description="number of latest checkpoints to keep")
     asynchronous: Annotated[Literal["auto"] | bool, FREE] = Field(
         "auto",
-        description="with several processes, continue training while files are written; auto: on CUDA only",
+        description="continue training while files are written, from a copy in CPU memory of 12 bytes per trained "
+        "parameter of the process; auto: on CUDA only",
     )
     copy_to: Annotated[str | None, FREE] = Field(
         None,
