@@ -1,119 +1,115 @@
-"""Everything that needs a GPU, in one command: the tests marked ``gpu`` and the benchmarks, into one JSON file.
+"""What ropewalk costs on one GPU, in eight minutes: attention, steps, memory, generation and search, in one file.
 
-    python -m benchmarks.gpu [--out FILE] [--minutes 25] [--only check attention-8192 ...]
+    python -m benchmarks.gpu [--out FILE] [--minutes 8] [--only attention step ...]
+    python -m benchmarks.gpu --picture FILE
 
-It begins with a check of ten seconds, and writes the file after every section. A section that fails leaves its
-traceback there, the others run, and the exit status is 1. With --minutes, sections that no longer fit are left out and
-named. ``--device cpu --small`` runs every section in seconds on a machine without a GPU; those figures mean nothing.
+Each section has a share of the minutes; what it leaves goes to the next ones. The most telling rows come first, and a
+row that there is no time for says so. The file is written after every row, so that a run that is killed keeps the
+others. A row that fails leaves its traceback there, the others run, and the exit status is 1. At the end stand the
+bounds that the package is held to: met, not met, or not run. ``--picture`` draws a file, as every run does at its end.
 
-Meant to take about ten minutes on one data-centre GPU. The parallel part is that of ``benchmarks.parallel_gpu``: on
-one device what a rank computes, on several also what they exchange; the search part that of ``benchmarks.search_gpu``.
-Times are medians of CUDA-event times after a warm-up; the bound beside each is the attention's FLOPs (4·T·T/2·H·D
-forward, 2.5 times that backward, for the visible pairs only) at the device's measured rate for a large bfloat16 matrix
-product. Beside full attention stands torch's SDPA, which chooses its kernel by itself.
+The sections ``tests`` (those marked ``gpu``), ``audit``, ``one-rank`` and ``several-devices`` run only by name.
+``--device cpu --small`` runs every section in seconds on a machine without a GPU; those figures mean nothing.
+
+Times are those of CUDA events, or of the host around steps. Beside them stand the needed operations, and their share of
+the rate that this device reaches in a large bfloat16 matrix product.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import shutil
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers
 
-from benchmarks.attention_cpu import document_lengths
+from benchmarks import gpu_attention, gpu_generation, gpu_ring, gpu_step, parallel_gpu, search_gpu
 from benchmarks.common import parsed, parser_of, write
-from benchmarks.gpu_sizes import LARGE, SMALL, TINY, Sizes, allocated_gib, free, milliseconds, peak_gib, tried
-from benchmarks.parallel_gpu import (
-    own_step,
-    packed_rows,
-    ring_of_ranks,
-    step_of_one_rank,
-    steps_of_several,
-    training,
+from benchmarks.gpu_judged import judged
+from benchmarks.gpu_sizes import (
+    LARGE,
+    SMALL,
+    Case,
+    NotRunError,
+    Sizes,
+    allocated_gib,
+    free,
+    matmul_rate,
+    milliseconds,
+    peak_gib,
 )
-from benchmarks.search_gpu import measure as search
-from ropewalk import PackedLayout, attend
+from ropewalk import RopewalkError
 
-CHECKED_LENGTH = 64
 TEST_SECONDS = 600
 """Patience with the tests: one that hangs must not take the other figures with it."""
 
 
-def matmul_rate(size: int, device: str, repeats: int) -> float:
-    """FLOP/s of a square bfloat16 product: the roof that attention is held against."""
-    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
-    return 2 * size**3 / (milliseconds(lambda: a @ a, device, repeats) / 1000)
+@dataclass(frozen=True)
+class Section:
+    """A part of the benchmark.
+
+    Attributes:
+        name: its name for ``--only`` and in the file.
+        minutes: its share of the time, out of eight minutes for all that run unnamed.
+        cases: makes its rows.
+        named: whether it runs only by name.
+    """
+
+    name: str
+    minutes: float
+    cases: Callable[[], list[Case]]
+    named: bool = False
+
+
+def sections(sizes: Sizes, device: str) -> list[Section]:
+    """All of them, those first whose failure would explain the others'."""
+
+    def alone(work: Callable[[Sizes, str], Mapping[str, Any]]) -> Callable[[], list[Case]]:
+        return lambda: [Case({}, partial(work, sizes, device))]
+
+    return [
+        Section("check", 0.2, alone(check)),
+        Section("attention", 3.2, partial(gpu_attention.cases, sizes, device)),
+        Section("step", 2, partial(gpu_step.steps, sizes, device)),
+        Section("memory", 0.8, partial(gpu_step.memory, sizes, device)),
+        Section("ring", 0.4, partial(gpu_ring.cases, sizes, device)),
+        Section("generation", 0.9, partial(gpu_generation.cases, sizes, device)),
+        Section("search", 0.5, partial(search_gpu.cases, sizes, device)),
+        Section("tests", 3, alone(tests), named=True),
+        Section("audit", 1, alone(audit), named=True),
+        Section("one-rank", 1, alone(parallel_gpu.step_of_one_rank), named=True),
+        Section("several-devices", 5, alone(parallel_gpu.steps_of_several), named=True),
+    ]
 
 
 def check(sizes: Sizes, device: str) -> dict[str, Any]:
     """Device, driver and versions, a matrix product and a training step: shows at once that an install is broken."""
-    found: dict[str, Any] = {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "cuda": torch.version.cuda,
-    }
+    found: dict[str, Any] = {"transformers": transformers.__version__, "cuda": torch.version.cuda}
     if device == "cuda":
         found["devices"] = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+        found["capability"] = torch.cuda.get_device_capability()
+        found["cudnn"] = torch.backends.cudnn.version()
         # Containers may lack the program.
         if shutil.which("nvidia-smi"):
             query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
             found["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split()
-        found["capability"] = torch.cuda.get_device_capability()
-    found["matmul_tflops"] = matmul_rate(min(sizes.product, 4096), device, sizes.repeats) / 1e12
-    config = transformers.LlamaConfig(**TINY, max_position_embeddings=CHECKED_LENGTH)
-    rows = packed_rows(1, CHECKED_LENGTH, config.vocab_size, CHECKED_LENGTH // 4)
-    found["training_step_s"] = own_step(config, rows, True, False, device)["seconds"]
+    found["matmul_tflops"] = matmul_rate(sizes.product, device, sizes.repeats) / 1e12
+    tiny = gpu_step.Trained("tiny", SMALL.models["tiny"], SMALL.steps[0], SMALL.mean_document)
+    found["training_step_s"] = gpu_step.own_step(tiny, sizes, device)["seconds"]
     return found
 
 
-def attention(length: int, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Forward and backward of each engine and pattern on rows of one length."""
-    lengths = document_lengths(length - 1, sizes.mean_document)
-    layouts = {
-        "full": PackedLayout.from_lengths([length], "full", 0),
-        "anchor": PackedLayout.from_lengths(lengths, "anchor", 1),
-    }
-    pairs = {"full": length**2 / 2, "anchor": sum((n + 1) ** 2 for n in lengths) / 2}
-    heads = (sizes.heads, sizes.kv_heads, sizes.kv_heads, sizes.heads)
-    shapes = [(1, each, length, sizes.head_dim) for each in heads]
-    q, k, v, cotangent = (torch.randn(shape, device=device, dtype=torch.bfloat16) for shape in shapes)
-    qkv = [x.requires_grad_() for x in (q, k, v)]
-    rate = matmul_rate(sizes.product, device, sizes.repeats)
-    rows = []
-    for pattern, layout in layouts.items():
-        for engine in ("varlen", "flex", "segments", *(("sdpa",) if pattern == "full" else ())):
-
-            def step(layout: PackedLayout = layout, engine: str = engine) -> None:
-                if engine == "sdpa":
-                    output = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-                else:
-                    output = attend(q, k, v, layout, engine)
-                torch.autograd.grad(output, qkv, cotangent)
-
-            row: dict[str, Any] = {"length": length, "pattern": pattern, "engine": engine}
-
-            def measured(
-                row: dict[str, Any] = row, step: Callable[[], None] = step, pattern: str = pattern
-            ) -> None:
-                allocated_gib(device)
-                row["ms"] = milliseconds(step, device, sizes.repeats)
-                row.update(peak_gib(device))
-                row["bound_ms"] = 3.5 * 4 * pairs[pattern] * sizes.heads * sizes.head_dim / rate * 1000
-
-            rows.append(tried(row, measured))
-    return {"matmul_tflops": rate / 1e12, "rows": rows}
-
-
-def audit_passes(sizes: Sizes, device: str) -> list[dict[str, Any]]:
+def audit(sizes: Sizes, device: str) -> dict[str, Any]:
     """A forward pass of the precision audit in each arithmetic, for random weights in Llama 2 7B's shape."""
     from ropewalk.audit import AuditedModel, Runner, stock_arithmetic
     from ropewalk.audit.passes import shifted
@@ -123,17 +119,16 @@ def audit_passes(sizes: Sizes, device: str) -> list[dict[str, Any]]:
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     runner = Runner(AuditedModel.of(model), 2 * sizes.audit)
     ids = torch.randint(0, config.vocab_size, (sizes.audit,))
-    rows = []
+    passes = []
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         allocated_gib(device)
         run = partial(runner.run, ids, stock_arithmetic(dtype), shifted(sizes.audit, 16))
         ms = milliseconds(run, device, sizes.repeats)
-        rows.append({"length": sizes.audit, "dtype": str(dtype), "ms": ms, **peak_gib(device)})
-        print(rows[-1], flush=True)
-    return rows
+        passes.append({"length": sizes.audit, "dtype": str(dtype), "ms": ms, **peak_gib(device)})
+    return {"passes": passes}
 
 
-def tests(sizes: Sizes) -> dict[str, Any]:
+def tests(sizes: Sizes, device: str) -> dict[str, Any]:
     """The tests that need a GPU: pytest's status, what failed, and its last line."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", sizes.tests, "-p", "no:cacheprovider"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=TEST_SECONDS)
@@ -145,68 +140,59 @@ def tests(sizes: Sizes) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the benchmark.
-
-    Attributes:
-        name: its name for ``--only`` and in the file.
-        minutes: what it takes on one H200, rounded up.
-        work: makes its figures.
-    """
-
-    name: str
-    minutes: float
-    work: Callable[[], Any]
-
-
-def sections(sizes: Sizes, device: str) -> list[Section]:
-    """All of them, those first whose failure would explain the others'."""
-    return [
-        Section("check", 0.3, partial(check, sizes, device)),
-        Section("tests", 2, partial(tests, sizes)),
-        *(
-            Section(f"attention-{n}", 1 if n < 100_000 else 2, partial(attention, n, sizes, device))
-            for n in sizes.attention
-        ),
-        Section("training", 2, partial(training, sizes, device)),
-        *(Section(f"ring-{n}", 1, partial(ring_of_ranks, n, sizes, device)) for n in sizes.ring),
-        Section("one-rank", 1, partial(step_of_one_rank, sizes, device)),
-        Section("several-devices", 5, partial(steps_of_several, sizes, device)),
-        Section("audit", 1, partial(audit_passes, sizes, device)),
-        Section("search", 2, partial(search, sizes, device)),
-    ]
-
-
-def outcome(section: Section) -> dict[str, Any]:
-    """Figures and seconds of a section, and why it failed if it did."""
+def measured(case: Case) -> dict[str, Any]:
+    """A row of figures, or why there is none."""
     began = time.monotonic()
-    found: dict[str, Any] = {}
+    row = dict(case.row)
     try:
-        found["figures"] = section.work()
-    # A machine is lent for minutes: whatever stops one section must not take the others with it.
+        row |= case.work()
+    except NotRunError as error:
+        row["not_run"] = str(error)
+    except (RopewalkError, torch.OutOfMemoryError) as error:
+        row["refused"] = str(error).splitlines()[0]
+    # A machine is lent for minutes: whatever stops one row must not take the others with it.
     except Exception as error:
-        found["failed"] = f"{type(error).__name__}: {error}"
-        found["traceback"] = traceback.format_exc()
-        print(found["traceback"], file=sys.stderr, flush=True)
-    else:
-        figures = found["figures"] if isinstance(found["figures"], list) else [found["figures"]]
-        failed = [each["failed"] for each in figures if isinstance(each, dict) and "failed" in each]
-        found |= {"failed": failed} if failed else {}
+        row |= {"failed": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        print(row["traceback"], file=sys.stderr, flush=True)
     free()
-    return {**found, "seconds": round(time.monotonic() - began, 1)}
+    return {**row, "seconds_in_all": round(time.monotonic() - began, 2)}
+
+
+def run(
+    chosen: Sequence[Section], minutes: float | None, result: dict[str, Any], keep: Callable[[], Any]
+) -> None:
+    """Measure sections one after the other, each until its share of the time is over; ``keep`` follows every row."""
+    began = time.monotonic()
+    shares = sum(section.minutes for section in chosen)
+    given = 0.0
+    for section in chosen:
+        given += section.minutes / shares
+        rows: list[dict[str, Any]] = []
+        result["sections"][section.name] = {"rows": rows}
+        for case in section.cases():
+            late = minutes is not None and time.monotonic() - began > 60 * minutes * given
+            row = {**case.row, "not_run": "no time left"} if late else measured(case)
+            rows.append(row)
+            result["failed"] += (
+                [section.name] if "failed" in row and section.name not in result["failed"] else []
+            )
+            print(section.name, {k: v for k, v in row.items() if k != "traceback"}, flush=True)
+            keep()
+    result["minutes"] = (time.monotonic() - began) / 60
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--minutes", type=float, default=8, help="time for all; begun rows are finished")
+    parser.add_argument("--only", nargs="+", metavar="SECTION", help="sections to run, by name")
     parser.add_argument(
-        "--minutes", type=float, help="begin no section that would end later; no limit if absent"
+        "--picture", type=Path, metavar="FILE", help="draw the figures of a file, and run nothing"
     )
-    parser.add_argument(
-        "--only", nargs="+", metavar="SECTION", help="sections to run, by name; all if absent"
-    )
-    options = parsed(parser, {}, arguments)
+    options = parsed(parser, {"minutes": None}, arguments)
+    if options.picture is not None:
+        draw(options.picture, json.loads(options.picture.read_text()))
+        return 0
     if options.device == "cuda" and not torch.cuda.is_available():
         print(
             f"error: torch {torch.__version__} sees no CUDA device, which these tests and benchmarks need; "
@@ -214,31 +200,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    sizes = SMALL if options.small else LARGE
-    known = sections(sizes, options.device)
-    unknown = sorted(set(options.only or ()) - {each.name for each in known})
-    if unknown:
-        parser.error(f"no section {', '.join(unknown)}; choose from {', '.join(each.name for each in known)}")
-    began = time.monotonic()
-    result: dict[str, Any] = {"sections": {}, "failed": [], "left_out": []}
-    for section in known:
-        if options.only and section.name not in options.only:
-            continue
-        left = None if options.minutes is None else options.minutes - (time.monotonic() - began) / 60
-        if left is not None and section.minutes > left:
-            result["left_out"].append(section.name)
-            print(
-                f"left out: {section.name}, which takes {section.minutes:g} of {left:.1f} minutes", flush=True
-            )
-            write("gpu", result, options)
-            continue
-        print(f"{section.name} ...", flush=True)
-        found = result["sections"][section.name] = outcome(section)
-        result["failed"] += [section.name] * ("failed" in found)
-        write("gpu", result, options)
+    chosen = chosen_sections(
+        parser, sections(SMALL if options.small else LARGE, options.device), options.only
+    )
+    result: dict[str, Any] = {"sections": {}, "failed": [], "judged": []}
+
+    def keep() -> Path:
+        result["judged"] = judged(result["sections"])
+        return write("gpu", result, options)
+
+    run(chosen, options.minutes, result, keep)
+    draw(keep(), result)
+    for each in result["judged"]:
+        found = "" if each["found"] is None else f" ({each['found']:.3g} of {each['bound']:g})"
+        print(f"{each['verdict']:8} {each['what']}{found}")
     if result["failed"]:
         print(f"failed: {', '.join(result['failed'])}", file=sys.stderr)
     return 1 if result["failed"] else 0
+
+
+def chosen_sections(
+    parser: argparse.ArgumentParser, known: Sequence[Section], only: Sequence[str] | None
+) -> list[Section]:
+    unknown = sorted(set(only or ()) - {each.name for each in known})
+    if unknown:
+        parser.error(f"no section {', '.join(unknown)}; choose from {', '.join(each.name for each in known)}")
+    return [each for each in known if (each.name in only if only else not each.named)]
+
+
+def draw(path: Path, result: Mapping[str, Any]) -> None:
+    """Draw the picture beside the file, if it has anything to show."""
+    from benchmarks.gpu_picture import figure
+    from ropewalk.reporting.figures.drawing import draw as drawn
+
+    shown = figure(result)
+    if shown is not None:
+        drawn(shown, path.with_suffix(".png"))
+        print(f"drawn {path.with_suffix('.png')}")
 
 
 if __name__ == "__main__":

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from statistics import median
 from typing import Any
 
 import torch
-
-from ropewalk import EngineError
 
 LLAMA_1B = {
     "vocab_size": 128256,
@@ -39,6 +38,15 @@ LLAMA_7B = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
 }
+LLAMA_8B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+"""Four layers of Llama 3.1 8B: its shapes, in the memory of one GPU."""
 TINY = {
     "vocab_size": 67,
     "hidden_size": 64,
@@ -56,16 +64,21 @@ class Sizes:
 
     Attributes:
         heads, kv_heads, head_dim: of the attention alone.
-        attention, ring: row lengths.
-        mean_document: mean length of a document.
-        product: rows and columns of the matrix product that attention is held against.
-        repeats: times that a median is taken of.
+        attention: row lengths, the most telling first.
+        means: mean lengths of the documents in them.
+        most_flops: operations of a call of attention from which a longer row is measured with fewer heads.
+        mean_document: mean length of a document elsewhere.
+        product: rows and columns of the matrix product that everything is held against.
+        repeats: rows or repetitions that a figure is taken over.
+        ring: row lengths of one rank of a ring.
+        models: shapes of the models that take training steps.
+        steps: lengths of rows of training steps, the longest last.
         audit_model, audit: shape of the audited model, and its row.
-        step_model, step, step_rows, steps: the model, row length, rows and number of steps that one device, one rank
-            and several are compared with.
-        training_model, training: the model and row length of whole training steps.
+        mesh_model, mesh, mesh_rows, mesh_steps: the model, row length, rows and number of steps that one device, one
+            rank and several are compared with.
         search_model, search_trained, search, search_batches: the model, its trained length, the lengths to search for,
             and the candidates of a forward pass.
+        prompt, prompts, answer: tokens of a prompt, the number of prompts, and the tokens of an answer.
         processes: ranks on a CPU, which has no devices to count.
         tests: the tests to run.
         small: for a test of the benchmarks themselves: on a CPU, and with the least of meshes.
@@ -74,23 +87,30 @@ class Sizes:
     heads: int = 32
     kv_heads: int = 8
     head_dim: int = 128
-    attention: tuple[int, ...] = (8192, 32768, 131072)
-    ring: tuple[int, ...] = (8192, 32768)
+    attention: tuple[int, ...] = (131072, 32768, 8192, 524288)
+    means: tuple[int, ...] = (2048, 512, 8192)
+    most_flops: float = 1e15
     mean_document: int = 2048
     product: int = 8192
     repeats: int = 5
+    ring: tuple[int, ...] = (32768,)
+    models: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {"1B": LLAMA_1B, "8B, 4 layers": LLAMA_8B}
+    )
+    steps: tuple[int, ...] = (32768, 131072)
     audit_model: dict[str, Any] = field(default_factory=lambda: LLAMA_7B)
     audit: int = 4096
-    step_model: dict[str, Any] = field(default_factory=lambda: LLAMA_200M)
-    step: int = 8192
-    step_rows: int = 8
-    steps: int = 4
-    training_model: dict[str, Any] = field(default_factory=lambda: LLAMA_1B)
-    training: int = 32768
+    mesh_model: dict[str, Any] = field(default_factory=lambda: LLAMA_200M)
+    mesh: int = 8192
+    mesh_rows: int = 8
+    mesh_steps: int = 4
     search_model: dict[str, Any] = field(default_factory=lambda: LLAMA_1B)
     search_trained: int = 4096
     search: tuple[int, ...] = (4096, 16384)
     search_batches: tuple[int, ...] = (1, 2, 4, 8)
+    prompt: int = 32768
+    prompts: int = 8
+    answer: int = 32
     processes: int = 1
     tests: str = "tests"
     small: bool = False
@@ -103,57 +123,70 @@ SMALL = replace(
     kv_heads=2,
     head_dim=16,
     attention=(128,),
-    ring=(128,),
+    means=(32,),
     mean_document=32,
     product=64,
     repeats=1,
+    ring=(128,),
+    models={"tiny": TINY},
+    steps=(128,),
     audit_model=TINY,
     audit=64,
-    step_model=TINY,
-    step=128,
-    step_rows=2,
-    steps=2,
-    training_model=TINY,
-    training=128,
+    mesh_model=TINY,
+    mesh=128,
+    mesh_rows=2,
+    mesh_steps=2,
     search_model=TINY,
     search_trained=64,
     search=(64, 128),
     search_batches=(1, 2),
+    prompt=1024,
+    prompts=2,
+    answer=2,
     processes=2,
     tests="tests/dry_run/test_simulated.py",
     small=True,
 )
 
 
+@dataclass(frozen=True)
+class Case:
+    """A row of figures: what tells it from the others, and the work that finds its figures."""
+
+    row: dict[str, Any]
+    work: Callable[[], Mapping[str, Any]]
+
+
+class NotRunError(Exception):
+    """A case that this machine cannot run, for lack of a package or a device; its message says what."""
+
+
+def timed_ms(work: Callable[[], Any], device: str) -> float:
+    """Time of a piece of work, by CUDA's events on a GPU."""
+    if device == "cuda":
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end))
+    began = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - began)
+
+
 def milliseconds(work: Callable[[], Any], device: str, repeats: int) -> float:
-    """Median time of a piece of work after a warm-up, by CUDA's events on a GPU."""
+    """Median time of a piece of work after a warm-up."""
     for _ in range(2):
         work()
-    times = []
-    for _ in range(repeats):
-        if device == "cuda":
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            work()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(float(start.elapsed_time(end)))
-        else:
-            began = time.perf_counter()
-            work()
-            times.append(1000 * (time.perf_counter() - began))
-    return statistics.median(times)
+    return median(timed_ms(work, device) for _ in range(repeats))
 
 
-def tried(row: dict[str, Any], work: Callable[[], Any]) -> dict[str, Any]:
-    """A row of figures, or why there is none: an engine that cannot, or memory that does not suffice."""
-    try:
-        work()
-    except (EngineError, torch.OutOfMemoryError) as error:
-        row["refused"] = str(error).splitlines()[0]
-    free()
-    print(row, flush=True)
-    return row
+@cache
+def matmul_rate(size: int, device: str, repeats: int) -> float:
+    """FLOP/s of a square bfloat16 product: the roof that all else is held against."""
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    return 2 * size**3 / (milliseconds(lambda: a @ a, device, repeats) / 1000)
 
 
 def finish(device: torch.device) -> None:
@@ -175,8 +208,13 @@ def peak_gib(device: str) -> dict[str, float]:
     return {"peak_gib": torch.cuda.max_memory_allocated() / 2**30} if device == "cuda" else {}
 
 
+def beyond(device: str, before: float) -> dict[str, float]:
+    """What the peak is above the GiB that :func:`allocated_gib` had found; nothing on a CPU."""
+    return {"gib_beyond_inputs": peak_gib(device)["peak_gib"] - before} if device == "cuda" else {}
+
+
 def free() -> None:
     """Give back what no figure needs any more."""
-    gc.collect()
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()

@@ -1,9 +1,7 @@
-"""The parallel part of ``python -m benchmarks.gpu``; what needs several devices is left out where there is one.
+"""The meshes of ``python -m benchmarks.gpu``: a step over FSDP2 and NCCL with one rank, and on all devices.
 
-On one device no rank can send to another. There: the blocks of a ring of four ranks, all in turn, through varlen
-kernels and plain ones, beside attention of the whole row; a step over FSDP2 and NCCL with one rank beside a whole
-model's; and a training step by what is kept for its backward, beside transformers' own. On several: the same step on
-meshes of all devices, started with torchrun, its loss and gradient norm beside one device's, and tokens a second.
+Beside a whole model's stand the same step with one rank, and on meshes of all devices, started with torchrun: loss,
+gradient norm, and tokens a second.
 """
 
 from __future__ import annotations
@@ -14,91 +12,38 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 import transformers
-from torch import Tensor
 
 from benchmarks.attention_cpu import document_lengths
 from benchmarks.gpu_sizes import (
     LARGE,
     SMALL,
+    NotRunError,
     Sizes,
-    allocated_gib,
     finish,
     free,
-    milliseconds,
-    peak_gib,
-    tried,
 )
-from ropewalk import PackedLayout, Row, attend
-from ropewalk.attention import AttentionSpec, check_engine
-from ropewalk.attention.choices import Pattern
+from ropewalk import PackedLayout, Row
 from ropewalk.attention.layout import next_token_labels
-from ropewalk.models import losses
-from ropewalk.models.load import attach, checkpoint_activations, load_model
+from ropewalk.models.load import checkpoint_activations, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
-from ropewalk.parallel import Mesh, MeshShape, ShardedLayouts, World, joined, make_mesh
-from ropewalk.parallel.mesh import SequenceGroups
+from ropewalk.parallel import Mesh, MeshShape, World, joined, make_mesh
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.training.step import ForwardPass, StepResult, micro_batches, train_step
 
 ROOT = Path(__file__).resolve().parents[1]
-RING = 4
 SECONDS = 240
 """Patience with torchrun: a collective that hangs must not take the other figures with it."""
 RATE = 1e-4
-
-
-def ring_of_ranks(length: int, sizes: Sizes, device: str) -> list[dict[str, Any]]:
-    """Forward and backward of all ranks of a ring in turn; the bound is attention of the whole row by varlen."""
-    from tests.parallel.ring.ring_cases import ranks_in_turn
-
-    layouts = {
-        "full": PackedLayout.from_lengths([length], "full", 0),
-        "anchor": PackedLayout.from_lengths(document_lengths(length - 1, sizes.mean_document), "anchor", 1),
-    }
-    torch.manual_seed(0)
-    heads = (sizes.heads, sizes.kv_heads, sizes.kv_heads, sizes.heads)
-    shapes = [(1, each, length, sizes.head_dim) for each in heads]
-    q, k, v, cotangent = (torch.randn(shape, device=device, dtype=torch.bfloat16) for shape in shapes)
-    qkv = [x.requires_grad_() for x in (q, k, v)]
-    found = []
-    for pattern, layout in layouts.items():
-        rows = ShardedLayouts.of([layout], SequenceGroups(ring=RING)).rows
-
-        def whole_row(layout: PackedLayout = layout) -> Tensor:
-            return attend(q, k, v, layout, "varlen")
-
-        def ring(engine: str, layout: PackedLayout = layout, rows: Any = rows) -> Tensor:
-            checked = check_engine(engine, AttentionSpec(device, torch.bfloat16, sizes.head_dim, ring=True))
-            output: Tensor = ranks_in_turn(q, k, v, [layout], rows, checked)
-            return output
-
-        ways: dict[str, Callable[[], Tensor]] = {
-            "whole row, varlen": whole_row,
-            **{f"ring, {engine}": partial(ring, engine) for engine in ("varlen", "segments")},
-        }
-        for name, attention in ways.items():
-            row: dict[str, Any] = {"length": length, "pattern": pattern, "way": name}
-
-            def step(row: dict[str, Any] = row, attention: Callable[[], Tensor] = attention) -> None:
-                def once() -> None:
-                    torch.autograd.grad(attention(), qkv, cotangent)
-
-                row["ms"] = milliseconds(once, device, sizes.repeats)
-
-            found.append(tried(row, step))
-    return found
 
 
 def step_of_one_rank(sizes: Sizes, device: str) -> dict[str, Any]:
@@ -113,34 +58,32 @@ def step_of_one_rank(sizes: Sizes, device: str) -> dict[str, Any]:
         }
 
 
-def steps_of_several(sizes: Sizes, device: str) -> list[dict[str, Any]] | str:
-    """The same step on meshes of all devices, or of some processes on a CPU; a sentence where there is one device."""
+def steps_of_several(sizes: Sizes, device: str) -> dict[str, Any]:
+    """The same step on meshes of all devices, or of some processes on a CPU."""
     devices = torch.cuda.device_count() if device == "cuda" else sizes.processes
     if devices < 2:
-        return f"left out: {devices} device"
+        raise NotRunError("needs two CUDA devices")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "llama"
         save_llama(folder, sizes)
-        return several(folder, Path(scratch), devices, whole_step(folder, sizes, device), sizes, device)
+        whole = whole_step(folder, sizes, device)
+        meshes = several(folder, Path(scratch), devices, whole, sizes, device)
+    failed = [each["failed"] for each in meshes if "failed" in each]
+    return {"meshes": meshes} | ({"failed": failed} if failed else {})
 
 
 def save_llama(folder: Path, sizes: Sizes) -> None:
     """A random Llama."""
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**sizes.step_model, max_position_embeddings=sizes.step)
+    config = transformers.LlamaConfig(**sizes.mesh_model, max_position_embeddings=sizes.mesh)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def packed_rows(
-    count: int, length: int, vocabulary: int, mean: int, pattern: Pattern = "anchor"
-) -> list[Row]:
+def packed_rows(count: int, length: int, vocabulary: int, mean: int) -> list[Row]:
     """Rows of random tokens, the same in every process."""
     generator, rows = torch.Generator().manual_seed(0), []
     for seed in range(count):
-        if pattern == "full":
-            layout = PackedLayout.from_lengths([length], pattern, 0)
-        else:
-            layout = PackedLayout.from_lengths(document_lengths(length - 1, mean, seed), pattern, 1)
+        layout = PackedLayout.from_lengths(document_lengths(length - 1, mean, seed), "anchor", 1)
         ids = torch.randint(0, vocabulary, (length,), generator=generator)
         rows.append(Row(ids, next_token_labels(ids, layout), layout))
     return rows
@@ -154,7 +97,7 @@ def steps(model: LossModel, rows: list[Row], mesh: Mesh | None, sizes: Sizes) ->
     batches, forward = micro_batches(rows, 1, mesh), ForwardPass("bfloat16-autocast")
     results: list[StepResult] = []
     seconds = []
-    for _ in range(sizes.steps):
+    for _ in range(sizes.mesh_steps):
         finish(device)
         began = time.perf_counter()
         results.append(train_step(model, batches, optimizer, RATE, forward, mesh))
@@ -168,7 +111,7 @@ def whole_step(folder: Path, sizes: Sizes, device: str) -> dict[str, Any]:
     """A step of a whole model on one device."""
     model = load_model(folder, dtype=torch.float32, device=device)
     whole = LossModel(model, OutputHead.of(model))
-    rows = packed_rows(sizes.step_rows, sizes.step, model.config.vocab_size, sizes.mean_document)
+    rows = packed_rows(sizes.mesh_rows, sizes.mesh, model.config.vocab_size, sizes.mean_document)
     found = steps(whole, rows, None, sizes)
     del model, whole
     free()
@@ -200,7 +143,7 @@ def mesh_step(folder: Path, mesh: Mesh, world: World, sizes: Sizes) -> dict[str,
     """The same step on any mesh."""
     model = load_sharded(folder, mesh, world)
     vocabulary = model.model.config.vocab_size
-    rows = packed_rows(sizes.step_rows, sizes.step, vocabulary, sizes.mean_document)
+    rows = packed_rows(sizes.mesh_rows, sizes.mesh, vocabulary, sizes.mean_document)
     return steps(model, rows[mesh.data_rank :: mesh.shape.data_degree], mesh, sizes)
 
 
@@ -218,7 +161,7 @@ def several(
     folder: Path, scratch: Path, devices: int, whole: dict[str, Any], sizes: Sizes, device: str
 ) -> list[dict[str, Any]]:
     """The same step on meshes of all devices, each in processes of its own."""
-    devices = 2 ** (min(devices, sizes.step_rows).bit_length() - 1)
+    devices = 2 ** (min(devices, sizes.mesh_rows).bit_length() - 1)
     meshes = [{"shard": devices}, {"sequence": devices}, {"ring": devices}]
     if devices >= 4:
         meshes += [{"shard": devices // 4, "ring": 2, "sequence": 2}, {"replicate": 2, "shard": devices // 2}]
@@ -248,87 +191,6 @@ def several(
         found.append(row)
         print(row, flush=True)
     return found
-
-
-def training(sizes: Sizes, device: str) -> list[dict[str, Any]]:
-    """Seconds and peak memory of a step of one row: transformers' own, ours by pattern, and by what is kept for the
-    backward."""
-    config = transformers.LlamaConfig(**sizes.training_model, max_position_embeddings=sizes.training)
-    whole_logits = 4 * sizes.training * config.vocab_size
-    found = []
-    row: dict[str, Any] = {"way": "plain transformers, SDPA", "pattern": "full", "kept": "checkpointing"}
-    found.append(tried(row, lambda: row.update(plain_step(config, sizes, device))))
-    ways: tuple[tuple[Pattern, str, bool, bool, int], ...] = (
-        ("full", "checkpointing", True, False, losses.LOGITS_BYTES),
-        ("intra_document", "checkpointing", True, False, losses.LOGITS_BYTES),
-        ("anchor", "checkpointing", True, False, losses.LOGITS_BYTES),
-        ("anchor", "all activations", False, False, losses.LOGITS_BYTES),
-        ("anchor", "checkpointing, offload", True, True, losses.LOGITS_BYTES),
-        ("anchor", "checkpointing, all logits at once", True, False, whole_logits),
-    )
-    for pattern, kept, checkpointing, offload, logits_bytes in ways:
-        row = {"way": "ropewalk", "pattern": pattern, "kept": kept, "logits_gib": logits_bytes / 2**30}
-        rows = packed_rows(1, sizes.training, config.vocab_size, sizes.mean_document, pattern)
-
-        def step(
-            row: dict[str, Any] = row,
-            rows: list[Row] = rows,
-            checkpointing: bool = checkpointing,
-            offload: bool = offload,
-            logits_bytes: int = logits_bytes,
-        ) -> None:
-            with patch.object(losses, "LOGITS_BYTES", logits_bytes):
-                row.update(own_step(config, rows, checkpointing, offload, device))
-
-        found.append(tried(row, step))
-    return found
-
-
-def own_step(
-    config: Any, rows: list[Row], checkpointing: bool, offload: bool, device: str
-) -> dict[str, float]:
-    """The second step of a new model: the first one makes the optimizer's state."""
-    with torch.device(device):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    attach(model)
-    trained = LossModel(model, OutputHead.of(model)).train()
-    if checkpointing:
-        checkpoint_activations(model)
-    optimizer = MasterAdamW(trained.named_parameters(), Optimizer())
-    batches, forward = micro_batches(rows), ForwardPass("bfloat16", offload)
-    return timed_step(lambda: train_step(trained, batches, optimizer, RATE, forward), config, device)
-
-
-def plain_step(config: Any, sizes: Sizes, device: str) -> dict[str, float]:
-    """The same of a loop without ropewalk: transformers with SDPA, full attention, and torch's AdamW in bfloat16."""
-    with torch.device(device):
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, attn_implementation="sdpa"
-        )
-    checkpoint_activations(model.train())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
-    ids = torch.randint(0, config.vocab_size, (1, sizes.training), device=device)
-
-    def step() -> None:
-        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return timed_step(step, config, device)
-
-
-def timed_step(step: Callable[[], Any], config: Any, device: str) -> dict[str, float]:
-    """Seconds, tokens a second and memory of the second of two steps."""
-    step()
-    finish(torch.device(device))
-    before = allocated_gib(device)
-    began = time.perf_counter()
-    step()
-    finish(torch.device(device))
-    seconds = time.perf_counter() - began
-    tokens = config.max_position_embeddings / seconds
-    return {"seconds": seconds, "tokens_per_s": tokens, "before_gib": before, **peak_gib(device)}
 
 
 def worker(shape: str, folder: str, out: str, device: str, small: str = "") -> None:

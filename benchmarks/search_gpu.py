@@ -6,13 +6,14 @@ on what they say. The loss of the same candidates is compared too, since a batch
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
-from benchmarks.gpu_sizes import Sizes, allocated_gib, milliseconds, peak_gib
+from benchmarks.gpu_sizes import Case, Sizes, allocated_gib, milliseconds, peak_gib
 from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.models.load import attach
 from ropewalk.rope import Default
@@ -20,10 +21,13 @@ from ropewalk.search import Job, ModelEvaluator, goal_of, mutate
 from ropewalk.search.objective import Forwards
 
 
-def measure(sizes: Sizes, device: str) -> list[dict[str, Any]]:
+def cases(sizes: Sizes, device: str) -> list[Case]:
     """Forwards a second, peak memory, and the largest relative difference of a loss from that of batch 1."""
-    model = random_llama(sizes, device)
-    return [row for length in sizes.search for row in forwards(model, length, sizes, device)]
+
+    def batches(length: int) -> dict[str, Any]:
+        return {"batches": forwards(random_llama(sizes, device), length, sizes, device)}
+
+    return [Case({"length": length}, partial(batches, length)) for length in sizes.search]
 
 
 def random_llama(sizes: Sizes, device: str) -> Any:
@@ -72,5 +76,4 @@ def forwards(model: Any, length: int, sizes: Sizes, device: str) -> list[dict[st
             row["forwards_per_s"] = 1000 * len(jobs) / ms
             row["worst_difference"] = float(np.abs(here / alone - 1).max())
             row |= peak_gib(device)
-        print(row, flush=True)
     return found
