@@ -80,6 +80,7 @@ def trained(
     world=None,
     offload=False,
     tiles=None,
+    optimizer_away=False,
 ):
     """(loss, gradient norm, tokens) of each step, and the weights after the last."""
     if mesh is None:
@@ -88,7 +89,7 @@ def trained(
         mine = rows
     else:
         compute = torch.bfloat16 if precision == "bfloat16" else None
-        model = load_sharded(folder, mesh, world, compute_dtype=compute)
+        model = load_sharded(folder, mesh, world, compute_dtype=compute, offload=optimizer_away)
         mine = rows[mesh.data_rank :: mesh.shape.data_degree]
     masters = None
     if mesh is None and precision == "bfloat16":
@@ -99,7 +100,7 @@ def trained(
         checkpoint_activations(model.model)
     if tiles is not None:
         tile_mlps(model.model, tiles)
-    optimizer = MasterAdamW(model.named_parameters(), Optimizer(), masters)
+    optimizer = MasterAdamW(model.named_parameters(), Optimizer(), masters, optimizer_away)
     found = []
     for _ in range(steps):
         batches = micro_batches(mine, rows_per_batch, mesh)
@@ -115,13 +116,22 @@ def trained(
 
 
 def trained_on_ranks(
-    shape, folder, rows, steps, rows_per_batch, precision, checkpointing, offload=False, tiles=None
+    shape,
+    folder,
+    rows,
+    steps,
+    rows_per_batch,
+    precision,
+    checkpointing,
+    offload=False,
+    tiles=None,
+    optimizer_away=False,
 ):
     """The same on a mesh; weights on rank 0 only."""
     with joined("cpu") as world:
         mesh = make_mesh(MeshShape(**shape), "cpu")
         options = (steps, rows_per_batch, precision, checkpointing)
-        return trained(folder, rows, *options, mesh, world, offload, tiles)
+        return trained(folder, rows, *options, mesh, world, offload, tiles, optimizer_away)
 
 
 def trained_wrongly(fault, *args):

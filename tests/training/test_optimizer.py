@@ -230,3 +230,88 @@ def test_moments_without_a_step_stay_zero():
     before, _, _ = moved((0.9, 0.95), 0)
     optimizer, _ = carried(before, (0.8, 0.99), True)
     assert all(not tensor.any() for tensor in optimizer.state().values())
+
+
+def stepped(model, optimizer, steps=4, passes=2):
+    """Norms of the gradients of some steps of several micro-batches each."""
+    norms = []
+    for step in range(steps):
+        for each in range(passes):
+            gradients(model, passes * step + each)
+            optimizer.collect_gradients()
+        norms.append(optimizer.clip())
+        optimizer.step(1e-2)
+        optimizer.zero_grad()
+    return norms
+
+
+def fused(optimizer):
+    """The same optimizer with the kernel that runs on the CPU under ``offload``."""
+    for group in optimizer.adamw.param_groups:
+        group["fused"] = True
+    return optimizer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_offloaded_optimizer_takes_the_same_steps_to_the_bit(dtype):
+    here, away = network(dtype), network(dtype)
+    both = [
+        fused(MasterAdamW(here.named_parameters(), SETTINGS)),
+        MasterAdamW(away.named_parameters(), SETTINGS, offload=True),
+    ]
+    norms = [stepped(model, optimizer) for model, optimizer in zip((here, away), both, strict=True)]
+    assert all(map(torch.equal, *norms))
+    for a, b in zip(here.parameters(), away.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert both[0].state().keys() == both[1].state().keys()
+    assert all(torch.equal(value, both[1].state()[name]) for name, value in both[0].state().items())
+
+
+def test_the_fused_kernel_differs_from_torchs_loop_by_rounding():
+    loop, one_pass = network(), network()
+    stepped(loop, MasterAdamW(loop.named_parameters(), SETTINGS))
+    stepped(one_pass, MasterAdamW(one_pass.named_parameters(), SETTINGS, offload=True))
+    for a, b in zip(loop.parameters(), one_pass.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_a_gradient_leaves_before_the_next_layer_makes_its_own():
+    model, there = network(), []
+    optimizer = MasterAdamW(model.named_parameters(), SETTINGS, offload=True)
+    for parameter in model.parameters():
+        # After the optimizer's own hook.
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: there.append([name for name, p in model.named_parameters() if p.grad is not None])
+        )
+    gradients(model, 0)
+    assert there == [[]] * 4
+    assert all(master.grad is not None for master in optimizer.masters.values())
+    assert not any(
+        master is p for master, p in zip(optimizer.masters.values(), model.parameters(), strict=True)
+    )
+
+
+def test_narrow_gradients_of_micro_batches_add_up_in_float32_on_the_host_too():
+    weight = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16))
+    optimizer = MasterAdamW([("w", weight)], SETTINGS, offload=True)
+    for value in [256.0] + [1.0] * 100:
+        (weight * value).sum().backward()
+        optimizer.collect_gradients()
+    assert optimizer.masters["w"].grad.flatten().tolist() == [356.0] * 4
+
+
+@pytest.mark.parametrize("offloads", [(False, True), (True, False)])
+def test_state_is_the_same_with_and_without_offload(offloads):
+    """A run may switch between steps: what one saves, the other goes on with."""
+    model = network(torch.bfloat16)
+    first = fused(MasterAdamW(model.named_parameters(), SETTINGS, offload=offloads[0]))
+    stepped(model, first)
+    state = {name: tensor.clone() for name, tensor in first.state().items()}
+    weights = {name: each.clone() for name, each in first.weights(model.state_dict()).items()}
+    other = network(torch.bfloat16)
+    second = fused(MasterAdamW(other.named_parameters(), SETTINGS, weights, offload=offloads[1]))
+    second.load_state(state)
+    stepped(model, first, steps=2)
+    stepped(other, second, steps=2)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)

@@ -430,6 +430,15 @@ def test_what_cannot_change_a_number_changes_freely(done, cut, tiny_checkpoint, 
     assert len(list((Path(cut["output"]) / "checkpoints").iterdir())) == 1
 
 
+@pytest.mark.parametrize("setting", [{"offload_optimizer": True}, {"tiled_mlp": 16}], ids=str)
+def test_what_saves_memory_changes_a_resumed_run_by_rounding(done, cut, setting):
+    extend(recipe_of(with_stage(cut, **setting)), resume=True)
+    found, expected = metrics_of(cut["output"]), metrics_of(done[0]["output"])
+    # The steps before were taken without it.
+    assert found[:2] == expected[:2]
+    assert [line[2] for line in found] == pytest.approx([line[2] for line in expected], rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("override", "why"),
     [

@@ -81,15 +81,22 @@ def test_a_mesh_of_four_trains_as_one_process_does(four_ranks, tied_llama, alone
 @pytest.mark.parametrize(
     "options",
     slow_after(
-        2,
+        3,
         [
             ((2, 1, "float32", True, True),),
+            ((2, 2, "float32", False, False, None, True),),
             ((2, 2, "float32", True, False, 16),),
             ((2, 2, "float32", True),),
             ((2, 2, "float32", False),),
         ],
     ),
-    ids=["checkpointed and offloaded", "in tiles", "two rows a pass, checkpointed", "two rows a pass"],
+    ids=[
+        "checkpointed and offloaded",
+        "optimizer on the host",
+        "in tiles",
+        "two rows a pass, checkpointed",
+        "two rows a pass",
+    ],
 )
 def test_micro_batches_checkpointing_and_offloading_change_nothing(four_ranks, tied_llama, alone, options):
     shape = {"shard": 2, "sequence": 2}

@@ -140,10 +140,10 @@ def _on_device(
     model: LossModel, stage: ResolvedStage, mesh: Mesh | None, device: torch.device
 ) -> MasterAdamW:
     """Shard the model as training does, give its parameters memory, and make the optimizer."""
-    bfloat16 = stage.precision == "bfloat16"
+    bfloat16, offload = stage.precision == "bfloat16", stage.settings.stage.offload_optimizer
     if mesh is not None:
-        shard_model(model, mesh, torch.bfloat16 if bfloat16 else None)
-    materialise(model, device)
+        shard_model(model, mesh, torch.bfloat16 if bfloat16 else None, offload)
+    materialise(model, device, offload and mesh is not None)
     optimizer = ready_to_train(model, stage.settings, bfloat16 and mesh is None)
     # torch makes the moments in the first step; every later one has them from its start.
     optimizer.load_state(optimizer.state())

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from ropewalk.attention.layout import IGNORED, PackedLayout
@@ -191,7 +192,12 @@ class LossModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Device that computes: not that of shards in CPU memory, but that of the mesh they are gathered on."""
         device: torch.device = self.model.device
+        parameter = self.head.linear.weight
+        if isinstance(parameter, DTensor) and parameter.device_mesh.device_type != device.type:
+            module = torch.get_device_module(parameter.device_mesh.device_type)
+            return torch.device(parameter.device_mesh.device_type, module.current_device())
         return device
 
     def forward(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ropewalk.errors import EngineError
@@ -29,6 +29,7 @@ def load_sharded(
     dtype: torch.dtype = torch.float32,
     compute_dtype: torch.dtype | None = None,
     adapter: NewAdapter | None = None,
+    offload: bool = False,
 ) -> LossModel:
     """Load a checkpoint with its parameters sharded over the ranks; every rank calls this.
 
@@ -41,6 +42,7 @@ def load_sharded(
         dtype: dtype of the shards.
         compute_dtype: dtype in which parameters are gathered; gradients are reduced in float32. None for ``dtype``.
         adapter: adapter to add, whose frozen parameters have ``compute_dtype``; None for none.
+        offload: as for :func:`shard_model`.
 
     Returns:
         The model with its output head, sharded, in evaluation mode.
@@ -67,13 +69,15 @@ def load_sharded(
     if adapter is not None:
         adapter.add_to(model, dtype, compute_dtype)
     trained = LossModel(model, OutputHead.unchecked(model))
-    shard_model(trained, mesh, compute_dtype)
-    materialise(trained, world.device_on(mesh))
+    shard_model(trained, mesh, compute_dtype, offload)
+    materialise(trained, world.device_on(mesh), offload)
     _fill(model, source[0] if source else None)
     return trained.eval()
 
 
-def shard_model(trained: LossModel, mesh: Mesh, compute_dtype: torch.dtype | None = None) -> None:
+def shard_model(
+    trained: LossModel, mesh: Mesh, compute_dtype: torch.dtype | None = None, offload: bool = False
+) -> None:
     """Shard a model in place: one unit for each decoder layer, and one for the rest, including tied parameters.
 
     Args:
@@ -81,6 +85,8 @@ def shard_model(trained: LossModel, mesh: Mesh, compute_dtype: torch.dtype | Non
         mesh: parameters are sharded over all its ranks except replicas.
         compute_dtype: dtype in which parameters are gathered; None to keep theirs. Tensors passed between layers are
             not cast, so that cos and sin of RoPE stay float32.
+        offload: whether the shards and their gradients are in CPU memory. Each shard is sent to the device before it is
+            gathered, and its gradient to CPU memory as soon as it is reduced.
 
     Raises:
         EngineError: as for :func:`decoder_layers`.
@@ -98,8 +104,17 @@ def shard_model(trained: LossModel, mesh: Mesh, compute_dtype: torch.dtype | Non
         return Shard(sharded_dimension(parameter.shape, ranks))
 
     # Layers first: fully_shard of the root then takes only what no layer has claimed.
+    where = (
+        CPUOffloadPolicy(pin_memory=mesh.device_mesh.device_type == "cuda") if offload else OffloadPolicy()
+    )
     for module in (*layers, trained):
-        fully_shard(module, mesh=dimensions, mp_policy=policy, shard_placement_fn=placement)
+        fully_shard(
+            module,
+            mesh=dimensions,
+            mp_policy=policy,
+            shard_placement_fn=placement,
+            offload_policy=where,
+        )
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
@@ -119,16 +134,23 @@ def decoder_layers(model: Any) -> list[nn.Module]:
     return layers
 
 
-def materialise(module: nn.Module, device: torch.device) -> None:
+def materialise(module: nn.Module, device: torch.device, offload: bool = False) -> None:
     """Allocate memory for a module on the meta device, whole or sharded, and move its buffers.
 
     ``to_empty`` would untie tied parameters and reset buffers.
+
+    Args:
+        module: the module.
+        device: device of its buffers, and of its parameters unless ``offload`` leaves those in CPU memory.
+        offload: whether it does.
     """
     made: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
             if id(parameter) not in made:
                 empty = torch.empty_like(parameter, device=device)
+                # Through the device, so that a dry run sees that there is no data.
+                empty = empty.cpu() if offload else empty
                 made[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
             setattr(owner, name, made[id(parameter)])
         for name, buffer in owner.named_buffers(recurse=False):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from ropewalk.training.host_copies import HostCopies
 from ropewalk.training.recipe.recipe import Optimizer, Stage
 
 STATE_KINDS = ("step", "exp_avg", "exp_avg_sq")
@@ -36,11 +39,26 @@ def learning_rate_at(step: int, stage: Stage) -> float:
     return least + (peak - least) * share if least else peak * share
 
 
+def _own_master(parameter: nn.Parameter, offload: bool) -> bool:
+    """Whether AdamW updates the parameter itself."""
+    return parameter.dtype == torch.float32 and (not offload or isinstance(parameter, DTensor))
+
+
+def _master(values: Tensor, offload: bool) -> nn.Parameter:
+    here = values.detach().to("cpu" if offload else values.device)
+    # float() returns a float32 tensor itself, so without clone the optimizer would change the caller's.
+    return nn.Parameter(here.float().clone())
+
+
 class MasterAdamW:
     """AdamW that keeps float32 master weights of narrower parameters, and accumulates gradients in float32.
 
     A float32 parameter is its own master, which makes this plain AdamW. Gradients are moved to the masters after each
     backward, so micro-batches never accumulate in bfloat16.
+
+    With ``offload``, masters, gradients and moments are in CPU memory, and AdamW runs there: each gradient is sent to
+    its master as soon as the backward has made it, and leaves the device. A sharded model must have its shards in CPU
+    memory (``shard_model(offload=True)``), which are their own masters then.
     """
 
     def __init__(
@@ -48,6 +66,7 @@ class MasterAdamW:
         parameters: Iterable[tuple[str, nn.Parameter]],
         settings: Optimizer,
         masters: Mapping[str, Tensor] | None = None,
+        offload: bool = False,
     ) -> None:
         """Create the optimizer.
 
@@ -56,14 +75,22 @@ class MasterAdamW:
             settings: hyperparameters of AdamW.
             masters: float32 values that narrower parameters were rounded from; if None, masters are cast from the
                 parameters.
+            offload: whether masters and moments are in CPU memory.
         """
         self.parameters = {name: p for name, p in parameters if p.requires_grad}
         given = masters or {}
         self.masters = {
-            # float() returns a float32 master itself, so without clone the optimizer would change the caller's tensor.
-            name: p if p.dtype == torch.float32 else nn.Parameter(given.get(name, p).detach().float().clone())
+            name: p if _own_master(p, offload) else _master(given.get(name, p), offload)
             for name, p in self.parameters.items()
         }
+        self._sums: dict[str, Tensor] = {}
+        self._copies: HostCopies | None = None
+        away = [name for name, p in self.parameters.items() if offload and self.masters[name] is not p]
+        if away:
+            each = [self.parameters[name] for name in away]
+            self._copies = HostCopies(each[0].device, max(p.nbytes for p in each))
+            for name in away:
+                self.parameters[name].register_post_accumulate_grad_hook(partial(self._send, name))
         self.max_grad_norm = settings.max_grad_norm
         self.betas = settings.beta1, settings.beta2
         # Matrices decay; norms and biases, which have one dimension, do not, as is usual.
@@ -78,10 +105,32 @@ class MasterAdamW:
             lr=0.0,
             betas=self.betas,
             eps=settings.epsilon,
+            # On the CPU, AdamW otherwise takes one pass over memory for each of its operations.
+            fused=True if offload else None,
         )
+
+    def _send(self, name: str, parameter: Tensor) -> None:
+        """Hook of a parameter that has its gradient: the device keeps one at a time, and not those of all layers."""
+        assert self._copies is not None
+        assert parameter.grad is not None
+        gradient, parameter.grad = parameter.grad, None
+        self._copies.send(gradient, partial(self._receive, name))
+
+    def _receive(self, name: str, gradient: Tensor) -> None:
+        master = self.masters[name]
+        if master.grad is not None:
+            master.grad.add_(gradient)
+            return
+        # Kept from step to step: the kernel would clear as many bytes as the masters have each time.
+        if name not in self._sums:
+            self._sums[name] = torch.empty_like(master)
+        self._sums[name].copy_(gradient)
+        master.grad = self._sums[name]
 
     def collect_gradients(self) -> None:
         """Add the gradients of one backward to the masters' float32 gradients, and clear those of the parameters."""
+        if self._copies is not None:
+            self._copies.finish()
         for name, parameter in self.parameters.items():
             master = self.masters[name]
             # A master that is the parameter itself has its gradient already.
@@ -131,8 +180,13 @@ class MasterAdamW:
 
     def _round(self) -> None:
         for name, parameter in self.parameters.items():
-            if self.masters[name] is not parameter:
-                parameter.copy_(self.masters[name])
+            master = self.masters[name]
+            if self._copies is not None and master is not parameter:
+                self._copies.bring(master, parameter)
+            elif master is not parameter:
+                parameter.copy_(master)
+        if self._copies is not None:
+            self._copies.finish()
 
     def zero_grad(self) -> None:
         for owner in (self.parameters, self.masters):

@@ -147,6 +147,7 @@ def load_for_run(
     compute_dtype: torch.dtype | None = None,
     other_ropes: Mapping[str, RopeMethod] | None = None,
     with_adapter: bool = False,
+    offload: bool = False,
 ) -> LossModel:
     """Load a model with its output head: whole if there is one process, otherwise sharded over the mesh.
 
@@ -160,6 +161,7 @@ def load_for_run(
         other_ropes: RoPE of layer types that do not limit the context; None keeps those of the checkpoint.
         with_adapter: whether to add the recipe's adapter, if it has one: for the run's checkpoints, which contain its
             trained parameters alone. These have ``dtype``, and all others ``compute_dtype``.
+        offload: whether a sharded model keeps its shards in CPU memory.
     """
     recipe = resolved.recipe
     adapter = resolved.adapter if with_adapter else None
@@ -188,7 +190,7 @@ def load_for_run(
     # Sharded models contain reference cycles: collect an earlier one now, or its shards stay allocated.
     gc.collect()
     shards = resolved.dtype if isinstance(dtype, str) else dtype
-    return load_sharded(path, context.mesh, context.world, setup, shards, compute_dtype, adapter)
+    return load_sharded(path, context.mesh, context.world, setup, shards, compute_dtype, adapter, offload)
 
 
 def share_of_step(rows: Sequence[int], context: RunContext) -> list[int]:

@@ -211,6 +211,7 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
         torch.bfloat16 if bfloat16 else None,
         resolved.other_ropes[run.number],
         with_adapter=True,
+        offload=decided.stage.offload_optimizer,
     )
     # Before the masters are made, which are copies of these weights.
     if after is not None and not resumed:
@@ -236,16 +237,19 @@ def ready_to_train(model: LossModel, settings: StageSettings, narrowed: bool) ->
         narrowed: whether parameters are cast to bfloat16, with float32 masters. A sharded model keeps float32 shards
             and gathers them in bfloat16, so only a whole model needs masters.
     """
-    masters = None
+    masters, offload = None, settings.stage.offload_optimizer
     if narrowed:
-        masters = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        kept = "cpu" if offload else model.device
+        masters = {
+            name: p.detach().to(kept, copy=True) for name, p in model.named_parameters() if p.requires_grad
+        }
         cast_parameters(model, torch.bfloat16)
     model.train()
     if settings.stage.gradient_checkpointing:
         checkpoint_activations(model.model)
     if settings.stage.tiled_mlp is not None:
         tile_mlps(model.model, settings.stage.tiled_mlp)
-    return MasterAdamW(model.named_parameters(), settings.optimizer, masters)
+    return MasterAdamW(model.named_parameters(), settings.optimizer, masters, offload)
 
 
 def made_ahead(make: Callable[[int], Made], steps: Sequence[int]) -> Iterator[Made]:

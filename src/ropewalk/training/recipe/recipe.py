@@ -234,6 +234,16 @@ class Recipe(Settings):
         return self
 
     @model_validator(mode="after")
+    def _adapters_stay_on_the_device(self) -> Recipe:
+        for number, stage in enumerate(self.stages):
+            if self.adapter is not None and stage.offload_optimizer:
+                raise ValueError(
+                    f"stages.{number}.offload_optimizer is not possible with an adapter, whose few weights take little "
+                    "memory; set it to false"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _export_finds_its_weights(self) -> Recipe:
         export, steps = self.export, self.stages[-1].steps
         if export.weights == "last":

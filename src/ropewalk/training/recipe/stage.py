@@ -193,6 +193,11 @@ class Stage(Settings):
         description="most tokens that an MLP or its experts process at a time on each process; the backward recomputes "
         "them tile by tile; default: all at once",
     )
+    offload_optimizer: Annotated[bool, FREE] = Field(
+        False,
+        description="keep AdamW's moments and the float32 weights that it updates in CPU memory, send each gradient "
+        "there during the backward, and update there; several processes keep their shards of the weights there",
+    )
 
     @property
     def own_documents(self) -> bool:
@@ -263,7 +268,7 @@ class Stage(Settings):
         if info.context != AS_A_FILE:
             return stated
         later = {"min_learning_rate", "decay_steps", "data", "optimizer", "precision", "parallel", "seed"}
-        later |= {"tiled_mlp"}
+        later |= {"tiled_mlp", "offload_optimizer"}
         fields = type(self).model_fields
         return {
             key: value for key, value in stated.items() if key not in later or value != fields[key].default
