@@ -1,10 +1,10 @@
 """The steps of ``python -m benchmarks.gpu``: ropewalk's and others', and their memory beside the plan.
 
 Ours are those of a recipe, built as ``ropewalk extend`` builds them, but for random weights and tokens. Beside them
-stand a plain loop of transformers with SDPA and torch's AdamW, and TRL's ``SFTTrainer`` where it is installed. All see
-rows of the same length; our documents have new lengths in every row. ``seconds`` is the median of the steps behind the
-first. ``of_matmul_rate`` holds the needed operations (six a weight and token, and those of the visible pairs; nothing
-computed again) against the measured rate of a large matrix product.
+stand a plain loop of transformers with SDPA and torch's AdamW, and TRL's ``SFTTrainer`` and torchtitan 0.3 where they
+are installed. All see rows of the same length; our documents have new lengths in every row. ``seconds`` is the median
+of the steps behind the first. ``of_matmul_rate`` holds the needed operations (six a weight and token, and those of the
+visible pairs; nothing computed again) against the measured rate of a large matrix product.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Trained:
     def row(self, way: str) -> dict[str, Any]:
         """What names it among the figures."""
         named = {"model": self.name, "length": self.length, "pattern": self.pattern, "way": way}
-        return {**named, "gradient_checkpointing": False, **self.settings}
+        return {**named, **self.settings}
 
 
 def steps(sizes: Sizes, device: str) -> list[Case]:
@@ -133,8 +133,9 @@ def steps(sizes: Sizes, device: str) -> list[Case]:
         "ropewalk": own_step,
         "plain transformers": plain_step,
         "TRL": trl_step,
+        "torchtitan": titan_step,
     }
-    ours, plain, theirs = ways
+    ours, plain, *theirs = ways
     both: tuple[Pattern, ...] = ("anchor", "full")
     full = trained(first, short, "full", again)
     wanted = [
@@ -149,31 +150,36 @@ def steps(sizes: Sizes, device: str) -> list[Case]:
         *((way, trained(first, short, "full", kept)) for way in (ours, plain)),
         (ours, trained(first, short, "intra_document", again)),
         *((ours, trained(first, short, "anchor", again | each)) for each in SWITCHES),
-        (theirs, full),
+        *((way, full) for way in theirs),
     ]
     return [Case(each.row(way), partial(ways[way], each, sizes, device)) for way, each in wanted]
 
 
-SWITCHES: tuple[dict[str, Any], ...] = ({"offload_activations": True},)
+SWITCHES: tuple[dict[str, Any], ...] = (
+    {"offload_activations": True},
+    {"tiled_mlp": 8192},
+    {"offload_optimizer": True},
+)
 """Settings of a stage whose time and memory stand beside those of the same step without them."""
 
 
 def memory(sizes: Sizes, device: str) -> list[Case]:
     """Steps whose peak stands beside that of ``ropewalk plan`` for the same recipe."""
     name, shape = next(iter(sizes.models.items()))
+    short, long = sizes.steps[0], sizes.steps[-1]
     again = {"gradient_checkpointing": True}
-    wanted = [
-        Trained(name, shape, sizes.steps[-1], sizes.mean_document, "anchor", again),
-        Trained(name, shape, sizes.steps[0], sizes.mean_document, "anchor"),
-        *(
-            Trained(name, shape, sizes.steps[-1], sizes.mean_document, "anchor", again | each)
-            for each in SWITCHES
-        ),
-        Trained(name, shape, sizes.steps[0], sizes.mean_document, "full", again),
+    least = {key: value for each in SWITCHES for key, value in each.items()}
+    wanted: tuple[tuple[int, Pattern, dict[str, Any]], ...] = (
+        (long, "anchor", again),
+        (long, "anchor", again | least),
+        (short, "anchor", {"gradient_checkpointing": False}),
+        (short, "full", again),
+    )
+    steps = [Trained(name, shape, length, sizes.mean_document, p, each) for length, p, each in wanted]
+    return [
+        Case(each.row("ropewalk"), partial(beside_plan, each, sizes, device))
+        for each in (steps[1:2] if sizes.small else steps)
     ]
-    if sizes.small:
-        del wanted[1:]
-    return [Case(each.row("ropewalk"), partial(beside_plan, each, sizes, device)) for each in wanted]
 
 
 def own_step(trained: Trained, sizes: Sizes, device: str) -> dict[str, Any]:
@@ -280,6 +286,55 @@ def trl_step(trained: Trained, sizes: Sizes, device: str) -> dict[str, Any]:
         trainer.add_callback(Clock())
         trainer.train()
     return figures(seconds[1:], trained, [trained.attention.layout(0)], model, sizes, device)
+
+
+def titan_step(trained: Trained, sizes: Sizes, device: str) -> dict[str, Any]:
+    """torchtitan's 1B Llama in a loop: its checkpointing, compiled layers, loss in chunks, and varlen attention."""
+    try:
+        llama, losses, utils, recomputed, compiled = (
+            import_module(f"torchtitan.{name}")
+            for name in (
+                "models.llama3",
+                "components.loss",
+                "models.common.config_utils",
+                "distributed.activation_checkpoint",
+                "distributed.compile",
+            )
+        )
+        config, distributed = (import_module(f"torchtitan.{name}") for name in ("config", "distributed"))
+    except ImportError as error:
+        raise NotRunError(f"torchtitan is not installed: {error}") from error
+    if trained.name not in llama.llama3_configs:
+        raise NotRunError(f"torchtitan has no Llama of the shape {trained.name}")
+    spec = llama.model_registry(trained.name, attn_backend="varlen")
+    with torch.device(device):
+        model = spec.model.build()
+    model.init_states(buffer_device=torch.device(device))
+    # Its buffers are complex, which the module's own cast would lose.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    if trained.settings["gradient_checkpointing"]:
+        recomputed.FullAC.Config().build(dump_folder=tempfile.gettempdir()).apply(model)
+    alone = distributed.ParallelDims(1, 1, 1, 1, 1, 1, 1)
+    compiled.apply_compile(model, compile_config=config.CompileConfig(enable=True), parallel_dims=alone)
+    inner = losses.CrossEntropyLoss.Config(global_vocab_size=utils.decoder_vocab_size(spec))
+    loss = losses.ChunkedLossWrapper.Config(loss_fn=inner).build()
+    model._skip_lm_head = True
+    loss.set_lm_head(model.lm_head)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+    ids = torch.randint(0, trained.shape["vocab_size"], (1, trained.length), device=device)
+    positions = torch.arange(trained.length, device=device)[None]
+    masks = model.get_attention_masks(positions=positions)
+    targets = torch.tensor(float(trained.length), device=device)
+
+    def step() -> None:
+        hidden = model(ids, positions=positions, attention_masks=masks)
+        loss(hidden, ids, targets)[0].backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return timed(step, trained, [trained.attention.layout(0)], model, sizes, device)
 
 
 def words(vocabulary: int) -> Any:

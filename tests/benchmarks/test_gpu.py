@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -49,7 +50,9 @@ def test_every_section_runs_on_small_sizes(tmp_path):
         "intra_document",
         "anchor",
     }
-    assert all(row["seconds"] > 0 for row in rows["step"] if row["way"] != "TRL")
+    assert {row["way"] for row in rows["step"] if "seconds" not in row} <= {"TRL", "torchtitan"}
+    installed = find_spec("trl") is not None
+    assert installed == any("seconds" in row for row in rows["step"] if row["way"] == "TRL")
     assert all(row["planned_peak_gib"] > 0 for row in rows["memory"])
     assert [row["tokens"] for row in rows["ring"] if row["pattern"] == "full"] == [32, 128]
     assert all(row["prompts_per_s"] > 0 for row in rows["generation"])
