@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ropewalk.attention.speeds import SPEEDS
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
 from ropewalk.parallel import MeshShape
@@ -29,12 +30,13 @@ MODELS = {
 }
 TOKENS_PER_STEP = 2**24
 RANKS = (8, 16, 64, 128, 256, 512, 1024)
-SCALES = {"": 1.0, "GB": 1e9, "GB/s": 1e9, "TFLOP/s": 1e12, "µs": 1e-6}
+SCALES = {"": 1.0, "GB": 1e9, "GB/s": 1e9, "TFLOP/s": 1e12, "TB/s": 1e12, "µs": 1e-6}
 SAME = ("model", "context", "mesh", "offload")
 """What a run and the one with short documents have in common."""
 STATES = ("parameters", "gradients", "moments")
 NAMES = """The names in parentheses are fields of the class `Cluster` in `ropewalk.planning`. `ropewalk plan` has
-options for four of them: `--gpus-per-node`, `--memory-gb`, `--matmul-efficiency` and `--attention-efficiency`."""
+options for four of them: `--gpus-per-node`, `--memory-gb`, `--matmul-efficiency` and `--memory-efficiency`. Attention
+kernels have a table of their own, `ropewalk.attention.speeds`; `--attention-efficiency` gives another share."""
 COLUMNS = (
     "GPUs",
     "mesh",
@@ -82,9 +84,15 @@ def assumptions() -> str:
     """The machines as a table."""
     lines = ["| assumed | value | source |", "| --- | --- | --- |"]
     for each in fields(H100):
+        if "unit" not in each.metadata:
+            continue
         unit = each.metadata["unit"]
         value = f"{getattr(H100, each.name) / SCALES[unit]:g} {unit}".strip()
         lines.append(f"| {each.metadata['meaning']} (`{each.name}`) | {value} | {each.metadata['source']} |")
+    for kernel, (share, source) in ((name, known[H100.generation]) for name, known in SPEEDS.items()):
+        lines.append(
+            f"| share of the peak speed that attention reaches with `{kernel}` | {share:g} | {source} |"
+        )
     return "\n".join(lines)
 
 
@@ -167,11 +175,17 @@ def mesh_of(words: str) -> MeshShape:
 def bound(run: dict[str, Any]) -> str:
     """What takes most of a step's time, with its share."""
     time, flops = run["time"], run["flops"]
-    attention = flops["attention"] / H100.attention_efficiency
-    share = attention / (attention + flops["dense"] / H100.matmul_efficiency)
+    if "kinds" in time:
+        parts = time["kinds"]
+    else:
+        attention = flops["attention"] / 0.35
+        share = attention / (attention + flops["dense"] / 0.55)
+        parts = {"attention": time["compute_seconds"] * share}
+        parts |= {"matmul": time["compute_seconds"] - parts["attention"], "other": 0}
     seconds = {
-        "attention": time["compute_seconds"] * share,
-        "other products": time["compute_seconds"] * (1 - share),
+        "attention": parts["attention"],
+        "other products": parts["matmul"],
+        "memory bandwidth": parts["other"],
         "exchanges": time["exchange_seconds"],
         "FSDP and offload": time["exposed_seconds"],
     }

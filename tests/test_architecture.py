@@ -30,7 +30,7 @@ ALLOWED = {
     "readers": {"models", "rope"},
     "evaluation": {"attention", "data", "models", "parallel", "readers", "rope"},
     "search": {"attention", "data", "evaluation", "models", "parallel", "readers", "rope"},
-    "planning": {"data", "models", "parallel", "readers", "rope"},
+    "planning": {"attention", "data", "models", "parallel", "readers", "rope"},
     "audit": {"attention", "data", "evaluation", "models", "parallel", "rope"},
     "training": {
         "attention",

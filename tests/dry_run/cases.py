@@ -75,6 +75,10 @@ def played(recipe, ranks=1, device="cuda", rank=0, document_length=None) -> DryS
     return dry_step(resolved, 0, resolved.methods[0], rows, on, rank)
 
 
+KINDS = {"matmul": 5.0, "attention": 2.0, "other": 1.0}
+"""Seconds of a step's operators."""
+
+
 def planned_run(**changes) -> PlannedRun:
     """A plan of one stage, made by hand."""
     held = dict.fromkeys(PARTS, 0) | {"parameters": 4 * 10**9, "activations": 60 * 10**9}
@@ -98,6 +102,7 @@ def planned_run(**changes) -> PlannedRun:
         device="cuda",
         engine="varlen",
         precision="bfloat16",
+        kernels=("flash2",),
         documents="documents of 4,096 tokens",
         memory=memory,
         rank=0,
@@ -110,7 +115,7 @@ def planned_run(**changes) -> PlannedRun:
         offloaded=0,
         waits=(Wait("ropewalk/training/step.py:1 _read", "update", 2),),
         copies=(),
-        time=StageTime(10.0, 8.0, 1.5, 0.5, 104857.6, 0.4, 0.11, 0.28, None),
+        time=StageTime(10.0, 8.0, KINDS, 1.5, 0.5, 104857.6, 0.4, 0.11, 0.28, None),
     )
     run = PlannedRun("model", 8, "h100", 80 * 10**9, (stage,), ("an assumption",))
     return replace(run, stages=(replace(stage, **changes),))

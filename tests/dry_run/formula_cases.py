@@ -1,7 +1,7 @@
 """Runs of which the closed formulas and a dry run are compared, in a process of their own."""
 
 from ropewalk.dry_run.memory import memory_of
-from ropewalk.dry_run.played import flops_of, transfers_of
+from ropewalk.dry_run.played import flops_of, operators_of, transfers_of
 from ropewalk.models.load import read_config
 from ropewalk.planning.sizing.memory import estimate_memory
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
@@ -35,7 +35,7 @@ def both(recipe, ranks, rank):
         offload=stage.offload_activations,
         dtype="bfloat16",
     )
-    found = flops_of(step)
+    found = flops_of(operators_of(step))
     sent = transfers_of(step)
     expected = step_communication(run)
     work = flops(run.model, run.row_length, stage.rows_per_step, run.checkpointing)

@@ -37,6 +37,18 @@ def allocates_and_frees(device):
     assert z.shape == (16, 16)
 
 
+def reads_and_writes(device):
+    x, y = (torch.empty(64, 32, device=device) for _ in range(2))
+    row = torch.empty(1, 32, device=device).expand(64, 32)
+    x * row
+    x.add_(y)
+    x.copy_(y)
+    x.fill_(1.0)
+    torch._foreach_mul_([x, y], 2.0)
+    # Views move nothing.
+    x @ y.T.view(32, 64)[:]
+
+
 @fused
 def gated(x, weight):
     """Temporaries, a product with a temporary as its operand, and two outputs."""

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ropewalk.dry_run.memory import memory_of
-from ropewalk.dry_run.played import flops_of, transfers_of
+from ropewalk.dry_run.played import flops_of, operators_of, transfers_of
 from tests.dry_run.cases import model_folder, played, recipe_of
 from tests.dry_run.real_cases import real_step
 from tests.dry_run.recording_cases import sent_and_executed
@@ -70,7 +70,7 @@ def test_passes_beyond_the_executed_ones_count_like_them(aside, tmp_path):
     recipe = recipe_of(model_folder(tmp_path / "model"), parallel={"shard": 2}, rows_per_step=8)
     short, whole = (aside(sent_and_executed, recipe, 2, 1, passes) for passes in (2, 4))
     assert (short.passes, len(short.started), len(whole.started)) == (4, 2, 4)
-    assert flops_of(short) == _flops_of_all(whole)
+    assert flops_of(operators_of(short)) == _flops_of_all(whole)
     # The numbers of targets, and the loss and norm, are exchanged once a step.
     assert transfers_of(short).shards == _sent_by_all(whole)
 

@@ -28,7 +28,10 @@ def test_a_plan_that_fits():
     assert "yes" in text
     assert "10 s" in text
     assert "72.0 GB are usable; the peak is on rank 0, in the backward" in text
-    assert "bound by computation (computation 80%, communication within attention 15%" in text
+    assert (
+        "bound by matrix products (matrix products 50%, attention 20%, operators limited by memory bandwidth 10%, "
+        "communication within attention 15%" in text
+    )
     assert "attention is 25% of the step's 4e+15 operations" in text
     assert "sends 1.0 GB of parameters and gradients, 2.0 GB in Ulysses exchanges" in text
     assert "waits for the GPU twice in a step, never within a forward or backward" in text

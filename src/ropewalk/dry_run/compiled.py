@@ -10,7 +10,7 @@ Source: ``torch/_functorch/partitioners.py``, ``min_cut_rematerialization_partit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,24 +21,60 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from ropewalk.dry_run.bytes_moved import bytes_of
+
 
 @dataclass(eq=False)
 class FusedCall:
     """What happened inside a fused function.
 
+    Its kernels read what has memory already, and write what products or the caller need; the rest stays in registers.
+
     Attributes:
+        has_memory: whether a storage of this key has memory.
         products: results of products.
         allocated: keys of the storages that got memory.
+        stand_ins: keys of the storages that stand for the inputs.
+        bytes: bytes that its kernels read and write, without those of products.
     """
 
+    has_memory: Callable[[int], bool]
     products: list[Tensor] = field(default_factory=list)
     allocated: list[int] = field(default_factory=list)
+    stand_ins: set[int] = field(default_factory=set)
+    bytes: int = 0
+    _seen: set[int] = field(default_factory=set)
+    _made: dict[int, int] = field(default_factory=dict)
+
+    def elementwise(self, inputs: Iterable[Tensor], made: Any) -> None:
+        """An operator runs that is no product, and makes these tensors."""
+        self.reads(inputs)
+        for each in tree_leaves(made):
+            if isinstance(each, Tensor):
+                self._made[_key(each)] = bytes_of(each)
+
+    def reads(self, tensors: Iterable[Tensor]) -> None:
+        """Kernels read these tensors, each once."""
+        for each in tensors:
+            key = _key(each)
+            if key in self._seen or key in self._made:
+                continue
+            if key in self.stand_ins or self.has_memory(key):
+                self._seen.add(key)
+                self.bytes += bytes_of(each)
+
+    def writes(self, tensors: Any) -> None:
+        """Products inside, or the caller, need these tensors."""
+        for each in tree_leaves(tensors):
+            if isinstance(each, Tensor) and (key := _key(each)) in self._made:
+                self.bytes += self._made.pop(key)
+                self._seen.add(key)
 
 
 class Account(Protocol):
     """The recorder's account of memory; see :class:`~ropewalk.dry_run.recording.Recorder`."""
 
-    def one_operator(self) -> AbstractContextManager[FusedCall]: ...
+    def one_operator(self, name: str) -> AbstractContextManager[FusedCall]: ...
     def allocate(self, tensors: Any, operator: str) -> None: ...
     def occupies_nothing(self, tensor: Tensor) -> None: ...
     def moved(self, tensor: Tensor) -> Tensor: ...
@@ -62,8 +98,9 @@ def run_fused(account: Account, function: Callable[..., Any], args: Any, kwargs:
 
     if torch.is_grad_enabled() and any(each.requires_grad for each in (*inputs, *parameters)):
         return _Fused.apply(account, name, call, len(inputs), *inputs, *parameters)
-    with account.one_operator():
+    with account.one_operator(name) as inside:
         result = call(inputs)
+        inside.writes(result)
     account.allocate(result, name)
     return result
 
@@ -80,10 +117,16 @@ class _Fused(torch.autograd.Function):
             saved.add(_key(tensor))
             return tensor
 
-        with account.one_operator() as inside, torch.enable_grad(), saved_tensors_hooks(pack, lambda x: x):
+        with (
+            account.one_operator(name) as inside,
+            torch.enable_grad(),
+            saved_tensors_hooks(pack, lambda x: x),
+        ):
             # The graph must not hold inputs, or they would live until the backward whether it needs them or not.
             stand_ins = [_stand_in(account, each) for each in inputs]
+            inside.stand_ins.update(map(_key, stand_ins))
             result = call(stand_ins)
+            inside.writes(result)
         outputs = {_key(each) for each in tree_leaves(result)}
         products = {_key(each): each for each in inside.products if _key(each) not in outputs}
         own = {_key(each): each for each in stand_ins}
@@ -102,13 +145,15 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         # Held until the end; checkpointing computes them again here.
-        kept = ctx.saved_tensors  # noqa: F841
+        kept = ctx.saved_tensors
         pairs = zip(tree_leaves(ctx.result), gradients, strict=True)
         results = [(x, gradient) for x, gradient in pairs if x.requires_grad and gradient is not None]
         outputs, given = zip(*results, strict=True)
         leaves = [each for each in ctx.leaves if each.requires_grad]
-        with ctx.account.one_operator():
+        with ctx.account.one_operator(f"{ctx.name} backward") as inside:
+            inside.reads(kept)
             found = torch.autograd.grad(outputs, leaves, given, allow_unused=True)
+            inside.writes(found)
         ctx.account.allocate(found, ctx.name)
         rest = iter(found)
         return None, None, None, None, *(next(rest) if each.requires_grad else None for each in ctx.leaves)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention import varlen as _registers_its_operators  # noqa: F401
 
 from ropewalk.attention.engines import simulated_flex as _registers_more  # noqa: F401
+from ropewalk.attention.speeds import timed_flops
 
 VARLEN = torch.ops.torch_attn._varlen_attn
 VARLEN_BACKWARD = torch.ops.torch_attn._varlen_attn_backward
@@ -56,7 +57,20 @@ def visible_pairs(queries: int, keys: int, window: int | None = None) -> int:
     return up_to(keys) - up_to(max(keys - queries, 0))
 
 
-def attention_flops(packet: Any, args: Sequence[Any], kwargs: Any, values: Values) -> int:
+def kernel_of(packet: Any) -> str:
+    """Kernel of an attention operator, a key of :data:`~ropewalk.attention.speeds.SPEEDS`."""
+    name = str(packet)
+    return next((kernel for kernel in ("cudnn", "efficient", "flex") if kernel in name), "flash2")
+
+
+class AttentionCall(NamedTuple):
+    """Floating-point operations of a call, and those that take as long at the full speed of its kernel."""
+
+    flops: int
+    timed_flops: int
+
+
+def attention_call(packet: Any, args: Sequence[Any], kwargs: Any, values: Values) -> AttentionCall:
     """Floating-point operations of an attention kernel; a multiply-add counts as two.
 
     The forward takes ``2·H·(D + D')`` per pair, of D dimensions of keys and D' of values. The backward of flash
@@ -85,7 +99,8 @@ def attention_flops(packet: Any, args: Sequence[Any], kwargs: Any, values: Value
         seen = visible_pairs(min(length, keys), min(length, keys)) + max(length - keys, 0) * keys
         pairs = q.shape[0] * q.shape[1] * (seen if causal else length * keys)
         width, value_width = q.shape[3], v.shape[3]
-    return int(pairs * ((6 * width + 4 * value_width) if backward else 2 * (width + value_width)))
+    flops = int(pairs * ((6 * width + 4 * value_width) if backward else 2 * (width + value_width)))
+    return AttentionCall(flops, timed_flops(flops, pairs, q.shape[:-1].numel(), width))
 
 
 def recomputed_flops(packet: Any, args: Sequence[Any], flops: int) -> int:

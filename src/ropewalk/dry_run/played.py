@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ropewalk.dry_run.documents import Documents
 from ropewalk.dry_run.memory import Memory, memory_of
-from ropewalk.dry_run.recording import RECOMPUTATION
+from ropewalk.dry_run.recording import RECOMPUTATION, Operator, flops_by_phase
 from ropewalk.dry_run.simulated import register_device
 from ropewalk.dry_run.step import MOST_PASSES, DryStep, dry_step
 from ropewalk.planning.sizing.time import Transfers
@@ -49,17 +49,22 @@ class Played:
     Attributes:
         rank: the rank.
         memory: its memory.
-        flops: operations: ``dense``, ``attention``, and ``model`` without recomputation.
+        operators: calls of operators on the device.
         transfers: bytes and number of its transfers.
         waits, copies: waits of the host, and copies between host and device.
     """
 
     rank: int
     memory: Memory
-    flops: Counter[str]
+    operators: Counter[Operator]
     transfers: Transfers
     waits: tuple[Wait, ...]
     copies: tuple[Copy, ...]
+
+    @property
+    def flops(self) -> Counter[str]:
+        """Operations: ``dense``, ``attention``, and ``model`` without recomputation."""
+        return flops_of(self.operators)
 
 
 class Player(Protocol):
@@ -104,7 +109,7 @@ def play(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int)
     return Played(
         rank,
         memory_of(largest),
-        flops_of(step, rows.share_of_pairs(counted, step.layers)),
+        operators_of(step, rows.share_of_pairs(counted, step.layers)),
         transfers_of(step),
         tuple(Wait(place, moment, count) for (place, moment), count in step.recording.waits.items()),
         tuple(Copy(*key, *counted) for key, counted in step.recording.copies.items()),
@@ -116,24 +121,37 @@ def repeated(step: DryStep) -> int:
     return step.passes - min(step.passes, MOST_PASSES)
 
 
-def flops_of(step: DryStep, pairs: float = 1.0) -> Counter[str]:
-    """Operations of a rank in a step: dense, attention, and ``model`` without recomputation.
+def operators_of(step: DryStep, pairs: float = 1.0) -> Counter[Operator]:
+    """Calls of operators of a rank in a step.
 
     Args:
         step: a step.
         pairs: visible pairs of the rows to count for, as a multiple of those of the step's own rows.
     """
-    total = step.recording.flops.copy()
+    total = step.recording.operators.copy()
     if repeated(step):
         first, second = step.started[:2]
-        once = second.flops - first.flops
-        for key, value in once.items():
-            total[key] += value * repeated(step)
+        for each, number in (second.operators - first.operators).items():
+            total[each] += number * repeated(step)
+    found: Counter[Operator] = Counter()
+    for each, number in total.items():
+        if each.kind == "attention":
+            each = each._replace(
+                flops=round(each.flops * pairs),
+                repeated=round(each.repeated * pairs),
+                # What it takes beyond the pairs grows with the queries alone.
+                timed_flops=round(each.timed_flops + each.flops * (pairs - 1)),
+            )
+        found[each] += number
+    return found
+
+
+def flops_of(operators: Mapping[Operator, int]) -> Counter[str]:
+    """Operations: dense, attention, and ``model`` without recomputation."""
     found: Counter[str] = Counter()
-    for (kind, moment), recorded in total.items():
-        value = round(recorded * pairs) if kind == "attention" else recorded
-        found[kind] += value
-        found["model"] += 0 if moment == RECOMPUTATION else value
+    for (kind, moment), count in flops_by_phase(operators).items():
+        found[kind] += count
+        found["model"] += 0 if moment == RECOMPUTATION else count
     return found
 
 

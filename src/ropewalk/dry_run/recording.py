@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -32,13 +32,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from ropewalk.dry_run.bytes_moved import COPIES, bytes_moved, makes_tensors
 from ropewalk.dry_run.compiled import FusedCall, run_fused
 from ropewalk.dry_run.operations import (
     ATTENTION,
     GROUPED,
-    attention_flops,
+    attention_call,
     grouped_flops,
     grouped_output,
+    kernel_of,
     recomputed_flops,
     workspace,
 )
@@ -92,26 +94,62 @@ class Event:
     phase: str
 
 
+class Operator(NamedTuple):
+    """A call of an operator on the device; equal calls are counted together.
+
+    Attributes:
+        name: name of the operator, or of the kernel for attention.
+        kind: ``matmul``, ``attention``, or ``other``.
+        phase: phase of the step.
+        bytes: size of the tensors that it reads and writes; 0 for views.
+        flops: floating-point operations of products; 0 for all other operators.
+        repeated: those of them that repeat what the forward has done.
+        timed_flops: operations that take as long at the full speed of products, or of the attention kernel.
+    """
+
+    name: str
+    kind: str
+    phase: str
+    bytes: int
+    flops: int = 0
+    repeated: int = 0
+    timed_flops: int = 0
+
+
 @dataclass(eq=False)
 class Recording:
     """What a step did on one rank.
 
     Attributes:
         events: changes of memory, in order.
-        flops: operations by kind, ``dense`` and ``attention``, and phase; those of a backward that repeat the forward
-            are in the phase :data:`RECOMPUTATION`.
+        operators: calls of operators on the device.
         sent: bytes by name of the process group and kind of collective, with the number of calls.
         waits: places at which the host waits for the device, with their number.
         copies: places at which data moves between host and device during the step, with number and bytes.
-        operators: number of operators.
     """
 
     events: list[Event] = field(default_factory=list)
-    flops: Counter[tuple[str, str]] = field(default_factory=Counter)
+    operators: Counter[Operator] = field(default_factory=Counter)
     sent: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     waits: Counter[tuple[str, str]] = field(default_factory=Counter)
     copies: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    operators: int = 0
+
+    @property
+    def flops(self) -> Counter[tuple[str, str]]:
+        """Operations by kind, ``dense`` and ``attention``, and phase; repeated ones are in :data:`RECOMPUTATION`."""
+        return flops_by_phase(self.operators)
+
+
+def flops_by_phase(operators: Mapping[Operator, int]) -> Counter[tuple[str, str]]:
+    """Operations by kind, ``dense`` and ``attention``, and phase; repeated ones are in :data:`RECOMPUTATION`."""
+    found: Counter[tuple[str, str]] = Counter()
+    for each, number in operators.items():
+        kind = "attention" if each.kind == "attention" else "dense"
+        if each.flops > each.repeated:
+            found[kind, each.phase] += number * (each.flops - each.repeated)
+        if each.repeated:
+            found[kind, RECOMPUTATION] += number * each.repeated
+    return found
 
 
 class Recorder(TorchDispatchMode):
@@ -180,7 +218,6 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if not fakes and not self._makes_fake(kwargs):
             return func(*args, **kwargs)
-        self.recording.operators += self._inside is None
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._read(args[0])
         result = self._run(func, args, kwargs)
@@ -192,7 +229,7 @@ class Recorder(TorchDispatchMode):
             self.allocate((args, kwargs, result), _name(func))
             self._inside.products += [each for each in tree_leaves(result) if isinstance(each, FakeTensor)]
         # After the results, which a kernel has besides its scratch memory.
-        self._count(func, args, kwargs, result)
+        self._count(func, args, kwargs, tensors, result)
         return result
 
     def _run_fused(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -203,14 +240,17 @@ class Recorder(TorchDispatchMode):
         )
 
     @contextlib.contextmanager
-    def one_operator(self) -> Iterator[FusedCall]:
+    def one_operator(self, name: str) -> Iterator[FusedCall]:
         """Take all operators within the context for one, whose values have memory only if a product needs it."""
-        self.recording.operators += 1
-        self._inside = FusedCall()
+        self._inside = FusedCall(self._has_memory)
         try:
             yield self._inside
+            self.recording.operators[Operator(name, "other", self._moment(), self._inside.bytes)] += 1
         finally:
             self._inside = None
+
+    def _has_memory(self, key: int) -> bool:
+        return key in self._live and self._live[key].bytes > 0
 
     def allocate(self, tensors: Any, operator: str) -> None:
         """Count the memory of tensors that have none yet as allocated by an operator."""
@@ -294,32 +334,42 @@ class Recorder(TorchDispatchMode):
             bytes_, calls = self.recording.sent.get((sent.group, sent.kind), (0, 0))
             self.recording.sent[sent.group, sent.kind] = bytes_ + sent.bytes, calls + 1
 
-    def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _count(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], result: Any) -> None:
         packet = getattr(func, "_overloadpacket", func)
-        flops, kind, moment = 0, "dense", self._moment()
+        moment = self._moment()
+        size = bytes_moved(func, args, kwargs, inputs, result, self.device.type)
+        if not _is_product(func):
+            if self._inside is not None:
+                self._inside.elementwise(inputs, result if makes_tensors(func) else ())
+            elif size:
+                self.recording.operators[Operator(_name(func), "other", moment, size)] += 1
+            return
+        if self._inside is not None:
+            self._inside.writes(inputs)
         # Autograd computes gradients without recording them; checkpointing records what it computes again.
-        again = moment == "backward" and torch.is_grad_enabled()
-        if packet in ATTENTION:
-            flops, kind = attention_flops(packet, args, kwargs, self._value_of), "attention"
-            if moment == "backward":
-                again = False
-                repeated = recomputed_flops(packet, args, flops)
-                self.recording.flops[kind, RECOMPUTATION] += repeated
-                flops -= repeated
-            # Kernels allocate scratch memory that no operator returns; it is freed when they end.
-            scratch = workspace(packet, args, kwargs)
-            if scratch:
-                held = Allocation(scratch, False, moment, f"workspace of {_name(func)}", (), torch.uint8)
-                self.recording.events += [Event(held, scratch, moment), Event(held, -scratch, moment)]
-        elif packet is GROUPED:
-            flops = grouped_flops(args[0], args[1])
-        elif packet in flop_registry:
-            flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
-        if flops:
-            self.recording.flops[kind, RECOMPUTATION if again else moment] += flops
+        repeats = moment == "backward" and torch.is_grad_enabled()
+        if packet not in ATTENTION:
+            if packet is GROUPED:
+                flops = grouped_flops(args[0], args[1])
+            else:
+                flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
+            repeated = flops if repeats else 0
+            self.recording.operators[
+                Operator(_name(func), "matmul", moment, size, flops, repeated, flops)
+            ] += 1
+            return
+        call = attention_call(packet, args, kwargs, self._value_of)
+        repeated = recomputed_flops(packet, args, call.flops) if moment == "backward" else 0
+        made = Operator(kernel_of(packet), "attention", moment, size, call.flops, repeated, call.timed_flops)
+        self.recording.operators[made] += 1
+        # Kernels allocate scratch memory that no operator returns; it is freed when they end.
+        scratch = workspace(packet, args, kwargs)
+        if scratch:
+            held = Allocation(scratch, False, moment, f"workspace of {_name(func)}", (), torch.uint8)
+            self.recording.events += [Event(held, scratch, moment), Event(held, -scratch, moment)]
 
     def _copied(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if func not in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+        if func not in COPIES:
             return
         source, target = (args[0], result) if func is torch.ops.aten._to_copy.default else (args[1], args[0])
         if source.device.type == target.device.type:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
+from ropewalk.attention.speeds import SPEEDS
 from ropewalk.dry_run.documents import Documents, documents_of
 from ropewalk.dry_run.memory import Memory
 from ropewalk.dry_run.played import Copy, Played, Player, Wait, in_own_process
+from ropewalk.dry_run.roofline import compute_seconds
 from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.io.progress import counted
@@ -58,6 +60,7 @@ class PlannedStage:
         mesh: degrees of parallelism, in words.
         device: type of device, ``cuda`` or ``cpu``.
         engine, precision: resolved attention engine and precision.
+        kernels: attention kernels of :data:`ropewalk.attention.speeds.SPEEDS` that it runs.
         documents: what was assumed of the documents, in words.
         memory: memory of the rank that needs most.
         rank: that rank.
@@ -81,6 +84,7 @@ class PlannedStage:
     device: str
     engine: str
     precision: str
+    kernels: tuple[str, ...]
     documents: str
     memory: Memory
     rank: int
@@ -102,8 +106,9 @@ class StageTime:
 
     Attributes:
         seconds: time of a step.
-        compute_seconds, exchange_seconds, exposed_seconds: its parts: products, exchanges of attention, and transfers
+        compute_seconds, exchange_seconds, exposed_seconds: its parts: operators, exchanges of attention, and transfers
             that computation does not hide.
+        kinds: the operators' time by ``matmul``, ``attention`` and ``other``.
         tokens_per_second: throughput of all ranks.
         utilisation: model FLOPs utilisation, 0 to 1.
         days_per_billion_tokens: days of training for 10^9 tokens.
@@ -113,6 +118,7 @@ class StageTime:
 
     seconds: float
     compute_seconds: float
+    kinds: dict[str, float]
     exchange_seconds: float
     exposed_seconds: float
     tokens_per_second: float
@@ -208,13 +214,15 @@ def plan_here(recipe: Recipe, world: World | None = None, context: RunContext | 
 
 def _planned(recipe: Recipe, target: _Target, context: RunContext) -> PlannedRun:
     numbers = [number for number, stage in enumerate(recipe.stages) if stage.steps]
+    stages = tuple(_Planner(recipe, target, number, context).planned() for number in numbers)
+    kernels = {kernel for stage in stages for kernel in stage.kernels}
     return PlannedRun(
         model=recipe.model,
         ranks=target.ranks,
         device=target.name,
         device_bytes=target.machine.memory,
-        stages=tuple(_Planner(recipe, target, number, context).planned() for number in numbers),
-        assumptions=tuple(_assumptions(target)),
+        stages=stages,
+        assumptions=tuple(_assumptions(target, kernels)),
     )
 
 
@@ -406,6 +414,7 @@ class _Accounts:
             device=self.target.machine.device.type,
             engine=here.engine,
             precision=here.precision,
+            kernels=tuple(sorted({each.name for each in most.operators if each.kind == "attention"})),
             documents=self.documents.words,
             memory=most.memory,
             rank=most.rank,
@@ -428,11 +437,11 @@ class _Accounts:
         """Time on hardware of known speed; a step lasts as long as on its slowest rank."""
         here = self.resolved.stages[self.number]
         stage, mesh = here.settings.stage, here.mesh
-        compute = max(
-            each.flops["dense"] / (cluster.peak_flops * cluster.matmul_efficiency)
-            + each.flops["attention"] / (cluster.peak_flops * cluster.attention_efficiency)
-            for each in self.ranks
+        kinds = max(
+            (compute_seconds(each.operators, cluster) for each in self.ranks),
+            key=lambda each: sum(each.values()),
         )
+        compute = sum(kinds.values())
         waiting = [waiting_seconds(each.transfers, mesh, compute, cluster) for each in self.ranks]
         exchange, exposed = (max(each[part] for each in waiting) for part in (0, 1))
         seconds = compute + exchange + exposed
@@ -442,6 +451,7 @@ class _Accounts:
         return StageTime(
             seconds=seconds,
             compute_seconds=compute,
+            kinds=kinds,
             exchange_seconds=exchange,
             exposed_seconds=exposed,
             tokens_per_second=tokens / seconds,
@@ -452,19 +462,31 @@ class _Accounts:
         )
 
 
-def _assumptions(target: _Target) -> Iterator[str]:
+def _attention_shares(cluster: Cluster, kernels: Collection[str]) -> str:
+    if cluster.attention_efficiency is not None:
+        return f"{cluster.attention_efficiency:.0%}"
+    known = {name: SPEEDS[name][cluster.generation] for name in sorted(kernels)}
+    return ", ".join(f"{speed.share:.0%} ({name}; {speed.source})" for name, speed in known.items())
+
+
+def _assumptions(target: _Target, kernels: Collection[str]) -> Iterator[str]:
     cluster, memory = target.cluster, f"{target.machine.memory / 1e9:.3g} GB"
     if cluster is None:
         yield f"{target.name}: {memory} per process; its speed is not known, so no time is given"
     else:
         yield (
-            f"{target.name}: {memory}, {cluster.peak_flops / 1e12:g} TFLOP/s of dense bfloat16 products, "
+            f"{target.name}: {memory} at {cluster.memory_bandwidth / 1e12:g} TB/s, "
+            f"{cluster.peak_flops / 1e12:g} TFLOP/s of dense bfloat16 products, "
             f"{cluster.nvlink / 1e9:g} GB/s between GPUs of a node, {cluster.network / 1e9:g} GB/s between nodes"
         )
         yield (
-            f"computation reaches {cluster.matmul_efficiency:.0%} of the peak outside attention and "
-            f"{cluster.attention_efficiency:.0%} in attention; links reach {cluster.link_efficiency:.0%} of their "
-            f"bandwidth, and computation hides {cluster.overlap:.0%} of the transfers that can overlap with it"
+            f"an operator takes the time of its operations or of its bytes: products reach "
+            f"{cluster.matmul_efficiency:.0%} of the peak, attention {_attention_shares(cluster, kernels)}, and "
+            f"everything else {cluster.memory_efficiency:.0%} of the memory's bandwidth"
+        )
+        yield (
+            f"links reach {cluster.link_efficiency:.0%} of their bandwidth, and computation hides "
+            f"{cluster.overlap:.0%} of the transfers that can overlap with it"
         )
     on_gpu = target.machine.device.type != "cpu"
     rest = "the CUDA context, NCCL" if on_gpu else "libraries, other programs"

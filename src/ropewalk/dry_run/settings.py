@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ropewalk.io.settings import COMMON, Length, Settings
-from ropewalk.planning.sizing.time import GPUS, Cluster
+from ropewalk.planning.sizing.time import GPUS, H100, Cluster
 
 Gpu = Literal["h100", "h200", "a100", "b200"]
 
@@ -44,18 +44,25 @@ class HardwareSettings(Settings):
         None, gt=0, description="Price of one GPU for one hour, in any currency. Default: show no cost."
     )
     matmul_efficiency: float = Field(
-        0.55,
+        H100.matmul_efficiency,
         gt=0,
         le=1,
         description="Share (0 to 1) of the GPU's peak FLOP/s reached by matrix products, except those in attention. "
-        "The default is a guess.",
+        "The default was measured on an H200.",
     )
-    attention_efficiency: float = Field(
-        0.35,
+    attention_efficiency: float | None = Field(
+        None,
         gt=0,
         le=1,
-        description="Share (0 to 1) of the GPU's peak FLOP/s that attention reaches. The default is about the share "
-        "that FlashAttention-2 reaches on an H100.",
+        description="Share (0 to 1) of the GPU's peak FLOP/s that attention reaches. Default: that of the kernel that "
+        "the run uses, such as 0.33 for FlashAttention 2 on an H100.",
+    )
+    memory_efficiency: float = Field(
+        H100.memory_efficiency,
+        gt=0,
+        le=1,
+        description="Share (0 to 1) of the GPU's memory bandwidth reached by operators without matrix products. The "
+        "default was fitted to training steps on an H200.",
     )
 
     @property
@@ -68,4 +75,5 @@ class HardwareSettings(Settings):
             bytes_per_rank=known.bytes_per_rank if self.memory_gb is None else int(self.memory_gb * 1e9),
             matmul_efficiency=self.matmul_efficiency,
             attention_efficiency=self.attention_efficiency,
+            memory_efficiency=self.memory_efficiency,
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ropewalk.attention.layout import Row
 from ropewalk.attention.options import Locality
-from ropewalk.dry_run.recording import Allocation, Recorder, Recording
+from ropewalk.dry_run.recording import Allocation, Operator, Recorder, Recording
 from ropewalk.dry_run.simulated import simulated_rank
 from ropewalk.errors import EngineError
 from ropewalk.models.attention.hooks import localities_of
@@ -31,9 +31,9 @@ MOST_PASSES = 2
 
 @dataclass(eq=False)
 class Pass:
-    """Totals of a recording at the beginning of a forward pass: operations, and bytes sent."""
+    """Totals of a recording at the beginning of a forward pass: operators, and bytes sent."""
 
-    flops: Counter[tuple[str, str]]
+    operators: Counter[Operator]
     sent: dict[tuple[str, str], tuple[int, int]]
 
 
@@ -159,7 +159,7 @@ def _watch(recorder: Recorder, step: DryStep, model: LossModel, optimizer: Maste
 
     def begin(*_: object) -> None:
         recorder.phase = "forward"
-        step.started.append(Pass(recorder.recording.flops.copy(), dict(recorder.recording.sent)))
+        step.started.append(Pass(recorder.recording.operators.copy(), dict(recorder.recording.sent)))
 
     def before_update(*_: object) -> None:
         gradients = {name: p.grad for name, p in optimizer.masters.items() if p.grad is not None}

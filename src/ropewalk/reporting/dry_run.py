@@ -126,6 +126,12 @@ def _findings(stage: PlannedStage) -> Iterator[str]:
         yield f"{where}: the host waits for the GPU {_times(number)} in a step, never within a forward or backward"
 
 
+_KINDS = {
+    "matmul": "matrix products",
+    "attention": "attention",
+    "other": "operators limited by memory bandwidth",
+}
+
 _TO_EXPLAIN = ("moments", "gathered", "reduction", "working")
 """Parts of the memory whose name alone does not say what they hold."""
 
@@ -146,7 +152,7 @@ def _bound(stage: PlannedStage) -> str:
     if time is None:
         return counted
     parts = {
-        "computation": time.compute_seconds,
+        **{_KINDS[kind]: seconds for kind, seconds in time.kinds.items()},
         "communication within attention": time.exchange_seconds,
         "other communication that computation does not hide": time.exposed_seconds,
     }

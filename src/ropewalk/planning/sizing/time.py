@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ropewalk.attention.speeds import Generation, share_of_peak
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel.mesh import MeshShape
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
@@ -40,18 +41,28 @@ class Cluster:
     peak_flops: float = _assumed(
         989.4e12, "TFLOP/s", "peak speed of dense bfloat16 matrix products", "NVIDIA H100 data sheet, 2023"
     )
-    matmul_efficiency: float = _assumed(
-        0.55,
-        "",
-        "share of the peak speed reached outside attention, with norms and other small kernels included",
-        "a guess; Llama 3 405B reached 0.38 to 0.43 overall with tensor, pipeline and context parallelism "
-        "(arXiv:2407.21783, 2024)",
+    memory_bandwidth: float = _assumed(
+        3.35e12, "TB/s", "bandwidth of a GPU's memory", "NVIDIA H100 data sheet, 2023"
     )
-    attention_efficiency: float = _assumed(
-        0.35,
+    matmul_efficiency: float = _assumed(
+        0.75,
         "",
-        "share of the peak speed reached in attention",
-        "FlashAttention-2 on an H100 according to arXiv:2407.08608, 2024, which gives up to 0.75 for FlashAttention-3",
+        "share of the peak speed that matrix products reach",
+        "measured on one H200: 0.74 to 0.81 for large products",
+    )
+    memory_efficiency: float = _assumed(
+        0.7,
+        "",
+        "share of the memory bandwidth that operators limited by it reach",
+        "fitted to steps of a 1B model measured on one H200",
+    )
+    generation: Generation = field(default="hopper", metadata={"meaning": "generation of the GPU"})
+    attention_efficiency: float | None = field(
+        default=None,
+        metadata={
+            "meaning": "share of the peak speed that attention reaches, instead of those of each kernel in "
+            "ropewalk.attention.speeds"
+        },
     )
     nvlink: float = _assumed(
         450e9,
@@ -87,28 +98,42 @@ class Cluster:
         "NCCL's own table (tuning.cc, ring, Simple), 2022",
     )
 
+    def attention_share(self, kernel: str) -> float:
+        """Share of the peak speed that an attention kernel reaches."""
+        given = self.attention_efficiency
+        return share_of_peak(kernel, self.generation) if given is None else given
+
 
 H100 = Cluster()
 
 GPUS = {
     "h100": H100,
     # NVIDIA H200 data sheet, 2024: an H100 with other memory.
-    "h200": replace(H100, bytes_per_rank=141 * 10**9),
-    # NVIDIA A100 80GB SXM data sheet, 2021: NVLink 600 GB/s in both directions; DGX A100: ConnectX-6 of 200 Gb/s, PCI
-    # Express 4.0.
+    "h200": replace(H100, bytes_per_rank=141 * 10**9, memory_bandwidth=4.8e12),
+    # NVIDIA A100 80GB SXM data sheet, 2021: memory 2,039 GB/s, NVLink 600 GB/s in both directions; DGX A100:
+    # ConnectX-6 of 200 Gb/s, PCI Express 4.0.
     "a100": replace(
         H100,
         bytes_per_rank=80 * 10**9,
         peak_flops=312e12,
+        memory_bandwidth=2.039e12,
+        generation="ampere",
         nvlink=300e9,
         network=25e9,
         host_link=32e9,
     ),
-    # NVIDIA DGX B200 data sheet, 2024, for 8 GPUs: 1,440 GB, 18 PFLOP/s of dense bfloat16 products (36 with sparsity);
-    # NVLink 1.8 TB/s in both directions.
-    "b200": replace(H100, bytes_per_rank=180 * 10**9, peak_flops=2.25e15, nvlink=900e9),
+    # NVIDIA DGX B200 data sheet, 2024, for 8 GPUs: 1,440 GB, 18 PFLOP/s of dense bfloat16 products (36 with sparsity),
+    # 64 TB/s of memory; NVLink 1.8 TB/s in both directions.
+    "b200": replace(
+        H100,
+        bytes_per_rank=180 * 10**9,
+        peak_flops=2.25e15,
+        memory_bandwidth=8e12,
+        generation="blackwell",
+        nvlink=900e9,
+    ),
 }
-"""Assumed hardware by kind of GPU, in nodes of eight; efficiencies are those of H100."""
+"""Assumed hardware by kind of GPU, in nodes of eight; efficiencies of products and memory are those of H100."""
 
 
 def gpu_named(name: str) -> Cluster | None:
@@ -268,7 +293,7 @@ def estimate_step(
     # Dense layers compute padding too; attention skips it, because the layout leaves padding out.
     padded = run.shard_length * mesh.sequence_degree / run.row_length
     rate = mesh.world_size * cluster.peak_flops
-    attention = work.hardware_attention / (rate * cluster.attention_efficiency)
+    attention = work.hardware_attention / (rate * cluster.attention_share("flash2"))
     dense = work.hardware_dense * padded / (rate * cluster.matmul_efficiency)
     sent = step_communication(run, passes, document_length)
     exchange, exposed = waiting_seconds(_transfers(run, sent, passes), mesh, dense + attention, cluster)

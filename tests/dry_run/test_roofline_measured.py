@@ -1,0 +1,15 @@
+"""Planned time and memory beside steps that were measured on a GPU."""
+
+import pytest
+
+from tests.dry_run.measured_cases import MEASURED, planned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEASURED)
+def test_planned_time_and_memory_are_those_that_were_measured(aside, tmp_path, name):
+    run, seconds, peak = MEASURED[name]
+    found_seconds, found_peak = aside(planned, tmp_path, *run)
+    print(f"{name}: time {found_seconds / seconds:.3f}, peak {found_peak / peak:.3f} of the measured")
+    assert found_seconds == pytest.approx(seconds, rel=0.15)
+    assert found_peak == pytest.approx(peak, rel=0.06)
