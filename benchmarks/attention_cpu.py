@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     cotangent = torch.randn(1, options.heads, total, options.head_dim)
     ways: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-        name: partial(attend, layout=layout, engine="segments") for name, layout in layouts.items()
+        name: partial(attend, layout=layout, engine="sdpa") for name, layout in layouts.items()
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for attention in ways.values():

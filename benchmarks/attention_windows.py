@@ -68,7 +68,7 @@ class Layer(torch.nn.Module):
             made(row).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for made in (self.q, self.k, self.v)
         )
         q, k = (each * cos + half_turned(each) * sin for each in (q, k))
-        output = attend(q, k, v, layout, engine="segments", options=options).transpose(1, 2).flatten(2)
+        output = attend(q, k, v, layout, engine="sdpa", options=options).transpose(1, 2).flatten(2)
         back: Tensor = self.o(output)
         return back
 
@@ -112,7 +112,7 @@ def timed(
         began = time.process_time()
         if layer is None:
             q, k, v, _ = tensors
-            made = attend(q, k, v, layout, engine="segments", options=options)
+            made = attend(q, k, v, layout, engine="sdpa", options=options)
         else:
             made = layer(tensors[0], layout, options)
         torch.autograd.grad(made, wanted, cotangent)

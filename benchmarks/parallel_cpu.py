@@ -202,7 +202,7 @@ def attention_case(row: Row) -> tuple[list[Tensor], Tensor]:
 def attention_bounds(row: Row) -> list[float]:
     """What ring and one process may differ by, in output and gradients: a budget, and one process's own error."""
     (q, k, v), _ = attention_case(row)
-    errors = attention_errors(lambda q, k, v: attend(q, k, v, row.layout, "segments"), q, k, v, [row.layout])
+    errors = attention_errors(lambda q, k, v: attend(q, k, v, row.layout, "sdpa"), q, k, v, [row.layout])
     return [b + e for b, e in zip(errors.budgets, errors.engine, strict=True)]
 
 
@@ -273,10 +273,10 @@ def _attention(row: Row, mesh: Mesh) -> dict[str, list[float]]:
         return held.transpose(1, 2)[None].contiguous()
 
     q, k, v = whole = [x.requires_grad_() for x in qkv]
-    output = attend(q, k, v, row.layout, "segments")
+    output = attend(q, k, v, row.layout, "sdpa")
     expected = [output, *torch.autograd.grad(output, whole, cotangent)]
     q, k, v = mine = [shard(x.detach()).requires_grad_() for x in qkv]
-    own = sharded_attend(q, k, v, sharded, "segments")
+    own = sharded_attend(q, k, v, sharded, "sdpa")
     found = [own, *torch.autograd.grad(own, mine, shard(cotangent))]
     return {
         "attention": [largest(a.detach() - shard(b.detach())) for a, b in zip(found, expected, strict=True)]

@@ -32,7 +32,7 @@ def test_anchor_by_mask_by_gather_and_by_repetition_agree(seed, anchor, interlea
     layout = PackedLayout.from_segments(lengths, documents, "anchor", anchor)
     q, k, v = (x.double() for x in random_qkv(1, 4, 2, layout.total_length, 8, seed=seed))
     by_mask = attend(q, k, v, layout, engine="reference")
-    by_gather = attend(q, k, v, layout, engine="segments")
+    by_gather = attend(q, k, v, layout, engine="sdpa")
     by_repetition = repeated_anchor_attention(q, k, v, layout)
     torch.testing.assert_close(by_gather, by_mask, rtol=0, atol=1e-13)
     torch.testing.assert_close(by_repetition, by_mask, rtol=0, atol=1e-13)
@@ -42,7 +42,7 @@ def test_anchor_by_mask_by_gather_and_by_repetition_agree(seed, anchor, interlea
 def test_a_document_in_a_row_attends_as_it_does_alone(pattern):
     layout = PackedLayout.from_lengths([20, 33, 5], pattern, 1)
     q, k, v = (x.double() for x in random_qkv(1, 2, 1, layout.total_length, 8))
-    packed = attend(q, k, v, layout, engine="segments")
+    packed = attend(q, k, v, layout, engine="sdpa")
     for document in range(3):
         own = (layout.document_ids == document).nonzero().flatten()
         index = torch.cat([torch.arange(1), own]) if pattern == "anchor" else own
@@ -57,7 +57,7 @@ def test_a_wrong_layout_leaves_the_budget():
     layout = PackedLayout.from_lengths([30, 30], "anchor")
     off_by_one = PackedLayout.from_lengths([31, 29], "anchor")
     q, k, v = random_qkv(1, 2, 2, 61, 16, torch.bfloat16)
-    errors = attention_errors(lambda *qkv: attend(*qkv, off_by_one, engine="segments"), q, k, v, [layout])
+    errors = attention_errors(lambda *qkv: attend(*qkv, off_by_one, engine="sdpa"), q, k, v, [layout])
     assert errors.worst_share > 10
 
 
@@ -66,7 +66,7 @@ def test_a_wrong_layout_leaves_the_budget():
     [
         (
             lambda q, k, v, lay: attend(q, k, v, lay, engine="varlen"),
-            "varlen needs CUDA.*use engine segments",
+            "varlen needs CUDA.*use engine sdpa",
         ),
         (lambda q, k, v, lay: attend(q.requires_grad_(), k, v, lay, engine="flex"), "flex has no backward"),
         (lambda q, k, v, lay: attend(q, k, v, lay, engine="xformers"), "unknown attention engine 'xformers'"),
@@ -107,13 +107,13 @@ def test_layouts_must_match_the_batch():
 
 
 def test_plans_are_made_once_a_row_not_once_a_layer(monkeypatch):
-    from ropewalk.attention.engines import segments
+    from ropewalk.attention import packed
 
     calls = []
-    monkeypatch.setattr(segments, "plan", lambda *a, plan=segments.plan: calls.append(1) or plan(*a))
+    monkeypatch.setattr(packed, "plan", lambda *a, plan=packed.plan: calls.append(1) or plan(*a))
     layout = PackedLayout.from_lengths([5, 4])
     for _ in range(4):
-        attend(*random_qkv(1, 2, 2, 10, 8), layout, engine="segments")
+        attend(*random_qkv(1, 2, 2, 10, 8), layout, engine="sdpa")
     assert len(calls) == 1
 
 
@@ -125,7 +125,7 @@ def test_auto_says_once_what_it_took(caplog):
     with caplog.at_level("INFO", logger="ropewalk"):
         for _ in range(3):
             attend(*random_qkv(1, 2, 2, 10, 8), layout)
-    assert caplog.messages == ["attention engine segments on cpu (auto)"]
+    assert caplog.messages == ["attention engine sdpa on cpu (auto)"]
 
 
 def test_plans_die_with_their_rows():
@@ -151,7 +151,7 @@ def test_plans_die_with_their_rows():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
-@pytest.mark.parametrize("engine", ["flex", "varlen", "segments"])
+@pytest.mark.parametrize("engine", ["flex", "varlen", "sdpa"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_gpu_engines_within_the_error_budget(engine, interleaved, head_dim):

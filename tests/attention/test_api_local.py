@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk import PackedLayout, RopewalkError, attend
-from ropewalk.attention.engines import segments, windows
+from ropewalk.attention.engines import plain
 from ropewalk.attention.options import AttentionOptions
 from ropewalk.testing import attention_errors, random_layout
 
@@ -84,11 +84,9 @@ def test_engines_equal_each_run_written_out(seed, score_bytes):
     # Sums of as many terms as the row has tokens, in another order.
     budget = 8 * layout.total_length * STEPS * max(float(x.detach().abs().max()) for x in exact)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments, "CPU_SCORE_BYTES", score_bytes)
-        patch.setattr(segments, "LEAST_BLOCK", 3)
-        patch.setattr(windows, "SCORE_BYTES", score_bytes)
-        patch.setattr(windows, "BLOCKS", (2, 3))
-        for engine in ("reference", "segments"):
+        patch.setattr(plain, "CPU_SCORE_BYTES", score_bytes)
+        patch.setattr(plain, "LEAST_BLOCK", 3)
+        for engine in ("reference", "sdpa"):
             output = attend(*inputs, layout, engine, options)
             found = (output, *torch.autograd.grad(output, leaves, cotangent))
             for a, b in zip(found, exact, strict=True):
@@ -104,7 +102,7 @@ def test_another_window_or_no_sink_is_noticed(fault):
     sinks = torch.randn(inputs[0].shape[1], dtype=torch.float64)
     options = AttentionOptions(window=7, sinks=sinks)
     expected = written_out(*inputs, layout, options)
-    found = attend(*inputs, layout, "segments", replace(options, **fault))
+    found = attend(*inputs, layout, "sdpa", replace(options, **fault))
     assert float((found - expected).detach().abs().max()) > 1e-3
 
 
@@ -115,7 +113,7 @@ def test_windows_and_sinks_within_the_error_budget(dtype, seed):
     options = replace(options, window=(40, 200)[seed % 2], sinks=torch.randn(inputs[0].shape[1]))
     inputs = [x.detach().to(dtype) for x in inputs]
     errors = attention_errors(
-        lambda q, k, v: attend(q, k, v, layout, "segments", options), *inputs, [layout], options
+        lambda q, k, v: attend(q, k, v, layout, "sdpa", options), *inputs, [layout], options
     )
     assert errors.worst_share <= 1, errors
 
@@ -123,16 +121,16 @@ def test_windows_and_sinks_within_the_error_budget(dtype, seed):
 def test_a_window_computes_no_more_than_its_keys(monkeypatch):
     """Work and memory of a windowed layer grow with the window: no product is of the whole row."""
     products = []
-    multiply = torch.baddbmm
+    scores = plain._scores
 
-    def counted(mask, q, k, **options):
-        products.append((q.shape[1], k.shape[2]))
-        return multiply(mask, q, k, **options)
+    def counted(q, k, options):
+        products.append((q.shape[2], k.shape[2]))
+        return scores(q, k, options)
 
-    monkeypatch.setattr(torch, "baddbmm", counted)
+    monkeypatch.setattr(plain, "_scores", counted)
     layout = PackedLayout.from_lengths([6000, 2191])
     q = k = v = torch.randn(1, 1, layout.total_length, 8)
-    attend(q, k, v, layout, "segments", AttentionOptions(window=512))
+    attend(q, k, v, layout, "sdpa", AttentionOptions(window=512))
     ideal = layout.total_length * 512
     assert sum(a * b for a, b in products) <= 1.3 * ideal
     assert max(b for _, b in products) <= 512 + 128 + 128
@@ -145,7 +143,7 @@ def test_windows_and_chunks_of_no_token_are_refused(name, tokens):
     with pytest.raises(
         RopewalkError, match=f"the {name} of an attention layer must be 1 token or more, got {tokens}"
     ):
-        attend(*inputs, layout, "segments", AttentionOptions(**{name: tokens}))
+        attend(*inputs, layout, "sdpa", AttentionOptions(**{name: tokens}))
 
 
 def test_sinks_of_other_heads_are_refused():
@@ -154,4 +152,4 @@ def test_sinks_of_other_heads_are_refused():
     with pytest.raises(
         RopewalkError, match=rf"must have the shape \(num_heads,\) = \({heads},\), got \({heads + 1},\)"
     ):
-        attend(*inputs, layout, "segments", AttentionOptions(sinks=torch.zeros(heads + 1)))
+        attend(*inputs, layout, "sdpa", AttentionOptions(sinks=torch.zeros(heads + 1)))

@@ -92,6 +92,4 @@ def test_the_tables_and_the_rule_of_flex_lie_on_the_device():
 @pytest.mark.parametrize("softcap", [None, 30.0])
 def test_segments_never_leave_the_device(one_device, pattern, softcap):
     inputs = meta_qkv(3)
-    assert_gradients_fit(
-        attend(*inputs, rows(pattern), "segments", AttentionOptions(softcap=softcap)), inputs
-    )
+    assert_gradients_fit(attend(*inputs, rows(pattern), "sdpa", AttentionOptions(softcap=softcap)), inputs)

@@ -144,13 +144,13 @@ def test_what_is_kept_belongs_to_all_rows_of_a_batch_and_to_every_argument():
         return object()
 
     a, b, c = (PackedLayout.from_lengths([n]) for n in (3, 4, 5))
-    first = plan((a, b), "segments")
-    assert plan((a, b), "segments") is first
+    first = plan((a, b), "sdpa")
+    assert plan((a, b), "sdpa") is first
     others = [
-        plan((a, c), "segments"),
-        plan((a,), "segments"),
-        plan((b, a), "segments"),
+        plan((a, c), "sdpa"),
+        plan((a,), "sdpa"),
+        plan((b, a), "sdpa"),
         plan((a, b), "flex"),
     ]
     assert len({id(each) for each in (first, *others)}) == 5
-    assert calls == [(2, "segments"), (2, "segments"), (1, "segments"), (2, "segments"), (2, "flex")]
+    assert calls == [(2, "sdpa"), (2, "sdpa"), (1, "sdpa"), (2, "sdpa"), (2, "flex")]

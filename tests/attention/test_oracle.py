@@ -55,7 +55,7 @@ def test_fused_attention_in_float64_is_the_oracle(softcap):
 @pytest.mark.parametrize("sharpness", [1.0, 16.0])
 def test_sound_attention_keeps_within_the_budget_at_small_and_large_scores(dtype, sharpness):
     q, k, v = inputs(dtype, sharpness)
-    found = attention_errors(lambda *qkv: attend(*qkv, LAYOUT, "segments"), q, k, v, [LAYOUT])
+    found = attention_errors(lambda *qkv: attend(*qkv, LAYOUT, "sdpa"), q, k, v, [LAYOUT])
     assert found.worst_share <= 1, found
     assert found.worst_share > 0
 
@@ -74,10 +74,10 @@ def test_faults_are_outside(dtype, fault):
 
     def broken(q, k, v):
         if fault == "a key too many":
-            return attend(q, k, v, other, "segments")
+            return attend(q, k, v, other, "sdpa")
         if fault == "no number":
-            return attend(q, k, v, LAYOUT, "segments") * math.nan
-        return attend(q, k, v, LAYOUT, "segments", AttentionOptions(1.1 / math.sqrt(16)))
+            return attend(q, k, v, LAYOUT, "sdpa") * math.nan
+        return attend(q, k, v, LAYOUT, "sdpa", AttentionOptions(1.1 / math.sqrt(16)))
 
     assert attention_errors(broken, q, k, v, [LAYOUT]).worst_share > 1
 

@@ -56,7 +56,7 @@ def test_json_holds_results_and_nothing_else(
         "suites": ["perplexity"],
         "lengths": [256, 512],
         "text": str(text),
-        "engine": "segments",
+        "engine": "sdpa",
         "dtype": "float32",
         "device": said["device"],
         "exact_rope": True,

@@ -52,10 +52,10 @@ def test_bytes_and_operations_are_those_of_two_processes(aside, tmp_path, two_ra
 
 
 def test_attention_counts_what_the_layout_makes_visible(aside, tmp_path):
-    """512 tokens: an anchor of one token and documents of 100, of which each run has the anchor in front."""
+    """512 tokens: an anchor of one token and documents of 100; the first one's run has the anchor in front."""
     recipe = recipe_of(model_folder(tmp_path / "model"), pattern="anchor")
-    lengths = [100] * 5 + [11]
-    pairs = sum((length + 1) * (length + 2) // 2 for length in lengths)
+    runs = [101] + [100] * 4 + [11]
+    pairs = sum(length * (length + 1) // 2 for length in runs)
     forward, backward = (
         aside(played, recipe, 1, device, document_length=100).recording.flops["attention", moment]
         for device, moment in (("cuda", "forward"), ("cpu", "backward"))

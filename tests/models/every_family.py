@@ -510,7 +510,7 @@ def accepted(name: str) -> Support:
 def packed_training(name: str, plain: Any) -> Support:
     """Rows of documents longer than windows equal each document alone, outputs and gradients in float64."""
     ours = copy.deepcopy(plain)
-    attach(ours, engine="segments", exact_rope=False)
+    attach(ours, engine="sdpa", exact_rope=False)
     # As a run does, which computes logits in chunks.
     OutputHead.of(tiny_model(name, torch.float32))
     torch.manual_seed(1)
@@ -563,7 +563,7 @@ def exact_rotary(name: str) -> Support:
     plain = tiny_model(name, torch.float32)
     ours = copy.deepcopy(plain)
     try:
-        attach(ours, engine="segments")
+        attach(ours, engine="sdpa")
     except RopewalkError as error:
         return entry("tested", f"with exact_rope: false, since {error}")
     ids = torch.randint(3, 90, (1, 30), generator=torch.Generator().manual_seed(1))
@@ -602,7 +602,7 @@ def sharded_difference(kind: str, name: str) -> float | str:
     model = tiny_model(name, torch.float64)
     said: float | str
     try:
-        attach(model, engine="segments", exact_rope=False)
+        attach(model, engine="sdpa", exact_rope=False)
         layout = PackedLayout.from_lengths(LENGTHS, "anchor")
         torch.manual_seed(1)
         ids = torch.randint(3, 90, (1, layout.total_length))

@@ -188,7 +188,7 @@ def test_attached_again_a_model_takes_the_new_engine():
     attach(model, engine="flex")
     with pytest.raises(EngineError, match="flex has no backward"):
         model(token_ids(64), layout=LAYOUTS["anchor"])
-    attach(model, engine="segments")
+    attach(model, engine="sdpa")
     assert model(token_ids(64), layout=LAYOUTS["anchor"]).logits.isfinite().all()
 
 

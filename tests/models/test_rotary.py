@@ -170,7 +170,7 @@ def test_layer_types_that_no_layer_has_need_no_frequencies_of_the_stock_module()
     )
     assert "sliding_attention" in config.rope_parameters
     model = transformers.AutoModelForCausalLM.from_config(config)
-    attach(model, engine="segments")
+    attach(model, engine="sdpa")
     assert set(rotary_module(model)[2].methods) == {"full_attention"}
 
 
@@ -185,5 +185,5 @@ def test_a_rotary_module_that_takes_positions_with_axes_alone_is_replaced():
         return own(x, position_ids)
 
     stock.forward = forward
-    attach(model, engine="segments")
+    attach(model, engine="sdpa")
     assert isinstance(rotary_module(model)[2], RotaryEmbedding)

@@ -45,7 +45,7 @@ def assert_gradients_fit(output, inputs):
 )
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("balance", ["contiguous", "zigzag"])
-@pytest.mark.parametrize("engine", slow_after(1, ["auto", "segments"]))
+@pytest.mark.parametrize("engine", slow_after(1, ["auto", "sdpa"]))
 def test_shards_of_a_rank_never_leave_the_device(monkeypatch, groups, pattern, balance, engine):
     """One rank's part, with exchanges that leave whatever is in the buffer: there is no process group for ``meta``."""
 

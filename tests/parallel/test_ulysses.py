@@ -12,7 +12,7 @@ CASES = range(12)
 """Seeds of batches of 7 to 130 tokens: every pattern, one or two rows, interleaved or not, documents on all shards."""
 
 
-@pytest.mark.parametrize("engine", ["segments", "reference"])
+@pytest.mark.parametrize("engine", ["sdpa", "reference"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (4, 1)])
 @pytest.mark.parametrize("degree", slow_after(1, [2, 4]))
 def test_given_the_same_queries_keys_and_values_nothing_differs(
@@ -33,7 +33,7 @@ def test_given_the_same_queries_keys_and_values_nothing_differs(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_every_dtype_travels(two_ranks, dtype):
-    for differences in two_ranks.run(against_one_process, {"sequence": 2}, 4, 2, dtype, "segments", range(4)):
+    for differences in two_ranks.run(against_one_process, {"sequence": 2}, 4, 2, dtype, "sdpa", range(4)):
         assert [difference[0] for difference in differences] == [0.0] * 4
 
 

@@ -94,9 +94,9 @@ def assert_equal(together):
 @pytest.mark.parametrize(
     ("device", "engine", "dtype"),
     [
-        ("cpu", "segments", torch.float32),
-        pytest.param("cuda", "segments", torch.float32, marks=TWO_DEVICES),
-        pytest.param("cuda", "segments", torch.bfloat16, marks=TWO_DEVICES),
+        ("cpu", "sdpa", torch.float32),
+        pytest.param("cuda", "sdpa", torch.float32, marks=TWO_DEVICES),
+        pytest.param("cuda", "sdpa", torch.bfloat16, marks=TWO_DEVICES),
         pytest.param("cuda", "varlen", torch.bfloat16, marks=TWO_DEVICES),
     ],
     ids=str,

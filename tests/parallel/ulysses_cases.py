@@ -70,7 +70,5 @@ def narrowed_heads():
     index = sharded.rows[0].of(0, mesh.groups.sequence_rank)
     mine = [x[:, :, index.clamp_min(0)] for x in (q, k, v)]
     there = index >= 0
-    difference = (
-        sharded_attend(*mine, sharded, "segments") - attend(q, k, v, layouts, "segments")[:, :, index]
-    )
+    difference = sharded_attend(*mine, sharded, "sdpa") - attend(q, k, v, layouts, "sdpa")[:, :, index]
     return float(difference[:, :, there].abs().max())

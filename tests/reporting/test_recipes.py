@@ -51,8 +51,8 @@ def test_a_check_without_the_model_does_not_say_that_it_fits():
     assert "missing: model a/model: not here" in shown
     assert "The recipe is valid. Run it: ropewalk extend mine.yaml" in shown
     assert "Run it" not in printed(describe_check(replace(FOUND, ready=False), "mine.yaml"))
-    fits = printed(describe_check(replace(FOUND, resolved=("engine segments",), missing=()), "mine.yaml"))
-    assert "engine segments" in fits
+    fits = printed(describe_check(replace(FOUND, resolved=("engine sdpa",), missing=()), "mine.yaml"))
+    assert "engine sdpa" in fits
     assert "The recipe is valid and fits the model." in fits
 
 

@@ -50,7 +50,7 @@ def test_engines_that_need_whole_rows_are_refused_under_a_ring(recipe_values):
     [
         # The checkpoint's heads have 8 dimensions: too few for flex's products.
         ({}, "bfloat16", "varlen"),
-        ({}, "float32", "segments"),
+        ({}, "float32", "sdpa"),
         ({"head_dim": 36}, "bfloat16", "flex"),
         ({"head_dim": 36}, "float32", "flex"),
         ({"head_dim": 64, "v_head_dim": 32}, "bfloat16", "flex"),
@@ -239,7 +239,7 @@ def test_limits_are_lifted_where_there_are_any_and_dual_chunks_must_be(
     alone = World()
     assert "lift: [windows] in the recipe" in refused(recipe_values, alone, model=windows)
     resolved = resolve(Recipe.model_validate({**recipe_values, "model": windows, "lift": ["windows"]}), alone)
-    assert resolved.engine == "segments"
+    assert resolved.engine == "sdpa"
     assert "set lift: [dual_chunk_attention]" in refused(recipe_values, alone, model=chunks)
     lifted = Recipe.model_validate({**recipe_values, "model": chunks, "lift": ["dual_chunk_attention"]})
     assert resolve(lifted, alone).trained_length == 64

@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from ropewalk import PackedLayout, Row
-from ropewalk.attention.engines import varlen
+from ropewalk.attention import packed
 from ropewalk.attention.layout import PATTERNS, POSITIONS, next_token_labels
 from ropewalk.models.attention import hooks as attention_hooks
 from ropewalk.models.load import attach, cast_parameters, checkpoint_activations
@@ -94,8 +94,8 @@ def test_a_step_waits_for_its_device_once(read, pattern, positions, rows_per_bat
 @pytest.mark.parametrize("again", [False, True])
 def test_a_step_with_masters_and_checkpointing(read, monkeypatch, dtype, again):
     if dtype == torch.float32:
-        # Its engine on a GPU is flex, which torch knows no meta kernel of; segments stands in for it.
-        monkeypatch.setattr("ropewalk.attention.engines.capabilities.PREFERRED", ("segments",))
+        # Its engine on a GPU is flex, which torch knows no meta kernel of; sdpa stands in for it.
+        monkeypatch.setattr("ropewalk.attention.engines.capabilities.PREFERRED", ("sdpa",))
     model, optimizer = model_on(META, dtype=dtype)
     if again:
         checkpoint_activations(model.model)
@@ -147,7 +147,7 @@ def test_what_is_prepared_is_not_made_in_the_step(read, monkeypatch):
     # Frequencies are copied once in a model's life.
     step.train_step(model, step.micro_batches(rows_of("anchor"), 2), optimizer, 1e-3, BFLOAT16)
     batches = step.prepare(step.micro_batches(rows_of("anchor"), 2), "varlen", META)
-    monkeypatch.setattr(varlen, "plan", lambda *args: pytest.fail("a plan is made in the step"))
+    monkeypatch.setattr(packed, "plan", lambda *args: pytest.fail("a plan is made in the step"))
     with OneDevice() as mode:
         step.train_step(model, batches, optimizer, 1e-3, BFLOAT16)
     # Token ids and labels of each micro-batch; positions and plans were there.

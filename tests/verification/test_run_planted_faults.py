@@ -52,7 +52,7 @@ EXPECTED = {
         # A ring is an engine of its own, which this one now differs from.
         {
             "packed row = separate documents",
-            "engine segments = reference",
+            "engine sdpa = reference",
             "attention on ranks, 2 sequence",
             "2 ranks = 1 rank, 2 ring",
         },

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d
 
-import ropewalk.attention.engines.segments as segments
 import ropewalk.models.load as models
 import ropewalk.parallel.ring as ring
 import ropewalk.parallel.ring.attention as ring_attention
@@ -19,7 +18,7 @@ import ropewalk.training.step as step
 import ropewalk.verification.checks.effective_rope as effective_rope
 import ropewalk.verification.computing as computing
 import ropewalk.verification.run as running
-from ropewalk.attention import api
+from ropewalk.attention import api, packed
 from ropewalk.attention.engines.reference import plain_attention
 from ropewalk.attention.layout import IGNORED, Row, next_token_labels
 from ropewalk.attention.options import PLAIN
@@ -213,7 +212,12 @@ def _bfloat16_inv_freq(patch):
 
 def _mask_dropped(patch):
     """Documents see each other: each row is one run of attention."""
-    patch.setattr(segments, "_cut", lambda layout: segments.Cut((layout.total_length,), 0))
+    sound = packed.plan
+
+    def plan(layouts, device, locality):
+        return sound([replace(layout, pattern="full") for layout in layouts], device, locality)
+
+    patch.setattr(packed, "plan", plan)
 
 
 def _optimizer_state_lost(patch):
@@ -223,8 +227,8 @@ def _optimizer_state_lost(patch):
 def _ring_scores_in_bfloat16(patch):
     """Scores are rounded to 16 bits, as autocast would do it to products that are written out."""
 
-    def causal_runs(q, k, v, runs, options):
-        queries, keys = map(list, zip(*runs, strict=True))
+    def attend_runs(kernel, q, k, v, runs, options):
+        queries, keys = list(runs.queries), list(runs.keys)
         outputs = []
         for run in zip(q.split(queries), k.split(keys), v.split(keys), strict=True):
             a, b, c = (x.transpose(0, 1)[None].bfloat16() for x in run)
@@ -232,7 +236,7 @@ def _ring_scores_in_bfloat16(patch):
             outputs.append(plain_attention(a, b, c, visible, options)[0].transpose(0, 1).to(q.dtype))
         return torch.cat(outputs)
 
-    patch.setattr(ring_attention, "causal_runs", causal_runs)
+    patch.setattr(ring_attention, "attend_runs", attend_runs)
 
 
 def _scale_of_the_head_dim(patch):

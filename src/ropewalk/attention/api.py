@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ropewalk.attention import packed
 from ropewalk.attention.choices import EngineName
 from ropewalk.attention.engines.capabilities import AttentionSpec, check_engine
+from ropewalk.attention.engines.runs import Kernel
 from ropewalk.attention.layout import PackedLayout, cached_per_layout
 from ropewalk.attention.options import EVERYTHING, PLAIN, AttentionOptions, Locality
 from ropewalk.errors import RopewalkError
 
 log = logging.getLogger("ropewalk")
+
+KERNELS: tuple[EngineName, ...] = ("sdpa", "varlen")
+"""Engines that attend within runs, to which the anchor and sinks are merged; the others compute whole rows."""
 
 
 def attend(
@@ -35,9 +39,9 @@ def attend(
         key: ``[batch, num_kv_heads, length, head_dim]``; num_heads is a multiple of num_kv_heads.
         value: ``[batch, num_kv_heads, length, value_dim]``, same dtype and device.
         layout: one layout for all rows of the batch, or a sequence with one layout for each row.
-        engine: ``reference`` (softmax with a dense mask), ``segments`` (PyTorch's SDPA), ``flex`` (FlexAttention),
-            ``varlen`` (FlashAttention), or ``auto``: ``segments`` on a CPU, and on a GPU the first of ``varlen``,
-            ``flex`` and ``segments`` that supports the inputs (:func:`ropewalk.attention.resolve_engine`). A named
+        engine: ``reference`` (softmax with a dense mask), ``sdpa`` (PyTorch's SDPA), ``flex`` (FlexAttention),
+            ``varlen`` (FlashAttention), or ``auto``: ``sdpa`` on a CPU, and on a GPU the first of ``varlen``,
+            ``flex`` and ``sdpa`` that supports the inputs (:func:`ropewalk.attention.resolve_engine`). A named
             engine never falls back to another.
         options: scale, soft cap, window or chunks, and sinks of the layer; the default is attention as in Llama.
 
@@ -73,8 +77,16 @@ def attend(
         _log_choice_once(chosen, query.device)
     # Found again by every layer of the pass: a plan depends on the layouts and not on the tensors.
     plan = _plan(layouts, chosen, query.device, options.locality)
+    if chosen in KERNELS:
+        return packed.run(kernel_of(chosen), query, key, value, plan, options)
     output: Tensor = _module(chosen).run(query, key, value, plan, options)
     return output
+
+
+def kernel_of(engine: EngineName) -> Kernel:
+    """The kernel of an engine that attends within runs, one of ``KERNELS``."""
+    kernel: Kernel = _module(engine)
+    return kernel
 
 
 def prepare(
@@ -92,7 +104,9 @@ def prepare(
         localities: the different windows and chunks of the model's layers.
     """
     for locality in localities:
-        _plan(tuple(layouts), engine, device, locality)
+        plan = _plan(tuple(layouts), engine, device, locality)
+        if engine == "varlen":
+            _module(engine).calls_of(plan.runs, device)
 
 
 def _layouts_of(layout: PackedLayout | Sequence[PackedLayout], batch: int) -> tuple[PackedLayout, ...]:
@@ -142,10 +156,10 @@ def _log_choice_once(engine: str, device: torch.device) -> None:
 @cached_per_layout
 def _plan(layouts: tuple[PackedLayout, ...], engine: str, device: torch.device, locality: Locality) -> Any:
     """Index tensors and block masks, computed once for each batch: all layers of a locality share them."""
-    return _module(engine).plan(layouts, device, locality)
+    return (packed if engine in KERNELS else _module(engine)).plan(layouts, device, locality)
 
 
-def _module(engine: str) -> ModuleType:
+def _module(engine: str) -> Any:
     # Imported on demand: flex loads torch's compiler, which a CPU user never needs.
     from importlib import import_module
 

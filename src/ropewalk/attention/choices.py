@@ -10,7 +10,7 @@ Pattern = Literal["full", "intra_document", "anchor"]
 Positions = Literal["continuous", "reset"]
 """RoPE positions of a packed row: continuous over the row, or restarting in each document."""
 
-EngineName = Literal["reference", "segments", "flex", "varlen"]
+EngineName = Literal["reference", "sdpa", "flex", "varlen"]
 """Implementation of attention over packed rows; ``engines.capabilities`` says what each one supports."""
 
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)

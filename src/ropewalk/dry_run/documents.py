@@ -115,15 +115,16 @@ class StageRows:
         return mean(range(len(self.lengths))) / mean(numbers)
 
     def pairs(self, number: int, locality: Locality = EVERYTHING) -> int:
-        """Query-key pairs that an engine computes for a row, copies of the anchor included."""
+        """Query-key pairs that a kernel computes for a row; the anchor's keys are merged to documents without it."""
         anchor, lengths = self.anchor, self.lengths[number]
         if self.stage.pattern == "full":
-            runs: Lengths = (anchor + sum(lengths),)
-        elif self.stage.pattern == "anchor":
-            runs = tuple(anchor + length for length in lengths)
-        else:
-            runs = lengths
-        return sum(_pairs_of_run(run, locality) for run in runs)
+            return _pairs_of_run(anchor + sum(lengths), locality)
+        if self.stage.pattern == "intra_document":
+            return sum(_pairs_of_run(run, locality) for run in lengths)
+        first, *others = lengths
+        return _pairs_of_run(anchor + first, locality) + sum(
+            _pairs_of_run(run, locality, anchor) for run in others
+        )
 
     @property
     def anchor(self) -> int:
@@ -151,12 +152,17 @@ def _document_lengths(row: PackedRow) -> Lengths:
 
 
 @cache
-def _pairs_of_run(length: int, locality: Locality) -> int:
+def _pairs_of_run(length: int, locality: Locality, before: int = 0) -> int:
+    """Pairs of a run of which this many tokens come before these, from which chunks are counted."""
     if locality.chunk is None:
         return visible_pairs(length, length, locality.window)
-    whole, rest = divmod(length, locality.chunk)
+    # The rest of the chunk in which the anchor ends.
+    first = min(length, -before % locality.chunk)
+    whole, rest = divmod(length - first, locality.chunk)
     each = Locality(locality.window)
-    return whole * _pairs_of_run(locality.chunk, each) + _pairs_of_run(rest, each)
+    return (
+        whole * _pairs_of_run(locality.chunk, each) + _pairs_of_run(rest, each) + _pairs_of_run(first, each)
+    )
 
 
 def documents_of(recipe: Recipe, number: int, document_length: int | None, context: RunContext) -> Documents:

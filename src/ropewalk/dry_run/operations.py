@@ -11,20 +11,25 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention import varlen as _registers_its_operators  # noqa: F401
 
-from ropewalk.attention.engines import simulated_flex as _registers_more  # noqa: F401
+from ropewalk.attention.engines import simulated_flex as _registers_its_operators  # noqa: F401
+from ropewalk.attention.operators import (
+    CPU_FLASH,
+    CPU_FLASH_BACKWARD,
+    CUDNN,
+    CUDNN_BACKWARD,
+    FLASH,
+    FLASH_BACKWARD,
+    VARLEN,
+    VARLEN_BACKWARD,
+)
 from ropewalk.attention.speeds import timed_flops
 
-VARLEN = torch.ops.torch_attn._varlen_attn
-VARLEN_BACKWARD = torch.ops.torch_attn._varlen_attn_backward
-CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-CPU_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 FLEX = torch.ops.ropewalk.flex_attention
 FLEX_BACKWARD = torch.ops.ropewalk.flex_attention_backward
 
-BACKWARDS = frozenset((VARLEN_BACKWARD, CPU_FLASH_BACKWARD, FLEX_BACKWARD))
-ATTENTION = frozenset((VARLEN, CPU_FLASH, FLEX)) | BACKWARDS
+BACKWARDS = frozenset((VARLEN_BACKWARD, CPU_FLASH_BACKWARD, CUDNN_BACKWARD, FLASH_BACKWARD, FLEX_BACKWARD))
+ATTENTION = frozenset((VARLEN, CPU_FLASH, CUDNN, FLASH, FLEX)) | BACKWARDS
 """Kernels whose operations are counted by visible pairs."""
 
 GROUPED = torch.ops.aten._grouped_mm
@@ -91,11 +96,9 @@ def attention_call(packet: Any, args: Sequence[Any], kwargs: Any, values: Values
         pairs = q.shape[1] * _pairs_of_runs(packet, args, kwargs, values)
         width, value_width = q.shape[2], v.shape[2]
     else:
-        causal = (
-            args[7] if backward else args[4] if len(args) > 4 else kwargs.get("is_causal", False)
-        ) is True
+        causal = _named(packet, args, kwargs).get("is_causal", False)
         length, keys = q.shape[2], k.shape[2]
-        # This kernel aligns at the first query and the first key.
+        # These kernels align at the first query and the first key.
         seen = visible_pairs(min(length, keys), min(length, keys)) + max(length - keys, 0) * keys
         pairs = q.shape[0] * q.shape[1] * (seen if causal else length * keys)
         width, value_width = q.shape[3], v.shape[3]
@@ -163,29 +166,36 @@ def workspace(packet: Any, args: Sequence[Any], kwargs: Any) -> int:
     """Bytes that a kernel allocates besides its results, and frees when it ends.
 
     FlashAttention 2 accumulates the gradients of queries in float32, with the head dimension rounded up to a multiple
-    of 32 or 64, and keeps one float32 per head; both have 128 more rows per sequence. With grouped-query attention it
-    computes gradients of keys and values for every query head.
+    of 32 or 64, and keeps one float32 per head; both have 128 more rows per sequence, or a multiple of 128 rows where
+    all sequences have one length. cuDNN does the same without rounding. With grouped-query attention both compute
+    gradients of keys and values for every query head.
 
     FlexAttention has a float32 per head and query for the largest scores in the forward, and two in the backward: for
     the products of outputs and their gradients, and for gradients of the log-sum-exp, which are zero without sinks.
 
-    Source: torch's flash_api.cpp, ``mha_varlen_bwd``: ``dq_accum``, ``softmax_d``, ``dk_expanded``, ``dv_expanded``;
+    Source: torch's flash_api.cpp, ``mha_varlen_bwd``: ``dq_accum``, ``softmax_d``, ``dk_expanded``, ``dv_expanded``,
+    and ``mha_bwd``; cudnn-frontend's scaled_dot_product_flash_attention.h, ``dQ_accum``, ``softmax_sum``,
+    ``dK_fullhead``;
     ``_inductor/kernel/flex/flex_attention.py``: ``max_scores``, ``delta``, ``grad_lse_exp2``.
     """
     if packet is FLEX:
         return int(args[0].shape[:3].numel() * 4)
     if packet is FLEX_BACKWARD:
         return int(args[2].shape[:3].numel() * 4 * 2)
-    if packet is not VARLEN_BACKWARD:
+    if packet not in (VARLEN_BACKWARD, FLASH_BACKWARD, CUDNN_BACKWARD):
         return 0
     given = _named(packet, args, kwargs)
     query, key = given["query"], given["key"]
-    rows = query.shape[0] + ROWS_PER_RUN * (given["cu_seq_q"].shape[0] - 1)
-    heads, width = query.shape[1:]
-    multiple = 32 if width <= 128 else 64
+    heads, width = query.shape[1], query.shape[-1]
+    multiple = 1 if packet is CUDNN_BACKWARD else 32 if width <= 128 else 64
     rounded = -(-width // multiple) * multiple
+    if packet is VARLEN_BACKWARD:
+        rows = query.shape[0] + ROWS_PER_RUN * (given["cu_seq_q"].shape[0] - 1)
+    else:
+        whole = 1 if packet is CUDNN_BACKWARD else ROWS_PER_RUN
+        rows = query.shape[0] * -(-query.shape[2] // whole) * whole
     sums = rows * heads * (rounded + 1) * 4
-    expanded = 2 * key.shape[0] * heads * width * key.element_size() if key.shape[1] != heads else 0
+    expanded = 2 * key.numel() // key.shape[1] * heads * key.element_size() if key.shape[1] != heads else 0
     return int(sums + expanded)
 
 

@@ -102,7 +102,7 @@ def play(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int)
         # not depend on them; operations follow from the pairs.
         counted = worst = rows.most_documents()
     else:
-        # A ring exchanges the keys that queries see, and segments keeps what each run needs.
+        # A ring exchanges the keys that queries see, and sdpa keeps what each run needs.
         worst, counted = rows.most_pairs(), rows.typical()
     largest = step_on(worst)
     step = largest if counted == worst else step_on(counted)

@@ -157,9 +157,9 @@ class Loading(BaseSettings):
     )
     engine: str = Field(
         "auto",
-        description="Attention implementation: segments (SDPA), flex (FlexAttention), varlen (FlashAttention), "
-        "reference (a dense mask, for tests), or auto (on a GPU, the first of varlen, flex and segments that works; "
-        "on a CPU, segments). With several processes, every task uses this implementation. With one process, only "
+        description="Attention implementation: sdpa (PyTorch's SDPA), flex (FlexAttention), varlen (FlashAttention), "
+        "reference (a dense mask, for tests), or auto (on a GPU, the first of varlen, flex and sdpa that works; "
+        "on a CPU, sdpa). With several processes, every task uses this implementation. With one process, only "
         "the task perplexity uses it, and all other tasks use transformers' own attention.",
     )
     dtype: Dtype = "auto"

@@ -35,9 +35,9 @@ def _widened(model: LossModel) -> AbstractContextManager[Any]:
 
 
 def engine_for(case: Case, dtype: torch.dtype) -> str:
-    """The recipe's engine if it supports the dtype, otherwise ``segments``: some engines support only 16-bit floats."""
+    """The recipe's engine if it supports the dtype, otherwise ``sdpa``: some engines support only 16-bit floats."""
     return (
-        "segments"
+        "sdpa"
         if dtype == torch.float64 and case.setup.engine in ("auto", "varlen", "flex")
         else case.setup.engine
     )

@@ -14,8 +14,7 @@ from ropewalk.attention import ENGINES, AttentionSpec, check_engine, resolve_eng
     [
         ("varlen", {"dtype": torch.float32}, "needs bfloat16 or float16, got torch.float32; use engine flex"),
         ("varlen", {"softcap": 50.0}, r"not support a soft cap \(softcap=50.0\); use engine flex"),
-        ("varlen", {"sinks": True}, "varlen does not support attention sinks.*; use engine flex"),
-        ("varlen", {"head_dim": 288}, "up to 256, got 288 for keys and 288 for values; use engine segments"),
+        ("varlen", {"head_dim": 288}, "up to 256, got 288 for keys and 288 for values; use engine sdpa"),
         (
             "varlen",
             {"head_dim": 100},
@@ -29,18 +28,18 @@ from ropewalk.attention import ENGINES, AttentionSpec, check_engine, resolve_eng
         (
             "varlen",
             {"capability": (7, 5)},
-            "capability 8.0 or higher, but this GPU has 7.5; use engine segments",
+            "capability 8.0 or higher, but this GPU has 7.5; use engine sdpa",
         ),
         (
             "flex",
             {"capability": (7, 5)},
-            "capability 8.0 or higher, but this GPU has 7.5; use engine segments",
+            "capability 8.0 or higher, but this GPU has 7.5; use engine sdpa",
         ),
-        ("flex", {"dtype": torch.float64}, "float16 on CUDA, got torch.float64; use engine segments"),
+        ("flex", {"dtype": torch.float64}, "float16 on CUDA, got torch.float64; use engine sdpa"),
         (
             "flex",
             {"dtype": torch.float32, "head_dim": 8},
-            "at least 16 on CUDA, got 8 for keys and 8 for values; use engine segm",
+            "at least 16 on CUDA, got 8 for keys and 8 for values; use engine sdpa",
         ),
         ("flex", {"value_dim": 8}, "at least 16 on CUDA, got 64 for keys and 8 for values; use engine"),
         (
@@ -53,12 +52,12 @@ from ropewalk.attention import ENGINES, AttentionSpec, check_engine, resolve_eng
             {"head_dim": 512},
             "more shared memory .* of 512 for keys and 512 for values in torch.bfloat16",
         ),
-        ("flex", {"device": "cpu"}, "flex has no backward on cpu.*; use engine segments"),
-        ("varlen", {"device": "cpu"}, "varlen needs CUDA, but the tensors are on cpu; use engine segments"),
+        ("flex", {"device": "cpu"}, "flex has no backward on cpu.*; use engine sdpa"),
+        ("varlen", {"device": "cpu"}, "varlen needs CUDA, but the tensors are on cpu; use engine sdpa"),
         (
             "flash",
             {},
-            "unknown attention engine 'flash'; choose one of auto, reference, segments, flex, varlen",
+            "unknown attention engine 'flash'; choose one of auto, reference, sdpa, flex, varlen",
         ),
     ],
 )
@@ -98,13 +97,13 @@ def test_auto_takes_an_engine_that_can_and_refusals_name_one(**options):
 @pytest.mark.parametrize(
     ("options", "engine"),
     [
-        ({"device": "cpu"}, "segments"),
+        ({"device": "cpu"}, "sdpa"),
         ({}, "varlen"),
         ({"device": "meta"}, "varlen"),
         ({"head_dim": 256, "dtype": torch.float16}, "varlen"),
         ({"dtype": torch.float32}, "flex"),
         ({"softcap": 50.0}, "flex"),
-        ({"sinks": True}, "flex"),
+        ({"sinks": True}, "varlen"),
         ({"softcap": 50.0, "head_dim": 256}, "flex"),
         # FlashAttention wants a multiple of 8, and as wide values as heads.
         ({"head_dim": 100}, "flex"),
@@ -112,16 +111,16 @@ def test_auto_takes_an_engine_that_can_and_refusals_name_one(**options):
         ({"head_dim": 192, "value_dim": 128}, "flex"),
         # Triton's products want 16 columns at least.
         ({"head_dim": 8}, "varlen"),
-        ({"head_dim": 8, "dtype": torch.float32}, "segments"),
-        ({"head_dim": 12}, "segments"),
-        ({"head_dim": 512}, "segments"),
-        ({"dtype": torch.float64}, "segments"),
-        ({"capability": (7, 5)}, "segments"),
+        ({"head_dim": 8, "dtype": torch.float32}, "sdpa"),
+        ({"head_dim": 12}, "sdpa"),
+        ({"head_dim": 512}, "sdpa"),
+        ({"dtype": torch.float64}, "sdpa"),
+        ({"capability": (7, 5)}, "sdpa"),
         # 99 KiB of shared memory hold no tiles of 192 columns.
-        ({"head_dim": 192, "value_dim": 128, "capability": (8, 6)}, "segments"),
+        ({"head_dim": 192, "value_dim": 128, "capability": (8, 6)}, "sdpa"),
         ({"head_dim": 192, "capability": (8, 6)}, "varlen"),
         ({"ring": True}, "varlen"),
-        ({"ring": True, "head_dim": 100}, "segments"),
+        ({"ring": True, "head_dim": 100}, "sdpa"),
     ],
 )
 def test_auto_names_the_engine_of_each_device(options, engine):

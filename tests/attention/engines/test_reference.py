@@ -13,7 +13,7 @@ from tests.attention.attention_cases import random_qkv
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])
-@pytest.mark.parametrize("engine", ["reference", "segments"])
+@pytest.mark.parametrize("engine", ["reference", "sdpa"])
 def test_soft_cap_and_scale(engine, softcap):
     layout = PackedLayout.from_lengths([30, 5, 20], "anchor")
     q, k, v = (x.double() for x in random_qkv(1, 4, 2, layout.total_length, 16))
@@ -30,5 +30,5 @@ def test_values_may_be_wider_than_heads():
     layout = PackedLayout.from_lengths([30, 5], "anchor")
     q, k, _ = random_qkv(1, 4, 2, layout.total_length, 16)
     v = random_qkv(1, 4, 2, layout.total_length, 24)[2]
-    errors = attention_errors(lambda *qkv: attend(*qkv, layout, engine="segments"), q, k, v, [layout])
+    errors = attention_errors(lambda *qkv: attend(*qkv, layout, engine="sdpa"), q, k, v, [layout])
     assert errors.worst_share <= 1, errors

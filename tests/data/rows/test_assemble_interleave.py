@@ -337,7 +337,7 @@ def table(tokens: int) -> list[torch.Tensor]:
     return [torch.randn(1, heads, tokens, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)]
 
 
-@pytest.mark.parametrize("engine", ["segments", "reference"])
+@pytest.mark.parametrize("engine", ["sdpa", "reference"])
 @pytest.mark.parametrize("pattern", ["anchor", "intra_document"])
 @given(lengths=small_rows, row=st.integers(0, 1000))
 @example(lengths=[20, 33, 5], row=0)
@@ -353,7 +353,7 @@ def test_a_document_attends_as_in_the_row_that_is_not_interleaved(
     torch.testing.assert_close(found, expected[:, :, token], rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("engine", ["segments", "reference"])
+@pytest.mark.parametrize("engine", ["sdpa", "reference"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 @given(lengths=small_rows, row=st.integers(0, 1000))
 @example(lengths=[20, 33, 5], row=0)
@@ -374,8 +374,8 @@ def test_under_full_the_order_of_storage_is_seen() -> None:
     before, after, token = interleaved_row([20, 33, 5], "full", 0)
     assert after.is_interleaved
     qkv = table(before.total_length)
-    moved = attend(*(x[:, :, token] for x in qkv), after, engine="segments")
-    assert (moved - attend(*qkv, before, engine="segments")[:, :, token]).abs().max() > 1e-3
+    moved = attend(*(x[:, :, token] for x in qkv), after, engine="sdpa")
+    assert (moved - attend(*qkv, before, engine="sdpa")[:, :, token]).abs().max() > 1e-3
 
 
 @given(lengths=small_rows, row=st.integers(0, 1000), pattern=st.sampled_from(PATTERNS))

@@ -46,7 +46,7 @@ def test_a_packed_row_equals_each_document_alone(family, pattern):
     """Outputs and gradients in float64, of layers with windows and without, against the model's own attention."""
     plain = tiny_model(family, torch.float64, sharp=True)
     ours = copy.deepcopy(plain)
-    attach(ours, engine="segments", exact_rope=False)
+    attach(ours, engine="sdpa", exact_rope=False)
     positions = "continuous" if pattern == "full" else "reset"
     layout = PackedLayout.from_lengths(LENGTHS, pattern, int(pattern != "intra_document"), positions)
     torch.manual_seed(1)
@@ -76,7 +76,7 @@ def test_a_packed_row_equals_each_document_alone(family, pattern):
 def test_a_window_matters_in_these_models():
     """The same rows with a window of one token more give other logits: the test above would notice."""
     model = tiny_model("mistral", torch.float64, sharp=True)
-    attach(model, engine="segments")
+    attach(model, engine="sdpa")
     layout = PackedLayout.from_lengths(LENGTHS, "anchor")
     ids = torch.randint(3, 90, (1, layout.total_length))
     with torch.no_grad():
@@ -95,7 +95,7 @@ class Layer(torch.nn.Module):
 
 def call_with(*localities):
     layout = PackedLayout.from_lengths([4])
-    return LayoutCall((layout,), "segments", localities, layout.position_ids[None])
+    return LayoutCall((layout,), "sdpa", localities, layout.position_ids[None])
 
 
 def test_a_layer_asks_for_what_its_config_and_its_module_say():
@@ -152,7 +152,7 @@ def test_the_exact_rotary_module_fits_every_layout_of_angles(family):
     """cos and sin in halves, interleaved, once a pair, or as complex numbers: the logits stay those of the model."""
     plain = tiny_model(family, sharp=True)
     ours = copy.deepcopy(plain)
-    attach(ours, engine="segments")
+    attach(ours, engine="sdpa")
     ids = torch.randint(3, 90, (1, 30), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = plain(ids, use_cache=False).logits
@@ -166,7 +166,7 @@ def test_a_model_of_two_rotary_modules_keeps_its_own():
         RopewalkError,
         match="has 2 rotary modules, but ropewalk can replace only one; keep transformers' own RoPE",
     ):
-        attach(tiny_model("granite_swa", sharp=True), engine="segments")
+        attach(tiny_model("granite_swa", sharp=True), engine="sdpa")
 
 
 @pytest.mark.parametrize("keep", [1, 3])
@@ -175,7 +175,7 @@ def test_the_last_logits_alone_are_those_of_all(length, keep):
     """Gemma 4 drops all but the last queries before layers that share keys, and short rows have no mask."""
     plain = tiny_model("gemma4 with shared keys", torch.float64, sharp=True)
     ours = copy.deepcopy(plain)
-    attach(ours, engine="segments", exact_rope=False)
+    attach(ours, engine="sdpa", exact_rope=False)
     ids = torch.randint(3, 90, (1, length), generator=torch.Generator().manual_seed(1))
     layout = PackedLayout.from_lengths([length], "full", 0)
     with torch.no_grad():

@@ -46,7 +46,7 @@ def model() -> transformers.PreTrainedModel:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-@pytest.mark.parametrize("engine", [each for each in ENGINES if each in ("reference", "segments")])
+@pytest.mark.parametrize("engine", [each for each in ENGINES if each in ("reference", "sdpa")])
 @pytest.mark.parametrize("pattern", ["intra_document", "anchor"])
 @pytest.mark.parametrize("positions", ["reset", "continuous"])
 def test_interleaved_tagged_and_padded_documents_are_read_as_if_alone(

@@ -37,7 +37,7 @@ def attached(plain, exact_rope=False):
     model = copy.deepcopy(plain)
     family = model.config.model_type
     needs_transformers(PACKED_SINCE.get(family, "0.0"), f"a packed row of {family}")
-    attach(model, engine="segments", exact_rope=exact_rope)
+    attach(model, engine="sdpa", exact_rope=exact_rope)
     return model
 
 

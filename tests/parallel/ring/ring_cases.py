@@ -189,7 +189,7 @@ def differences_from_attend(shape, cases):
             if cut:
                 output = on_whole_rows(partial(sharded_attend, options=options), sharded, *inputs[:3])
             else:
-                output = attend(*inputs[:3], layouts, "segments", options)
+                output = attend(*inputs[:3], layouts, "sdpa", options)
             torch.manual_seed(case.seed)
             gradients = torch.autograd.grad(output, inputs, torch.randn(output.shape, dtype=case.dtype))
             if cut:

@@ -159,10 +159,9 @@ def test_a_forward_keeps_a_row_of_keys_and_values_and_one_piece_more(four_ranks)
     # The last rank's pieces stand beside each other.
     assert [slots for _, slots, _ in results] == [256 + 32] * 3 + [128 + 32]
     for kept, slots, places in results:
-        # In float32, which the blocks of a CPU add up in, beside the queries; on a GPU varlen keeps what came in.
-        keys = slots * kv_heads * 2 * dim
-        queries = places * heads * dim
-        assert keys * 4 <= kept <= keys * (4 + 2) + queries * 2 * 8
+        # Keys, values, queries and output in 16 bits, and the log-sum-exp in float32.
+        keys, queries = slots * kv_heads * 2 * dim, places * heads * 2 * dim
+        assert kept == (keys + queries) * 2 + places * heads * 4
 
 
 def test_a_rank_that_refuses_ends_the_others(four_ranks):
@@ -197,9 +196,9 @@ def test_blocks_of_few_queries_give_the_same(monkeypatch, softcap):
     layout = PackedLayout.from_lengths([13, 1, 20], "anchor", 3)
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, h, 37, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
-    expected = attend(q, k, v, layout, "segments", AttentionOptions(softcap=softcap))
+    expected = attend(q, k, v, layout, "sdpa", AttentionOptions(softcap=softcap))
     for scores in (1, 1000, 2**26):
-        monkeypatch.setattr("ropewalk.attention.engines.segments.CPU_SCORE_BYTES", scores)
+        monkeypatch.setattr("ropewalk.attention.engines.plain.CPU_SCORE_BYTES", scores)
         output = ring_attend(q, k, v, ring_of_one([layout]), options=AttentionOptions(softcap=softcap))
         for a, b in zip(
             (output, *torch.autograd.grad(output.square().sum(), (q, k, v))),
@@ -230,7 +229,7 @@ def test_gradients_by_finite_differences():
             "cpu",
             torch.float32,
             {},
-            r"engine reference needs all keys of a row at once.*use engine segments",
+            r"engine reference needs all keys of a row at once.*use engine sdpa",
         ),
         ("flex", "cuda", torch.bfloat16, {}, r"engine flex needs all keys.*set parallel.ring to 1 and raise"),
         (
@@ -238,14 +237,14 @@ def test_gradients_by_finite_differences():
             "cpu",
             torch.bfloat16,
             {},
-            r"engine varlen needs CUDA, but the tensors are on cpu; use engine segments",
+            r"engine varlen needs CUDA, but the tensors are on cpu; use engine sdpa",
         ),
         (
             "varlen",
             "cuda",
             torch.float32,
             {},
-            r"needs bfloat16 or float16, got torch.float32; use engine seg",
+            r"needs bfloat16 or float16, got torch.float32; use engine sdpa",
         ),
         (
             "varlen",
@@ -279,13 +278,13 @@ def test_what_an_engine_cannot_do_is_said_before_anything_loads(engine, device, 
 @pytest.mark.parametrize(
     ("device", "dtype", "options", "engine"),
     [
-        ("cpu", torch.bfloat16, {}, "segments"),
+        ("cpu", torch.bfloat16, {}, "sdpa"),
         ("cuda", torch.bfloat16, {}, "varlen"),
         ("cuda", torch.float16, {"head_dim": 256}, "varlen"),
-        ("cuda", torch.float32, {}, "segments"),
-        ("cuda", torch.bfloat16, {"softcap": 30.0}, "segments"),
-        ("cuda", torch.bfloat16, {"head_dim": 60}, "segments"),
-        ("cuda", torch.bfloat16, {"value_dim": 128}, "segments"),
+        ("cuda", torch.float32, {}, "sdpa"),
+        ("cuda", torch.bfloat16, {"softcap": 30.0}, "sdpa"),
+        ("cuda", torch.bfloat16, {"head_dim": 60}, "sdpa"),
+        ("cuda", torch.bfloat16, {"value_dim": 128}, "sdpa"),
     ],
 )
 def test_what_auto_stands_for(device, dtype, options, engine):

@@ -31,7 +31,7 @@ def test_kernels_are_within_the_error_budget(dtype, kv_heads, head_dim, balance)
     rows = ShardedLayouts.of(layouts, SequenceGroups(ring=4), balance).rows
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, h, 777, head_dim, dtype=dtype, device="cuda") for h in (4, kv_heads, kv_heads))
-    for name in ("varlen", "segments"):
+    for name in ("varlen", "sdpa"):
 
         def engine(q, k, v, name=name):
             return ranks_in_turn(q, k, v, layouts, rows, name)
@@ -48,6 +48,6 @@ def test_auto_takes_varlen_on_cuda_and_equals_segments():
     q, k, v = (torch.randn(1, h, 260, 64, dtype=torch.bfloat16, device="cuda") for h in (4, 2, 2))
     named, auto = (ring_attend(q, k, v, sharded, engine) for engine in ("varlen", "auto"))
     assert torch.equal(named, auto)
-    for engine in ("auto", "segments"):
+    for engine in ("auto", "sdpa"):
         errors = attention_errors(lambda *qkv, e=engine: ring_attend(*qkv, sharded, e), q, k, v, [layout])
         assert errors.worst_share <= 1, (engine, errors)

@@ -123,7 +123,7 @@ def counted_ulysses_bytes(rows, length, value_dim):
         return original(output, given, **kwargs)
 
     with mock.patch.object(dist, "all_to_all_single", call):
-        sharded_attend(q, k, v, sharded, "segments").sum().backward()
+        sharded_attend(q, k, v, sharded, "sdpa").sum().backward()
     return places, sum(total)
 
 

@@ -20,7 +20,7 @@ def attention(ranks, case, shape, fault=None):
 def test_the_scale_is_the_models_own(two_ranks, granite_case):
     found = replace(granite_case, key=uuid.uuid4().hex)
     assert attention_inputs(found)[0][0].options.scale == 0.9
-    assert engine_equals_reference(found, "segments").passed
+    assert engine_equals_reference(found, "sdpa").passed
     assert attention(two_ranks, granite_case, MeshShape(ring=2)).passed
     assert not attention(two_ranks, granite_case, MeshShape(ring=2), "scale lost in the ring").passed
 
@@ -34,7 +34,7 @@ def test_an_engine_that_loses_the_scale_is_found(granite_case, monkeypatch):
         return sound(*args, options=replace(options, scale=None), **others)
 
     monkeypatch.setattr(engines, "attend", unscaled)
-    assert not engine_equals_reference(replace(granite_case, key=uuid.uuid4().hex), "segments").passed
+    assert not engine_equals_reference(replace(granite_case, key=uuid.uuid4().hex), "sdpa").passed
 
 
 def test_an_engine_that_a_ring_has_not_is_not_run(two_ranks, case):

@@ -15,7 +15,7 @@ import torch
 from ropewalk.attention.choices import ENGINES, EngineName
 from ropewalk.errors import EngineError
 
-PREFERRED: tuple[EngineName, ...] = ("varlen", "flex", "segments")
+PREFERRED: tuple[EngineName, ...] = ("varlen", "flex", "sdpa")
 """Engines that ``auto`` tries on a GPU, in this order. The last one supports everything."""
 
 Capability = tuple[int, int]
@@ -66,7 +66,7 @@ class AttentionSpec:
     @property
     def gpu(self) -> Capability:
         """The compute capability to check against."""
-        return self.capability or _capability_of(torch.device(self.device))
+        return self.capability or capability_of(torch.device(self.device))
 
 
 def why_not(engine: EngineName, spec: AttentionSpec) -> str | None:
@@ -77,7 +77,7 @@ def why_not(engine: EngineName, spec: AttentionSpec) -> str | None:
             "attend to"
         )
     # Both are plain torch operations, which run wherever torch does.
-    if engine in ("reference", "segments"):
+    if engine in ("reference", "sdpa"):
         return None
     if engine == "flex" and not spec.on_gpu:
         return (
@@ -95,10 +95,10 @@ def why_not(engine: EngineName, spec: AttentionSpec) -> str | None:
 
 
 def resolve_engine(spec: AttentionSpec) -> EngineName:
-    """The engine that ``auto`` selects: segments on a CPU; on a GPU the first of varlen, flex and segments that can
-    run this. Segments always can."""
+    """The engine that ``auto`` selects: sdpa on a CPU; on a GPU the first of varlen, flex and sdpa that can
+    run this. sdpa always can."""
     if not spec.on_gpu:
-        return "segments"
+        return "sdpa"
     return next(engine for engine in PREFERRED if why_not(engine, spec) is None)
 
 
@@ -136,8 +136,6 @@ def _why_not_varlen(spec: AttentionSpec) -> str | None:
         return f"needs bfloat16 or float16, got {spec.dtype}"
     if spec.softcap is not None:
         return f"does not support a soft cap (softcap={spec.softcap})"
-    if spec.sinks:
-        return "does not support attention sinks, because its kernel cannot backpropagate through sinks"
     if head_dim != value_dim or head_dim % 8 or head_dim > MAX_HEAD_DIM:
         limits = f"the same head dimension for keys and values, a multiple of 8 up to {MAX_HEAD_DIM}"
         return f"needs {limits}, got {head_dim} for keys and {value_dim} for values"
@@ -179,7 +177,7 @@ def _dotted(capability: Capability) -> str:
 
 
 @cache
-def _capability_of(device: torch.device) -> Capability:
+def capability_of(device: torch.device) -> Capability:
     if device.type == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_capability(device)
     return LEAST_CAPABILITY

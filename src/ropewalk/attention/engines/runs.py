@@ -9,14 +9,122 @@ attention does not depend on storage order once positions are applied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.options import AttentionOptions
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Adjacent runs of equal size.
+
+    Attributes:
+        runs: number of runs.
+        queries, keys: tokens of each run, with at least as many keys as queries.
+        first_query, first_key: where they begin in the buffers of all runs.
+    """
+
+    runs: int
+    queries: int
+    keys: int
+    first_query: int
+    first_key: int
+
+    def queries_of(self, x_QHD: Tensor) -> Tensor:
+        """A view ``[runs, H, queries, D]`` of ``[Q, H, D]``."""
+        own = x_QHD[self.first_query : self.first_query + self.runs * self.queries]
+        rows: Tensor = own.unflatten(0, (self.runs, self.queries))  # type: ignore[no-untyped-call]
+        return rows.transpose(1, 2)
+
+    def keys_of(self, x_SKD: Tensor) -> Tensor:
+        """A view ``[runs, K, keys, D]`` of ``[S, K, D]``."""
+        own = x_SKD[self.first_key : self.first_key + self.runs * self.keys]
+        rows: Tensor = own.unflatten(0, (self.runs, self.keys))  # type: ignore[no-untyped-call]
+        return rows.transpose(1, 2)
+
+    def lse_of(self, lse_HQ: Tensor) -> Tensor:
+        """A view ``[runs, H, queries]`` of ``[H, Q]``."""
+        own = lse_HQ[:, self.first_query : self.first_query + self.runs * self.queries]
+        rows: Tensor = own.unflatten(1, (self.runs, self.queries))  # type: ignore[no-untyped-call]
+        return rows.transpose(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Runs that are stored one after the other: causal sequences whose last query sees their last key.
+
+    Attributes:
+        queries, keys: number of queries and of keys of each run.
+    """
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+
+    @cached_property
+    def groups(self) -> tuple[RunGroup, ...]:
+        """The runs, with adjacent ones of equal size together."""
+        sizes = groupby(zip(self.queries, self.keys, strict=True))
+        return tuple(_placed((len(list(same)), *size) for size, same in sizes))
+
+    @cached_property
+    def singles(self) -> tuple[RunGroup, ...]:
+        """The runs, each by itself."""
+        return tuple(_placed((1, *size) for size in zip(self.queries, self.keys, strict=True)))
+
+    @staticmethod
+    def new_lse(q_QHD: Tensor) -> Tensor:
+        """An empty log-sum-exp ``[H, Q]``."""
+        wide = torch.promote_types(q_QHD.dtype, torch.float32)
+        return torch.empty(q_QHD.shape[1], q_QHD.shape[0], dtype=wide, device=q_QHD.device)
+
+
+def _placed(sizes: Iterable[tuple[int, int, int]]) -> Iterator[RunGroup]:
+    """Groups of numbers of runs, queries and keys, one after the other."""
+    first_query = first_key = 0
+    for runs, queries, keys in sizes:
+        yield RunGroup(runs, queries, keys, first_query, first_key)
+        first_query, first_key = first_query + runs * queries, first_key + runs * keys
+
+
+class Kernel(Protocol):
+    """Attention within runs; the modules of kernels have these two functions.
+
+    Kernels apply scale, soft cap and window. Chunks must be runs of their own, and sinks are merged afterwards.
+    """
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, runs: Runs, options: AttentionOptions
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of ``[Q, H, D]`` queries to ``[S, K, D]`` keys and ``[S, K, V]`` values of the runs.
+
+        Returns:
+            Output ``[Q, H, V]``, and the log-sum-exp of the scores ``[H, Q]``, in float32 or wider.
+        """
+
+    def backward(
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        runs: Runs,
+        options: AttentionOptions,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of q, k and v.
+
+        ``out`` and ``lse`` may be those of a softmax over more keys than these; the gradients are then those of the
+        keys that are there.
+        """
 
 
 @dataclass(frozen=True, eq=False)

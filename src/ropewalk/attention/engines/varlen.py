@@ -1,120 +1,120 @@
-"""The varlen engine: torch's variable-length FlashAttention over the runs. Requires CUDA and a 16-bit dtype."""
+"""The varlen kernel: torch's variable-length FlashAttention over all runs in one call. CUDA, 16-bit dtypes.
+
+It is FlashAttention 2, or 3 or 4 where ``torch.nn.attention.activate_flash_attention_impl`` has activated them.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ropewalk.attention.engines.runs import Gather, into_runs, out_of_runs, runs_of
-from ropewalk.attention.layout import PackedLayout
-from ropewalk.attention.options import AttentionOptions, Locality
+from ropewalk.attention.engines.runs import Runs
+from ropewalk.attention.layout import cached_per_layout
+from ropewalk.attention.operators import varlen_backward, varlen_forward
+from ropewalk.attention.options import AttentionOptions
 
 MAX_RUNS = 65535
 """Most runs in one call: FlashAttention numbers them by the second dimension of a CUDA grid."""
 
 
 @dataclass(frozen=True, eq=False)
-class Offsets:
-    """Start offsets of runs that are stored one after the other in a buffer.
+class Call:
+    """Arguments of a kernel call.
 
     Attributes:
-        slots: total number of tokens.
-        cu_seqlens: int32 ``[runs + 1]`` slot offsets on the device.
-        max_seqlen: tokens of the longest run.
+        first_query, first_key: where its runs begin in the buffers of all runs.
+        queries, keys: number of its queries and keys.
+        cu_queries, cu_keys: int32 ``[runs + 1]`` offsets on the device.
+        most_queries, most_keys: lengths of its longest run.
     """
 
-    slots: int
-    cu_seqlens: Tensor
-    max_seqlen: int
+    first_query: int
+    first_key: int
+    queries: int
+    keys: int
+    cu_queries: Tensor
+    cu_keys: Tensor
+    most_queries: int
+    most_keys: int
 
-    @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> Offsets:
-        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(device)
-        return cls(sum(lengths), cu_seqlens, max(lengths))
+    @property
+    def lengths(self) -> tuple[Tensor, Tensor, int, int]:
+        return self.cu_queries, self.cu_keys, self.most_queries, self.most_keys
 
+    def queries_of(self, x_QHD: Tensor) -> Tensor:
+        return x_QHD.narrow(0, self.first_query, self.queries)
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """The runs of one kernel call: queries, and keys whose last one is the last query's own."""
+    def keys_of(self, x_SKD: Tensor) -> Tensor:
+        return x_SKD.narrow(0, self.first_key, self.keys)
 
-    queries: Offsets
-    keys: Offsets
-
-
-def calls_of(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> tuple[Call, ...]:
-    """The kernel calls for runs with these numbers of queries and keys; one call for most batches."""
-    starts = range(0, len(queries), MAX_RUNS)
-    parts = [(queries[start : start + MAX_RUNS], keys[start : start + MAX_RUNS]) for start in starts]
-    return tuple(Call(Offsets.of(q, device), Offsets.of(k, device)) for q, k in parts)
+    def lse_of(self, lse_HQ: Tensor) -> Tensor:
+        return lse_HQ.narrow(1, self.first_query, self.queries).contiguous()
 
 
-@dataclass(frozen=True, eq=False)
-class VarlenPlan:
-    """Attributes: the gather, None if runs are already stored one after the other; the kernel calls."""
-
-    gather: Gather | None
-    calls: tuple[Call, ...]
+@cached_per_layout
+def calls_of(runs: Runs, device: torch.device) -> tuple[Call, ...]:
+    """The kernel calls for these runs; one call for most batches."""
+    return tuple(_calls(runs, device))
 
 
-def plan(layouts: Sequence[PackedLayout], device: torch.device, locality: Locality) -> VarlenPlan:
-    """The runs, cut into the layer's chunks. The kernel itself applies a window."""
-    lengths, gather = runs_of(layouts, device, locality.chunk)
-    return VarlenPlan(gather, calls_of(lengths, lengths, device))
+def _calls(runs: Runs, device: torch.device) -> Iterator[Call]:
+    first_query = first_key = 0
+    for start in range(0, len(runs.queries), MAX_RUNS):
+        queries, keys = (each[start : start + MAX_RUNS] for each in (runs.queries, runs.keys))
+        offsets = _offsets(queries, device), _offsets(keys, device)
+        yield Call(first_query, first_key, sum(queries), sum(keys), *offsets, max(queries), max(keys))
+        first_query, first_key = first_query + sum(queries), first_key + sum(keys)
 
 
-def run(
-    q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, plan: VarlenPlan, options: AttentionOptions
-) -> Tensor:
-    q, k, v = (into_runs(x, plan.gather) for x in (q_BHTD, k_BKTD, v_BKTD))
-    return out_of_runs(causal_varlen(q, k, v, plan.calls, options), plan.gather, q_BHTD.shape[0])
+def _offsets(lengths: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(device)
 
 
-def causal_varlen(
-    q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, calls: Sequence[Call], options: AttentionOptions
-) -> Tensor:
-    """Causal attention within each run, aligned at the last query and the last key: ``[Q, H, D]``."""
-    if len(calls) == 1:
-        return _kernel(q_QHD, k_SKD, v_SKD, calls[0], options)
-    queries, keys = [call.queries.slots for call in calls], [call.keys.slots for call in calls]
-    # Runs are independent, so a batch with too many for one kernel launch is divided between runs.
-    parts = zip(q_QHD.split(queries), k_SKD.split(keys), v_SKD.split(keys), calls, strict=True)
-    return torch.cat([_kernel(*part, options) for part in parts])
+def forward(q: Tensor, k: Tensor, v: Tensor, runs: Runs, options: AttentionOptions) -> tuple[Tensor, Tensor]:
+    """See :class:`ropewalk.attention.engines.runs.Kernel`."""
+    scale = options.scale_of(q.shape[2])
+    parts = [
+        varlen_forward(
+            call.queries_of(q), call.keys_of(k), call.keys_of(v), *call.lengths, scale, options.window
+        )
+        for call in calls_of(runs, q.device)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    outputs, sums = zip(*parts, strict=True)
+    return torch.cat(outputs), torch.cat(sums, 1)
 
 
-def _kernel(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, options: AttentionOptions) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    attention: Callable[..., Any] = varlen_attn
-    groups = q_QHD.shape[1] // k_SKD.shape[1]
-    if _takes_fewer_kv_heads(varlen_attn):
-        attention = partial(varlen_attn, enable_gqa=groups > 1)
-    elif groups > 1:
-        # Older kernels need as many key/value heads as query heads.
-        k_SKD, v_SKD = (x.repeat_interleave(groups, dim=1) for x in (k_SKD, v_SKD))
-    window = options.window
-    output = attention(
-        q_QHD,
-        k_SKD,
-        v_SKD,
-        call.queries.cu_seqlens,
-        call.keys.cu_seqlens,
-        call.queries.max_seqlen,
-        call.keys.max_seqlen,
-        scale=options.scale_of(q_QHD.shape[2]),
-        # Causal and aligned at the last query and the last key; the left window size excludes the query itself.
-        window_size=(-1 if window is None else window - 1, 0),
-    )
-    assert isinstance(output, Tensor)
-    return output
-
-
-@cache
-def _takes_fewer_kv_heads(kernel: Callable[..., Any]) -> bool:
-    """Whether the kernel accepts fewer key/value heads than query heads; that of torch 2.11 does not."""
-    return "enable_gqa" in inspect.signature(kernel).parameters
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    runs: Runs,
+    options: AttentionOptions,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See :class:`ropewalk.attention.engines.runs.Kernel`."""
+    scale = options.scale_of(q.shape[2])
+    parts = [
+        varlen_backward(
+            call.queries_of(grad),
+            call.queries_of(q),
+            call.keys_of(k),
+            call.keys_of(v),
+            call.queries_of(out),
+            call.lse_of(lse),
+            *call.lengths,
+            scale,
+            options.window,
+        )
+        for call in calls_of(runs, q.device)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    dq, dk, dv = (torch.cat(each) for each in zip(*parts, strict=True))
+    return dq, dk, dv

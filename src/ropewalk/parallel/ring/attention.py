@@ -20,13 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention import AttentionSpec, EngineName, check_engine
+from ropewalk.attention.api import kernel_of
 from ropewalk.attention.engines.runs import into_runs
-from ropewalk.attention.engines.segments import causal_runs
-from ropewalk.attention.engines.varlen import causal_varlen
+from ropewalk.attention.engines.varlen import calls_of
 from ropewalk.attention.options import EVERYTHING, PLAIN, AttentionOptions, Locality
+from ropewalk.attention.packed import attend_runs
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel.collectives import EntryExchange, send_entries
-from ropewalk.parallel.ring.plan import RingPlan, calls_on, gather_on, ring_plan, sent_on
+from ropewalk.parallel.ring.plan import RingPlan, gather_on, ring_plan, sent_on
 from ropewalk.parallel.ring.traffic import heads_of_an_exchange
 from ropewalk.parallel.shards import ShardedLayouts
 
@@ -52,7 +53,7 @@ def ring_attend(
         key: ``[batch, num_kv_heads, ring_length, head_dim]``; num_heads is a multiple of num_kv_heads.
         value: ``[batch, num_kv_heads, ring_length, value_dim]``.
         sharded: layouts of the whole rows and the tokens of this rank.
-        engine: ``auto``, ``segments`` or ``varlen`` (CUDA, 16-bit floats).
+        engine: ``auto``, ``sdpa`` or ``varlen`` (CUDA, 16-bit floats).
         options: scale, soft cap, window or chunks, and sinks of the layer, as for :func:`ropewalk.attend`.
 
     Returns:
@@ -101,7 +102,7 @@ def attend_received(
         query: ``[batch, num_heads, ring_length, head_dim]``.
         kv_RKE: received keys and values, ``[received, num_kv_heads, head_dim + value_dim]``, in the order of the plan.
         plan: plan of this rank, made for the locality of ``options``.
-        engine: ``varlen`` or ``segments``.
+        engine: ``varlen`` or ``sdpa``.
         options: as for :func:`ring_attend`.
 
     Returns:
@@ -126,11 +127,8 @@ def attend_received(
         )
         if options.sinks is not None:
             output_QHV = output_QHV + options.sinks[:, None].to(output_QHV.dtype)
-    elif engine == "varlen":
-        output_QHV = causal_varlen(q_QHD, k_SKD, v_SKV, calls_on(plan, query.device), options)
     else:
-        runs = list(zip(plan.queries, plan.keys, strict=True))
-        output_QHV = causal_runs(q_QHD, k_SKD, v_SKV, runs, options.of_runs())
+        output_QHV = attend_runs(kernel_of(engine), q_QHD, k_SKD, v_SKV, plan.runs, options.of_runs())
     rows = output_QHV.transpose(0, 1).split(list(plan.tokens), dim=1)
     return torch.stack([F.pad(row, (0, 0, 0, length - row.shape[1])) for row in rows])
 
@@ -147,7 +145,7 @@ def prepare(
         sent_on(plan, device)
         gather_on(plan, device)
         if engine == "varlen" and plan.queries:
-            calls_on(plan, device)
+            calls_of(plan.runs, device)
 
 
 def _own_dtypes(query: Tensor) -> AbstractContextManager[Any]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ropewalk.attention.engines.runs import Gather, gather_by
-from ropewalk.attention.engines.varlen import Call, calls_of
+from ropewalk.attention.engines.runs import Gather, Runs, gather_by
 from ropewalk.attention.layout import PackedLayout, cached_per_layout
 from ropewalk.attention.options import EVERYTHING, Locality
 from ropewalk.attention.spans import Ints, Spans
@@ -55,6 +55,11 @@ class RingPlan:
     keys: tuple[int, ...]
     tokens: tuple[int, ...]
 
+    @cached_property
+    def runs(self) -> Runs:
+        """The runs as kernels take them."""
+        return Runs(self.queries, self.keys)
+
     @property
     def sent_to_others(self) -> int:
         """Keys that leave this rank; a key that two ranks see counts twice."""
@@ -75,12 +80,6 @@ def sent_on(plan: RingPlan, device: torch.device) -> Tensor:
 def gather_on(plan: RingPlan, device: torch.device) -> Gather | None:
     """Gather of received keys into the runs' slots; None if they are already in that order."""
     return gather_by(plan.slots, device)
-
-
-@cached_per_layout
-def calls_on(plan: RingPlan, device: torch.device) -> tuple[Call, ...]:
-    """Arguments of the ``varlen`` engine's kernel calls, on a device."""
-    return calls_of(plan.queries, plan.keys, device)
 
 
 @cached_per_layout

@@ -145,8 +145,8 @@ class Recipe(Settings):
     )
     engine: Annotated[Literal["auto", EngineName], ONWARD] = Field(
         "auto",
-        description="attention engine; auto: segments (SDPA) on a CPU; on CUDA the first of varlen (FlashAttention), "
-        "flex (FlexAttention) and segments that can run; reference: softmax with a dense mask, for tests",
+        description="attention engine; auto: sdpa on a CPU; on CUDA the first of varlen (FlashAttention), "
+        "flex (FlexAttention) and sdpa that can run; reference: softmax with a dense mask, for tests",
     )
     exact_rope: Annotated[bool, DECIDES] = Field(
         True,

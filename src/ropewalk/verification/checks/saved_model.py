@@ -57,7 +57,7 @@ def _logits(case: Case, exact_rope: bool, dtype: torch.dtype) -> dict[str, Tenso
     """Logits with ropewalk's attention, treating the whole row as one sequence."""
     model: Any = load_model(
         case.model,
-        replace(case.setup, engine="segments", exact_rope=exact_rope),
+        replace(case.setup, engine="sdpa", exact_rope=exact_rope),
         device=case.device,
     ).to(dtype)
     experts_for(model, dtype)

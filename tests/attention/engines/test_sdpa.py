@@ -35,7 +35,7 @@ def test_segments_within_the_error_budget(seed, length, batch, heads, head_dim, 
         for _ in range(batch)
     ]
     q, k, v = random_qkv(batch, *heads, length, head_dim, dtype, seed=seed)
-    errors = attention_errors(lambda *qkv: attend(*qkv, layouts, engine="segments"), q, k, v, layouts)
+    errors = attention_errors(lambda *qkv: attend(*qkv, layouts, engine="sdpa"), q, k, v, layouts)
     assert errors.worst_share <= 1, (errors, [layout.pattern for layout in layouts])
 
 
@@ -46,7 +46,7 @@ def test_segments_on_long_rows(pattern, anchor, documents, total):
     rng = random.Random(documents)
     layout = PackedLayout.from_lengths(cut_row(total, documents, rng), pattern, anchor)
     q, k, v = random_qkv(1, 2, 1, layout.total_length, 16)
-    errors = attention_errors(lambda *qkv: attend(*qkv, layout, engine="segments"), q, k, v, [layout])
+    errors = attention_errors(lambda *qkv: attend(*qkv, layout, engine="sdpa"), q, k, v, [layout])
     assert errors.worst_share <= 1, errors
 
 
@@ -55,7 +55,7 @@ def test_segments_at_each_head_dim(head_dim):
     layout = PackedLayout.from_lengths([40, 7, 70], "anchor")
     q, k, v = random_qkv(2, 4, 2, layout.total_length, head_dim, torch.bfloat16)
     layouts = [layout, PackedLayout.from_lengths([117], "full")]
-    errors = attention_errors(lambda *qkv: attend(*qkv, layouts, engine="segments"), q, k, v, layouts)
+    errors = attention_errors(lambda *qkv: attend(*qkv, layouts, engine="sdpa"), q, k, v, layouts)
     assert errors.worst_share <= 1, errors
 
 
@@ -65,7 +65,7 @@ def test_anchor_gradients_add_up_in_float32():
     q, k, v = random_qkv(1, 1, 1, 4001, 8, torch.bfloat16)
     q, k = torch.zeros_like(q), torch.zeros_like(k)
     v = v.requires_grad_()
-    attend(q, k, v, layout, engine="segments").backward(torch.ones(1, 1, 4001, 8, dtype=torch.bfloat16))
+    attend(q, k, v, layout, engine="sdpa").backward(torch.ones(1, 1, 4001, 8, dtype=torch.bfloat16))
     # Each document gives half of its weight to the anchor, which gives itself all.
     expected = 1 + 0.5 * 4000
     assert (v.grad[0, 0, 0].float() - expected).abs().max() <= expected * torch.finfo(torch.bfloat16).eps
