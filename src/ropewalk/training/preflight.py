@@ -44,6 +44,7 @@ from ropewalk.training.metrics import require_trackers
 from ropewalk.training.recipe.recipe import Parallel, Precision, Recipe, Stage
 from ropewalk.training.recipe.stage import describe_own_settings
 from ropewalk.training.resolved import ResolvedRecipe, ResolvedStage
+from ropewalk.training.stage_engine import measures_engine
 from ropewalk.training.stage_rope import stage_ropes
 from ropewalk.training.stage_rope.base import bounds_of, takes_recommended_base
 from ropewalk.training.stage_rope.other_layers import described, ropes_of_other_layers
@@ -534,6 +535,8 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
     """Lines that a run prints at the start: model, engine, processes, stages, and notes on factor tables."""
     recipe = resolved.recipe
     automatic = " (auto)" if recipe.engine == "auto" else ""
+    if any(measures_engine(resolved, number) for number in range(len(recipe.stages))):
+        automatic = " (auto; measured anew before each stage)"
     lines = [
         f"model {resolved.model}, trained for {resolved.trained_length} tokens",
         f"attention engine {resolved.engine}{automatic} on {resolved.device}, {resolved.precision}",

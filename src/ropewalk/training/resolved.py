@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,11 @@ class ResolvedRecipe:
         """Context of the last stage, in tokens."""
         return self.recipe.stages[-1].context
 
+    def with_engine(self, number: int, engine: EngineName) -> ResolvedRecipe:
+        """The same with another engine for a stage, counted from 0."""
+        stages = [replace(each, engine=engine) if i == number else each for i, each in enumerate(self.stages)]
+        return replace(self, stages=tuple(stages))
+
     def precision_at(self, stage: int | None) -> str:
         """Precision in a stage, counted from 0; before and after training if None."""
         return self.precision if stage is None else self.stages[stage].precision
@@ -148,6 +153,7 @@ def load_for_run(
     other_ropes: Mapping[str, RopeMethod] | None = None,
     with_adapter: bool = False,
     offload: bool = False,
+    engine: EngineName | None = None,
 ) -> LossModel:
     """Load a model with its output head: whole if there is one process, otherwise sharded over the mesh.
 
@@ -162,6 +168,7 @@ def load_for_run(
         with_adapter: whether to add the recipe's adapter, if it has one: for the run's checkpoints, which contain its
             trained parameters alone. These have ``dtype``, and all others ``compute_dtype``.
         offload: whether a sharded model keeps its shards in CPU memory.
+        engine: attention engine; that of the recipe if None.
     """
     recipe = resolved.recipe
     adapter = resolved.adapter if with_adapter else None
@@ -169,7 +176,7 @@ def load_for_run(
     setup = ModelSetup(
         method,
         length,
-        recipe.engine,
+        engine or recipe.engine,
         recipe.exact_rope,
         recipe.trust_remote_code,
         tuple(recipe.lift),

@@ -88,6 +88,7 @@ from ropewalk.training.run_folder import (
     take_up,
 )
 from ropewalk.training.stage import StageRun, run_stage
+from ropewalk.training.stage_engine import choices_in
 from ropewalk.training.stage_rope import stage_ropes
 from ropewalk.training.stage_rope.auto import forget_choices
 from ropewalk.training.stage_rope.base import Before, Decision, factors_file, refuse_other_rope, stage_name
@@ -683,6 +684,7 @@ def _source(run: _Run) -> dict[str, Any]:
 
 
 def _stage_summary(number: int, run: _Run, decision: Decision, method: RopeMethod) -> dict[str, Any]:
+    engine = choices_in(run.output).get(number)
     stage, rows = run.resolved.recipe.stages[number], run.rows[number]
     ropes = run.resolved.other_ropes[number].items()
     others = {kind: {"method": rope.name, **rope.to_entry()} for kind, rope in ropes}
@@ -706,6 +708,7 @@ def _stage_summary(number: int, run: _Run, decision: Decision, method: RopeMetho
         "rows": 0 if rows is None else len(rows),
         "mixture": None if rows is None else rows.manifest["mixture"],
         **({"own": own} if (own := stage.own_settings) else {}),
+        **({} if engine is None else {"engine": engine.summary()}),
     }
 
 

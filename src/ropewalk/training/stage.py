@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from signal import Signals
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ropewalk.attention.flash import flash_activated
 from ropewalk.data import rows_for_step
 from ropewalk.errors import RunFailure, Stopped
 from ropewalk.io.progress import Advance, Silent
@@ -37,6 +38,7 @@ from ropewalk.training.recipe.recipe import StageSettings
 from ropewalk.training.resolved import AtStage, load_for_run, share_of_step
 from ropewalk.training.run_folder import copying, left_off
 from ropewalk.training.speed import Speed
+from ropewalk.training.stage_engine import engine_of_stage, measures_engine
 from ropewalk.training.step import Batch, ForwardPass, StepResult, micro_batches, prepare, train_step
 
 Made = TypeVar("Made")
@@ -85,6 +87,16 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
         Stopped: if SIGTERM or SIGUSR1 arrived, on any rank; after the current step and its checkpoint.
         RopewalkError: if a checkpoint cannot be written or read.
     """
+    if not measures_engine(run.at.resolved, run.number):
+        return _run_stage(run, metrics)
+    choice = engine_of_stage(run.number, run.at)
+    at = replace(run.at, resolved=run.at.resolved.with_engine(run.number, choice.engine))
+    with flash_activated(choice.flash):
+        return _run_stage(replace(run, at=at), metrics)
+
+
+def _run_stage(run: StageRun, metrics: MetricsLog) -> Path:
+    """:func:`run_stage` with the engine that the stage's settings name."""
     resolved, context = run.at.resolved, run.at.context
     recipe = resolved.recipe
     stage = recipe.stages[run.number]
@@ -108,6 +120,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             recipe.checkpoints,
             context,
             copying(run.at.output, recipe.checkpoints.copy_to),
+            stage.offload_optimizer,
         ) as checkpoints,
     ):
         advance(position.step, "")
@@ -212,6 +225,7 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
         resolved.other_ropes[run.number],
         with_adapter=True,
         offload=decided.stage.offload_optimizer,
+        engine=resolved.stages[run.number].engine,
     )
     # Before the masters are made, which are copies of these weights.
     if after is not None and not resumed:

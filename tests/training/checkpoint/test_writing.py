@@ -1,10 +1,13 @@
 """Which checkpoints are written: one process writes whole models, and keeps as many as it was told to."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
 
 from ropewalk.parallel.context import RunContext
+from ropewalk.training.checkpoint import background
 from ropewalk.training.checkpoint.files import Position, checkpoints_in, read_position
 from ropewalk.training.checkpoint.writing import checkpointing
 from ropewalk.training.recipe.recipe import Checkpoints
@@ -42,3 +45,21 @@ def test_on_a_cpu_auto_writes_at_once(tied_llama, rows, tmp_path):
             if release is not None:
                 release.set()
         assert len(checkpoints_in(folder)) == 1
+
+
+def test_on_a_gpu_auto_writes_from_pinned_memory_unless_the_optimizer_fills_it(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(background, "DefaultStager", lambda options: made.append(options))
+    whole = SimpleNamespace(device=torch.device("cuda"))
+    model = SimpleNamespace(device=whole.device, model=whole)
+    settings, context = Checkpoints(), RunContext()
+    checkpointing(tmp_path, model, None, None, settings, context)
+    assert [(each.use_pinned_memory, each.use_non_blocking_copy) for each in made] == [(True, True)]
+    # Staged at once, and in this process: the thread writes what there was when it was told to.
+    assert not made[0].use_async_staging
+    assert not made[0].use_shared_memory
+    checkpointing(tmp_path, model, None, None, settings, context, offloaded=True)
+    assert len(made) == 1
+    asked = Checkpoints(asynchronous=True)
+    checkpointing(tmp_path, model, None, None, asked, context, offloaded=True)
+    assert len(made) == 2

@@ -23,6 +23,7 @@ def checkpointing(
     settings: Checkpoints,
     context: RunContext,
     completed: Completed = nothing_more,
+    offloaded: bool = False,
 ) -> CheckpointWriter:
     """The writer of one stage's checkpoints; when its context ends, all of them are complete.
 
@@ -33,11 +34,13 @@ def checkpointing(
         settings: number of checkpoints to keep, and whether to write them in the background.
         context: processes of the run; each must call this function.
         completed: called on rank 0 with each complete checkpoint.
+        offloaded: whether the optimizer's state is in CPU memory.
     """
     asynchronous = settings.asynchronous
     if asynchronous == "auto":
-        # On a CPU, copying and writing compete with training for cores and memory.
-        asynchronous = model.device.type == "cuda"
+        # On a CPU, copying and writing compete with training for cores and memory; a state that is in CPU memory would
+        # be there twice.
+        asynchronous = model.device.type == "cuda" and not offloaded
     # One process holds the whole model, so its checkpoint can be a folder that transformers loads.
     if context.mesh is None:
         return WholeCheckpoints(

@@ -58,7 +58,7 @@ class Checkpoints(Settings):
     asynchronous: Annotated[Literal["auto"] | bool, FREE] = Field(
         "auto",
         description="continue training while files are written, from a copy in CPU memory of 12 bytes per trained "
-        "parameter of the process; auto: on CUDA only",
+        "parameter of the process; auto: on CUDA, in stages without `offload_optimizer`",
     )
     copy_to: Annotated[str | None, FREE] = Field(
         None,
@@ -145,8 +145,9 @@ class Recipe(Settings):
     )
     engine: Annotated[Literal["auto", EngineName], ONWARD] = Field(
         "auto",
-        description="attention engine; auto: sdpa on a CPU; on CUDA the first of varlen (FlashAttention), "
-        "flex (FlexAttention) and sdpa that can run; reference: softmax with a dense mask, for tests",
+        description="attention engine: sdpa (PyTorch's SDPA), flex (FlexAttention), varlen (FlashAttention), or "
+        "reference (softmax with a dense mask, for tests); auto: sdpa on a CPU; on a GPU the fastest for each stage, "
+        "measured on its first rows",
     )
     exact_rope: Annotated[bool, DECIDES] = Field(
         True,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention import ENGINES, attend, check_engine
+from ropewalk.attention.measuring import kernel_name
 from ropewalk.attention.options import AttentionOptions
 from ropewalk.attention.oracle import Attention, ExactAttention, Values, cotangent_of, values_of
 from ropewalk.data.mixture.report import counted
@@ -55,16 +56,18 @@ def engine_equals_reference(case: Case, engine: str) -> Outcome:
     """
     dtype = case.attention.dtype
     try:
-        check_engine(engine, case.attention)
+        able = check_engine(engine, case.attention)
     except EngineError as refusal:
         return Outcome.not_run(f"not run here: {refusal}")
     # Compared by its first entry, the share of the budget that is used.
     worst = (0.0, 0.0, 0.0, "")
+    kernels: dict[str, None] = {}
     rows = attention_inputs(case)
     for number, layers in enumerate(rows):
         layout = case.rows[number].layout
         for layer, each in enumerate(layers):
             run = partial(attend, layout=layout, engine=engine, options=each.options)
+            kernels[kernel_name(able, *each.tensors, each.options.softcap)] = None
             cotangent = cotangent_of(each.query, each.value)
             found = values_in(case.precision, run, each.tensors, cotangent)
             errors = exact_attention(case, number, layer).errors_of(found)
@@ -74,7 +77,8 @@ def engine_equals_reference(case: Case, engine: str) -> Outcome:
     return Outcome.within(
         error,
         budget,
-        f"output and gradients of attention in {counted(len(rows[0]), 'layer')} and {len(rows)} rows, {what}",
+        f"output and gradients of attention in {counted(len(rows[0]), 'layer')} and {len(rows)} rows, {what}, "
+        f"computed by {' and '.join(kernels)}",
         f"in {where} engine {engine} is further from exact attention than plain attention in {what}: it does not "
         "follow the layout, so documents leak into each other or miss tokens; choose another engine",
     )
