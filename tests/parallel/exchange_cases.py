@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
 from ropewalk.parallel import MeshShape, make_mesh
-from ropewalk.parallel.collectives import EntryExchange, all_to_all, send_entries
+from ropewalk.parallel.collectives import all_to_all
 from ropewalk.parallel.mesh import forget_groups
 from ropewalk.parallel.traffic import counted_traffic
 
@@ -17,18 +17,6 @@ def exchanged_parts():
     received = all_to_all(x, dist.group.WORLD)
     (gradient,) = torch.autograd.grad((received * (rank + 1)).sum(), x)
     return received.tolist(), all_to_all(received, dist.group.WORLD).tolist(), gradient.tolist()
-
-
-def sent_entries(dtype):
-    """Rank 0 sends entries 0 and 1 to itself and 1 to rank 1, which sends its entry 2 to rank 0."""
-    rank = dist.get_rank()
-    index, counts = [([0, 1, 1], [2, 1]), ([2], [1, 0])][rank]
-    received = [[2, 1], [1, 0]][rank]
-    x = (10.0 * rank + torch.arange(3)).to(dtype).requires_grad_()
-    got = send_entries(x, EntryExchange(torch.tensor(index), counts, received, dist.group.WORLD))
-    weights = torch.arange(1, len(got) + 1).to(dtype)
-    (gradient,) = torch.autograd.grad((got * weights).sum(), x)
-    return got.tolist(), gradient.tolist(), str(gradient.dtype)
 
 
 def counted_collectives():

@@ -49,7 +49,8 @@ def assert_gradients_fit(output, inputs):
 def test_shards_of_a_rank_never_leave_the_device(monkeypatch, groups, pattern, balance, engine):
     """One rank's part, with exchanges that leave whatever is in the buffer: there is no process group for ``meta``."""
 
-    monkeypatch.setattr("torch.distributed.all_to_all_single", lambda *tensors, **options: None)
+    for name in ("all_to_all_single", "all_reduce"):
+        monkeypatch.setattr(f"torch.distributed.{name}", lambda *tensors, **options: None)
     layouts = rows(pattern)
     for rank in range(groups.get("ring", 1)):
         sharded = ShardedLayouts.of(layouts, SequenceGroups(**groups, ring_rank=rank), balance)

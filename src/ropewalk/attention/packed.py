@@ -158,10 +158,18 @@ class _Attention(torch.autograd.Function):
 
 
 def attend_runs(
-    kernel: Kernel, q_QHD: Tensor, k_SKD: Tensor, v_SKV: Tensor, runs: Runs, options: AttentionOptions
+    kernel: Kernel,
+    q_QHD: Tensor,
+    k_SKD: Tensor,
+    v_SKV: Tensor,
+    runs: Runs,
+    options: AttentionOptions,
+    extra: ExtraKeys | None = None,
 ) -> Tensor:
-    """Attention within runs, with sinks: ``[Q, H, V]``, differentiable. Chunks must be runs of their own."""
-    output: Tensor = _Runs.apply(q_QHD, k_SKD, v_SKV, options.sinks, kernel, runs, options)  # type: ignore[no-untyped-call]
+    """:func:`attend_forward` as one operation of autograd, with gradients of extra keys too: ``[Q, H, V]``."""
+    keys = (None, None) if extra is None else (extra.k, extra.v)
+    seen = None if extra is None else extra.seen
+    output: Tensor = _Runs.apply(q_QHD, k_SKD, v_SKV, options.sinks, *keys, seen, kernel, runs, options)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -173,22 +181,30 @@ class _Runs(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         sinks: Tensor | None,
+        extra_k: Tensor | None,
+        extra_v: Tensor | None,
+        seen: Tensor | None,
         kernel: Kernel,
         runs: Runs,
         options: AttentionOptions,
     ) -> Tensor:
         ctx.kernel, ctx.runs, ctx.options = kernel, runs, options
-        out, m = attend_forward(kernel, q, k, v, runs, None, options)
-        ctx.save_for_backward(q, k, v, out, m)
+        out, m = attend_forward(kernel, q, k, v, runs, _given(extra_k, extra_v, seen), options)
+        ctx.save_for_backward(q, k, v, out, m, extra_k, extra_v, seen)
         return out
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = grad if grad.stride(2) == 1 else grad.contiguous()
-        q, k, v, out, m = ctx.saved_tensors
-        dq, dk, dv, more = attend_backward(ctx.kernel, grad, q, k, v, out, m, ctx.runs, None, ctx.options)
-        return dq, dk, dv, _sinks_gradient(more, ctx.options), None, None, None
+        q, k, v, out, m, extra_k, extra_v, seen = ctx.saved_tensors
+        extra = _given(extra_k, extra_v, seen)
+        dq, dk, dv, more = attend_backward(ctx.kernel, grad, q, k, v, out, m, ctx.runs, extra, ctx.options)
+        return dq, dk, dv, _sinks_gradient(more, ctx.options), more.k, more.v, *(None,) * 4
+
+
+def _given(k: Tensor | None, v: Tensor | None, seen: Tensor | None) -> ExtraKeys | None:
+    return None if k is None or v is None or seen is None else ExtraKeys(k, v, seen)
 
 
 def _sinks_gradient(more: ExtraGradients, options: AttentionOptions) -> Tensor | None:

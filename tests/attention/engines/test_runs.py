@@ -1,44 +1,38 @@
-"""Runs of which only the last queries are there: gathered by an index, and attended to in blocks on a CPU."""
+"""Rows that are sorted by document, and runs of which only the last queries are there."""
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ropewalk.attention.engines import plain, sdpa
 from ropewalk.attention.engines.reference import plain_attention
-from ropewalk.attention.engines.runs import Runs, gather_by, into_runs
+from ropewalk.attention.engines.runs import Runs, sort_by_document, sort_rows, unsort_rows
+from ropewalk.attention.layout import PackedLayout
 from ropewalk.attention.options import AttentionOptions
 from ropewalk.attention.packed import attend_runs
 
-CPU = torch.device("cpu")
+
+def test_sorting_a_batch_and_back_changes_neither_it_nor_its_gradient():
+    layouts = [
+        PackedLayout.from_segments([3, 2, 4], [1, 0, 1], "anchor", 1),
+        PackedLayout.from_lengths([9], "intra_document", 1),
+    ]
+    gather = sort_by_document(layouts, torch.device("cpu"))
+    x = torch.randn(2, 3, 10, 4, requires_grad=True)
+    rows = sort_rows(x, gather)
+    for row, sorted_row, layout in zip(x, rows, layouts, strict=True):
+        assert torch.equal(row[:, layout.document_order], sorted_row)
+    back = unsort_rows(rows, gather)
+    assert torch.equal(back, x)
+    cotangent = torch.randn_like(x)
+    assert torch.equal(torch.autograd.grad(back, x, cotangent, retain_graph=True)[0], cotangent)
+    (grad,) = torch.autograd.grad(rows, x, cotangent)
+    assert torch.equal(sort_rows(grad, gather), cotangent)
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
-def test_a_gather_by_index_takes_tokens_to_their_slots_and_gradients_back(drawn):
-    known = sorted(set(drawn))
-    index = torch.tensor([known.index(each) for each in drawn])
-    tokens = torch.randn(1, 2, len(known), 3, dtype=torch.float64, requires_grad=True)
-    slots = into_runs(tokens, gather_by(index, CPU))
-    expected = tokens[0].transpose(0, 1)[index]
-    assert torch.equal(slots, expected)
-    cotangent = torch.randn_like(slots)
-    found, wanted = (torch.autograd.grad(x, tokens, cotangent)[0] for x in (slots, expected))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=30 * 2**-52 * float(cotangent.abs().max()))
-
-
-def test_tokens_that_lie_in_their_slots_are_not_gathered():
-    assert gather_by(torch.arange(5), CPU) is None
-    assert gather_by(torch.tensor([0, 1, 0]), CPU) is not None
-
-
-def test_gradients_of_copies_add_up_in_float32():
-    """256 and eight times 1, in bfloat16: added one by one each 1 would be lost."""
-    index = torch.zeros(9, dtype=torch.int64)
-    token = torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16, requires_grad=True)
-    slots = into_runs(token, gather_by(index, CPU))
-    (grad,) = torch.autograd.grad(slots, token, torch.tensor([256.0] + [1.0] * 8).bfloat16()[:, None, None])
-    assert grad.item() == 264
+def test_rows_of_sorted_documents_are_not_moved():
+    assert sort_by_document([PackedLayout.from_lengths([3, 2])], torch.device("cpu")) is None
+    full = PackedLayout.from_segments([3, 2, 4], [1, 0, 1], "full", 1)
+    assert sort_by_document([full], torch.device("cpu")) is None
 
 
 def qkv_of(queries, keys, dtype=torch.float64, value_dim=8):

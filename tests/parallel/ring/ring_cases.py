@@ -10,10 +10,12 @@ import torch.distributed as dist
 
 from ropewalk import attend
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.merge import ExtraKeys
 from ropewalk.attention.options import PLAIN, AttentionOptions
 from ropewalk.attention.oracle import attention_errors, cotangent_of
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, make_mesh, sharded_attend
-from ropewalk.parallel.ring.attention import attend_received
+from ropewalk.parallel.ring.attention import attend_received, tokens_of
+from ropewalk.parallel.ring.exchange import Keys, exchange
 from ropewalk.parallel.ring.plan import ring_plan
 from ropewalk.parallel.ring.traffic import heads_of_an_exchange, ring_bytes
 from ropewalk.parallel.traffic import counted_traffic
@@ -204,7 +206,7 @@ def differences_from_attend(shape, cases):
 
 
 def sent_bytes(cases, exchanged_bytes):
-    """For each case the bytes and messages that this rank sent in a forward and in a backward, and what is planned."""
+    """For each case the bytes and messages by kind of a forward and of a backward of this rank, and what is planned."""
     mesh = make_mesh(MeshShape(ring=4), "cpu")
     found = []
     for case in cases:
@@ -220,8 +222,11 @@ def sent_bytes(cases, exchanged_bytes):
             messages = -(-case.kv_heads // heads_of_an_exchange(tokens, case.kv_heads, key_bytes))
         plan = ring_plan(tuple(layouts), sharded.rows, mesh.groups.ring_rank, case.options.locality)
         sent = ring_bytes(plan, case.kv_heads, case.head_dim, case.value_dim, case.dtype)
-        expected = [({"all_to_all": each}, {"all_to_all": messages}) for each in sent]
-        found.append(([(each.bytes, each.calls) for each in (forward, backward)], expected))
+        calls = [{"all_to_all": messages}, {"all_to_all": messages}]
+        if plan.anchors is not None:
+            calls[1]["all_reduce"] = messages
+        expected = list(zip(sent, calls, strict=True))
+        found.append(([(each.total, each.calls) for each in (forward, backward)], expected))
     return found
 
 
@@ -285,7 +290,7 @@ def saved_bytes(case):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         sharded_attend(*mine, sharded)
     plan = ring_plan(tuple(layouts), sharded.rows, mesh.groups.ring_rank)
-    return sum(size for size, _ in kept.values()), len(plan.slots), sum(plan.queries)
+    return sum(size for size, _ in kept.values()), len(plan.slots), sum(plan.runs.queries)
 
 
 def ranks_in_turn(q, k, v, layouts, rows, engine, options=PLAIN):
@@ -295,21 +300,28 @@ def ranks_in_turn(q, k, v, layouts, rows, engine, options=PLAIN):
     # Gradients of all ranks add up in float32, as the exchange does it.
     wide = torch.promote_types(q.dtype, torch.float32)
     held = [
-        torch.cat([_places_of(x.to(wide), rows, rank).transpose(1, 2).flatten(0, 1) for x in (k, v)], dim=2)
-        for rank in range(len(plans))
+        [tokens_of(_places_of(x.to(wide), rows, rank), plan.tokens) for x in (k, v)]
+        for rank, plan in enumerate(plans)
     ]
     outputs = []
     for rank, plan in enumerate(plans):
-        received = torch.cat(
-            [
-                kv[other.sent.split(list(other.send_counts))[rank].to(kv.device)]
-                for kv, other in zip(held, plans, strict=True)
-            ]
+        received = [_received_by(rank, [each[part] for each in held], plans) for part in (0, 1)]
+        keys = [x[plan.slots.to(x.device)].to(q.dtype) for x in received]
+        anchors = None
+        if plan.anchors is not None:
+            extra = (x[plan.anchors.received.to(x.device)][None] for x in received)
+            anchors = ExtraKeys(*extra, plan.anchors.seen.to(q.device)[None])
+        outputs.append(
+            attend_received(_places_of(q, rows, rank), Keys(*keys, anchors), plan, engine, options)
         )
-        query = _places_of(q, rows, rank)
-        outputs.append(attend_received(query, received.to(q.dtype), plan, engine, options))
     whole = [[output[b].transpose(1, 2) for output in outputs] for b in range(len(rows))]
     return torch.stack([row.join(each) for row, each in zip(rows, whole, strict=True)]).transpose(2, 3)
+
+
+def _received_by(rank, held, plans):
+    """What a rank receives, from what each rank holds."""
+    parts = [plan.sent.split(list(plan.send_counts))[rank] for plan in plans]
+    return torch.cat([x[part.to(x.device)] for x, part in zip(held, parts, strict=True)])
 
 
 def _places_of(x, rows, rank):
@@ -317,3 +329,33 @@ def _places_of(x, rows, rank):
     index = torch.stack([row.tokens[rank] for row in rows]).to(x.device)
     taken = torch.stack([each[:, found.clamp_min(0)] for each, found in zip(x, index, strict=True)])
     return taken.masked_fill((index < 0)[:, None, :, None], 0)
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """Keys and values of runs, those of the anchor with their dtype, and gradients of this rank's own."""
+
+    keys: tuple
+    anchors: tuple
+    gradients: tuple
+
+
+def exchanged(dtype):
+    """An exchange of a row with an anchor of one token and documents of 3 tokens and 1, cut after its third token."""
+    mesh = make_mesh(MeshShape(ring=2), "cpu")
+    layout = PackedLayout.from_lengths([3, 1], "anchor", 1)
+    row = RowShards(layout.storage_in_order, (((0, 3),), ((3, 5),)))
+    plan = ring_plan((layout,), (row,), mesh.groups.ring_rank)
+    tokens = torch.arange(3) if mesh.rank == 0 else torch.arange(3, 5)
+    k, v = (x.to(dtype)[:, None, None].requires_grad_() for x in (tokens, 10 + tokens))
+    keys = exchange(k, v, plan, mesh.groups.ring_group)
+    slots = torch.arange(1, len(keys.k) + 1).to(dtype)[:, None, None]
+    loss = (keys.k * slots).sum() + (keys.v * 10 * slots).sum()
+    anchors = (keys.anchors.k, keys.anchors.v)
+    loss = loss + 100 * sum(x.sum() for x in anchors)
+    gradients = torch.autograd.grad(loss, (k, v))
+    return Exchanged(
+        tuple(x.flatten().tolist() for x in (keys.k, keys.v)),
+        (*(x.flatten().tolist() for x in anchors), anchors[0].dtype),
+        (*(x.flatten().tolist() for x in gradients), gradients[0].dtype),
+    )

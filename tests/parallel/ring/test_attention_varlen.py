@@ -11,7 +11,8 @@ from ropewalk.attention.options import PLAIN, AttentionOptions
 from ropewalk.attention.oracle import attention_errors
 from ropewalk.parallel import ShardedLayouts
 from ropewalk.parallel.mesh import SequenceGroups
-from ropewalk.parallel.ring.plan import gather_on, ring_plan, sent_on
+from ropewalk.parallel.ring.exchange import indices_on
+from ropewalk.parallel.ring.plan import ring_plan
 from ropewalk.testing import random_layout
 from tests.attention.operator_cases import use_written_out
 from tests.parallel.ring.ring_cases import ranks_in_turn
@@ -62,12 +63,11 @@ def test_indices_on_a_device_die_with_their_plan():
     def indices(seed, device):
         layouts, rows, _ = batch(seed)
         plan = ring_plan(tuple(layouts), tuple(rows), 3)
-        made = [plan, sent_on(plan, device), *varlen.calls_of(plan.runs, device)]
-        gather = gather_on(plan, device)
-        assert gather is gather_on(plan, device)
-        assert sent_on(plan, device) is made[1]
-        assert {call.cu_keys.device for call in made[2:]} == {device}
-        return [weakref.ref(x) for x in [*made, *([gather] if gather is not None else [])]]
+        indices = indices_on(plan, device)
+        assert indices is indices_on(plan, device)
+        made = [plan, indices, indices.sent, *varlen.calls_of(plan.runs, device)]
+        assert {call.cu_keys.device for call in made[3:]} == {device}
+        return [weakref.ref(x) for x in made]
 
     # On the meta device all indices are tensors apart from the plan's own, as on a GPU.
     for device in (torch.device("cpu"), torch.device("meta")):

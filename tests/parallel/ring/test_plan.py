@@ -70,10 +70,23 @@ def received_by(plans, rows, rank):
     """The token of each key that a rank receives, by what the others send."""
     parts = []
     for source, plan in enumerate(plans):
-        sent = plan.sent.split(list(plan.send_counts))[rank]
+        sent, held = plan.sent.split(list(plan.send_counts))[rank], tokens_of(rows, source)
         assert len(sent) == plans[rank].receive_counts[source]
-        parts.append(tokens_of(rows, source)[sent])
+        parts.append(held[held >= 0][sent])
     return torch.cat(parts)
+
+
+def anchors_seen(plans, rows):
+    """int64 ``[tokens, tokens]``: how often a query sees a key among the anchors' keys."""
+    total = sum(row.total_length for row in rows)
+    pairs = torch.zeros(total, total, dtype=torch.int64)
+    for rank, plan in enumerate(plans):
+        if plan.anchors is not None:
+            held = tokens_of(rows, rank)
+            keys = received_by(plans, rows, rank)[plan.anchors.received]
+            pairs[held[held >= 0][:, None], keys[None]] += plan.anchors.seen
+            assert torch.equal(keys[plan.anchors.places], held[held >= 0][plan.anchors.held])
+    return pairs
 
 
 def runs_of(layouts, rows, locality=EVERYTHING):
@@ -81,8 +94,8 @@ def runs_of(layouts, rows, locality=EVERYTHING):
     plans = plans_of(layouts, rows, locality)
     for rank, plan in enumerate(plans):
         held = tokens_of(rows, rank)
-        keys = received_by(plans, rows, rank)[plan.slots].split(list(plan.keys))
-        yield from zip(held[held >= 0].split(list(plan.queries)), keys, strict=True)
+        keys = received_by(plans, rows, rank)[plan.slots].split(list(plan.runs.keys))
+        yield from zip(held[held >= 0].split(list(plan.runs.queries)), keys, strict=True)
 
 
 @given(st.integers(0, 10**9))
@@ -97,7 +110,23 @@ def test_every_visible_pair_is_computed_once_and_no_other(seed):
         if locality.window is not None:
             seen = seen.triu(len(keys) - len(queries) - locality.window + 1)
         pairs[queries[:, None], keys[None]] += seen
+    pairs += anchors_seen(plans_of(layouts, rows, locality), rows)
     assert torch.equal(pairs, expected)
+
+
+@given(st.integers(0, 10**9))
+def test_all_ranks_have_the_same_anchors(seed):
+    """They add up the gradients of these keys in one collective."""
+    layouts, rows = random_batch(seed)
+    plans = plans_of(layouts, rows, any_locality(seed, rows[0].total_length))
+    keys = [
+        None if plan.anchors is None else received_by(plans, rows, rank)[plan.anchors.received].tolist()
+        for rank, plan in enumerate(plans)
+    ]
+    assert all(each == keys[0] for each in keys)
+    if keys[0] is not None:
+        held = torch.cat([plan.anchors.places for plan in plans])
+        assert held.sort().values.tolist() == list(range(len(keys[0])))
 
 
 @given(st.integers(0, 10**9))
@@ -120,8 +149,10 @@ def test_only_keys_that_the_receiver_sees_are_sent_and_each_once(seed):
     for rank, plan in enumerate(plans):
         received, held = received_by(plans, rows, rank), tokens_of(rows, rank)
         assert len(received.unique()) == len(received)
-        assert torch.equal(plan.slots.unique(), torch.arange(len(received)))
-        assert bool(visible[held[held >= 0]][:, received].any(dim=0).all())
+        needed = plan.slots if plan.anchors is None else torch.cat([plan.slots, plan.anchors.received])
+        assert torch.equal(needed.unique(), torch.arange(len(received)))
+        own = received[plan.slots]
+        assert bool(visible[held[held >= 0]][:, own].any(dim=0).all())
 
 
 @given(st.integers(0, 10**9))
@@ -132,7 +163,7 @@ def test_every_token_is_held_once_and_stands_before_padding(seed):
         per_row = tokens_of(rows, rank).unflatten(0, (len(rows), -1))
         assert [int((row >= 0).sum()) for row in per_row] == list(plan.tokens)
         assert all(bool((row[:count] >= 0).all()) for row, count in zip(per_row, plan.tokens, strict=True))
-        assert sum(plan.queries) == sum(plan.tokens)
+        assert sum(plan.runs.queries) == sum(plan.tokens)
         held.append(per_row[per_row >= 0])
     assert torch.equal(torch.cat(held).sort().values, torch.arange(len(rows) * rows[0].total_length))
 
@@ -152,9 +183,11 @@ def test_the_anchor_alone_travels_to_documents_within_a_shard():
     plans = plans_of(layouts, rows)
     assert [part.tolist() for part in plans[0].sent.split(list(plans[0].send_counts))[1:]] == [[0, 1]] * 3
     assert all(plan.sent_to_others == 0 for plan in plans[1:])
-    # 2 tokens to 3 ranks, 3 heads of 5 + 7 numbers of 2 bytes; who received them returns as much.
-    assert ring_bytes(plans[0], 3, 5, 7, torch.bfloat16) == (2 * 3 * 3 * 12 * 2, 0)
-    assert ring_bytes(plans[1], 3, 5, 7, torch.bfloat16) == (0, 2 * 3 * 12 * 2)
+    # 2 tokens to 3 ranks, 3 heads of 5 + 7 numbers of 2 bytes; who received them returns as much, which is nothing but
+    # zeros: the gradients are reduced in 4 bytes.
+    reduced = 2 * 2 * 3 * 12 * 4 * 3 // 4
+    assert ring_bytes(plans[0], 3, 5, 7, torch.bfloat16) == (2 * 3 * 3 * 12 * 2, reduced)
+    assert ring_bytes(plans[1], 3, 5, 7, torch.bfloat16) == (0, 2 * 3 * 12 * 2 + reduced)
 
 
 def test_a_zigzag_of_one_document_sends_what_later_pieces_see():

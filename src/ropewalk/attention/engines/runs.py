@@ -1,10 +1,8 @@
-"""Runs: the contiguous causal sequences into which a packed layout decomposes, and how to gather them.
+"""Runs: the contiguous causal sequences into which a packed layout decomposes, the kernels that attend within them, and
+the order in which a row's documents are contiguous.
 
-Under every pattern a packed row is a set of *runs*: sequences in which plain causal attention is exactly what
-the layout asks for. Under ``full`` the row is one run. Under ``intra_document`` each document is a run. Under
-``anchor`` each document with the anchor in front of it is a run; the anchor sees only itself, so all copies of
-its queries give the same output, and one of them is kept. Gathering by index also covers interleaved chunks:
-attention does not depend on storage order once positions are applied.
+Attention does not depend on storage order once positions are applied. The tokens of interleaved documents are therefore
+sorted before a kernel runs, and its output is put back.
 """
 
 from __future__ import annotations
@@ -129,119 +127,15 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Gather:
-    """Index tensors that move a flattened batch into a buffer of consecutive runs and back; built once for each row.
+    """Index tensors that sort the tokens of a flattened batch and restore their order; built once for each batch.
 
     Attributes:
-        index: int64 ``[slots]``, the token in each slot.
-        slot: int64 ``[tokens]``, the slot that owns each token; its output and its own gradient are stored there.
-        dropped: int64, slots that hold a copy of a token that another slot owns.
-        repeats: pairs (tokens ``[n]``, slots ``[copies, n]``) of tokens that also occupy further slots.
+        index: int64 ``[tokens]``, the token in each slot.
+        slot: int64 ``[tokens]``, the slot of each token.
     """
 
     index: Tensor
     slot: Tensor
-    dropped: Tensor
-    repeats: tuple[tuple[Tensor, Tensor], ...]
-
-
-def runs_of(
-    layouts: Sequence[PackedLayout], device: torch.device, chunk: int | None = None
-) -> tuple[list[int], Gather | None]:
-    """The runs of a batch, row by row, with documents in ascending order.
-
-    Args:
-        layouts: layouts of the rows.
-        device: device of the gather's tensors.
-        chunk: tokens per chunk, if runs are cut into chunks that become runs themselves; None for whole runs.
-
-    Returns:
-        The tokens of each run; and the gather that stores the runs one after the other, with index tensors on the
-        device, or None if the batch is already stored that way.
-    """
-    lengths: list[Tensor] = []
-    indices: list[Tensor] = []
-    owned: list[Tensor] = []
-    repeats: list[tuple[Tensor, Tensor]] = []
-    slots = 0
-    for row, layout in enumerate(layouts):
-        first, anchor = row * layout.total_length, layout.anchor_length
-        order = layout.storage_in_order
-        if layout.pattern == "full":
-            runs = torch.tensor([layout.total_length])
-        elif layout.pattern == "anchor" and anchor:
-            runs = layout.document_lengths + anchor
-            # Each document has a copy of the anchor in front of it; the first copy owns the anchor's tokens.
-            copies = (runs.cumsum(0) - runs)[:, None] + torch.arange(anchor)
-            documents = torch.ones(int(runs.sum()), dtype=torch.bool)
-            documents[copies] = False
-            owns = documents.clone()
-            owns[:anchor] = True
-            index = torch.empty(len(documents), dtype=torch.int64)
-            index[copies], index[documents] = order[:anchor], order[anchor:]
-            if len(copies) > 1:
-                # Copies beyond the first are listed, so that the backward pass adds their gradients to the anchor's.
-                repeats.append((torch.arange(first, first + anchor), copies[1:] + slots))
-            lengths.append(runs)
-            indices.append(index + first)
-            owned.append(owns)
-            slots += len(index)
-            continue
-        else:
-            runs = layout.document_lengths
-            runs = torch.cat([torch.tensor([anchor]), runs]) if anchor else runs
-        lengths.append(runs)
-        indices.append(order + first)
-        owned.append(torch.ones(len(order), dtype=torch.bool))
-        slots += len(order)
-    tokens = torch.cat(lengths).tolist()
-    if chunk is not None:
-        # Chunks of a run are already stored one after the other.
-        tokens = [min(chunk, run - start) for run in tokens for start in range(0, run, chunk)]
-    if not repeats and not _any_interleaved(layouts):
-        return tokens, None
-    return tokens, _gather(torch.cat(indices), torch.cat(owned), repeats, device)
-
-
-def _gather(
-    index: Tensor, owned: Tensor, repeats: Sequence[tuple[Tensor, Tensor]], device: torch.device
-) -> Gather:
-    slots = torch.arange(len(index))
-    slot = torch.empty(int(owned.sum()), dtype=torch.int64)
-    slot[index[owned]] = slots[owned]
-    on_device = tuple((tokens.to(device), copies.to(device)) for tokens, copies in repeats)
-    return Gather(index.to(device), slot.to(device), slots[~owned].to(device), on_device)
-
-
-def gather_by(index: Tensor, device: torch.device) -> Gather | None:
-    """The gather into slots whose tokens ``index`` gives; every token occupies at least one slot.
-
-    Args:
-        index: int64 ``[slots]``, on the CPU; contains all values from 0 to tokens - 1.
-        device: device of the gather's tensors.
-
-    Returns:
-        A gather in which the first slot of a token owns it; None if the tokens are already in this order.
-    """
-    # No copy is needed if the tokens are already in this order.
-    if torch.equal(index, torch.arange(len(index))):
-        return None
-    # Sorted stably by token, the copies of a token are adjacent and its first slot comes first.
-    slots, copies = index.argsort(stable=True), index.bincount()
-    first = copies.cumsum(0) - copies
-    owned = torch.zeros(len(index), dtype=torch.bool)
-    owned[slots[first]] = True
-    repeats = []
-    # Grouped by number of copies, so that each group is one rectangular index and its gradients are one deterministic
-    # sum.
-    for count in copies.unique().tolist():
-        if count > 1:
-            tokens = (copies == count).nonzero().flatten()
-            repeats.append((tokens, slots[first[tokens] + torch.arange(1, count)[:, None]]))
-    return _gather(index, owned, repeats, device)
-
-
-def _any_interleaved(layouts: Sequence[PackedLayout]) -> bool:
-    return any(layout.is_interleaved and layout.pattern != "full" for layout in layouts)
 
 
 def sort_by_document(layouts: Sequence[PackedLayout], device: torch.device) -> Gather | None:
@@ -250,87 +144,40 @@ def sort_by_document(layouts: Sequence[PackedLayout], device: torch.device) -> G
     Attention does not depend on storage order once positions are applied. An engine for contiguous documents
     therefore also serves interleaved ones if it runs between this gather and its inverse.
     """
-    if not _any_interleaved(layouts):
+    if not any(layout.is_interleaved and layout.pattern != "full" for layout in layouts):
         return None
     index = torch.cat(
         [layout.storage_in_order + row * layout.total_length for row, layout in enumerate(layouts)]
     )
-    return _gather(index, torch.ones(len(index), dtype=torch.bool), (), device)
+    return Gather(index.to(device), index.argsort().to(device))
 
 
-class _IntoRuns(torch.autograd.Function):
-    """``tokens[index]``, with a backward pass that gathers instead of adding by index.
-
-    One slot owns each token, so its gradient is a copy. Only anchors add up several gradients, one from each
-    document, and they do so in float32 or wider for every dtype. An index_add would be neither deterministic nor
-    precise on a GPU.
-    """
+class _Moved(torch.autograd.Function):
+    """``[B, H, T, D]`` with the tokens of the batch moved, with a backward that moves them back instead of adding."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, gather: Gather) -> Tensor:
-        ctx.gather = gather
-        return tokens.index_select(0, gather.index)
+    def forward(ctx: Any, x_BHTD: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.inverse = inverse
+        return _moved(x_BHTD, index)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        gather: Gather = ctx.gather
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,) = grads
-        result = grad.index_select(0, gather.slot)
-        wide = torch.promote_types(result.dtype, torch.float32)
-        for tokens, slots in gather.repeats:
-            copies = grad.index_select(0, slots.flatten()).unflatten(0, slots.shape)
-            # In place to save memory: in context parallelism up to half of a row's keys occupy further slots.
-            result[tokens] = copies.sum(dim=0, dtype=wide).add_(result[tokens]).to(result.dtype)
-        return result, None
+        return _moved(grad, ctx.inverse), None, None
 
 
-class _OutOfRuns(torch.autograd.Function):
-    """The output of each token from the slot that owns it; the other slots get a gradient of zero."""
-
-    @staticmethod
-    def forward(ctx: Any, slots: Tensor, gather: Gather) -> Tensor:
-        ctx.gather = gather
-        return slots.index_select(0, gather.slot)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        gather: Gather = ctx.gather
-        (grad,) = grads
-        # Copies of a token did not contribute to the output, so their gradient is zero.
-        return grad.index_select(0, gather.index).index_fill_(0, gather.dropped, 0.0), None
-
-
-def into_runs(x_BHTD: Tensor, gather: Gather | None) -> Tensor:
-    """``[B, H, T, D]`` to ``[slots, H, D]``; without a gather only another view if the strides allow it."""
+def _moved(x_BHTD: Tensor, index: Tensor) -> Tensor:
     x_BTHD = x_BHTD.transpose(1, 2)
-    if gather is None:
-        # Kernels read whole heads, so the elements of a head must be contiguous.
-        return (
-            x_BTHD.reshape(-1, *x_BTHD.shape[2:])
-            if x_BTHD.stride(3) == 1
-            else x_BTHD.flatten(0, 1).contiguous()
-        )
-    heads, head_dim = x_BTHD.shape[2:]
-    slots: Tensor = _IntoRuns.apply(x_BTHD.reshape(-1, heads * head_dim), gather)
-    return slots.view(-1, heads, head_dim)
-
-
-def out_of_runs(x_SHD: Tensor, gather: Gather | None, batch: int) -> Tensor:
-    """``[slots, H, D]`` to ``[B, H, T, D]``."""
-    heads, head_dim = x_SHD.shape[1:]
-    if gather is None:
-        rows: Tensor = x_SHD.unflatten(0, (batch, -1))
-        return rows.transpose(1, 2)
-    tokens: Tensor = _OutOfRuns.apply(x_SHD.reshape(-1, heads * head_dim), gather)
-    return tokens.view(batch, -1, heads, head_dim).transpose(1, 2)
+    return x_BTHD.flatten(0, 1).index_select(0, index).view(x_BTHD.shape).transpose(1, 2)
 
 
 def sort_rows(x_BHTD: Tensor, gather: Gather) -> Tensor:
     """``[B, H, T, D]`` with each row sorted by (document, order), given :func:`sort_by_document`'s gather."""
-    slots = into_runs(x_BHTD, gather)
-    return slots.view(x_BHTD.shape[0], -1, *slots.shape[1:]).transpose(1, 2)
+    rows: Tensor = _Moved.apply(x_BHTD, gather.index, gather.slot)  # type: ignore[no-untyped-call]
+    return rows
 
 
 def unsort_rows(x_BHTD: Tensor, gather: Gather) -> Tensor:
     """The inverse of :func:`sort_rows`."""
-    return out_of_runs(x_BHTD.transpose(1, 2).flatten(0, 1), gather, x_BHTD.shape[0])
+    rows: Tensor = _Moved.apply(x_BHTD, gather.slot, gather.index)  # type: ignore[no-untyped-call]
+    return rows

@@ -1,9 +1,8 @@
 """ring_attend: context-parallel attention over rows whose queries, keys and values are sharded over a ring of ranks.
 
 Each rank receives the keys and values that its queries see in one all-to-all, and then attends to them as in any packed
-row. Everything but the exchange is a differentiable call of an engine, and the backward of the exchange is the reverse
-exchange. A rank therefore holds the keys and values of up to a whole row; with gradient checkpointing, for one layer at
-a time.
+row: a kernel attends within runs, and the keys of anchors, which every rank has, are merged. A rank therefore holds the
+keys and values of up to a whole row; with gradient checkpointing, for one layer at a time.
 
 Source: the all-gather form of context parallelism, arXiv:2407.21783, section 3.3.2. docs/log.md says why ropewalk does
 not pass keys around in rounds.
@@ -11,9 +10,7 @@ not pass keys around in rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -21,19 +18,17 @@ from torch import Tensor
 
 from ropewalk.attention import AttentionSpec, EngineName, check_engine
 from ropewalk.attention.api import kernel_of
-from ropewalk.attention.engines.runs import into_runs
-from ropewalk.attention.engines.varlen import calls_of
+from ropewalk.attention.engines import plain, varlen
 from ropewalk.attention.options import EVERYTHING, PLAIN, AttentionOptions, Locality
 from ropewalk.attention.packed import attend_runs
 from ropewalk.errors import RopewalkError
-from ropewalk.parallel.collectives import EntryExchange, send_entries
-from ropewalk.parallel.ring.plan import RingPlan, gather_on, ring_plan, sent_on
+from ropewalk.parallel.ring.exchange import Keys, exchange, indices_on
+from ropewalk.parallel.ring.plan import RingPlan, ring_plan
 from ropewalk.parallel.ring.traffic import heads_of_an_exchange
 from ropewalk.parallel.shards import ShardedLayouts
 
 # Shapes: B rows, n tokens of one ring rank with padding, H query heads, K key/value heads, D head dim, V value dim, Q
-# tokens of the rank without padding, R received keys, S slots of the runs' keys; E = D + V, since a token's key and
-# value are sent as one vector.
+# tokens of the rank without padding.
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -71,36 +66,28 @@ def ring_attend(
     chosen = check_engine(engine, spec)
     plan = ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank, options.locality)
     group = sharded.groups.ring_group
-    exchange = EntryExchange(sent_on(plan, query.device), plan.send_counts, plan.receive_counts, group)
     # Heads are exchanged in groups, which bounds the memory of the exchange buffers.
     heads = heads_of_an_exchange(
         len(query) * sharded.total_length, key.shape[1], (head_dim + value_dim) * key.itemsize
     )
     per_key = query.shape[1] // key.shape[1]
     outputs = []
-    with _own_dtypes(query):
-        parts = zip(
-            query.split(heads * per_key, dim=1),
-            key.split(heads, dim=1),
-            value.split(heads, dim=1),
-            strict=True,
-        )
-        for number, (q, k, v) in enumerate(parts):
-            # Keys and values travel in one message.
-            kv = torch.cat([_places(k), _places(v)], dim=2)
-            own = options.of_heads(slice(number * heads * per_key, (number + 1) * heads * per_key))
-            outputs.append(attend_received(q, send_entries(kv, exchange), plan, chosen, own))
-    return torch.cat(outputs, dim=1)
+    for first in range(0, key.shape[1], heads):
+        own = slice(first * per_key, (first + heads) * per_key)
+        q, k, v = query[:, own], key[:, first : first + heads], value[:, first : first + heads]
+        keys = exchange(tokens_of(k, plan.tokens), tokens_of(v, plan.tokens), plan, group)
+        outputs.append(attend_received(q, keys, plan, chosen, options.of_heads(own)))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 def attend_received(
-    query: Tensor, kv_RKE: Tensor, plan: RingPlan, engine: EngineName, options: AttentionOptions
+    query: Tensor, keys: Keys, plan: RingPlan, engine: EngineName, options: AttentionOptions
 ) -> Tensor:
     """Attention of a rank's queries to the keys and values that it has received.
 
     Args:
         query: ``[batch, num_heads, ring_length, head_dim]``.
-        kv_RKE: received keys and values, ``[received, num_kv_heads, head_dim + value_dim]``, in the order of the plan.
+        keys: keys and values in the order of the plan.
         plan: plan of this rank, made for the locality of ``options``.
         engine: ``varlen`` or ``sdpa``.
         options: as for :func:`ring_attend`.
@@ -108,29 +95,32 @@ def attend_received(
     Returns:
         ``[batch, num_heads, ring_length, value_dim]``; zeros in padding.
     """
-    length, head_dim = query.shape[2:]
-    q_QHD = torch.cat(
-        [
-            row.transpose(0, 1).split([tokens, length - tokens])[0]
-            for row, tokens in zip(query, plan.tokens, strict=True)
-        ]
-    )
-    kv_SKE = into_runs(kv_RKE.transpose(0, 1)[None], gather_on(plan, query.device))
-    # Free the received keys before attention allocates: they take as much memory as the slots.
-    del kv_RKE
-    k_SKD, v_SKV = kv_SKE.split([head_dim, kv_SKE.shape[2] - head_dim], dim=2)
-    if not plan.queries:
+    q_QHD, kernel, anchors = tokens_of(query, plan.tokens), kernel_of(engine), keys.anchors
+    if not plan.runs.queries:
         # This rank has no token, but its graph must still contain the exchange: its backward is a collective, in which
         # the other ranks would wait forever.
-        output_QHV = v_SKV.repeat_interleave(q_QHD.shape[1] // v_SKV.shape[1], dim=1) + q_QHD.sum(
-            2, keepdim=True
-        )
-        if options.sinks is not None:
-            output_QHV = output_QHV + options.sinks[:, None].to(output_QHV.dtype)
-    else:
-        output_QHV = attend_runs(kernel_of(engine), q_QHD, k_SKD, v_SKV, plan.runs, options.of_runs())
-    rows = output_QHV.transpose(0, 1).split(list(plan.tokens), dim=1)
-    return torch.stack([F.pad(row, (0, 0, 0, length - row.shape[1])) for row in rows])
+        kernel, anchors = plain, None
+    output_QHV = attend_runs(kernel, q_QHD, keys.k, keys.v, plan.runs, options, anchors)
+    return _rows(output_QHV, plan.tokens, query.shape[2])
+
+
+def tokens_of(x_BHnD: Tensor, tokens: Sequence[int]) -> Tensor:
+    """``[Q, H, D]``: the tokens of all rows without padding; a view if there is no padding and the strides allow it."""
+    # Kernels read whole heads, so the elements of a head must be contiguous.
+    x_BHnD = x_BHnD if x_BHnD.stride(3) == 1 else x_BHnD.contiguous()
+    if all(count == x_BHnD.shape[2] for count in tokens):
+        return x_BHnD.transpose(1, 2).flatten(0, 1)
+    rows = zip(x_BHnD, tokens, strict=True)
+    return torch.cat([row.split([count, row.shape[1] - count], 1)[0].transpose(0, 1) for row, count in rows])
+
+
+def _rows(x_QHD: Tensor, tokens: Sequence[int], length: int) -> Tensor:
+    """The inverse of :func:`tokens_of`, with zeros in padding: ``[B, H, n, D]``."""
+    if all(count == length for count in tokens):
+        rows: Tensor = x_QHD.unflatten(0, (len(tokens), length))  # type: ignore[no-untyped-call]
+        return rows.transpose(1, 2)
+    parts = x_QHD.transpose(0, 1).split(list(tokens), dim=1)
+    return torch.stack([F.pad(part, (0, 0, 0, length - part.shape[1])) for part in parts])
 
 
 def prepare(
@@ -142,22 +132,9 @@ def prepare(
     """Compute and cache the plans of :func:`ring_attend` ahead of time, so that the training step need not wait."""
     for locality in localities:
         plan = ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank, locality)
-        sent_on(plan, device)
-        gather_on(plan, device)
-        if engine == "varlen" and plan.queries:
-            calls_of(plan.runs, device)
-
-
-def _own_dtypes(query: Tensor) -> AbstractContextManager[Any]:
-    """Disable autocast, which would cast float32 queries, keys and products of soft-capped scores to 16 bits."""
-    kind = query.device.type
-    # The meta device has no autocast.
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
-
-
-def _places(x_BHnD: Tensor) -> Tensor:
-    """``[B, H, n, D]`` to ``[B·n, H, D]``."""
-    return x_BHnD.transpose(1, 2).flatten(0, 1)
+        indices_on(plan, device)
+        if engine == "varlen":
+            varlen.calls_of(plan.runs, device)
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor, sharded: ShardedLayouts) -> None:

@@ -34,7 +34,7 @@ def ring_bytes(
     """Bytes that a rank sends to others in the forward and in the backward of ``ring_attend``.
 
     The forward sends keys and values. The backward returns the gradients of received ones to their owners, in the same
-    dtype.
+    dtype, and adds up those of anchors over the ranks, in float32 or wider.
 
     Args:
         plan: plan of the rank.
@@ -45,8 +45,16 @@ def ring_bytes(
     Returns:
         (forward, backward), bytes.
     """
-    key = num_kv_heads * (head_dim + value_dim) * dtype.itemsize
-    return plan.sent_to_others * key, plan.received_from_others * key
+    numbers = num_kv_heads * (head_dim + value_dim)
+    wide = torch.promote_types(dtype, torch.float32)
+    anchors = 0 if plan.anchors is None else len(plan.anchors.received) * numbers * wide.itemsize
+    ranks = len(plan.send_counts)
+    # What is added up is sent twice, apart from a rank's own part.
+    reduced = 2 * anchors * (ranks - 1) // ranks
+    forward, backward = (
+        keys * numbers * dtype.itemsize for keys in (plan.sent_to_others, plan.received_from_others)
+    )
+    return forward, backward + reduced
 
 
 @lru_cache(maxsize=64)
