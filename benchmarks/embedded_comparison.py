@@ -27,7 +27,8 @@ from ropewalk.parallel.context import RunContext
 
 RECIPE = "retrieval"
 SMALL = (
-    "data.mixture.tokens=20k",
+    "data.mixture=null",
+    "data.sources=[embedded:validation]",
     "stages.0.steps=1",
     "stages.0.warmup_steps=0",
     "stages.0.rows_per_step=1",
