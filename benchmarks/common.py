@@ -87,13 +87,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(name: str, result: Mapping[str, Any], options: argparse.Namespace) -> Path:
-    """Write one result file and say where."""
+def write(name: str, result: Mapping[str, Any], options: argparse.Namespace, told: bool = True) -> Path:
+    """Write one result file and, if ``told``, say where."""
     path = Path(options.out) if options.out else RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     head = {"benchmark": name, "machine": machine()} | ({"small": True} if options.small else {})
     path.write_text(json.dumps({**head, **result}, indent=2) + "\n")
-    print(f"written {path}")
+    if told:
+        print(f"written {path}")
     return path
 
 

@@ -260,7 +260,9 @@ def measured(shape: Shape, way: Way, sizes: Sizes, device: str) -> dict[str, Any
             again.append(timed_ms(call, device) if expected < PACED_SECONDS else first[-1])
             flops.append(shape.flops(layout))
         memory = beyond(device, before)
-        kernel = longest_kernel(call, device) if expected < PACED_SECONDS else None
+        # The profiler takes longer than most calls, so once for each length and way is enough.
+        profiled = expected < PACED_SECONDS and shape.mean in (None, sizes.means[0])
+        kernel = longest_kernel(call, device) if profiled else None
     return {
         "documents": len(layout.segment_documents),
         "rows": count,
