@@ -11,7 +11,6 @@ large matrix product. ``kernel`` is the one that took most of the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import mean
@@ -20,17 +19,18 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.attention_cpu import lognormal_lengths
 from benchmarks.gpu_sizes import Case, NotRunError, Sizes, allocated_gib, beyond, matmul_rate, timed_ms
 from ropewalk import PackedLayout, attend
 from ropewalk.attention import AttentionSpec, check_engine, prepare
-from ropewalk.attention.choices import ENGINES, PATTERNS, Pattern
+from ropewalk.attention.choices import ENGINES, PATTERNS, EngineName, Pattern
+from ropewalk.attention.engines.capabilities import why_not
+from ropewalk.attention.flash import Flash, flash_activated, installed_flash
+from ropewalk.attention.measuring import Candidate, LayersAlike, Measured, fastest, measure, shortened
+from ropewalk.attention.options import EVERYTHING, AttentionOptions
 
-NEWER_FLASH = ("FA4", "FA3")
-"""FlashAttention beyond that of torch itself, by torch's names."""
 PACED_SECONDS = 1.0
 """Time that the repetitions of one case may take, at the rate that PACE expects."""
 PACE = 0.3
@@ -89,14 +89,14 @@ class Way:
         patterns: what it can compute.
         attention: prepares it for a layout.
         flat: takes ``[length, heads, head_dim]`` instead of ``[1, heads, length, head_dim]``.
-        flash: FlashAttention that replaces torch's own meanwhile.
+        flash: FlashAttention that is active meanwhile.
     """
 
     name: str
     patterns: Sequence[Pattern]
     attention: Attention
     flat: bool = False
-    flash: str | None = None
+    flash: Flash = "FA2"
 
 
 def visible_pairs(layout: PackedLayout) -> int:
@@ -161,46 +161,27 @@ WAYS = (
 )
 
 
-def with_newer_flash(device: str) -> list[Way]:
+def ways_on(device: str) -> list[Way]:
     """All ways, those of FlashAttention also with each newer one that is installed."""
-    found = list(WAYS)
-    for name in NEWER_FLASH if device == "cuda" else ():
-        try:
-            with flash(name):
-                pass
-        except NotRunError as error:
-            print(error, flush=True)
-            continue
-        found += [
-            replace(way, name=f"{way.name}, {name}", flash=name) for way in WAYS if "varlen" in way.name
-        ]
-    return found
+    newer = [name for name in flashes_on(device) if name != "FA2"]
+    return [
+        *WAYS,
+        *(
+            replace(way, name=f"{way.name}, {name}", flash=name)
+            for name in newer
+            for way in WAYS
+            if "varlen" in way.name
+        ),
+    ]
 
 
-@contextmanager
-def flash(name: str | None) -> Iterator[None]:
-    """Let another FlashAttention answer torch's operators.
-
-    Raises:
-        NotRunError: if it is not installed.
-    """
-    if name is None:
-        yield
-        return
-    try:
-        activate_flash_attention_impl(name)
-    # What a missing or broken package raises is its own affair.
-    except Exception as error:
-        raise NotRunError(f"{name} is not usable: {type(error).__name__}: {error}") from error
-    try:
-        yield
-    finally:
-        restore_flash_attention_impl()
+def flashes_on(device: str) -> list[Flash]:
+    return installed_flash(torch.cuda.get_device_capability()[0]) if device == "cuda" else ["FA2"]
 
 
 def cases(sizes: Sizes, device: str) -> list[Case]:
-    """Documents first, by length and mean, and among their ways those of the package first."""
-    ways = with_newer_flash(device)
+    """By length and mean; of some shapes also what ``auto`` takes."""
+    ways = ways_on(device)
     found = []
     for shape in shapes(sizes):
         named = {
@@ -209,7 +190,8 @@ def cases(sizes: Sizes, device: str) -> list[Case]:
             "pattern": shape.pattern,
             "heads": shape.heads,
         }
-        found.append(Case({**named, "way": "ropewalk auto"}, partial(chosen, shape, device)))
+        if shape.length in sizes.attention[:2] and shape.mean in (None, *sizes.means[:2]):
+            found.append(Case({**named, "way": "ropewalk auto"}, partial(taken, shape, device)))
         found += [
             Case({**named, "way": way.name}, partial(measured, shape, way, sizes, device))
             for way in ways
@@ -228,9 +210,29 @@ def shapes(sizes: Sizes) -> Iterator[Shape]:
                 yield Shape(length, "intra_document", average, *heads)
 
 
-def chosen(shape: Shape, device: str) -> dict[str, Any]:
-    """The engine that ``auto`` takes."""
-    return {"engine": check_engine("auto", AttentionSpec(device, torch.bfloat16, shape.head_dim))}
+def taken(shape: Shape, device: str) -> dict[str, Any]:
+    """The way that ``auto`` takes, and the times that it found."""
+    found = fastest_engine(shape, device)
+    flash = "" if found.candidate.flash == "FA2" else f", {found.candidate.flash}"
+    return {"taken": f"ropewalk {found.candidate.engine}{flash}", "kernel": " and ".join(found.kernels)}
+
+
+@cache
+def fastest_engine(shape: Shape, device: str) -> Measured:
+    """What ``engine: auto`` measures before a stage, on a row of this shape."""
+    here, dtype = torch.device(device), torch.bfloat16
+    layers = [LayersAlike(1, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim, EVERYTHING)]
+    layouts = shortened([shape.layout(0)], layers)
+    spec = AttentionSpec(here, dtype, shape.head_dim)
+    able = [engine for engine in ENGINES if engine != "reference" and why_not(engine, spec) is None]
+    newer = [Candidate("varlen", name) for name in flashes_on(device) if name != "FA2" and "varlen" in able]
+    candidates = [*map(Candidate, able), *newer]
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, engine: EngineName, options: AttentionOptions) -> Tensor:
+        return attend(q, k, v, layouts, engine, options)
+
+    tokens = layouts[0].total_length
+    return fastest(measure(candidates, layers, layouts, tokens, attention, dtype, here))
 
 
 def measured(shape: Shape, way: Way, sizes: Sizes, device: str) -> dict[str, Any]:
@@ -238,7 +240,7 @@ def measured(shape: Shape, way: Way, sizes: Sizes, device: str) -> dict[str, Any
     rate = matmul_rate(sizes.product, device, sizes.repeats)
     expected = shape.flops(shape.layout(0)) / (PACE * rate)
     count = int(max(1, min(sizes.repeats, PACED_SECONDS / expected)))
-    with flash(way.flash):
+    with flash_activated(way.flash):
         *inputs, cotangent = shape.tensors(device)
         if way.flat:
             inputs = [each[0].transpose(0, 1).contiguous() for each in inputs]

@@ -95,9 +95,9 @@ def full_over_sdpa(attention: Sequence[Row], step: Sequence[Row]) -> float | Non
     """The worst length, for the engine that ``auto`` takes there."""
     found = []
     for row in attention:
-        if row["way"] == "ropewalk auto" and row["pattern"] == "full" and "engine" in row:
+        if row["pattern"] == "full" and "taken" in row:
             at = {"length": row["length"], "pattern": "full"}
-            ours = value(attention, "ms", way=f"ropewalk {row['engine']}", **at)
+            ours = value(attention, "ms", way=row["taken"], **at)
             found.append(ratio(ours, value(attention, "ms", way=BARE, **at)))
     known = [each for each in found if each is not None]
     return max(known, default=None)
@@ -107,11 +107,11 @@ def share_well_chosen(attention: Sequence[Row], step: Sequence[Row]) -> float | 
     """Share of shapes in which ``auto`` takes the fastest engine, or one as fast."""
     right = []
     for row in attention:
-        if row["way"] != "ropewalk auto" or "engine" not in row:
+        if "taken" not in row:
             continue
         shape = {name: row[name] for name in ("length", "mean_document", "pattern")}
         times = {each["way"]: float(each["ms"]) for each in shape_rows(attention, **shape)}
-        chosen = times.get(f"ropewalk {row['engine']}")
+        chosen = times.get(row["taken"])
         if chosen is not None and len(times) > 1:
             right.append(chosen <= SAME * min(times.values()))
     return sum(right) / len(right) if right else None

@@ -27,10 +27,11 @@ import torch
 import transformers
 import yaml
 
-from benchmarks.gpu_attention import Shape
+from benchmarks.gpu_attention import Shape, fastest_engine
 from benchmarks.gpu_sizes import Case, NotRunError, Sizes, allocated_gib, finish, matmul_rate, peak_gib
 from ropewalk import PackedLayout, Row
 from ropewalk.attention.choices import Pattern
+from ropewalk.attention.flash import Flash, flash_activated
 from ropewalk.attention.layout import next_token_labels
 from ropewalk.dry_run import HardwareSettings, plan
 from ropewalk.dry_run import run as planner
@@ -46,6 +47,7 @@ from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.resolved import ResolvedRecipe
 from ropewalk.training.stage import ready_to_train
+from ropewalk.training.stage_engine import measures_engine
 from ropewalk.training.step import ForwardPass, micro_batches, prepare, train_step
 
 RATE = 1e-4
@@ -188,6 +190,11 @@ def own_step(trained: Trained, sizes: Sizes, device: str) -> dict[str, Any]:
         here = choose_device(device)
         machine = Machine(here, device_bytes(here))
         resolved = resolve(trained.recipe(Path(folder)), machine=machine)
+        flash: Flash = "FA2"
+        if measures_engine(resolved, 0):
+            best = fastest_engine(trained.attention, device).candidate
+            resolved, flash = resolved.with_engine(0, best.engine), best.flash
+            torch.compiler.reset()
         stage = resolved.stages[0]
         model = random_model(resolved)
     optimizer = ready_to_train(model, stage.settings, stage.precision == "bfloat16")
@@ -201,13 +208,14 @@ def own_step(trained: Trained, sizes: Sizes, device: str) -> dict[str, Any]:
         train_step(model, next(ahead), optimizer, RATE, forward)
 
     layouts = [layout for layout, _ in given[1:]]
-    found = timed(step, trained, layouts, model, sizes, device)
-    return {"engine": stage.engine, **found}
+    with flash_activated(flash):
+        found = timed(step, trained, layouts, model, sizes, device)
+    return {"engine": stage.engine, "flash": flash, **found}
 
 
 def random_model(resolved: ResolvedRecipe) -> LossModel:
     """The recipe's model with random weights."""
-    setup = ModelSetup(resolved.methods[0], resolved.target, resolved.recipe.engine)
+    setup = ModelSetup(resolved.methods[0], resolved.target, resolved.stages[0].engine)
     model = empty_model(resolved.model, setup)
     trained = LossModel(model, OutputHead.unchecked(model))
     materialise(trained, resolved.device)
