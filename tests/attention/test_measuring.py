@@ -8,6 +8,7 @@ import torch
 
 from ropewalk import EngineError, PackedLayout, attend
 from ropewalk.attention import measuring
+from ropewalk.attention.flash import installed_flash
 from ropewalk.attention.measuring import (
     Candidate,
     LayersAlike,
@@ -100,10 +101,11 @@ def test_a_wrong_kernel_is_never_the_fastest(monkeypatch, fault):
     assert fastest(found).candidate == Candidate("reference")
 
 
-def test_a_kernel_that_fails_is_not_taken_and_says_why():
+@pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError, AssertionError, ValueError])
+def test_a_kernel_that_fails_is_not_taken_and_says_why(kind):
     def fails(q, k, v, engine, options):
         if engine == "sdpa":
-            raise RuntimeError("CUDA out of memory\nmore words")
+            raise kind("CUDA out of memory\nmore words")
         return attend(q, k, v, LAYOUTS, engine, options)
 
     found = measure(
@@ -161,3 +163,39 @@ def test_a_kernel_has_the_name_of_what_really_runs(monkeypatch):
         assert name("sdpa") == {"cuDNN": "cuDNN", "flash": "FlashAttention 2"}[backend]
     monkeypatch.setattr(measuring, "active_flash", lambda: "FA4")
     assert name("sdpa") == name("varlen") == "FlashAttention 4"
+
+
+@pytest.mark.parametrize("engine", ["sdpa", "varlen"])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_the_engines_of_a_gpu_take_these_inputs(engine, sinks):
+    """Forward and backward on the device meta, with the strides and options of the measurement."""
+    for layers in (replace(FULL, sinks=sinks), replace(WINDOW, sinks=sinks)):
+        inputs = [x.to("meta") for x in layers.inputs(2, 121, torch.bfloat16, CPU)]
+        assert inputs[0].stride() == (121 * 4 * 16, 16, 4 * 16, 1)
+        options = layers.options(torch.device("meta"))
+        seconds = measuring._seconds(
+            lambda q, k, v, options=options: attend(q, k, v, LAYOUTS, engine, options), inputs, lambda: 1.0
+        )
+        assert seconds == 0.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("pattern", ["full", "intra_document", "anchor"])
+def test_every_engine_of_a_gpu_can_be_taken(pattern):
+    device = torch.device("cuda")
+    layouts = [PackedLayout.from_lengths([1500, 500, 3000, 3000], pattern)]
+    layers = [LayersAlike(1, 8, 2, 64, 64, EVERYTHING), LayersAlike(1, 8, 2, 64, 64, Locality(window=512))]
+    candidates = [Candidate("sdpa"), Candidate("flex")]
+    candidates += [
+        Candidate("varlen", each) for each in installed_flash(torch.cuda.get_device_capability()[0])
+    ]
+
+    def attention(q, k, v, engine, options):
+        return attend(q, k, v, layouts, engine, options)
+
+    found = measure(candidates, layers, layouts, layouts[0].total_length, attention, torch.bfloat16, device)
+    assert [each.refusal for each in found] == [None] * len(candidates)
+    assert all(0 < each.seconds < 10 for each in found)
+    assert fastest(found).kernels
+    assert found[2].kernels == ("FlashAttention 2",)

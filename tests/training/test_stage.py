@@ -2,15 +2,18 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from ropewalk import RopewalkError
 from ropewalk.training.checkpoint.files import read_record
+from ropewalk.training.checkpoint.single import WholeCheckpoints
+from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.stage import made_ahead
-from tests.training.resume_cases import recipe_of, weights_of, with_stage
+from tests.training.resume_cases import Notes, recipe_of, weights_of, with_stage
 from tests.training.run_cases import extend, extended
 
 
@@ -41,6 +44,33 @@ def test_rows_that_cannot_be_made_end_the_run_in_their_step():
 
 def metrics_of(values):
     return [json.loads(line) for line in (Path(values["output"]) / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_metrics_say_how_long_each_checkpoint_took(recipe_values, monkeypatch, asynchronous):
+    tracked, write = [], WholeCheckpoints._write
+
+    def slowly(writer, position, *more):
+        time.sleep(1.0 if position.step == 6 else 0.01)
+        write(writer, position, *more)
+
+    monkeypatch.setattr(WholeCheckpoints, "_write", slowly)
+    monkeypatch.setattr(MetricsLog, "track", lambda log, values, step: tracked.append((values, step)))
+    recipe_values["checkpoints"] = {"every": 2, "asynchronous": asynchronous}
+    notes = Notes()
+    extend(recipe_of(recipe_values), reporter=notes)
+    waits = [line["step"] for line in metrics_of(recipe_values) if "checkpoint_wait" in line]
+    # After steps 2, 4 and 6, whose own lines were written before.
+    assert waits == [3, 5]
+    (last, step), lines = tracked[-1], metrics_of(recipe_values)
+    assert step == 6
+    assert 1.0 <= last["checkpoint_wait"] < 60.0
+    writes = [each["checkpoint_write"] for each in (*lines, last) if "checkpoint_write" in each]
+    assert bool(writes) == asynchronous
+    assert sum(writes) >= 1.02 * asynchronous
+    assert [line for line in notes.told if "waited" in line] == [
+        "stage 1: waited 1 s for the last checkpoint"
+    ]
 
 
 @pytest.mark.slow

@@ -162,7 +162,8 @@ def _tried(found: Measured, step: Callable[[Measured], Measured]) -> Measured:
     try:
         with flash_activated(found.candidate.flash):
             return step(found)
-    except (RuntimeError, EngineError) as error:
+    # Kernels of other packages also state their limits by assertions.
+    except (RuntimeError, EngineError, AssertionError, ImportError, TypeError, ValueError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return replace(found, seconds=None, refusal=reason)
 

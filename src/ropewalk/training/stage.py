@@ -181,8 +181,9 @@ def _run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             if not ends:
                 # Reading its rows belongs to the next step, and may be what hangs.
                 progress.reached(done + 1)
-    # After the block, which completes checkpoints that are written in the background. Again, because a signal may have
-    # arrived since the last step asked.
+    # After the block, which completes checkpoints that are written in the background.
+    _tell_last_checkpoint(run, checkpoints.seconds(), metrics)
+    # Again, because a signal may have arrived since the last step asked.
     stopped_by = stopped_by or context.world.highest(noted())
     if stopped_by:
         raise context.world.known_to_all(
@@ -190,6 +191,17 @@ def _run_stage(run: StageRun, metrics: MetricsLog) -> Path:
         )
     assert last is not None
     return last
+
+
+def _tell_last_checkpoint(run: StageRun, seconds: dict[str, float], metrics: MetricsLog) -> None:
+    """Say how long the last checkpoint took, which no later step has a line for."""
+    if run.at.context.is_rank_0:
+        stage = run.at.resolved.recipe.stages[run.number]
+        metrics.track(seconds, run.steps_before + stage.steps)
+    if (waited := seconds.get("checkpoint_wait", 0.0)) >= 1:
+        run.at.context.rank_0_reporter.note(
+            f"stage {run.number + 1}: waited {waited:,.0f} s for the last checkpoint"
+        )
 
 
 def _last(count: int, step: int) -> str:
