@@ -118,10 +118,10 @@ def test_the_backend_is_named(device, dtype, width, value_width, backend):
 
 
 def test_hopper_takes_cudnn(monkeypatch):
-    monkeypatch.setattr(operators, "capability_of", lambda device: (9, 0))
-    q, wide = (torch.empty(3, 2, n, dtype=torch.bfloat16, device="meta") for n in (128, 256))
-    assert dense_backend(q, q, q) == "cuDNN"
-    assert dense_backend(wide, wide, wide) == "flash"
+    monkeypatch.setattr("ropewalk.attention.engines.capabilities.capability_of", lambda device: (9, 0))
+    for width in (64, 256):
+        q = torch.empty(3, 2, width, dtype=torch.bfloat16, device="meta")
+        assert dense_backend(q, q, q) == "cuDNN"
     for backend in ("cuDNN", "flash"):
         shaped = torch.empty(1, 2, 256, 128, dtype=torch.bfloat16, device="meta")
         out, lse = dense_forward(backend, shaped, shaped, shaped, True, 1.0)

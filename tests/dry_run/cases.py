@@ -40,7 +40,7 @@ def model_folder(path, **changes):
     return path
 
 
-def recipe_of(model, output="run", parallel=None, **stage):
+def recipe_of(model, output="run", parallel=None, engine="auto", **stage):
     """A recipe of one stage of 512 tokens."""
     values = {
         "context": 512,
@@ -52,6 +52,7 @@ def recipe_of(model, output="run", parallel=None, **stage):
     recipe = {
         "model": str(model),
         "output": str(output),
+        "engine": engine,
         "data": {"sources": [{"path": "embedded"}]},
         "stages": [values],
     }
@@ -60,18 +61,19 @@ def recipe_of(model, output="run", parallel=None, **stage):
     return parse_recipe(yaml.safe_dump(recipe), "recipe.yaml")
 
 
-def resolved_for(recipe, ranks=1, device="cuda"):
+def resolved_for(recipe, ranks=1, device="cuda", capability=None):
     """The recipe on a machine of one node."""
-    machine = Machine(torch.device(device, 0) if device == "cuda" else torch.device(device), 80 * 10**9)
+    on = torch.device(device, 0) if device == "cuda" else torch.device(device)
+    machine = Machine(on, 80 * 10**9, capability)
     return resolve(recipe, World(0, ranks, 0, ranks), machine=machine)
 
 
-def played(recipe, ranks=1, device="cuda", rank=0, document_length=None) -> DryStep:
+def played(recipe, ranks=1, device="cuda", rank=0, document_length=None, capability=None) -> DryStep:
     """A dry step of a recipe's first stage."""
-    resolved = resolved_for(recipe, ranks, device)
+    resolved = resolved_for(recipe, ranks, device, capability)
     packed = documents_of(recipe, 0, document_length or 10**9, RunContext()).packed(recipe.stages[0])
     rows = packed.rows(packed.most_documents())
-    on = register_device() if device == "cuda" else torch.device("cpu")
+    on = register_device(capability) if device == "cuda" else torch.device("cpu")
     return dry_step(resolved, 0, resolved.methods[0], rows, on, rank)
 
 

@@ -40,13 +40,13 @@ def test_operations_are_the_mean_over_the_rows_in_any_order_of_the_documents(asi
     recipe = recipe_of(model_folder(tmp_path / "model"), parallel=mesh)
     ranks = 1 if mesh is None else 2
     resolved = resolved_for(recipe, ranks)
-    packed = Documents("", LENGTHS).packed(recipe.stages[0])
-    # The anchor of one token is part of the first document's run.
-    pairs = [sum(n * (n + 1) // 2 for n in (1 + row[0], *row[1:])) for row in packed.lengths]
-    assert max(pairs) > 10 * min(pairs)
-    # 2 layers of 8 heads of 8 dimensions: two products forward, and five backward.
-    expected = 2 * 8 * 7 * 2 * 8 * sum(pairs) / len(pairs)
     for order in (LENGTHS, LENGTHS[::-1]):
+        packed = Documents("", order).packed(recipe.stages[0])
+        # The anchor of one token is part of the first document's run.
+        pairs = [sum(n * (n + 1) // 2 for n in (1 + row[0], *row[1:])) for row in packed.lengths]
+        assert max(pairs) > 10 * min(pairs)
+        # 2 layers of 8 heads of 8 dimensions: two products forward, and five backward.
+        expected = 2 * 8 * 7 * 2 * 8 * sum(pairs) / len(pairs)
         found = [aside(play, resolved, 0, Documents("", order), rank) for rank in range(ranks)]
         counted = sum(each.flops["attention"] for each in found)
         # The ranks of a ring compute the anchor for each piece of a document that they hold.

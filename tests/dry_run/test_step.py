@@ -65,6 +65,30 @@ def test_attention_counts_what_the_layout_makes_visible(aside, tmp_path):
     assert backward == 2 * 8 * pairs * 4 * 2 * 8
 
 
+@pytest.mark.parametrize("engine", ["auto", "sdpa"])
+def test_hopper_computes_rows_of_one_run_by_cudnn(aside, tmp_path, engine):
+    recipe = recipe_of(model_folder(tmp_path / "model"), pattern="full", engine=engine)
+    recording = aside(played, recipe, document_length=100, capability=(9, 0)).recording
+    assert {each.name for each in recording.operators if each.kind == "attention"} == {"cudnn"}
+    pairs = 2 * 8 * (512 * 513 // 2)
+    assert recording.flops["attention", "forward"] == pairs * 2 * 2 * 8
+    # Sums of gradients of queries, one per query and head, and gradients of keys and values for each query head.
+    scratch = {
+        event.change for event in recording.events if event.allocation.operator.startswith("workspace")
+    }
+    assert max(scratch) == 512 * 8 * (8 + 1) * 4 + 2 * 512 * 8 * 8 * 2
+
+
+def test_slices_of_documents_count_as_they_are_computed(aside, tmp_path):
+    """Runs of 101, four of 100 and 11 tokens are six slices of 256 for cuDNN; FlashAttention takes them as they are."""
+    recipe = recipe_of(model_folder(tmp_path / "model"), pattern="anchor", engine="sdpa")
+    lengths = {(9, 0): [256] * 6, (8, 0): [101] + [100] * 4 + [11]}
+    for capability, runs in lengths.items():
+        recording = aside(played, recipe, document_length=100, capability=capability).recording
+        pairs = 2 * 8 * sum(length * (length + 1) // 2 for length in runs)
+        assert recording.flops["attention", "forward"] == pairs * 2 * 2 * 8
+
+
 @pytest.mark.slow
 def test_passes_beyond_the_executed_ones_count_like_them(aside, tmp_path):
     recipe = recipe_of(model_folder(tmp_path / "model"), parallel={"shard": 2}, rows_per_step=8)

@@ -40,9 +40,9 @@ def attend(
         value: ``[batch, num_kv_heads, length, value_dim]``, same dtype and device.
         layout: one layout for all rows of the batch, or a sequence with one layout for each row.
         engine: ``reference`` (softmax with a dense mask), ``sdpa`` (PyTorch's SDPA), ``flex`` (FlexAttention),
-            ``varlen`` (FlashAttention), or ``auto``: ``sdpa`` on a CPU, and on a GPU the first of ``varlen``,
-            ``flex`` and ``sdpa`` that supports the inputs (:func:`ropewalk.attention.resolve_engine`). A named
-            engine never falls back to another.
+            ``varlen`` (FlashAttention), or ``auto``: ``sdpa`` on a CPU, and for ``full`` on Hopper; on other
+            GPUs and for documents the first of ``varlen``, ``flex`` and ``sdpa`` that supports the inputs
+            (:func:`ropewalk.attention.resolve_engine`). A named engine never falls back to another.
         options: scale, soft cap, window or chunks, and sinks of the layer; the default is attention as in Llama.
 
     Returns:
@@ -71,6 +71,10 @@ def attend(
         options.softcap,
         options.sinks is not None,
         needs_grad or (options.sinks is not None and options.sinks.requires_grad and torch.is_grad_enabled()),
+        one_run=all(
+            each.pattern == "full" and options.locality.within(each.total_length) == EVERYTHING
+            for each in layouts
+        ),
     )
     chosen = check_engine(engine, spec)
     if engine == "auto":

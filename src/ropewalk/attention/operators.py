@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen as _registers_its_operators  # noqa: F401
 
-from ropewalk.attention.engines.capabilities import HALVES, MAX_HEAD_DIM, capability_of
+from ropewalk.attention.engines.capabilities import AttentionSpec, takes_cudnn, why_not
 
 # Shapes: N runs of equal length, H query heads, K key/value heads (a divisor of H), n queries, s keys, Q and S all
 # queries and keys of a batch, D head dim, V value dim.
@@ -32,9 +32,6 @@ FLASH = torch.ops.aten._scaled_dot_product_flash_attention
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward
 CUDNN = torch.ops.aten._scaled_dot_product_cudnn_attention
 CUDNN_BACKWARD = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
-
-HOPPER = 9
-"""Major compute capability on which torch prefers cuDNN to its FlashAttention 2, and on which cuDNN is faster."""
 
 
 def varlen_forward(
@@ -126,11 +123,13 @@ def dense_backend(q: Tensor, k: Tensor, v: Tensor) -> Backend | None:
         return None
     if q.device.type == "cpu":
         return "CPU flash"
-    if q.dtype not in HALVES or q.shape[-1] % 8 or q.shape[-1] > MAX_HEAD_DIM:
+    spec = AttentionSpec(q.device, q.dtype, q.shape[-1])
+    # Dense FlashAttention needs what it needs for runs of different lengths.
+    if why_not("varlen", spec) is not None:
         return None
     if q.device.type == "cuda":
         return _chosen_by_torch(q.device, q.dtype, q.shape[-2], k.shape[-2], q.shape[-1])
-    return "cuDNN" if capability_of(q.device)[0] == HOPPER and q.shape[-1] <= 128 else "flash"
+    return "cuDNN" if takes_cudnn(spec) else "flash"
 
 
 @cache

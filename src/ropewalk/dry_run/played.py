@@ -89,7 +89,7 @@ def play(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int)
         documents: documents to pack rows with.
         rank: rank of the stage's mesh.
     """
-    device = register_device() if resolved.device.type == "cuda" else resolved.device
+    device = register_device(resolved.capability) if resolved.device.type == "cuda" else resolved.device
     here = resolved.stages[number]
     rows = documents.packed(here.settings.stage)
 

@@ -176,7 +176,7 @@ def plan(
             name=hardware.gpu,
             ranks=hardware.gpus or _requested(recipe),
             ranks_per_node=cluster.ranks_per_node,
-            machine=Machine(torch.device("cuda", 0), cluster.bytes_per_rank),
+            machine=Machine(torch.device("cuda", 0), cluster.bytes_per_rank, cluster.capability),
             cluster=cluster,
             price=hardware.price,
             document_length=hardware.document_length,

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
-from ropewalk.attention.engines.capabilities import SIMULATED
+from ropewalk.attention.engines.capabilities import LEAST_CAPABILITY, SIMULATED, Capability, play_gpu
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import Mesh, MeshShape, make_mesh
 from ropewalk.parallel.mesh import forget_groups
@@ -134,13 +134,22 @@ class _Device:
     def set_rng_state(self, state: Any, device: Any = None) -> None: ...
 
 
-@cache
-def register_device() -> torch.device:
-    """Register the simulated device in this process, once, before autograd's first backward, which counts the devices.
+def register_device(capability: Capability | None = None) -> torch.device:
+    """Register the simulated device in this process, before autograd's first backward, which counts the devices.
+
+    Args:
+        capability: compute capability of the GPU that it plays from now on; None for the least that engines support.
 
     Raises:
         RopewalkError: if another extension of torch has registered a device of this kind.
     """
+    play_gpu(capability or LEAST_CAPABILITY)
+    _register_once()
+    return torch.device(SIMULATED, 0)
+
+
+@cache
+def _register_once() -> None:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     class Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
@@ -165,7 +174,6 @@ def register_device() -> torch.device:
     _keep_fused()
     _keep_lists()
     _teach_autocast()
-    return torch.device(SIMULATED, 0)
 
 
 _LIBRARIES: list[Any] = []

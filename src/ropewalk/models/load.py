@@ -20,6 +20,8 @@ from safetensors import SafetensorError
 
 from ropewalk.attention import AttentionSpec, require_engine_name
 from ropewalk.attention.choices import Limit
+from ropewalk.attention.engines.capabilities import Capability
+from ropewalk.attention.options import EVERYTHING
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.io.files import (
     adapter_beside_weights,
@@ -542,6 +544,8 @@ def attention_spec(
     dtype: torch.dtype,
     backward: bool = True,
     ring: bool = False,
+    full: int | None = None,
+    capability: Capability | None = None,
 ) -> AttentionSpec:
     """The requirements of a model's layers on an attention engine.
 
@@ -550,7 +554,10 @@ def attention_spec(
         device, dtype: those of queries, keys and values.
         backward: whether gradients are needed.
         ring: whether rows are split over ranks by context parallelism (ring).
+        full: tokens of a row, if rows have the pattern ``full``; None for other patterns.
+        capability: compute capability of the GPU; None for that of this machine.
     """
+    one_run = full is not None and all(each.within(full) == EVERYTHING for each in config.localities)
     return AttentionSpec(
         device,
         dtype,
@@ -559,6 +566,8 @@ def attention_spec(
         sinks=config.has_sinks,
         backward=backward,
         ring=ring,
+        one_run=one_run,
+        capability=capability,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from ropewalk.attention import EngineName, check_engine
+from ropewalk.attention.engines.capabilities import Capability
 from ropewalk.data import PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.data.settings import RowPolicies
@@ -61,10 +62,12 @@ class Machine:
     Attributes:
         device: device of a rank, which need not exist here.
         memory: bytes of memory of a rank.
+        capability: compute capability of the GPU; None for that of this machine.
     """
 
     device: torch.device
     memory: int
+    capability: Capability | None = None
 
 
 def resolve(
@@ -113,6 +116,7 @@ def resolve(
     aux_losses = tuple(_router_aux_loss(number, stage, config) for number, stage in enumerate(recipe.stages))
     last = bounds[-1].low
     device = _device(recipe, world) if machine is None else machine.device
+    capability = None if machine is None else machine.capability
     precision = _precision(recipe.precision, recipe, device, world)
     decided = [recipe.stage(number) for number in range(len(recipe.stages))]
     in_stages = [_precision(each.precision, recipe, device, world) for each in decided]
@@ -120,7 +124,7 @@ def resolve(
     # An engine that cannot run the model at all is refused first; whether it suits the ring is checked below, once the
     # mesh is known.
     for computed in precisions:
-        _engine(recipe, config, device, computed)
+        _engine(recipe, config, device, computed, capability=capability)
     adapter = _adapter(recipe, model, world, device, precisions)
     if meshes is None:
         trained_parameters = None if adapter is None else adapter.trained
@@ -142,7 +146,12 @@ def resolve(
         for settings in packing:
             settings.bos_policy(special)
     stages = [
-        ResolvedStage(settings, own, _engine(recipe, config, device, own, arranged.ring > 1), arranged)
+        ResolvedStage(
+            settings,
+            own,
+            _engine(recipe, config, device, own, arranged.ring > 1, settings.stage, capability),
+            arranged,
+        )
         for settings, own, arranged in zip(decided, in_stages, in_stage, strict=True)
     ]
     dtype = getattr(torch, config.dtype or "float32")
@@ -159,7 +168,7 @@ def resolve(
         tokenizer,
         device,
         precision,
-        _engine(recipe, config, device, precision, mesh.ring > 1),
+        _engine(recipe, config, device, precision, mesh.ring > 1, capability=capability),
         tuple(stages),
         mesh,
         tables,
@@ -167,6 +176,7 @@ def resolve(
         aux_losses,
         left_out(config),
         adapter,
+        capability,
     )
 
 
@@ -246,11 +256,19 @@ def _router_aux_loss(number: int, stage: Stage, config: ModelConfig) -> float:
 
 
 def _engine(
-    recipe: Recipe, config: ModelConfig, device: torch.device, precision: str, ring: bool = False
+    recipe: Recipe,
+    config: ModelConfig,
+    device: torch.device,
+    precision: str,
+    ring: bool = False,
+    stage: Stage | None = None,
+    capability: Capability | None = None,
 ) -> EngineName:
     # Under autocast, too, attention computes in bfloat16.
     compute = torch.float32 if precision == "float32" else torch.bfloat16
-    return check_engine(recipe.engine, attention_spec(config, device, compute, ring=ring))
+    full = stage.context if stage is not None and stage.pattern == "full" else None
+    spec = attention_spec(config, device, compute, ring=ring, full=full, capability=capability)
+    return check_engine(recipe.engine, spec)
 
 
 def _device(recipe: Recipe, world: World) -> torch.device:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ropewalk.attention import EngineName
+from ropewalk.attention.engines.capabilities import Capability
 from ropewalk.data import PackedRows, PackingSettings
 from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.load import ModelSetup, load_model
@@ -75,6 +76,7 @@ class ResolvedRecipe:
         router_aux_losses: factor of the load-balancing loss in each stage; 0 for none.
         left_out: sentence on parts of the model that the result will not have; None if it has all.
         adapter: adapter to train instead of the model's own weights; None for none.
+        capability: compute capability of the GPUs that the run is planned for; None for those of this machine.
     """
 
     recipe: Recipe
@@ -97,6 +99,7 @@ class ResolvedRecipe:
     router_aux_losses: tuple[float, ...] = ()
     left_out: str | None = None
     adapter: NewAdapter | None = None
+    capability: Capability | None = None
 
     @property
     def target(self) -> int:

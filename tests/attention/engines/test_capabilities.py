@@ -78,6 +78,7 @@ def spec_of(**options):
     softcap=st.sampled_from([None, 30.0]),
     sinks=st.booleans(),
     ring=st.booleans(),
+    one_run=st.booleans(),
     capability=st.sampled_from([(7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]),
 )
 def test_auto_takes_an_engine_that_can_and_refusals_name_one(**options):
@@ -120,6 +121,15 @@ def test_auto_takes_an_engine_that_can_and_refusals_name_one(**options):
         ({"head_dim": 192, "value_dim": 128, "capability": (8, 6)}, "sdpa"),
         ({"head_dim": 192, "capability": (8, 6)}, "varlen"),
         ({"ring": True}, "varlen"),
+        # Hopper runs cuDNN for rows of one run, where its heads allow it.
+        ({"one_run": True}, "varlen"),
+        ({"capability": (9, 0)}, "varlen"),
+        ({"one_run": True, "capability": (9, 0)}, "sdpa"),
+        ({"one_run": True, "capability": (9, 0), "ring": True}, "sdpa"),
+        ({"one_run": True, "capability": (9, 0), "sinks": True}, "sdpa"),
+        ({"one_run": True, "capability": (9, 0), "softcap": 50.0}, "flex"),
+        ({"one_run": True, "capability": (9, 0), "head_dim": 100}, "flex"),
+        ({"one_run": True, "capability": (10, 0)}, "varlen"),
         ({"ring": True, "head_dim": 100}, "sdpa"),
     ],
 )

@@ -26,6 +26,9 @@ LEAST_CAPABILITY: Capability = (8, 0)
 HALVES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
 LEAST_FLEX_WIDTH = 16
+HOPPER: Capability = (9, 0)
+"""The GPUs on which cuDNN is faster than FlashAttention 2, where torch prefers it for heads of up to 256 dimensions
+(``sdp_utils.cpp``, ``check_cudnn_tensor_shapes`` and ``check_prefer_cudnn_attention``)."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class AttentionSpec:
         sinks: whether heads have learned sinks.
         backward: whether gradients are needed.
         ring: whether each rank has only part of the queries and the keys that they see (``parallel.ring``).
+        one_run: whether a query sees all earlier tokens of its row, in every layer (``full``, without windows).
         capability: compute capability of the GPU; None for that of ``device``, or 8.0 if this machine has no GPU.
     """
 
@@ -52,6 +56,7 @@ class AttentionSpec:
     sinks: bool = False
     backward: bool = True
     ring: bool = False
+    one_run: bool = False
     capability: Capability | None = None
 
     @property
@@ -95,11 +100,20 @@ def why_not(engine: EngineName, spec: AttentionSpec) -> str | None:
 
 
 def resolve_engine(spec: AttentionSpec) -> EngineName:
-    """The engine that ``auto`` selects: sdpa on a CPU; on a GPU the first of varlen, flex and sdpa that can
-    run this. sdpa always can."""
-    if not spec.on_gpu:
+    """The engine that ``auto`` selects without measuring.
+
+    It is sdpa on a CPU; on a GPU the first of varlen, flex and sdpa that can run this. sdpa always can. On Hopper, sdpa
+    comes first for rows of one run, for which it runs cuDNN: 0.73 of the rate of products, where FlashAttention 2
+    has 0.44 and FlexAttention 0.53 (docs/scaling.md). On other GPUs cuDNN is slower than FlashAttention.
+    """
+    if not spec.on_gpu or (spec.one_run and takes_cudnn(spec)):
         return "sdpa"
     return next(engine for engine in PREFERRED if why_not(engine, spec) is None)
+
+
+def takes_cudnn(spec: AttentionSpec) -> bool:
+    """Whether torch's dense attention runs cuDNN for these heads on such a GPU, unless another cuDNN is in its way."""
+    return spec.gpu == HOPPER and _why_not_varlen(spec) is None
 
 
 def check_engine(engine: str, spec: AttentionSpec) -> EngineName:
@@ -176,8 +190,22 @@ def _dotted(capability: Capability) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
-@cache
+_played: Capability = LEAST_CAPABILITY
+
+
+def play_gpu(capability: Capability) -> None:
+    """Let the simulated device of this process answer for a GPU of this compute capability."""
+    global _played
+    _played = capability
+
+
 def capability_of(device: torch.device) -> Capability:
+    """Compute capability of a device: of its GPU, or of the one that the simulated device plays; 8.0 for others."""
+    return _played if device.type == SIMULATED else _real_capability_of(device)
+
+
+@cache
+def _real_capability_of(device: torch.device) -> Capability:
     if device.type == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_capability(device)
     return LEAST_CAPABILITY

@@ -98,6 +98,11 @@ class Cluster:
         "NCCL's own table (tuning.cc, ring, Simple), 2022",
     )
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability of the GPU."""
+        return {"ampere": (8, 0), "hopper": (9, 0), "blackwell": (10, 0)}[self.generation]
+
     def attention_share(self, kernel: str) -> float:
         """Share of the peak speed that an attention kernel reaches."""
         given = self.attention_efficiency
