@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ropewalk.attention.layout import Row
 from ropewalk.attention.options import Locality
@@ -17,9 +19,11 @@ from ropewalk.errors import EngineError
 from ropewalk.models.attention.hooks import localities_of
 from ropewalk.models.load import ModelSetup, empty_model
 from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.models.offload import CURRENT
 from ropewalk.models.sharding import materialise, shard_model
 from ropewalk.parallel import Mesh
 from ropewalk.rope import RopeMethod
+from ropewalk.training.checkpoint.writing import asynchronous
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.resolved import ResolvedRecipe, ResolvedStage
 from ropewalk.training.stage import ready_to_train
@@ -44,12 +48,14 @@ class DryStep:
     Attributes:
         rank: the rank that was played.
         recording: everything that happened.
-        owners: what allocations belong to that outlive a pass: ``parameters``, ``gradients``, ``moments``.
+        owners: what allocations belong to that outlive a pass: ``parameters``, ``gradients``, ``moments``; and those in
+            CPU memory from a forward to its backward: ``inputs`` and ``attention``.
         groups: process groups by torch's name: ``shard``, ``replicate``, ``ring``, ``sequence``.
         passes: forward and backward passes of a rank in a step.
         started: totals at the beginning of each executed pass.
         vocabulary: size of the vocabulary.
         tokens: tokens of a rank in one pass.
+        checkpoint_copy: bytes of CPU memory from which checkpoints are written while training goes on.
         layers: number of layers of each window or chunk.
     """
 
@@ -60,6 +66,7 @@ class DryStep:
     passes: int
     vocabulary: int
     tokens: int
+    checkpoint_copy: int = 0
     layers: Counter[Locality] = field(default_factory=Counter)
     started: list[Pass] = field(default_factory=list)
 
@@ -100,7 +107,9 @@ def dry_step(
             layers = localities_of(model.model)
             prepared = prepare(batches, stage.engine, device, layers)
             sizes = _sizes(model, batches[0])
-            step = DryStep(rank, recording, {}, _groups(mesh), passes, *sizes, layers)
+            copied = asynchronous(resolved.recipe.checkpoints, device, here.offload_optimizer)
+            copy = bytes_of_checkpoint(optimizer) if copied else 0
+            step = DryStep(rank, recording, {}, _groups(mesh), passes, *sizes, copy, layers)
             _watch(recorder, step, model, optimizer)
             recorder.phase = "start"
             forward = ForwardPass(
@@ -161,16 +170,22 @@ def _watch(recorder: Recorder, step: DryStep, model: LossModel, optimizer: Maste
         recorder.phase = "forward"
         step.started.append(Pass(recorder.recording.operators.copy(), dict(recorder.recording.sent)))
 
+    def end(*_: object) -> None:
+        offload = CURRENT.get()
+        for away, beside in () if offload is None else offload.sent():
+            _own(step, recorder, "attention" if beside else "inputs", dict(enumerate(away.blocks)))
+
     def before_update(*_: object) -> None:
         gradients = {name: p.grad for name, p in optimizer.masters.items() if p.grad is not None}
         _own(step, recorder, "gradients", gradients)
 
     # Before FSDP2's own hook, which gathers the parameters.
     model.register_forward_pre_hook(begin, prepend=True)
+    model.register_forward_hook(end)
     optimizer.adamw.register_step_pre_hook(before_update)
 
 
-def _own(step: DryStep, recorder: Recorder, part: str, tensors: Mapping[str, Tensor]) -> None:
+def _own(step: DryStep, recorder: Recorder, part: str, tensors: Mapping[Any, Tensor]) -> None:
     for tensor in tensors.values():
         allocation = recorder.allocation_of(tensor)
         if allocation is not None:
@@ -179,6 +194,12 @@ def _own(step: DryStep, recorder: Recorder, part: str, tensors: Mapping[str, Ten
 
 def _moments(optimizer: MasterAdamW) -> dict[str, Tensor]:
     return {name: each for name, each in optimizer.state().items() if not name.startswith("step.")}
+
+
+def bytes_of_checkpoint(optimizer: MasterAdamW) -> int:
+    """Bytes of this rank's float32 weights and moments."""
+    kept = (*optimizer.masters.values(), *_moments(optimizer).values())
+    return sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in kept)
 
 
 def _groups(mesh: Mesh | None) -> dict[str, str]:
