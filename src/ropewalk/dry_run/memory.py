@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from ropewalk.dry_run.few_layers import extended
 from ropewalk.dry_run.recording import Allocation
 from ropewalk.dry_run.step import DryStep
 from ropewalk.models.losses import LOGITS_BYTES
@@ -140,6 +141,61 @@ def memory_of(step: DryStep) -> Memory:
         course=tuple(held for _, held in course),
         course_moments=tuple(name for name, _ in course),
     )
+
+
+def extended_memory(steps: Sequence[DryStep], weights: Sequence[int]) -> Memory:
+    """Memory of a step of which others with fewer layers were played: their sum by weight.
+
+    The highest points of each layer that all steps have are summed one by one, because the moment's own highest point
+    may lie elsewhere in a deep model: gradients grow towards the end of a backward, and what the forward keeps shrinks.
+    The largest tensors and the course are those of the last step, the latter with each part extended.
+    """
+    runs = [memory_of(each) for each in steps]
+    if len(steps) == 1:
+        return runs[0]
+    points = [_highest_by_layer(each) for each in steps]
+    moments: dict[str, dict[str, int]] = {}
+    for key in points[0]:
+        if all(key in each for each in points):
+            held = extended([each[key] for each in points], weights)
+            if held["total"] > moments.get(key[0], {"total": -1})["total"]:
+                moments[key[0]] = held
+    moment = max(moments, key=lambda name: moments[name]["total"])
+    last = runs[-1]
+    growth = {part: _most(moments, part) / max(1, _most(last.moments, part)) for part in PARTS}
+    return replace(
+        last,
+        peak=moments[moment]["total"],
+        moment=moment,
+        parts={part: moments[moment][part] for part in PARTS},
+        moments=moments,
+        host=extended([each.host for each in runs], weights),
+        course=tuple(
+            {part: round(size * growth[part]) for part, size in each.items()} for each in last.course
+        ),
+    )
+
+
+def _highest_by_layer(step: DryStep) -> dict[tuple[str, int], dict[str, int]]:
+    """Bytes of each part, and in total, at the highest point of each layer in each moment; -1 is outside of layers."""
+    parts = _Parts(step)
+    marks = dict(step.recording.layers)
+    now = dict.fromkeys(PARTS, 0)
+    layer, total = -1, 0
+    found: dict[tuple[str, int], dict[str, int]] = {}
+    for index, event in enumerate(step.recording.events):
+        layer = marks.get(index, layer)
+        if event.allocation.host:
+            continue
+        now[parts.of(event.allocation)] += event.change
+        total += event.change
+        if event.phase in MOMENTS and total > found.get((event.phase, layer), {"total": -1})["total"]:
+            found[event.phase, layer] = {"total": total, **now}
+    return found
+
+
+def _most(moments: Mapping[str, Mapping[str, int]], part: str) -> int:
+    return max(held[part] for held in moments.values())
 
 
 class _Parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from ropewalk.attention.layout import Row
 from ropewalk.attention.options import Locality
+from ropewalk.dry_run.few_layers import Kinds, keep_layers, kinds_of, watch_layers
 from ropewalk.dry_run.recording import Allocation, Operator, Recorder, Recording
 from ropewalk.dry_run.simulated import simulated_rank
 from ropewalk.errors import EngineError
@@ -56,7 +57,9 @@ class DryStep:
         vocabulary: size of the vocabulary.
         tokens: tokens of a rank in one pass.
         checkpoint_copy: bytes of CPU memory from which checkpoints are written while training goes on.
-        layers: number of layers of each window or chunk.
+        layers: number of layers of each window or chunk, of the whole model.
+        kinds: kind of each layer of the whole model.
+        kept: numbers of the layers that were played.
     """
 
     rank: int
@@ -68,6 +71,8 @@ class DryStep:
     tokens: int
     checkpoint_copy: int = 0
     layers: Counter[Locality] = field(default_factory=Counter)
+    kinds: Kinds = ()
+    kept: tuple[int, ...] = ()
     started: list[Pass] = field(default_factory=list)
 
 
@@ -78,6 +83,7 @@ def dry_step(
     rows: Sequence[Row],
     device: torch.device,
     rank: int = 0,
+    choose: Callable[[Kinds], tuple[int, ...]] = lambda kinds: tuple(range(len(kinds))),
 ) -> DryStep:
     """Execute a step of a stage on one rank of the stage's mesh.
 
@@ -88,6 +94,7 @@ def dry_step(
         rows: one row for each row of a pass; every pass of every rank trains on these.
         device: the CPU, or the simulated device.
         rank: rank to play.
+        choose: numbers of the layers to play, from the kind of each; all of them by default.
 
     Raises:
         EngineError: if the model does something that has no result without data.
@@ -95,6 +102,11 @@ def dry_step(
     stage = resolved.stages[number]
     with simulated_rank(stage.mesh, rank, device.type) as mesh:
         model = _model(resolved, number, rope)
+        layers = localities_of(model.model)
+        kinds = kinds_of(model.model)
+        kept = choose(kinds)
+        if len(kept) < len(kinds):
+            keep_layers(model.model, kept)
         recorder = Recorder(device)
         with recorder.recording_of() as recording:
             optimizer = _on_device(model, stage, mesh, device)
@@ -104,12 +116,11 @@ def dry_step(
             passes = max(1, here.rows_per_step // each)
             given = [row for _ in range(min(passes, MOST_PASSES)) for row in rows]
             batches = micro_batches(given, here.rows_per_batch, mesh)
-            layers = localities_of(model.model)
             prepared = prepare(batches, stage.engine, device, layers)
             sizes = _sizes(model, batches[0])
             copied = asynchronous(resolved.recipe.checkpoints, device, here.offload_optimizer)
             copy = bytes_of_checkpoint(optimizer) if copied else 0
-            step = DryStep(rank, recording, {}, _groups(mesh), passes, *sizes, copy, layers)
+            step = DryStep(rank, recording, {}, _groups(mesh), passes, *sizes, copy, layers, kinds, kept)
             _watch(recorder, step, model, optimizer)
             recorder.phase = "start"
             forward = ForwardPass(
@@ -168,6 +179,7 @@ def _watch(recorder: Recorder, step: DryStep, model: LossModel, optimizer: Maste
 
     def begin(*_: object) -> None:
         recorder.phase = "forward"
+        recorder.enters(-1)
         step.started.append(Pass(recorder.recording.operators.copy(), dict(recorder.recording.sent)))
 
     def end(*_: object) -> None:
@@ -179,6 +191,8 @@ def _watch(recorder: Recorder, step: DryStep, model: LossModel, optimizer: Maste
         gradients = {name: p.grad for name, p in optimizer.masters.items() if p.grad is not None}
         _own(step, recorder, "gradients", gradients)
 
+    if len(step.kept) < len(step.kinds):
+        watch_layers(model.model, step.kept, recorder.enters)
     # Before FSDP2's own hook, which gathers the parameters.
     model.register_forward_pre_hook(begin, prepend=True)
     model.register_forward_hook(end)
