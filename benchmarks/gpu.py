@@ -79,13 +79,13 @@ def sections(sizes: Sizes, device: str) -> list[Section]:
         return lambda: [Case({}, partial(work, sizes, device))]
 
     return [
-        Section("check", 0.2, alone(check)),
-        Section("attention", 3.2, partial(gpu_attention.cases, sizes, device)),
-        Section("step", 2, partial(gpu_step.steps, sizes, device)),
+        Section("check", 0.4, alone(check)),
+        Section("attention", 2.8, partial(gpu_attention.cases, sizes, device)),
+        Section("step", 2.6, partial(gpu_step.steps, sizes, device)),
         Section("memory", 0.8, partial(gpu_step.memory, sizes, device)),
-        Section("ring", 0.4, partial(gpu_ring.cases, sizes, device)),
-        Section("generation", 0.9, partial(gpu_generation.cases, sizes, device)),
-        Section("search", 0.5, partial(search_gpu.cases, sizes, device)),
+        Section("ring", 0.3, partial(gpu_ring.cases, sizes, device)),
+        Section("generation", 0.7, partial(gpu_generation.cases, sizes, device)),
+        Section("search", 0.4, partial(search_gpu.cases, sizes, device)),
         Section("tests", 3, alone(tests), named=True),
         Section("audit", 1, alone(audit), named=True),
         Section("one-rank", 1, alone(parallel_gpu.step_of_one_rank), named=True),

@@ -144,7 +144,7 @@ SMALL = replace(
     prompts=2,
     answer=2,
     processes=2,
-    tests="tests/dry_run/test_simulated.py",
+    tests="tests/test_fused.py",
     small=True,
 )
 

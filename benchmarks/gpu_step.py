@@ -185,7 +185,8 @@ def memory(sizes: Sizes, device: str) -> list[Case]:
 
 
 def own_step(trained: Trained, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Steps of the recipe."""
+    """Steps of the recipe, with nothing compiled before, as in a process of its own."""
+    torch.compiler.reset()
     with tempfile.TemporaryDirectory() as folder:
         here = choose_device(device)
         machine = Machine(here, device_bytes(here))
@@ -194,7 +195,6 @@ def own_step(trained: Trained, sizes: Sizes, device: str) -> dict[str, Any]:
         if measures_engine(resolved, 0):
             best = fastest_engine(trained.attention, device).candidate
             resolved, flash = resolved.with_engine(0, best.engine), best.flash
-            torch.compiler.reset()
         stage = resolved.stages[0]
         model = random_model(resolved)
     optimizer = ready_to_train(model, stage.settings, stage.precision == "bfloat16")
@@ -202,7 +202,7 @@ def own_step(trained: Trained, sizes: Sizes, device: str) -> dict[str, Any]:
     localities = localities_of(model.model)
     given = list(islice(trained.rows(), steps_of(sizes) + 1))
     # Plans and pinned memory are made ahead, as training does in a thread.
-    ahead = iter([prepare(micro_batches([row]), stage.engine, here, localities) for _, row in given])
+    ahead = iter([prepare(micro_batches([row]), stage.engine, model.device, localities) for _, row in given])
 
     def step() -> None:
         train_step(model, next(ahead), optimizer, RATE, forward)

@@ -6,11 +6,12 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from benchmarks import gpu, gpu_attention
 from benchmarks.gpu_judged import BOUNDS
 from benchmarks.gpu_sizes import LARGE, SMALL, Case, NotRunError
-from ropewalk import PackedLayout
+from ropewalk import PackedLayout, attend
 from ropewalk.attention.choices import ENGINES
 from tests.benchmarks.benchmark_cases import small
 
@@ -178,6 +179,21 @@ def test_the_bare_kernel_of_documents_runs_without_a_gpu():
     shape = gpu_attention.Shape(128, "intra_document", 32, 4, 2, 16)
     (way,) = (each for each in gpu_attention.WAYS if each.name == "bare varlen_attn")
     assert gpu_attention.measured(shape, way, SMALL, "meta")["rows"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    ("attention", "pattern"),
+    [("bare_sdpa", "full"), ("bare_flex", "full"), ("bare_flex", "intra_document")],
+)
+def test_bare_kernels_compute_the_same_attention(monkeypatch, attention, pattern):
+    monkeypatch.setattr(gpu_attention, "compiled_flex", lambda: flex_attention)
+    shape = gpu_attention.Shape(256, pattern, None if pattern == "full" else 32, 4, 2, 16)
+    q, k, v, _ = (each.float() for each in shape.tensors("cpu"))
+    layout = shape.layout(1)
+    found = getattr(gpu_attention, attention)(q, k, v, layout)()
+    expected = attend(q, k, v, layout, "reference")
+    torch.testing.assert_close(found, expected)
 
 
 LONG, SHORT, DOCUMENTS = 131072, 32768, {"mean_document": 2048}
