@@ -35,8 +35,9 @@ SAME = ("model", "context", "mesh", "offload")
 """What a run and the one with short documents have in common."""
 STATES = ("parameters", "gradients", "moments")
 NAMES = """The names in parentheses are fields of the class `Cluster` in `ropewalk.planning`. `ropewalk plan` has
-options for four of them: `--gpus-per-node`, `--memory-gb`, `--matmul-efficiency` and `--memory-efficiency`. Attention
-kernels have a table of their own, `ropewalk.attention.speeds`; `--attention-efficiency` gives another share."""
+options for five of them: `--gpus-per-node`, `--memory-gb`, `--host-memory-gb`, `--matmul-efficiency` and
+`--memory-efficiency`. Attention kernels have a table of their own, `ropewalk.attention.speeds`;
+`--attention-efficiency` gives another share."""
 COLUMNS = (
     "GPUs",
     "mesh",

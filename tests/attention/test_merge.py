@@ -1,5 +1,9 @@
 """Extra keys and sinks merged into attention over a part of the keys give attention over them all, in float64."""
 
+import inspect
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -98,6 +102,10 @@ def drawn(seed, batch, tokens, anchors, kv_heads, groups, width, value_width, so
 )
 @settings(deadline=None)
 def test_merged_attention_is_attention_over_all_keys(seed, most_scores, **shape):
+    compare(seed, most_scores, **shape)
+
+
+def compare(seed, most_scores, **shape):
     inputs, own, seen, options = drawn(seed, width=4, **shape)
     grad, found = merged(inputs, own, seen, options, most_scores)
     leaves = [*inputs]
@@ -129,3 +137,47 @@ def test_gradients_of_extra_keys_add_up_in_float32():
     assert more.v.dtype == torch.float32
     # Each query gives half of its weight to the extra key.
     torch.testing.assert_close(more.v, torch.full_like(more.v, 2000.0), rtol=1e-6, atol=0)
+
+
+MUTATIONS = {
+    "scores are not scaled": ("scores = scale * _dots(", "scores = _dots("),
+    "scores are rounded to 16 bits": (
+        "_dots(q_BTHD.to(wide), k_BAKD.to(wide))",
+        "_dots(q_BTHD.to(wide), k_BAKD.to(wide)).bfloat16().to(wide)",
+    ),
+    "extra keys that are not seen enter the sum": (
+        "scores.masked_fill(~seen_BTA[:, :, None], -math.inf)",
+        "scores",
+    ),
+    "unseen keys get gradients": (".exp().masked_fill(~seen_BTA[:, :, None], 0.0)", ".exp()"),
+    "the kernel's output is not scaled down": ("* (lse - m).exp()[..., None]", "* 1.0"),
+    "sinks do not enter the sum": ("m = torch.logaddexp(m, sinks_H.to(wide))", "m = m"),
+    "delta is left out": ("- delta[..., None])", "- 0 * delta[..., None])"),
+    "gradients of queries miss the extra keys": (
+        "+ _weighted(ds, k_BAKD.to(wide))",
+        "+ 0 * _weighted(ds, k_BAKD.to(wide))",
+    ),
+    "gradients of extra keys are not scaled": ("ds = scale * p *", "ds = p *"),
+    "gradients of extra values take those of scores": (
+        "_summed(p, grad, kv_heads)",
+        "_summed(ds, grad, kv_heads)",
+    ),
+    "gradients of sinks have the other sign": ("dsinks = -((", "dsinks = (("),
+    "the slope of the soft cap is left out": ("ds = ds * (1 - (scores / softcap).square())", "pass"),
+    "a block of queries is lost": ("each[1:], each[0]", "each[1:1], each[0]"),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_wrong_formula_is_noticed(monkeypatch, name):
+    before, after = MUTATIONS[name]
+    source = inspect.getsource(module)
+    assert source.count(before) == 1
+    wrong = ModuleType(module.__name__)
+    monkeypatch.setitem(sys.modules, module.__name__, wrong)
+    exec(compile(source.replace(before, after), module.__file__, "exec"), wrong.__dict__)
+    for each in ("merge", "merge_backward", "module"):
+        monkeypatch.setitem(globals(), each, wrong if each == "module" else getattr(wrong, each))
+    shape = {"batch": 2, "tokens": 9, "anchors": 2, "kv_heads": 2, "groups": 2, "value_width": 6}
+    with pytest.raises(AssertionError):
+        compare(4, 20, softcap=1.5, with_sinks=True, **shape)

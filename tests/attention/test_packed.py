@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ropewalk import PackedLayout, attend
 from ropewalk.attention import packed
 from ropewalk.attention.engines import plain, sdpa, varlen
+from ropewalk.attention.engines.runs import Runs
 from ropewalk.attention.options import EVERYTHING, AttentionOptions, Locality
 from ropewalk.testing import attention_errors, random_layout
 from tests.attention.attention_cases import random_qkv
@@ -69,6 +70,23 @@ def test_a_row_of_one_run_is_computed_as_it_is(monkeypatch):
     layouts = [PackedLayout.from_lengths([299], "full"), PackedLayout.from_lengths([299], "anchor")]
     run_of(sdpa, layouts, AttentionOptions())(*random_qkv(2, 2, 1, 300, 8))
     assert shapes == [((2, 2, 300, 8), (2, 1, 300, 8))]
+
+
+def test_shapes_that_recur_in_every_row_are_computed_as_they_are(monkeypatch):
+    """Chunks of a whole row, and a rank's pieces of it in a ring: the last queries of runs, with keys before them."""
+    shapes = use_written_out(monkeypatch, "cuDNN")
+    runs = Runs((100, 60), (100, 160), recurring=True)
+    q, k, v = (torch.randn(sum(n), h, 8) for n, h in ((runs.queries, 4), (runs.keys, 2), (runs.keys, 2)))
+    out, _ = sdpa.forward(q, k, v, runs, AttentionOptions())
+    expected, _ = plain.forward(q, k, v, runs, AttentionOptions())
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
+    assert [(queries[2], keys[2]) for queries, keys in shapes] == [(100, 100), (60, 60), (60, 100)]
+    shapes.clear()
+    documents = Runs(runs.queries, runs.keys)
+    out, _ = sdpa.forward(q, k, v, documents, AttentionOptions())
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
+    # FlashAttention compiles nothing, so it takes the keys before a run's queries.
+    assert [(queries[2], keys[2]) for queries, keys in shapes] == [(256, 256), (256, 256)]
 
 
 def test_the_anchor_belongs_to_the_first_document_and_is_merged_to_the_others():

@@ -91,7 +91,7 @@ def planned_run(**changes) -> PlannedRun:
         moments={name: {"total": 64 * 10**9, **held} for name in MOMENTS},
         largest=(Tensor("activations", 10**9, (1, 1024, 512), "bfloat16", "aten.mm", "model.py:3 forward"),),
         full_logits=(),
-        host=0,
+        host={},
         course=(held, held, held),
         course_moments=("forward", "backward", "update"),
     )
@@ -109,6 +109,8 @@ def planned_run(**changes) -> PlannedRun:
         memory=memory,
         rank=0,
         usable=72 * 10**9,
+        host=0,
+        host_usable=1800 * 10**9,
         fits=True,
         changes=(),
         flops={"dense": 3 * 10**15, "attention": 10**15},

@@ -21,23 +21,23 @@ def test_replay_finds_the_peak_its_moment_and_its_parts():
         allocation(20, "forward", sharding="all_gather"),
         allocation(40, "backward", sharding="reduce"),
     )
-    copy = allocation(1000, "forward", host=True)
+    copied = allocation(1000, "forward", host=True)
     events = [
         Event(weight, 10**9, "model"),
         Event(weight, 0, "start"),
         Event(gathered, 20, "forward"),
         Event(kept, 5, "forward"),
-        Event(copy, 1000, "forward"),
+        Event(copied, 1000, "forward"),
         Event(passing, 7, "forward"),
         Event(passing, -7, "forward"),
         Event(gathered, -20, "forward"),
         Event(reduced, 40, "backward"),
         Event(kept, -5, "backward"),
         Event(reduced, -40, "backward"),
-        Event(copy, -1000, "backward"),
+        Event(copied, -1000, "backward"),
     ]
     found = memory_of(DryStep(0, Recording(events), {weight: "parameters"}, {}, 1, 100, 10))
-    assert (found.peak, found.moment, found.host) == (10**9 + 45, "backward", 1000)
+    assert (found.peak, found.moment, found.host) == (10**9 + 45, "backward", {"other": 1000})
     assert {part: size for part, size in found.parts.items() if size} == {
         "parameters": 10**9,
         "activations": 5,
@@ -78,9 +78,49 @@ def test_checkpointing_keeps_less_and_offload_keeps_it_on_the_host(aside, tmp_pa
     )
     kept = [each.moments["forward"]["activations"] for each in (plain, checkpointed, offloaded)]
     assert kept[0] > 3 * kept[1] > 3 * kept[2]
-    assert plain.host == checkpointed.host == 0
+    assert plain.host.keys() == checkpointed.host.keys() == {"checkpoint"}
     # Of each of the two layers its input: 256 tokens of 64 bfloat16.
-    assert offloaded.host >= 2 * 256 * 64 * 2
+    assert offloaded.host["inputs"] >= 2 * 256 * 64 * 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_offloaded_optimizer_leaves_the_compute_dtype_on_the_gpu_and_12_bytes_on_the_host(
+    aside, tmp_path, ranks
+):
+    recipe = recipe_of(
+        model_folder(tmp_path / "model"),
+        parallel={"sequence": ranks},
+        precision="bfloat16",
+        offload_optimizer=True,
+    )
+    found = memory_of(aside(played, recipe, ranks))
+    matrices = 2 * 512 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    elements = (matrices + 5 * 64) // ranks
+    update = found.moments["update"]
+    # A single process computes with whole parameters, and with the buffer of RoPE's frequencies.
+    assert update["parameters"] == pytest.approx(2 * elements if ranks == 1 else 0, abs=1000)
+    assert update["gradients"] == update["moments"] == 0
+    assert found.host["moments"] == 8 * elements
+    # The state is in CPU memory once, and checkpoints are written from there.
+    assert "checkpoint" not in found.host
+    # Pinned shards are rounded up to powers of two, of which the widths of the MLP are none.
+    for part in ("parameters", "gradients"):
+        assert 4 * elements <= found.host[part] < (8 if ranks > 1 else 4.01) * elements
+        assert (found.host[part] > 4 * elements) == (ranks > 1)
+
+
+def test_a_gradient_at_a_time_is_on_the_gpu_if_the_optimizer_is_on_the_host(aside, tmp_path):
+    """Kept to the end of the backward, gradients in bfloat16 would be 2 bytes a parameter."""
+    model = model_folder(tmp_path / "model", num_hidden_layers=12, max_position_embeddings=8)
+    here, away = (
+        memory_of(
+            aside(played, recipe_of(model, precision="bfloat16", context=16, offload_optimizer=offload))
+        ).moments["backward"]["total"]
+        for offload in (False, True)
+    )
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160
+    # 12 bytes of master and moments, and all but two layers' gradients.
+    assert here - away > 12 * 12 * layer + 2 * 10 * layer
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])

@@ -75,18 +75,37 @@ def test_what_does_not_fit_gets_the_smallest_change_that_does(tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_more_gpus_are_tried_last(tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "MOST_CHANGES", 4)
+    monkeypatch.setattr(planning, "MOST_CHANGES", 6)
+    monkeypatch.setattr(planning, "TILE", 128)
     # A mesh that the recipe itself asks for does not keep larger ones from being tried.
     recipe = recipe_of(model_folder(tmp_path / "model"), parallel={"sequence": 2})
     (stage,) = plan(recipe, HardwareSettings(gpus=2, memory_gb=1e-6, document_length=512)).stages
     assert [change.change for change in stage.changes] == [
         "stages.0.gradient_checkpointing: true",
         "stages.0.offload_activations: true",
+        "stages.0.tiled_mlp: 128",
+        "stages.0.offload_optimizer: true",
         "4 GPUs (2 ring x 2 sequence) with the settings above",
         "8 GPUs (4 ring x 2 sequence) with the settings above",
     ]
     assert not any(change.fits for change in stage.changes)
-    assert stage.changes[0].peak > stage.changes[2].peak > stage.changes[3].peak
+    peaks = [change.peak for change in stage.changes]
+    assert peaks == sorted(peaks, reverse=True)
+    assert all(change.host > 0 for change in stage.changes[1:])
+
+
+@pytest.mark.slow
+def test_a_host_that_is_too_small_does_not_fit(tmp_path):
+    recipe = recipe_of(
+        model_folder(tmp_path / "model"), gradient_checkpointing=True, offload_activations=True
+    )
+    (stage,) = plan(recipe, HardwareSettings(gpus=1, document_length=512)).stages
+    assert stage.fits
+    assert stage.host == stage.memory.host_bytes > 0
+    too_small = HardwareSettings(gpus=1, host_memory_gb=stage.host / 1e9, document_length=512)
+    (stage,) = plan(recipe, too_small).stages
+    assert not stage.fits
+    assert stage.memory.peak <= stage.usable
 
 
 @pytest.mark.slow

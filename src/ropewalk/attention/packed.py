@@ -47,7 +47,8 @@ def plan(layouts: Sequence[PackedLayout], device: torch.device, locality: Locali
     """The plan for rows of one length."""
     spans = [Spans.of(layout, locality) for layout in layouts]
     lengths = tuple(np.concatenate([np.diff(each.starts) for each in spans]).tolist())
-    return PackedPlan(sort_by_document(layouts, device), Runs(lengths, lengths), _seen(spans, device))
+    runs = Runs(lengths, lengths, all(each.pattern == "full" for each in layouts))
+    return PackedPlan(sort_by_document(layouts, device), runs, _seen(spans, device))
 
 
 def _seen(spans: Sequence[Spans], device: torch.device) -> Tensor | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from ropewalk.dry_run.few_layers import extended
 from ropewalk.dry_run.recording import Allocation
 from ropewalk.dry_run.step import DryStep
 from ropewalk.models.losses import LOGITS_BYTES
@@ -21,6 +22,17 @@ PARTS = {
     "working": "tensors of the operation in progress: of one layer in the backward, or of the update",
 }
 """Parts of the memory, in the order of tables and figures, with what they hold."""
+
+HOST_PARTS = {
+    "inputs": "inputs of checkpointed layers",
+    "attention": "results of attention that the recomputation takes instead of computing them again",
+    "parameters": "float32 weights",
+    "gradients": "float32 gradients of these",
+    "moments": "AdamW's two moments",
+    "checkpoint": "copy of weights and moments from which a checkpoint is written while training goes on",
+    "other": "tensors on their way",
+}
+"""Parts of the memory of the CPU, with what they hold."""
 
 MOMENTS = {"start": "start", "forward": "forward", "backward": "backward", "update": "update"}
 """Moments of a step, and their names for people."""
@@ -56,7 +68,7 @@ class Memory:
         largest: the largest allocations at the peak.
         full_logits: logits of all tokens of a pass at once, at any time of the step; empty as long as the loss is
             computed in chunks.
-        host: most bytes of CPU memory that offloaded activations take.
+        host: bytes of CPU memory by name of ``HOST_PARTS``, each at its highest point.
         course: the bytes of each part at up to ``POINTS`` times of the step, in order.
         course_moments: moment of each of these times.
     """
@@ -67,9 +79,14 @@ class Memory:
     moments: Mapping[str, Mapping[str, int]]
     largest: tuple[Tensor, ...]
     full_logits: tuple[Tensor, ...]
-    host: int
+    host: Mapping[str, int]
     course: tuple[Mapping[str, int], ...]
     course_moments: tuple[str, ...]
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of CPU memory of all parts: pinned memory and sums of gradients are kept from step to step."""
+        return sum(self.host.values())
 
 
 def memory_of(step: DryStep) -> Memory:
@@ -78,7 +95,8 @@ def memory_of(step: DryStep) -> Memory:
     events = step.recording.events
     now = dict.fromkeys(PARTS, 0)
     live: dict[Allocation, int] = {}
-    host = most_host = 0
+    host = dict.fromkeys(HOST_PARTS, 0)
+    most_host = host | {"checkpoint": step.checkpoint_copy}
     peaks: dict[str, tuple[int, dict[str, int]]] = {}
     peak, at_peak = 0, -1
     every = max(1, sum(not event.allocation.host for event in events) // POINTS)
@@ -87,8 +105,9 @@ def memory_of(step: DryStep) -> Memory:
     best: tuple[int, str, dict[str, int]] | None = None
     for index, event in enumerate(events):
         if event.allocation.host:
-            host += event.change
-            most_host = max(most_host, host)
+            part = parts.on_host(event.allocation)
+            host[part] += parts.pinned(part, event.change)
+            most_host[part] = max(most_host[part], host[part])
             continue
         now[parts.of(event.allocation)] += event.change
         if event.phase not in MOMENTS:
@@ -118,10 +137,65 @@ def memory_of(step: DryStep) -> Memory:
         moments={name: {"total": total, **held} for name, (total, held) in peaks.items()},
         largest=tuple(parts.tensor(each, size) for each, size in largest[:MOST_LARGEST]),
         full_logits=tuple(parts.full_logits()),
-        host=most_host,
+        host={part: size for part, size in most_host.items() if size},
         course=tuple(held for _, held in course),
         course_moments=tuple(name for name, _ in course),
     )
+
+
+def extended_memory(steps: Sequence[DryStep], weights: Sequence[int]) -> Memory:
+    """Memory of a step of which others with fewer layers were played: their sum by weight.
+
+    The highest points of each layer that all steps have are summed one by one, because the moment's own highest point
+    may lie elsewhere in a deep model: gradients grow towards the end of a backward, and what the forward keeps shrinks.
+    The largest tensors and the course are those of the last step, the latter with each part extended.
+    """
+    runs = [memory_of(each) for each in steps]
+    if len(steps) == 1:
+        return runs[0]
+    points = [_highest_by_layer(each) for each in steps]
+    moments: dict[str, dict[str, int]] = {}
+    for key in points[0]:
+        if all(key in each for each in points):
+            held = extended([each[key] for each in points], weights)
+            if held["total"] > moments.get(key[0], {"total": -1})["total"]:
+                moments[key[0]] = held
+    moment = max(moments, key=lambda name: moments[name]["total"])
+    last = runs[-1]
+    growth = {part: _most(moments, part) / max(1, _most(last.moments, part)) for part in PARTS}
+    return replace(
+        last,
+        peak=moments[moment]["total"],
+        moment=moment,
+        parts={part: moments[moment][part] for part in PARTS},
+        moments=moments,
+        host=extended([each.host for each in runs], weights),
+        course=tuple(
+            {part: round(size * growth[part]) for part, size in each.items()} for each in last.course
+        ),
+    )
+
+
+def _highest_by_layer(step: DryStep) -> dict[tuple[str, int], dict[str, int]]:
+    """Bytes of each part, and in total, at the highest point of each layer in each moment; -1 is outside of layers."""
+    parts = _Parts(step)
+    marks = dict(step.recording.layers)
+    now = dict.fromkeys(PARTS, 0)
+    layer, total = -1, 0
+    found: dict[tuple[str, int], dict[str, int]] = {}
+    for index, event in enumerate(step.recording.events):
+        layer = marks.get(index, layer)
+        if event.allocation.host:
+            continue
+        now[parts.of(event.allocation)] += event.change
+        total += event.change
+        if event.phase in MOMENTS and total > found.get((event.phase, layer), {"total": -1})["total"]:
+            found[event.phase, layer] = {"total": total, **now}
+    return found
+
+
+def _most(moments: Mapping[str, Mapping[str, int]], part: str) -> int:
+    return max(held[part] for held in moments.values())
 
 
 class _Parts:
@@ -145,6 +219,16 @@ class _Parts:
         if self.is_logits(allocation):
             return "logits"
         return "activations" if allocation in self.kept else "working"
+
+    def on_host(self, allocation: Allocation) -> str:
+        """The part of ``HOST_PARTS`` that an allocation in CPU memory belongs to."""
+        return self.step.owners.get(allocation, "other")
+
+    def pinned(self, part: str, change: int) -> int:
+        """Bytes that an allocation takes: FSDP2 pins shards and gradients, which torch rounds up to powers of two."""
+        if not (self.step.groups and part in ("parameters", "gradients")):
+            return change
+        return int(math.copysign(1 << (abs(change) - 1).bit_length(), change))
 
     def tensor(self, allocation: Allocation, size: int) -> Tensor:
         dtype = str(allocation.dtype).removeprefix("torch.")

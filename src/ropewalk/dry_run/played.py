@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from ropewalk.dry_run.documents import Documents
-from ropewalk.dry_run.memory import Memory, memory_of
+from ropewalk.dry_run.few_layers import (
+    LEAST,
+    Kinds,
+    extended,
+    extended_fields,
+    some_of_each,
+)
+from ropewalk.dry_run.memory import Memory, extended_memory
 from ropewalk.dry_run.recording import RECOMPUTATION, Operator, flops_by_phase
 from ropewalk.dry_run.simulated import register_device
 from ropewalk.dry_run.step import MOST_PASSES, DryStep, dry_step
@@ -93,9 +100,11 @@ def play(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int)
     here = resolved.stages[number]
     rows = documents.packed(here.settings.stage)
 
-    def step_on(numbers: Sequence[int]) -> DryStep:
+    def steps_on(numbers: Sequence[int]) -> Steps:
         rope = resolved.methods[number] or resolved.rope
-        return dry_step(resolved, number, rope, rows.rows(numbers), device, rank)
+        return steps_of(
+            lambda choose: dry_step(resolved, number, rope, rows.rows(numbers), device, rank, choose)
+        )
 
     if here.engine in ("varlen", "flex") and here.mesh.ring == 1:
         # The scratch memory of varlen and its copies of the anchor grow with the documents, and the memory of flex does
@@ -104,16 +113,50 @@ def play(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int)
     else:
         # A ring exchanges the keys that queries see, and sdpa keeps what each run needs.
         worst, counted = rows.most_pairs(), rows.typical()
-    largest = step_on(worst)
-    step = largest if counted == worst else step_on(counted)
+    largest = steps_on(worst)
+    steps = largest if counted == worst else steps_on(counted)
+    weights = steps.weights
+    pairs = rows.share_of_pairs(counted, steps.steps[0].layers)
+    found = [each.recording for each in steps.steps]
+    waits = extended([each.waits for each in found], weights)
+    copies = extended([each.copies for each in found], weights)
     return Played(
         rank,
-        memory_of(largest),
-        operators_of(step, rows.share_of_pairs(counted, step.layers)),
-        transfers_of(step),
-        tuple(Wait(place, moment, count) for (place, moment), count in step.recording.waits.items()),
-        tuple(Copy(*key, *counted) for key, counted in step.recording.copies.items()),
+        extended_memory(largest.steps, largest.weights),
+        Counter(extended([operators_of(each, pairs) for each in steps.steps], weights)),
+        extended_fields([transfers_of(each) for each in steps.steps], weights),
+        tuple(Wait(place, moment, count) for (place, moment), count in waits.items()),
+        tuple(Copy(*key, *counted) for key, counted in copies.items()),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Steps of a model with some of its layers, whose sum by weight is the step of all of them."""
+
+    steps: tuple[DryStep, ...]
+    weights: tuple[int, ...]
+
+
+def steps_of(step: Callable[[Callable[[Kinds], tuple[int, ...]]], DryStep]) -> Steps:
+    """Play a step with a few layers of each kind, and with one more of each kind that has more; or with all layers.
+
+    Args:
+        step: plays a step of the layers that a function chooses by their kinds.
+    """
+
+    def choose(kinds: Kinds) -> tuple[int, ...]:
+        few = some_of_each(kinds)
+        more = [kind for kind, number in Counter(kinds).items() if number > LEAST]
+        # As many layers as all runs together are played as they are.
+        return few if len(few) + len(more) * (len(few) + 1) < len(kinds) else tuple(range(len(kinds)))
+
+    few = step(choose)
+    rest = {kind: number - LEAST for kind, number in Counter(few.kinds).items() if number > LEAST}
+    if len(few.kept) == len(few.kinds):
+        return Steps((few,), (1,))
+    more = [step(lambda kinds, kind=kind: some_of_each(kinds, kind)) for kind in rest]  # type: ignore[misc]
+    return Steps((few, *more), (1 - sum(rest.values()), *rest.values()))
 
 
 def repeated(step: DryStep) -> int:

@@ -123,6 +123,8 @@ class Recording:
     Attributes:
         events: changes of memory, in order.
         operators: calls of operators on the device.
+        layers: at which number of events a layer begins its forward or backward, by number of the layer; -1 where the
+            forward begins.
         sent: bytes by name of the process group and kind of collective, with the number of calls.
         waits: places at which the host waits for the device, with their number.
         copies: places at which data moves between host and device during the step, with number and bytes.
@@ -130,6 +132,7 @@ class Recording:
 
     events: list[Event] = field(default_factory=list)
     operators: Counter[Operator] = field(default_factory=Counter)
+    layers: list[tuple[int, int]] = field(default_factory=list)
     sent: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     waits: Counter[tuple[str, str]] = field(default_factory=Counter)
     copies: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
@@ -197,6 +200,10 @@ class Recorder(TorchDispatchMode):
                 yield self.recording
         finally:
             torch._C._set_only_lift_cpu_tensors(lifted)
+
+    def enters(self, layer: int) -> None:
+        """A layer begins its forward or backward."""
+        self.recording.layers.append((len(self.recording.events), layer))
 
     def allocation_of(self, tensor: Tensor) -> Allocation | None:
         """The recorded allocation of a tensor, of its shard if it is distributed."""
@@ -284,7 +291,7 @@ class Recorder(TorchDispatchMode):
         if device is None or torch.device(device).type != self.device.type:
             return False
         # On the CPU, what the host makes for itself is real, and what the model makes while it runs is not.
-        return self.device.type != "cpu" or self.phase in ("model", "forward") or _in_backward()
+        return self.device.type != "cpu" or self.phase in ("model", "forward") or in_backward()
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         with self.fake:
@@ -430,7 +437,7 @@ class Recorder(TorchDispatchMode):
         allocation.bytes = size
 
     def _moment(self) -> str:
-        if not _in_backward():
+        if not in_backward():
             return self.phase
         # A backward is followed by the next forward, which says so itself, or by the update.
         self.phase = "update"
@@ -445,7 +452,7 @@ def _parts(tensor: Tensor, sizes: list[int], dim: int = 0) -> list[int]:
     return [(each + 1) * length // number - each * length // number for each in range(number)]
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
     """Whether autograd runs a backward pass on this thread; torch's own memory tracker asks in the same way."""
     return torch._C._current_graph_task_id() != -1
 

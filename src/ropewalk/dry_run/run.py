@@ -16,6 +16,7 @@ from ropewalk.dry_run.played import Copy, Played, Player, Wait, in_own_process
 from ropewalk.dry_run.roofline import compute_seconds
 from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.errors import RopewalkError
+from ropewalk.io.lengths import format_length
 from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
 from ropewalk.models.load import choose_device
@@ -28,7 +29,9 @@ from ropewalk.training.recipe.recipe import Parallel, Recipe
 from ropewalk.training.resolved import ResolvedRecipe
 
 ONE_NODE = 8
-MOST_CHANGES = 6
+TILE = 2**14
+"""Tokens of a tile that is suggested: its products are as quick as those of a whole row."""
+MOST_CHANGES = 8
 """Most changes that are tried in a dry run of their own if a stage does not fit."""
 
 
@@ -39,6 +42,7 @@ class Change:
     Attributes:
         change: the change, as a recipe or command states it.
         peak: most bytes per GPU with it; None if the recipe does not allow it.
+        host: bytes of CPU memory of a machine with it.
         fits: whether the stage then fits.
         reason: why the recipe does not allow it; empty if it does.
     """
@@ -47,6 +51,7 @@ class Change:
     peak: int | None
     fits: bool
     reason: str = ""
+    host: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,9 @@ class PlannedStage:
         memory: memory of the rank that needs most.
         rank: that rank.
         usable: bytes of a GPU that a run may fill.
-        fits: whether the peak is within them.
+        host: bytes of CPU memory that the processes of a machine need, besides programs and files.
+        host_usable: bytes of CPU memory of a machine that a run may fill.
+        fits: whether the peak is within ``usable``, and ``host`` within ``host_usable``.
         changes: changes that were tried if it does not fit, the first one that fits last.
         flops: operations of a step over all ranks, by ``dense`` and ``attention``, recomputation included.
         model_flops: operations of a step without recomputation.
@@ -89,6 +96,8 @@ class PlannedStage:
     memory: Memory
     rank: int
     usable: int
+    host: int
+    host_usable: int
     fits: bool
     changes: tuple[Change, ...]
     flops: dict[str, int]
@@ -177,6 +186,7 @@ def plan(
             ranks=hardware.gpus or _requested(recipe),
             ranks_per_node=cluster.ranks_per_node,
             machine=Machine(torch.device("cuda", 0), cluster.bytes_per_rank, cluster.capability),
+            host=cluster.host_bytes,
             cluster=cluster,
             price=hardware.price,
             document_length=hardware.document_length,
@@ -208,7 +218,8 @@ def plan_here(recipe: Recipe, world: World | None = None, context: RunContext | 
     name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     known = gpu_named(name) if on_gpu else None
     cluster = None if known is None else replace(known, ranks_per_node=per_node, bytes_per_rank=memory)
-    target = _Target(name, ranks, per_node, Machine(device, memory), cluster)
+    host = device_bytes(torch.device("cpu"))
+    target = _Target(name, ranks, per_node, Machine(device, memory), host, cluster)
     return _planned(recipe, target, context or RunContext())
 
 
@@ -234,6 +245,7 @@ class _Target:
         name: kind of device, for people.
         ranks, ranks_per_node: number of processes, and of those on one machine.
         machine: device and memory of a rank.
+        host: memory of the CPU of a machine.
         cluster: assumed speeds; None if they are not known.
         price: price of a GPU hour; None for none.
         document_length: tokens of each document; None for the recipe's own.
@@ -243,6 +255,7 @@ class _Target:
     ranks: int
     ranks_per_node: int
     machine: Machine
+    host: int
     cluster: Cluster | None
     price: float | None = None
     document_length: int | None = None
@@ -251,6 +264,19 @@ class _Target:
     def usable(self) -> int:
         """Bytes of a rank that a run may fill."""
         return int(USABLE * self.machine.memory)
+
+    @property
+    def host_usable(self) -> int:
+        """Bytes of CPU memory of a machine that a run may fill."""
+        return int(USABLE * self.host)
+
+    def host_needed(self, played: Played, mesh: MeshShape) -> int:
+        """Bytes of CPU memory that a machine needs if all its ranks need what this one does."""
+        return played.memory.host_bytes * min(mesh.world_size, self.ranks_per_node)
+
+    def fits(self, played: Played, mesh: MeshShape) -> bool:
+        """Whether a rank fits on its device, and its machine's ranks in the CPU's memory."""
+        return played.memory.peak <= self.usable and self.host_needed(played, mesh) <= self.host_usable
 
 
 def _requested(recipe: Recipe) -> int:
@@ -292,7 +318,7 @@ class _Planner:
         with in_own_process() as player:
             ranks = self.played(player, resolved, documents, _extremes(resolved.stages[self.number].mesh))
             most = max(ranks, key=lambda each: each.memory.peak)
-            fits = most.memory.peak <= self.target.usable
+            fits = self.target.fits(most, resolved.stages[self.number].mesh)
             changes = () if fits else tuple(self.changes(player, resolved, documents))
         return _Accounts(resolved, self.number, self.target, documents, tuple(ranks)).stage(most, changes)
 
@@ -321,45 +347,60 @@ class _Planner:
         return found
 
     def changes(self, player: Player, resolved: ResolvedRecipe, documents: Documents) -> Iterator[Change]:
-        """Changes from the smallest to the largest, each in a dry run, up to the first that fits."""
-        for change, recipe, ranks in self.candidates(resolved.stages[self.number].mesh):
-            try:
-                tried = self.resolved(recipe, ranks)
-            except RopewalkError as error:
-                yield Change(change, None, False, str(error))
-                continue
-            played = self.played(player, tried, documents, _extremes(tried.stages[self.number].mesh))
-            peak = max(rank.memory.peak for rank in played)
-            fits = peak <= self.target.usable
-            yield Change(change, peak, fits)
-            if fits:
-                return
+        """Changes from the smallest to the largest, each in a dry run, up to the first that fits.
 
-    def candidates(self, mesh: MeshShape) -> Iterator[tuple[str, Recipe, int]]:
-        """Changes to try, each including those before it that change a setting."""
-        recipe, key = self.recipe, f"stages.{self.number}"
-        tried = 0
-        stage = recipe.stages[self.number]
-        if not stage.gradient_checkpointing:
-            recipe = _with(recipe, self.number, gradient_checkpointing=True)
-            tried += 1
-            yield f"{key}.gradient_checkpointing: true", recipe, self.target.ranks
-        if not stage.offload_activations:
-            recipe = _with(recipe, self.number, gradient_checkpointing=True, offload_activations=True)
-            tried += 1
-            yield f"{key}.offload_activations: true", recipe, self.target.ranks
+        Settings come before GPUs, and each change includes those before it that the recipe allows.
+        """
+        recipe, number = self.recipe, 0
+        mesh = resolved.stages[self.number].mesh
+        for name, value in self.settings(mesh):
+            stated = format_length(value) if name == "tiled_mlp" else "true"
+            changed = _with(recipe, self.number, **{name: value})
+            key = f"stages.{self.number}.{name}: {stated}"
+            change = self.tried(player, documents, key, changed, self.target.ranks)
+            yield change
+            if change.fits:
+                return
+            recipe = recipe if change.peak is None else changed
+            number += 1
         if self.target.machine.device.type == "cpu":
             # More processes on this machine share its memory.
             return
         also = "" if recipe is self.recipe else " with the settings above"
-        factor = 1
-        while tried < MOST_CHANGES:
-            factor *= 2
-            tried += 1
+        for factor in (2**power for power in range(1, MOST_CHANGES - number + 1)):
             # More GPUs for one row: a GPU's share of parameters shrinks in any case.
             finer = replace(mesh, ring=mesh.ring * factor)
-            gpus = self.target.ranks * factor
-            yield f"{gpus} GPUs ({finer}){also}", _arranged(recipe, self.number, finer), gpus
+            gpus, arranged = self.target.ranks * factor, _arranged(recipe, self.number, finer)
+            change = self.tried(player, documents, f"{gpus} GPUs ({finer}){also}", arranged, gpus)
+            yield change
+            if change.fits:
+                return
+
+    def settings(self, mesh: MeshShape) -> Iterator[tuple[str, Any]]:
+        """Settings of the stage that save memory and are not set, each with more cost of time than those before it."""
+        stage = self.recipe.stages[self.number]
+        tokens = stage.rows_per_batch * stage.context // mesh.sequence_degree
+        for name, value in (
+            ("gradient_checkpointing", True),
+            ("offload_activations", True),
+            ("tiled_mlp", TILE if tokens > TILE else None),
+            # An adapter's few weights stay on the device.
+            ("offload_optimizer", self.recipe.adapter is None),
+        ):
+            if value and not getattr(stage, name):
+                yield name, value
+
+    def tried(self, player: Player, documents: Documents, change: str, recipe: Recipe, ranks: int) -> Change:
+        """A dry run of the stage with a change."""
+        try:
+            resolved = self.resolved(recipe, ranks)
+            mesh = resolved.stages[self.number].mesh
+            played = self.played(player, resolved, documents, _extremes(mesh))
+        except RopewalkError as error:
+            return Change(change, None, False, str(error))
+        most = max(played, key=lambda each: each.memory.peak)
+        fits = self.target.fits(most, mesh)
+        return Change(change, most.memory.peak, fits, host=self.target.host_needed(most, mesh))
 
 
 def _with(recipe: Recipe, number: int, **changes: Any) -> Recipe:
@@ -419,7 +460,9 @@ class _Accounts:
             memory=most.memory,
             rank=most.rank,
             usable=usable,
-            fits=most.memory.peak <= usable,
+            host=self.target.host_needed(most, mesh),
+            host_usable=self.target.host_usable,
+            fits=self.target.fits(most, mesh),
             changes=changes,
             flops={"dense": dense, "attention": attention},
             model_flops=model,

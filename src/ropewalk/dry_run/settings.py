@@ -35,6 +35,12 @@ class HardwareSettings(Settings):
         gt=0,
         description="Memory of each GPU in GB (10^9 bytes). Default: the memory in its data sheet.",
     )
+    host_memory_gb: float | None = Field(
+        None,
+        gt=0,
+        description="Memory of each machine's CPUs in GB (10^9 bytes), for what is offloaded and for copies of "
+        "checkpoints. Default: the 2,000 GB of a DGX system.",
+    )
     document_length: Annotated[Length | None, COMMON] = Field(
         None,
         description="Length in tokens to assume for every document, such as 32k. Default: the lengths of the recipe's "
@@ -73,6 +79,7 @@ class HardwareSettings(Settings):
             known,
             ranks_per_node=self.gpus_per_node,
             bytes_per_rank=known.bytes_per_rank if self.memory_gb is None else int(self.memory_gb * 1e9),
+            host_bytes=known.host_bytes if self.host_memory_gb is None else int(self.host_memory_gb * 1e9),
             matmul_efficiency=self.matmul_efficiency,
             attention_efficiency=self.attention_efficiency,
             memory_efficiency=self.memory_efficiency,

@@ -132,6 +132,11 @@ class Offload:
         self._groups[-1].append(away)
         return away
 
+    def sent(self) -> Iterator[tuple[Away, bool]]:
+        """What has been sent and not fetched, in order, and whether it was sent together with what is before it."""
+        for group in self._groups:
+            yield from ((away, index > 0) for index, away in enumerate(group))
+
     def fetch(self, away: Away) -> Tensor:
         """The tensor on its device; the group before its own follows."""
         assert self._lane is not None

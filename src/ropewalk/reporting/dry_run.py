@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ropewalk.dry_run.memory import MOMENTS, PARTS
+from ropewalk.dry_run.memory import HOST_PARTS, MOMENTS, PARTS
 from ropewalk.dry_run.run import PlannedRun, PlannedStage
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.tables import Part, ResultTable
@@ -79,7 +79,13 @@ def _memory(stage: PlannedStage) -> ResultTable:
         f"{part}: {meaning}" for part, meaning in PARTS.items() if part in shown and part in _TO_EXPLAIN
     ]
     if stage.memory.host:
-        notes.append(f"offloaded to CPU memory: {_gb(stage.memory.host)} per device")
+        parts = ", ".join(f"{_gb(size)} {part}" for part, size in stage.memory.host.items())
+        verdict = "of" if stage.host <= stage.host_usable else "more than the"
+        notes.append(
+            f"CPU memory of a machine: {_gb(stage.host)}, {verdict} {_gb(stage.host_usable)} that are usable; for each "
+            f"device {parts}"
+        )
+        notes += [f"{part}: {HOST_PARTS[part]}" for part in stage.memory.host]
     return ResultTable(
         f"Stage {stage.number}: memory of a device at the highest point of each part of the step, {name_of_unit}",
         ("", *(MOMENTS[name] for name in moments)),
@@ -101,7 +107,8 @@ def _findings(stage: PlannedStage) -> Iterator[str]:
             yield f"{where}: {change.change} does not suit the recipe: {change.reason}"
         else:
             verdict = "fits" if change.fits else "does not fit"
-            yield f"{where}: with {change.change} it {verdict} ({_gb(change.peak)})"
+            beside = f" and {_gb(change.host)} of CPU memory" if change.host else ""
+            yield f"{where}: with {change.change} it {verdict} ({_gb(change.peak)}{beside})"
     largest = stage.memory.largest[0]
     at = f" at {largest.place}" if largest.place else ""
     shape = " x ".join(map(str, largest.shape)) or "scratch memory"

@@ -61,10 +61,12 @@ class Runs:
 
     Attributes:
         queries, keys: number of queries and of keys of each run.
+        recurring: whether other rows have runs of these sizes too, as under ``full``; documents differ in each row.
     """
 
     queries: tuple[int, ...]
     keys: tuple[int, ...]
+    recurring: bool = False
 
     @cached_property
     def groups(self) -> tuple[RunGroup, ...]:

@@ -65,8 +65,8 @@ def backward(
 
 def _parts(q: Tensor, k: Tensor, v: Tensor, runs: Runs, options: AttentionOptions) -> list[_Part]:
     backend = dense_backend(q, k, v) if options.softcap is None else None
-    # One shape in all rows needs no steps.
-    sliced = backend == "cuDNN" and len(runs.groups) > 1
+    # A single group is the whole batch, whose shape recurs as well.
+    sliced = backend == "cuDNN" and not runs.recurring and len(runs.groups) > 1
     parts = []
     for group in runs.singles if sliced else runs.groups:
         whole = options.window is None or options.window >= group.keys

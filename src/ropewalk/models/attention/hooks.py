@@ -374,8 +374,13 @@ def localities_of(model: nn.Module) -> Counter[Locality]:
     Args:
         model: a model on which the hooks are installed.
     """
+    return Counter(localities_by_layer(model))
+
+
+def localities_by_layer(model: nn.Module) -> tuple[Locality, ...]:
+    """The window or chunk of each layer of a model on which the hooks are installed."""
     hooks: LayoutHooks = model._ropewalk_hooks  # type: ignore[assignment]
-    return Counter(hooks.localities)
+    return hooks.localities
 
 
 @cached_per_layout

@@ -158,7 +158,9 @@ def ring_plan(
         send_counts=tuple(map(len, sent)),
         receive_counts=tuple(_total(parts) for parts in received),
         slots=torch.from_numpy(np.concatenate(slots or [np.arange(0)])),
-        runs=Runs(tuple(queries), tuple(map(len, slots))),
+        runs=Runs(
+            tuple(queries), tuple(map(len, slots)), all(layout.pattern == "full" for layout in layouts)
+        ),
         anchors=_anchors(spans, cuts, ring_rank, np.concatenate(first_keys)) if any(anchors) else None,
         tokens=tokens,
     )

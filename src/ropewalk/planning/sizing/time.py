@@ -38,6 +38,12 @@ class Cluster:
         "memory of a GPU; a run may fill 90 % of it",
         "NVIDIA H100 data sheet, 2023",
     )
+    host_bytes: int = _assumed(
+        2 * 10**12,
+        "GB",
+        "memory of a machine's CPUs; a run may fill 90 % of it",
+        "NVIDIA DGX H100 data sheet, 2022: 2 TB; those of DGX H200, A100 640GB and B200 have as much",
+    )
     peak_flops: float = _assumed(
         989.4e12, "TFLOP/s", "peak speed of dense bfloat16 matrix products", "NVIDIA H100 data sheet, 2023"
     )

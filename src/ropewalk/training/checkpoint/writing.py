@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ropewalk.attention.engines.capabilities import SIMULATED
 from ropewalk.models.losses import LossModel
 from ropewalk.parallel.context import RunContext
 from ropewalk.training.checkpoint.background import CheckpointWriter
@@ -13,6 +16,15 @@ from ropewalk.training.checkpoint.sharded import ShardedCheckpoints
 from ropewalk.training.checkpoint.single import WholeCheckpoints
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Checkpoints
+
+
+def asynchronous(settings: Checkpoints, device: torch.device, offloaded: bool) -> bool:
+    """Whether checkpoints are written while training goes on, from a copy in CPU memory."""
+    if settings.asynchronous == "auto":
+        # On a CPU, copying and writing compete with training for cores and memory; a state that is in CPU memory would
+        # be there twice.
+        return device.type in ("cuda", SIMULATED) and not offloaded
+    return settings.asynchronous
 
 
 def checkpointing(
@@ -36,14 +48,10 @@ def checkpointing(
         completed: called on rank 0 with each complete checkpoint.
         offloaded: whether the optimizer's state is in CPU memory.
     """
-    asynchronous = settings.asynchronous
-    if asynchronous == "auto":
-        # On a CPU, copying and writing compete with training for cores and memory; a state that is in CPU memory would
-        # be there twice.
-        asynchronous = model.device.type == "cuda" and not offloaded
+    background = asynchronous(settings, model.device, offloaded)
     # One process holds the whole model, so its checkpoint can be a folder that transformers loads.
     if context.mesh is None:
         return WholeCheckpoints(
-            folder, model.model, optimizer, tokenizer, settings.keep, asynchronous, completed
+            folder, model.model, optimizer, tokenizer, settings.keep, background, completed
         )
-    return ShardedCheckpoints(folder, model, optimizer, context, settings.keep, asynchronous, completed)
+    return ShardedCheckpoints(folder, model, optimizer, context, settings.keep, background, completed)
