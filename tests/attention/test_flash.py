@@ -15,7 +15,7 @@ from torch.nn.attention import (
 )
 
 from ropewalk import EngineError
-from ropewalk.attention.flash import _MAJORS, active_flash, flash_activated, installed_flash
+from ropewalk.attention.flash import _MAJORS, active_flash, describe_flash, flash_activated, installed_flash
 
 
 class Handle:
@@ -89,6 +89,10 @@ def test_only_installed_ones_that_suit_the_gpu_are_candidates(monkeypatch):
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
         module.__path__ = []
         monkeypatch.setitem(sys.modules, name, module)
+    assert describe_flash(10) == (
+        "engine varlen is verified with FlashAttention 2; a run with engine: auto also measures FlashAttention 4"
+    )
+    assert describe_flash(8) == "engine varlen is verified with FlashAttention 2"
     assert [installed_flash(major) for major in (8, 9, 10, 12)] == [
         ["FA2"],
         ["FA2", "FA3", "FA4"],

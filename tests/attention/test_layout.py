@@ -154,3 +154,12 @@ def test_what_is_kept_belongs_to_all_rows_of_a_batch_and_to_every_argument():
     ]
     assert len({id(each) for each in (first, *others)}) == 5
     assert calls == [(2, "sdpa"), (2, "sdpa"), (1, "sdpa"), (2, "sdpa"), (2, "flex")]
+
+
+@pytest.mark.parametrize("tokens", [2, 21, 50, 51, 52, 120])
+@pytest.mark.parametrize("pattern", ["full", "intra_document", "anchor"])
+def test_first_tokens_see_what_they_see_in_the_row(tokens, pattern):
+    layout = PackedLayout.from_segments([20, 30, 40, 30], [0, 1, 0, 2], pattern)
+    found = layout.first(tokens)
+    assert torch.equal(found.dense_mask(), layout.dense_mask()[:tokens, :tokens])
+    assert torch.equal(found.position_ids, layout.position_ids[:tokens])

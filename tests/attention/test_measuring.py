@@ -14,7 +14,6 @@ from ropewalk.attention.measuring import (
     LayersAlike,
     Measured,
     fastest,
-    first_tokens,
     kernel_name,
     measure,
     shortened,
@@ -121,22 +120,13 @@ def test_a_kernel_that_fails_is_not_taken_and_says_why(kind):
 
 def test_long_rows_are_cut_until_a_call_is_short(monkeypatch):
     row = PackedLayout.from_lengths([3000, 5000], "full", 0)
-    monkeypatch.setattr(measuring, "MOST_FLOPS", FULL.flops(first_tokens(row, 2000)) * 1.01)
+    monkeypatch.setattr(measuring, "MOST_FLOPS", FULL.flops(row.first(2000)) * 1.01)
     assert [each.total_length for each in shortened([row], [FULL])] == [2000]
     # Two rows of a batch need twice as much; four ranks share four times as much.
     assert [each.total_length for each in shortened([row, row], [FULL])] == [1000, 1000]
     assert [each.total_length for each in shortened([row], [FULL], ranks=4)] == [4000]
     # Within a window, cost is linear.
     assert [each.total_length for each in shortened([row], [WINDOW])] == [8000]
-
-
-@pytest.mark.parametrize("tokens", [2, 21, 50, 51, 52, 120])
-@pytest.mark.parametrize("pattern", ["full", "intra_document", "anchor"])
-def test_first_tokens_see_what_they_see_in_the_row(tokens, pattern):
-    layout = PackedLayout.from_segments([20, 30, 40, 30], [0, 1, 0, 2], pattern)
-    found = first_tokens(layout, tokens)
-    assert torch.equal(found.dense_mask(), layout.dense_mask()[:tokens, :tokens])
-    assert torch.equal(found.position_ids, layout.position_ids[:tokens])
 
 
 def test_operations_are_those_of_visible_pairs():

@@ -39,6 +39,13 @@ def installed_flash(major: int) -> list[Flash]:
     ]
 
 
+def describe_flash(major: int) -> str:
+    """One sentence on the active implementation, and on others that ``engine: auto`` measures on such a GPU."""
+    others = [f"FlashAttention {each[2:]}" for each in installed_flash(major) if each != active_flash()]
+    also = f"; a run with engine: auto also measures {' and '.join(others)}" if others else ""
+    return f"engine varlen is verified with FlashAttention {active_flash()[2:]}{also}"
+
+
 def _there(package: str) -> bool:
     try:
         return find_spec(package) is not None

@@ -231,6 +231,16 @@ class PackedLayout:
         index[self.document_order] = inside
         return index
 
+    def first(self, tokens: int) -> PackedLayout:
+        """The layout of the first ``tokens`` tokens of the row, at least one more than its anchor has."""
+        if tokens >= self.total_length:
+            return self
+        # Segments behind the cut all end at it after clamping; unique leaves one of them.
+        ends = self.cu_seqlens.clamp(max=tokens).unique()
+        documents = self.segment_documents[: len(ends) - 1]
+        positions = self.position_ids[:tokens].clone()
+        return PackedLayout(ends, documents, positions, self.anchor_length, self.pattern)
+
     def dense_mask(self, locality: Locality = EVERYTHING) -> Tensor:
         """bool ``[total_length, total_length]``: entry ``[i, j]`` is True if query *i* sees key *j*.
 

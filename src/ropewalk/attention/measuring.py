@@ -205,22 +205,10 @@ def shortened(
     """The first tokens of each row, so many that no call needs more than ``MOST_FLOPS`` operations a rank."""
     tokens = layouts[0].total_length
     while tokens > SLICE and max(
-        sum(each.flops(first_tokens(layout, tokens)) for layout in layouts) for each in layers
+        sum(each.flops(layout.first(tokens)) for layout in layouts) for each in layers
     ) > (MOST_FLOPS * ranks):
         tokens //= 2
-    return [first_tokens(layout, tokens) for layout in layouts]
-
-
-def first_tokens(layout: PackedLayout, tokens: int) -> PackedLayout:
-    """The layout of the first tokens of a row, more than its anchor has."""
-    if tokens >= layout.total_length:
-        return layout
-    starts = layout.cu_seqlens[layout.cu_seqlens < tokens]
-    ends = torch.cat([starts, starts.new_tensor([tokens])])
-    documents = layout.segment_documents[: len(starts)]
-    return replace(
-        layout, cu_seqlens=ends, segment_documents=documents, position_ids=layout.position_ids[:tokens]
-    )
+    return [layout.first(tokens) for layout in layouts]
 
 
 def _slice_of(layout: PackedLayout) -> PackedLayout:

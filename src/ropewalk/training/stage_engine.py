@@ -21,7 +21,6 @@ from ropewalk.attention.measuring import (
     LayersAlike,
     Measured,
     fastest,
-    first_tokens,
     measure,
     shortened,
 )
@@ -229,7 +228,7 @@ def _first_rows(number: int, at: AtStage, layers: Sequence[LayersAlike]) -> list
     layouts = shortened([rows[i].layout for i in mine], layers, here.mesh.sequence_degree)
     # Rows of other ranks may need more operations, and ranks must exchange equal lengths.
     tokens = min(at.context.world.gather(layouts[0].total_length))
-    return [first_tokens(each, tokens) for each in layouts]
+    return [each.first(tokens) for each in layouts]
 
 
 def _measured_on(

@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ropewalk.attention import AttentionSpec
-from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_labels
+from ropewalk.attention.flash import describe_flash
+from ropewalk.attention.layout import IGNORED, Row, next_token_labels
 from ropewalk.data import (
     PackingSettings,
     SourceSpec,
@@ -191,6 +192,8 @@ def prepare(
             f"the documents fill only {len(packed)} rows of {tokens} tokens, but verify needs {rows} rows; lower "
             "either --length or --rows, or give more documents"
         )
+    if resolved.device.type == "cuda":
+        remarks.append(describe_flash(torch.cuda.get_device_capability(resolved.device)[0]))
     cut = [_shortened(packed[number], tokens) for number in range(rows)]
     assert config.num_heads is not None
     dtype = torch.float32 if here.precision == "float32" else torch.bfloat16
@@ -345,13 +348,7 @@ def _shortened(row: Row, length: int) -> Row:
     """The first ``length`` tokens of a row, with the targets that are among them."""
     if length == row.layout.total_length:
         return row
-    layout = row.layout
-    # Segments behind the cut all end at it after clamping; unique leaves one of them.
-    ends = layout.cu_seqlens.clamp(max=length).unique()
-    documents = layout.segment_documents[: len(ends) - 1]
-    short = PackedLayout(
-        ends, documents, layout.position_ids[:length].clone(), layout.anchor_length, layout.pattern
-    )
+    short = row.layout.first(length)
     ids = row.input_ids[:length].clone()
     labels = next_token_labels(ids, short)
     # Labels are recomputed, because the last token's target was cut off; tokens excluded from training stay excluded.
