@@ -97,7 +97,7 @@ def trained(
         model.to(torch.bfloat16)
     model.train()
     if checkpointing:
-        checkpoint_activations(model.model)
+        checkpoint_activations(model.model, 0 if checkpointing == "attention kept" else None)
     if tiles is not None:
         tile_mlps(model.model, tiles)
     optimizer = MasterAdamW(model.named_parameters(), Optimizer(), masters, optimizer_away)

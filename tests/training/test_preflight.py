@@ -92,6 +92,16 @@ def test_auto_takes_a_mesh_that_fits_ranks_heads_and_rows(recipe_values):
     assert 2 % mesh.sequence == 0
 
 
+def test_kept_attention_needs_checkpointing_and_a_kernel(recipe_values):
+    recipe_values["stages"][0]["keep_attention"] = True
+    with pytest.raises(ValueError, match="keep_attention: true needs gradient_checkpointing: true"):
+        Recipe(**recipe_values)
+    recipe_values["stages"][0]["gradient_checkpointing"] = True
+    recipe_values["engine"] = "reference"
+    with pytest.raises(EngineError, match="needs engine sdpa or varlen, but the stage runs reference"):
+        resolve(Recipe(**recipe_values), World())
+
+
 def test_offloading_needs_checkpointing(recipe_values):
     recipe_values["stages"][0]["offload_activations"] = True
     with pytest.raises(ValueError, match="offload_activations needs gradient_checkpointing: true"):

@@ -103,6 +103,17 @@ def test_micro_batches_checkpointing_and_offloading_change_nothing(four_ranks, t
     assert_same(four_ranks.run(trained_on_ranks, shape, tied_llama, packed_rows(4), *options), alone(PLAIN))
 
 
+@pytest.mark.parametrize("shape", [{"ring": 2, "sequence": 2}, {"sequence": 4}], ids=str)
+def test_kept_attention_changes_no_bit_on_ranks(four_ranks, tied_llama, shape):
+    rows = packed_rows(2)
+    plain, kept = (
+        four_ranks.run(trained_on_ranks, shape, tied_llama, rows, 1, 2, "float32", how, offload)
+        for how, offload in ((True, False), ("attention kept", True))
+    )
+    assert [steps for steps, _ in kept] == [steps for steps, _ in plain]
+    assert all(torch.equal(value, plain[0][1][name]) for name, value in kept[0][1].items())
+
+
 def test_one_key_value_head_serves_four_ranks(four_ranks, tmp_path):
     save_tied_llama(tmp_path, kv_heads=1)
     rows = packed_rows(4)

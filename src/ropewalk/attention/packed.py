@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ropewalk.attention.engines.runs import Gather, Kernel, Runs, sort_by_document
+from ropewalk.attention.kept import KEPT
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.attention.merge import ExtraGradients, ExtraKeys, merge, merge_backward
 from ropewalk.attention.options import AttentionOptions, Locality
@@ -83,8 +84,13 @@ def attend_forward(
     Returns:
         Output ``[Q, H, V]``, and the log-sum-exp of all scores ``[H, Q]`` in float32 or wider.
     """
-    with without_autocast(q_QHD.device):
-        return merge(*kernel.forward(q_QHD, k_SKD, v_SKV, runs, options), q_QHD, extra, options)
+
+    def computed() -> tuple[Tensor, Tensor]:
+        with without_autocast(q_QHD.device):
+            return merge(*kernel.forward(q_QHD, k_SKD, v_SKV, runs, options), q_QHD, extra, options)
+
+    kept = KEPT.get()
+    return computed() if kept is None else kept.results(computed, runs, options.window)
 
 
 def attend_backward(
@@ -138,7 +144,6 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         ctx.kernel, ctx.plan, ctx.options = kernel, plan, options
         q, k, v = (_sorted(x, plan.by_document) for x in (q_BHTD, k_BKTD, v_BKTV))
-        # What follows is all that a recomputation need not repeat if it has kept the two results.
         out, m = attend_forward(kernel, q, k, v, plan.runs, _extra(k, v, plan), options)
         ctx.save_for_backward(q, k, v, out, m)
         return _unsorted(out, plan.by_document, len(q_BHTD))

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from ropewalk.attention import AttentionSpec, require_engine_name
 from ropewalk.attention.choices import Limit
 from ropewalk.attention.engines.capabilities import Capability
+from ropewalk.attention.kept import Kept
 from ropewalk.attention.options import EVERYTHING
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.io.files import (
@@ -46,6 +47,7 @@ from ropewalk.models.config_layers import BASES_OF_LAYERS
 from ropewalk.models.generation import generating as generating
 from ropewalk.models.generation import keep_one_choice
 from ropewalk.models.loaded_weights import refuse_other_weights
+from ropewalk.models.offload import beside_the_input
 from ropewalk.models.rotary import rope_of as rope_of
 from ropewalk.models.rotary import rope_of_rows as rope_of_rows
 from ropewalk.models.rotary import rotary_module as rotary_module
@@ -571,9 +573,17 @@ def attention_spec(
     )
 
 
-def checkpoint_activations(model: Any) -> None:
-    """Store each layer's input instead of its activations, and recompute the layer in the backward pass."""
-    options = {"use_reentrant": False}
+def checkpoint_activations(model: Any, keep_attention_from: float | None = None) -> None:
+    """Store each layer's input instead of its activations, and recompute the layer in the backward pass.
+
+    Args:
+        model: a transformers model.
+        keep_attention_from: mean number of keys of a query from which attention's results are kept too, beside the
+            layer's input, so that the recomputation takes them; None to keep none.
+    """
+    options: dict[str, Any] = {"use_reentrant": False}
+    if keep_attention_from is not None:
+        options["context_fn"] = lambda: Kept(keep_attention_from, beside_the_input).contexts()
     # transformers 5.23 renamed it and warns about the old name.
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(options)

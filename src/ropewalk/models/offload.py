@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -177,3 +178,11 @@ class Offload:
 def _rounded(count: int) -> int:
     """The next power of two."""
     return 1 << (count - 1).bit_length()
+
+
+def beside_the_input(tensor: Tensor) -> Callable[[], Tensor]:
+    """Keep a tensor of a checkpointed layer where the layer's input is; the result gets it back."""
+    offload = CURRENT.get()
+    if offload is None:
+        return lambda: tensor
+    return partial(offload.fetch, offload.send(tensor, with_last=True))

@@ -13,6 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from ropewalk.attention import EngineName, check_engine
+from ropewalk.attention.api import KERNELS
 from ropewalk.attention.engines.capabilities import Capability
 from ropewalk.data import PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.read.embedded import resolve_model
@@ -154,6 +155,12 @@ def resolve(
         )
         for settings, own, arranged in zip(decided, in_stages, in_stage, strict=True)
     ]
+    for number, there in enumerate(stages):
+        if there.settings.stage.keep_attention is True and there.engine not in KERNELS:
+            raise EngineError(
+                f"stages.{number}.keep_attention: true needs engine {' or '.join(KERNELS)}, but the stage runs "
+                f"{there.engine}; set keep_attention to auto"
+            )
     dtype = getattr(torch, config.dtype or "float32")
     return ResolvedRecipe(
         recipe,

@@ -272,7 +272,7 @@ def ready_to_train(model: LossModel, settings: StageSettings, narrowed: bool) ->
         cast_parameters(model, torch.bfloat16)
     model.train()
     if settings.stage.gradient_checkpointing:
-        checkpoint_activations(model.model)
+        checkpoint_activations(model.model, settings.stage.keep_attention_from)
     if settings.stage.tiled_mlp is not None:
         tile_mlps(model.model, settings.stage.tiled_mlp)
     return MasterAdamW(model.named_parameters(), settings.optimizer, masters, offload)

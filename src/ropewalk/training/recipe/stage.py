@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from ropewalk.attention.choices import Pattern, Positions
+from ropewalk.attention.choices import KEEP_FROM, Pattern, Positions
 from ropewalk.io.settings import FREE, ONWARD, Count, Length, OnResume, Settings
 from ropewalk.training.recipe.data import Data, StageData
 from ropewalk.training.recipe.rope import Rope
@@ -187,6 +187,11 @@ class Stage(Settings):
         description="move the layer inputs that gradient_checkpointing stores to CPU memory; requires "
         "gradient_checkpointing",
     )
+    keep_attention: Annotated[Literal["auto"] | bool, FREE] = Field(
+        "auto",
+        description="under gradient_checkpointing, keep the results of attention beside the layer inputs instead of "
+        "computing them again; auto: with offload_activations, where a query sees 8,192 keys or more on average",
+    )
     tiled_mlp: Annotated[Length | None, FREE] = Field(
         None,
         ge=1,
@@ -198,6 +203,13 @@ class Stage(Settings):
         description="keep AdamW's moments and the float32 weights that it updates in CPU memory, send each gradient "
         "there during the backward, and update there; several processes keep their shards of the weights there",
     )
+
+    @property
+    def keep_attention_from(self) -> float | None:
+        """Mean number of keys of a query from which attention's results are kept; None to keep none."""
+        if self.keep_attention == "auto":
+            return KEEP_FROM if self.offload_activations else None
+        return 0 if self.keep_attention else None
 
     @property
     def own_documents(self) -> bool:
@@ -227,6 +239,8 @@ class Stage(Settings):
             )
         if self.offload_activations and not self.gradient_checkpointing:
             raise ValueError("offload_activations needs gradient_checkpointing: true")
+        if self.keep_attention is True and not self.gradient_checkpointing:
+            raise ValueError("keep_attention: true needs gradient_checkpointing: true")
         if self.rows_per_step % self.rows_per_batch:
             raise ValueError(
                 f"rows_per_step must be a positive multiple of rows_per_batch {self.rows_per_batch}, got "
@@ -268,7 +282,7 @@ class Stage(Settings):
         if info.context != AS_A_FILE:
             return stated
         later = {"min_learning_rate", "decay_steps", "data", "optimizer", "precision", "parallel", "seed"}
-        later |= {"tiled_mlp", "offload_optimizer"}
+        later |= {"keep_attention", "tiled_mlp", "offload_optimizer"}
         fields = type(self).model_fields
         return {
             key: value for key, value in stated.items() if key not in later or value != fields[key].default
