@@ -197,7 +197,7 @@ def own_step(trained: Trained, sizes: Sizes, device: str) -> dict[str, Any]:
             resolved, flash = resolved.with_engine(0, best.engine), best.flash
         stage = resolved.stages[0]
         model = random_model(resolved)
-    optimizer = ready_to_train(model, stage.settings, stage.precision == "bfloat16")
+    optimizer = ready_to_train(model, stage, stage.precision == "bfloat16")
     forward = ForwardPass(stage.precision, stage.settings.stage.offload_activations)
     localities = localities_of(model.model)
     given = list(islice(trained.rows(), steps_of(sizes) + 1))

@@ -17,3 +17,13 @@ def slow_after(count: int, values: Iterable[Any]) -> list[Any]:
         )
         for n, value in enumerate(values)
     ]
+
+
+def compiles(test: Any) -> Any:
+    """Mark a test that runs torch's compiler, whose own warnings it hides in ways that errors of them forestall."""
+    for message in (
+        "The .grad attribute of a Tensor that is not a leaf",
+        ".torch.jit.script_method. is deprecated:DeprecationWarning",
+    ):
+        test = pytest.mark.filterwarnings(f"ignore:{message}")(test)
+    return test

@@ -7,7 +7,7 @@ import torch
 import torch._dynamo.testing
 
 from ropewalk import fused as module
-from ropewalk.fused import compiled_where, compiler_works, fused, fused_calls_run_by, recomputed
+from ropewalk.fused import compiled_where, compiler_missing, fused, fused_calls_run_by, recomputed
 
 
 def gated(gate, up):
@@ -47,14 +47,22 @@ def test_a_function_inside_a_compiled_one_is_a_part_of_it():
 
 
 @pytest.mark.parametrize(
-    ("triton", "c", "works"), [(True, True, True), (False, True, False), (True, False, False)]
+    ("device", "triton", "compiler", "missing"),
+    [
+        ("cuda", True, True, ""),
+        ("cuda", False, True, "the package triton"),
+        ("cuda", True, False, "a compiler (cc or gcc or clang)"),
+        ("cpu", False, True, ""),
+        ("cpu", False, False, "a compiler (g++ or clang++ or c++)"),
+        ("mps", True, True, "a CUDA device or the CPU"),
+    ],
 )
-def test_a_compiler_needs_triton_and_c(triton, c, works):
+def test_what_a_compiler_lacks_is_named(device, triton, compiler, missing):
     with (
         mock.patch.object(module.importlib.util, "find_spec", return_value=triton or None),
-        mock.patch.object(module.shutil, "which", return_value="/usr/bin/cc" if c else None),
+        mock.patch.object(module.shutil, "which", return_value="/usr/bin/c" if compiler else None),
     ):
-        assert compiler_works.__wrapped__() is works
+        assert compiler_missing.__wrapped__(device) == missing
 
 
 @pytest.mark.gpu

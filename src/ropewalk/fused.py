@@ -20,6 +20,9 @@ from torch import Tensor, nn
 P = ParamSpec("P")
 R = TypeVar("R")
 
+MOST_GRAPHS = 64
+"""Number of graphs of one function, for other shapes and modules, from which on a call that needs another one fails."""
+
 Runner = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Runs a function with its arguments as one operator."""
 
@@ -56,7 +59,9 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
 
     def on_gpu(*args: P.args, **kwargs: P.kwargs) -> bool:
         given = (*args, *kwargs.values())
-        return any(isinstance(each, Tensor) and each.is_cuda for each in given) and compiler_works()
+        return any(isinstance(each, Tensor) and each.is_cuda for each in given) and not compiler_missing(
+            "cuda"
+        )
 
     return compiled_where(on_gpu, function)
 
@@ -85,6 +90,9 @@ def compiled_where(
         if not where(*args, **kwargs):
             return function(*args, **kwargs)
         if compiled is None:
+            # A norm meets hidden states, queries and keys, with gradients and without, and must not fail at the ninth.
+            config = torch._dynamo.config
+            config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
             compiled = torch.compile(function, fullgraph=True, backend=backend)
         return compiled(*args, **kwargs)
 
@@ -147,9 +155,15 @@ class _Recomputed(torch.autograd.Function):
 
 
 @cache
-def compiler_works() -> bool:
-    """Whether torch can compile for a GPU here: it needs triton, and triton a compiler of C."""
-    compilers = (os.environ.get("CC"), "cc", "gcc", "clang")
-    return importlib.util.find_spec("triton") is not None and any(
-        shutil.which(each) for each in compilers if each
+def compiler_missing(device: str) -> str:
+    """What torch lacks here to compile for a type of device; empty if it lacks nothing."""
+    if device not in ("cuda", "cpu"):
+        return "a CUDA device or the CPU"
+    if device == "cuda" and importlib.util.find_spec("triton") is None:
+        return "the package triton"
+    # Triton compiles its launchers with the first, torch its kernels for a CPU with the second.
+    variable, programs = (
+        ("CC", ("cc", "gcc", "clang")) if device == "cuda" else ("CXX", ("g++", "clang++", "c++"))
     )
+    found = any(shutil.which(each) for each in (os.environ.get(variable), *programs) if each)
+    return "" if found else f"a compiler ({' or '.join(programs)})"

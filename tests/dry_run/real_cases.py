@@ -47,7 +47,7 @@ def real_step(recipe_text, ranks, document_length, count=True):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.02)
-    optimizer = ready_to_train(model, stage.settings, bfloat16 and mesh is None)
+    optimizer = ready_to_train(model, stage, bfloat16 and mesh is None)
     state = optimizer.state()
     for tensor in state.values():
         # Memory that is never written is not counted by the kernel.
@@ -87,7 +87,7 @@ def real_states(recipe_text):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.02)
-    optimizer = ready_to_train(model, stage.settings, stage.precision == "bfloat16")
+    optimizer = ready_to_train(model, stage, stage.precision == "bfloat16")
     packed = documents_of(recipe, 0, 100, RunContext()).packed(stage.settings.stage)
     rows = micro_batches(packed.rows(packed.most_documents()))
     batches = prepare(rows, stage.engine, torch.device("cpu"), localities_of(model.model))

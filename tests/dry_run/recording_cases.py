@@ -226,6 +226,12 @@ def norm(device):
     return normalised, (x, torch.empty(64, device=device, dtype=torch.bfloat16, requires_grad=True))
 
 
+def unused(device):
+    """A norm whose output nothing keeps: a sum needs its shape alone."""
+    function, inputs = norm(device)
+    return lambda *given: function(*given).sum(), inputs
+
+
 def rotation(device):
     leaf = torch.empty(32, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
     # As a projection returns it: nothing else holds it.

@@ -61,6 +61,12 @@ def test_a_fused_norm_holds_its_output_alone(aside, checkpointed):
     assert backward == [HIDDEN, *again, HIDDEN, 64 * 2]
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_the_graph_of_a_fused_function_does_not_hold_its_output(aside, checkpointed):
+    forward, _, _ = aside(cases.trained, cases.unused, checkpointed)
+    assert forward == [HIDDEN, 2, -HIDDEN]
+
+
 def test_a_fused_rotation_does_not_hold_its_input(aside):
     """It is linear in the queries, so its backward needs cos and sin alone."""
     forward, _, _ = aside(cases.trained, cases.rotation, False)

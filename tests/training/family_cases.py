@@ -12,6 +12,7 @@ from ropewalk.attention.layout import IGNORED, next_token_labels
 from ropewalk.models.attention.intercept import KeepFloat64, run_experts_one_by_one
 from ropewalk.models.load import AS_IT_IS, cast_parameters, checkpoint_activations, load_model
 from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.models.pieces import fuse_pieces
 from ropewalk.models.routing import Recorder
 from ropewalk.models.sharding import gathered_state, load_sharded
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
@@ -55,11 +56,19 @@ def rows_with_padding():
 
 
 def two_steps(
-    folder, rows, mesh=None, world=None, balancing=0.0, wide=True, checkpointing=False, setup=AS_IT_IS
+    folder,
+    rows,
+    mesh=None,
+    world=None,
+    balancing=0.0,
+    wide=True,
+    checkpointing=False,
+    setup=AS_IT_IS,
+    backend=None,
 ):
     """Loss, gradient norm and routing of two optimizer steps, and the weights after them.
 
-    In float64 all the way, or in float32.
+    In float64 all the way, or in float32; with a backend, norms, MLPs or experts, and rotations are compiled.
     """
     dtype = torch.float64 if wide else torch.float32
     if mesh is None:
@@ -69,10 +78,14 @@ def two_steps(
     else:
         model = load_sharded(folder, mesh, world, setup, dtype=dtype)
         mine = rows[mesh.data_rank :: mesh.shape.data_degree]
-    run_experts_one_by_one(model.model)
+    if wide:
+        run_experts_one_by_one(model.model)
     model.train()
     if checkpointing:
         checkpoint_activations(model.model)
+    if backend is not None:
+        torch.compiler.reset()
+        fuse_pieces(model.model, backend)
     forward = ForwardPass(router_aux_loss=balancing)
     with KeepFloat64() if wide else nullcontext():
         optimizer = MasterAdamW(model.named_parameters(), OPTIMIZER)

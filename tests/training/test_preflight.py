@@ -14,6 +14,7 @@ from ropewalk.attention import AttentionSpec, resolve_engine
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape, World
+from ropewalk.training import preflight
 from ropewalk.training.preflight import refuse_on_mesh, resolve
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
@@ -123,6 +124,34 @@ def test_offloading_needs_checkpointing(recipe_values):
 def test_an_error_in_the_degrees_names_the_key(recipe_values, parallel, said):
     with pytest.raises(RopewalkError, match=re.escape(said)):
         parse_recipe(yaml.safe_dump({**recipe_values, "parallel": parallel}), "recipe")
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "missing", "compiled"),
+    [
+        ("auto", "cpu", "", False),
+        ("auto", "cuda", "", True),
+        ("auto", "cuda", "the package triton", False),
+        (True, "cpu", "", True),
+        (False, "cuda", "", False),
+    ],
+)
+def test_auto_compiles_on_a_gpu_where_torch_can(
+    recipe_values, monkeypatch, setting, device, missing, compiled
+):
+    monkeypatch.setattr(preflight, "compiler_missing", lambda _: missing)
+    recipe_values["stages"][0]["compile"] = setting
+    stage = Recipe.model_validate(recipe_values).stages[0]
+    assert preflight._compiled(stage, torch.device(device), planned=False) is compiled
+
+
+def test_compile_is_refused_where_torch_cannot_and_planned_for_another_machine(recipe_values, monkeypatch):
+    monkeypatch.setattr(preflight, "compiler_missing", lambda _: "the package triton")
+    recipe_values["stages"][0]["compile"] = True
+    recipe = Recipe.model_validate(recipe_values)
+    with pytest.raises(RopewalkError, match=r"^compile: true needs the package triton to compile for cpu"):
+        resolve(recipe)
+    assert preflight._compiled(recipe.stages[0], torch.device("cuda"), planned=True)
 
 
 @pytest.mark.parametrize("key", ["resid_pdrop", "hidden_dropout", "router_jitter_noise"])

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 
@@ -16,6 +17,7 @@ from ropewalk.cli.app import main
 from ropewalk.evaluation.store import model_digest
 from ropewalk.training.checkpoint.files import EXPORT_RECORD
 from ropewalk.training.checkpoint.single import WholeCheckpoints
+from tests.marks import compiles
 from tests.training.resume_cases import Notes, recipe_of, refused, weights_of, with_stage, write
 from tests.training.run_cases import extend
 
@@ -430,13 +432,28 @@ def test_what_cannot_change_a_number_changes_freely(done, cut, tiny_checkpoint, 
     assert len(list((Path(cut["output"]) / "checkpoints").iterdir())) == 1
 
 
-@pytest.mark.parametrize("setting", [{"offload_optimizer": True}, {"tiled_mlp": 16}], ids=str)
-def test_what_saves_memory_changes_a_resumed_run_by_rounding(done, cut, setting):
+@compiles
+@pytest.mark.parametrize(
+    "setting", [{"offload_optimizer": True}, {"tiled_mlp": 16}, {"compile": True}], ids=str
+)
+def test_what_saves_memory_or_time_changes_a_resumed_run_by_rounding(done, cut, setting):
     extend(recipe_of(with_stage(cut, **setting)), resume=True)
     found, expected = metrics_of(cut["output"]), metrics_of(done[0]["output"])
     # The steps before were taken without it.
     assert found[:2] == expected[:2]
     assert [line[2] for line in found] == pytest.approx([line[2] for line in expected], rel=1e-5)
+
+
+@compiles
+def test_a_compiled_run_goes_on_to_the_last_bit(done, tmp_path):
+    compiled = with_stage(done[0], compile=True)
+    whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
+    extend(recipe_of(compiled, output=whole))
+    extend(recipe_of(with_stage(compiled, steps=2), output=parts))
+    torch.compiler.reset()
+    extend(recipe_of(compiled, output=parts), resume=True)
+    assert metrics_of(parts) == metrics_of(whole)
+    assert weights_of(parts) == weights_of(whole)
 
 
 @pytest.mark.parametrize(

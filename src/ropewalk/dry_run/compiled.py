@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ropewalk.dry_run.bytes_moved import bytes_of
@@ -138,17 +138,21 @@ class _Fused(torch.autograd.Function):
             if key not in outputs:
                 account.release(key)
         ctx.save_for_backward(*kept)
-        ctx.account, ctx.name, ctx.result, ctx.leaves = account, name, result, [*stand_ins, *parameters]
-        account.allocate(result, name)
-        return tuple(x.detach() for x in result) if isinstance(result, tuple) else result.detach()
+        ctx.account, ctx.name, ctx.leaves = account, name, [*stand_ins, *parameters]
+        results = tree_leaves(result)
+        # The graph, and not its results, which live as long as whatever uses them.
+        ctx.edges = [get_gradient_edge(each) if each.requires_grad else None for each in results]
+        account.allocate(results, name)
+        found = tuple(account.moved(each) for each in results)
+        return found if isinstance(result, tuple) else found[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         # Held until the end; checkpointing computes them again here.
         kept = ctx.saved_tensors
-        pairs = zip(tree_leaves(ctx.result), gradients, strict=True)
-        results = [(x, gradient) for x, gradient in pairs if x.requires_grad and gradient is not None]
-        outputs, given = zip(*results, strict=True)
+        pairs = zip(ctx.edges, gradients, strict=True)
+        wanted = [(edge, gradient) for edge, gradient in pairs if edge is not None and gradient is not None]
+        outputs, given = zip(*wanted, strict=True)
         leaves = [each for each in ctx.leaves if each.requires_grad]
         with ctx.account.one_operator(f"{ctx.name} backward") as inside:
             inside.reads(kept)

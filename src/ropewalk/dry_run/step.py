@@ -164,7 +164,7 @@ def _on_device(
     if mesh is not None:
         shard_model(model, mesh, torch.bfloat16 if bfloat16 else None, offload)
     materialise(model, device, offload and mesh is not None)
-    optimizer = ready_to_train(model, stage.settings, bfloat16 and mesh is None)
+    optimizer = ready_to_train(model, stage, bfloat16 and mesh is None)
     # torch makes the moments in the first step; every later one has them from its start.
     optimizer.load_state(optimizer.state())
     return optimizer

@@ -20,6 +20,7 @@ from ropewalk.data.read.embedded import resolve_model
 from ropewalk.data.settings import RowPolicies
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.store import model_digest
+from ropewalk.fused import compiler_missing
 from ropewalk.io.settings import explain
 from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.attention.recurrent import refuse_older_transformers
@@ -152,6 +153,7 @@ def resolve(
             own,
             _engine(recipe, config, device, own, arranged.ring > 1, settings.stage, capability),
             arranged,
+            _compiled(settings.stage, device, machine is not None),
         )
         for settings, own, arranged in zip(decided, in_stages, in_stage, strict=True)
     ]
@@ -185,6 +187,27 @@ def resolve(
         adapter,
         capability,
     )
+
+
+def _compiled(stage: Stage, device: torch.device, planned: bool) -> bool:
+    """Whether a stage compiles pieces of the model.
+
+    Args:
+        stage: the stage.
+        device: device to train on.
+        planned: whether it is that of another machine, on which torch is taken to compile.
+
+    Raises:
+        RopewalkError: if the stage asks for it where torch cannot compile.
+    """
+    if stage.compile is False or (stage.compile == "auto" and device.type != "cuda"):
+        return False
+    missing = "" if planned else compiler_missing(device.type)
+    if missing and stage.compile is True:
+        raise RopewalkError(
+            f"compile: true needs {missing} to compile for {device.type}; install it, or set compile: false"
+        )
+    return not missing
 
 
 def _adapter(
@@ -589,6 +612,9 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
         if own := describe_own_settings(stage.own_settings):
             lines.append(f"stage {number} has its own settings: {own}")
         here, mesh = resolved.stages[number - 1], resolved.mesh
+        if here.compiled and stage.steps:
+            automatic = " (auto)" if stage.compile == "auto" else ""
+            lines.append(f"stage {number}: norms, MLPs or experts, and rotations are compiled{automatic}")
         if here.mesh != mesh:
             lines.append(f"stage {number}: {here.mesh.world_size} processes: {here.mesh}")
         if here.engine != resolved.engine:

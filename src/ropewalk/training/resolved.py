@@ -36,12 +36,14 @@ class ResolvedStage:
         precision: float32, bfloat16-autocast or bfloat16.
         engine: resolved attention engine.
         mesh: arrangement of the processes.
+        compiled: whether pieces of the model are compiled.
     """
 
     settings: StageSettings
     precision: str
     engine: EngineName
     mesh: MeshShape
+    compiled: bool = False
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from ropewalk.io.signals import noted_signals
 from ropewalk.models.attention.hooks import localities_of
 from ropewalk.models.load import cast_parameters, checkpoint_activations
 from ropewalk.models.losses import LossModel
+from ropewalk.models.pieces import fuse_pieces
 from ropewalk.models.routing import Routing
 from ropewalk.models.tiles import tile_mlps
 from ropewalk.parallel.heartbeat import heartbeat, outlast_heartbeats
@@ -34,12 +36,13 @@ from ropewalk.training.measurement import Measurement, measure_during, tracked
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
 from ropewalk.training.peak_memory import peak_memory
-from ropewalk.training.recipe.recipe import StageSettings
-from ropewalk.training.resolved import AtStage, load_for_run, share_of_step
+from ropewalk.training.resolved import AtStage, ResolvedStage, load_for_run, share_of_step
 from ropewalk.training.run_folder import copying, left_off
 from ropewalk.training.speed import Speed
 from ropewalk.training.stage_engine import engine_of_stage, measures_engine
 from ropewalk.training.step import Batch, ForwardPass, StepResult, micro_batches, prepare, train_step
+
+log = logging.getLogger("ropewalk")
 
 Made = TypeVar("Made")
 
@@ -242,7 +245,7 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
     # Before the masters are made, which are copies of these weights.
     if after is not None and not resumed:
         load_weights(after, model, context.world, context.mesh)
-    optimizer = ready_to_train(model, decided, bfloat16 and context.mesh is None)
+    optimizer = ready_to_train(model, resolved.stages[run.number], bfloat16 and context.mesh is None)
     if after is not None and not resumed and decided.stage.moments != "reset":
         rewarm = decided.stage.moments == "rewarm"
         load_moments(after, model, optimizer, context.world, context.mesh, rewarm)
@@ -254,28 +257,33 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
     return model, optimizer, position
 
 
-def ready_to_train(model: LossModel, settings: StageSettings, narrowed: bool) -> MasterAdamW:
+def ready_to_train(model: LossModel, stage: ResolvedStage, narrowed: bool) -> MasterAdamW:
     """Prepare a loaded model for training in place, and make its optimizer.
 
     Args:
         model: model with float32 parameters, except for frozen ones under an adapter.
-        settings: settings of the stage.
+        stage: the stage.
         narrowed: whether parameters are cast to bfloat16, with float32 masters. A sharded model keeps float32 shards
             and gathers them in bfloat16, so only a whole model needs masters.
     """
-    masters, offload = None, settings.stage.offload_optimizer
+    settings, masters = stage.settings.stage, None
     if narrowed:
-        kept = "cpu" if offload else model.device
+        kept = "cpu" if settings.offload_optimizer else model.device
         masters = {
             name: p.detach().to(kept, copy=True) for name, p in model.named_parameters() if p.requires_grad
         }
         cast_parameters(model, torch.bfloat16)
     model.train()
-    if settings.stage.gradient_checkpointing:
-        checkpoint_activations(model.model, settings.stage.keep_attention_from)
-    if settings.stage.tiled_mlp is not None:
-        tile_mlps(model.model, settings.stage.tiled_mlp)
-    return MasterAdamW(model.named_parameters(), settings.optimizer, masters, offload)
+    if settings.gradient_checkpointing:
+        checkpoint_activations(model.model, settings.keep_attention_from)
+    # Before tiles, each of which is then a call of the compiled MLP.
+    for name in fuse_pieces(model.model, "inductor" if stage.compiled else None):
+        log.warning("not compiled: %s", name)
+    if settings.tiled_mlp is not None:
+        tile_mlps(model.model, settings.tiled_mlp)
+    return MasterAdamW(
+        model.named_parameters(), stage.settings.optimizer, masters, settings.offload_optimizer
+    )
 
 
 def made_ahead(make: Callable[[int], Made], steps: Sequence[int]) -> Iterator[Made]:

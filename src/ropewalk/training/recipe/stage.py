@@ -203,6 +203,11 @@ class Stage(Settings):
         description="keep AdamW's moments and the float32 weights that it updates in CPU memory, send each gradient "
         "there during the backward, and update there; several processes keep their shards of the weights there",
     )
+    compile: Annotated[Literal["auto"] | bool, FREE] = Field(
+        "auto",
+        description="compile norms, MLPs or experts, and the rotation of queries and keys into fewer kernels; auto: on "
+        "a GPU where torch can compile",
+    )
 
     @property
     def keep_attention_from(self) -> float | None:
@@ -282,7 +287,7 @@ class Stage(Settings):
         if info.context != AS_A_FILE:
             return stated
         later = {"min_learning_rate", "decay_steps", "data", "optimizer", "precision", "parallel", "seed"}
-        later |= {"keep_attention", "tiled_mlp", "offload_optimizer"}
+        later |= {"compile", "keep_attention", "tiled_mlp", "offload_optimizer"}
         fields = type(self).model_fields
         return {
             key: value for key, value in stated.items() if key not in later or value != fields[key].default
