@@ -428,7 +428,7 @@ def test_gradient_checkpointing_is_switched_on(recipe_values, monkeypatch):
     import ropewalk.training.stage as stage
 
     called = []
-    monkeypatch.setattr(stage, "checkpoint_activations", called.append)
+    monkeypatch.setattr(stage, "checkpoint_activations", lambda *given: called.append(given))
     recipe_values["evaluation"]["suites"] = []
     extend(recipe_of(recipe_values))
     assert called == []
