@@ -394,9 +394,13 @@ def begin(out: Path, identity: Mapping[str, Any]) -> None:
 def _differences(existing: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """List the keys in which two identities differ; different settings are listed one by one with both values.
 
-    Folders of version 0.1.0 also list settings of suites that they do not run, and use another key for their sources.
+    Folders of version 0.1.0 also list settings of suites that they do not run, and use another key for their sources
+    and another name for an engine.
     """
     existing = {KEYS_BEFORE.get(key, key): value for key, value in existing.items()}
+    if existing.get("engine") == "segments":
+        # The name of sdpa in version 0.1.0.
+        existing["engine"] = "sdpa"
     old_settings, new_settings = existing.get("settings") or {}, wanted.get("settings") or {}
     # The file may come from any version, or from an editor.
     if isinstance(old_settings, Mapping):
