@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ropewalk import EngineError, PackedLayout, RopewalkError, attend
 from ropewalk.attention import prepare
 from ropewalk.attention.choices import PATTERNS
-from ropewalk.attention.options import EVERYTHING
+from ropewalk.attention.options import EVERYTHING, AttentionOptions
 from ropewalk.testing import (
     attention_errors,
     cut_row,
@@ -160,3 +160,28 @@ def test_gpu_engines_within_the_error_budget(engine, interleaved, head_dim):
     q, k, v = random_qkv(2, 4, 2, 1024, head_dim, torch.bfloat16, "cuda")
     errors = attention_errors(lambda *qkv: attend(*qkv, layouts, engine=engine), q, k, v, layouts)
     assert errors.worst_share <= 1, errors
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("engine", ["varlen", "sdpa"])
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 200}, {"chunk": 300}, {"sinks": True}, {"window": 100, "sinks": True}], ids=str
+)
+def test_gpu_kernels_take_the_merged_output_and_log_sum_exp(engine, options):
+    """Anchors of several tokens, windows, chunks and sinks, with gradients of the sinks too."""
+    rng = random.Random(1)
+    layouts = [random_layout(2048, rng, 9, ["anchor"], max_anchor=5) for _ in range(2)]
+    q, k, v = random_qkv(2, 8, 2, 2048, 128, torch.bfloat16, "cuda")
+    sinks = torch.randn(8, device="cuda", requires_grad=True) if options.get("sinks") else None
+    made = AttentionOptions(window=options.get("window"), chunk=options.get("chunk"), sinks=sinks)
+    errors = attention_errors(lambda *qkv: attend(*qkv, layouts, engine, made), q, k, v, layouts, made)
+    assert errors.worst_share <= 1, errors
+    if sinks is not None:
+        exact = attend(*(x.double() for x in (q, k, v)), layouts, "reference", made)
+        # With the output as its own gradient all summands have one sign, so their relative errors bound the sum's.
+        grad = exact.detach().bfloat16()
+        (expected,) = torch.autograd.grad(exact, sinks, grad.double())
+        (found,) = torch.autograd.grad(attend(q, k, v, layouts, engine, made), sinks, grad)
+        # Weights and output are rounded to 16 bits, by half a unit of 2^-7 each; and the output once more when merged.
+        torch.testing.assert_close(found, expected, rtol=3 * 2**-8, atol=0)

@@ -9,7 +9,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from ropewalk import PackedLayout, attend
 from ropewalk.attention.choices import PATTERNS
-from ropewalk.attention.engines import flex
+from ropewalk.attention.engines import capabilities, flex
 from ropewalk.attention.options import AttentionOptions
 from tests.marks import slow_after
 from tests.meta_cases import META, OneDevice
@@ -89,7 +89,17 @@ def test_the_tables_and_the_rule_of_flex_lie_on_the_device():
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("softcap", [None, 30.0])
-def test_segments_never_leave_the_device(one_device, pattern, softcap):
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 30.0}, {"window": 5}, {"chunk": 7}, {"sinks": True}], ids=str
+)
+def test_sdpa_never_leaves_the_device(monkeypatch, one_device, pattern, capability, options):
+    """FlashAttention, or cuDNN in slices."""
+    monkeypatch.setattr(capabilities, "capability_of", lambda device: capability)
     inputs = meta_qkv(3)
-    assert_gradients_fit(attend(*inputs, rows(pattern), "sdpa", AttentionOptions(softcap=softcap)), inputs)
+    if "sinks" in options:
+        options = {"sinks": torch.empty(4, device=META, requires_grad=True)}
+    made = AttentionOptions(**options)
+    assert_gradients_fit(attend(*inputs, rows(pattern), "sdpa", made), inputs)
+    if made.softcap is None:
+        assert_gradients_fit(attend(*inputs, rows(pattern), "varlen", made), inputs)
