@@ -107,7 +107,8 @@ def memory_of(step: DryStep) -> Memory:
         if event.allocation.host:
             part = parts.on_host(event.allocation)
             host[part] += parts.pinned(part, event.change)
-            most_host[part] = max(most_host[part], host[part])
+            if event.phase in MOMENTS:
+                most_host[part] = max(most_host[part], host[part])
             continue
         now[parts.of(event.allocation)] += event.change
         if event.phase not in MOMENTS:
