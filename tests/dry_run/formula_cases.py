@@ -33,6 +33,8 @@ def both(recipe, ranks, rank):
         stage.rows_per_batch,
         checkpointing=stage.gradient_checkpointing,
         offload=stage.offload_activations,
+        tile=stage.tiled_mlp,
+        offload_optimizer=stage.offload_optimizer,
         dtype="bfloat16",
     )
     found = flops_of(operators_of(step))

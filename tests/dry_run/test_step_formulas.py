@@ -10,6 +10,13 @@ CASES = [
     pytest.param({"ring": 4}, 4, 3, {}, id="ring"),
     pytest.param({"shard": 4, "sequence": 2}, 8, 0, {"rows_per_step": 4}, id="mixed"),
     pytest.param({"sequence": 8}, 8, 0, {"gradient_checkpointing": False}, id="without checkpointing"),
+    pytest.param(
+        {"sequence": 8},
+        8,
+        0,
+        {"tiled_mlp": 4096, "offload_optimizer": True},
+        id="tiles, optimizer on the host",
+    ),
 ]
 
 
@@ -25,11 +32,12 @@ def test_formulas_agree_with_the_real_step(aside, tmp_path, mesh, ranks, rank, c
     assert 0 <= found["fsdp"][0] - found["fsdp"][1] < 100
     counted, estimated = found["operations"]
     if settings["gradient_checkpointing"]:
-        # torch stops recomputing a layer before its last product, whose result nothing needs.
-        assert counted < estimated < 1.03 * counted
+        # torch may stop recomputing a layer before its last product, whose result nothing needs.
+        assert counted <= estimated < 1.03 * counted
     else:
         assert counted == estimated
-    # Measured are 1.16 to 1.27: the formulas add tensors of a layer's backward that are not all held at one moment. A
-    # formula that were lower than the peak would choose meshes that do not fit.
+    # Measured are up to 1.47: the formulas count norms as transformers computes them, which save more than ours, and
+    # add tensors of a layer's backward that are not all held at one moment. A formula that were lower than the peak
+    # would choose meshes that do not fit.
     peak, formula = found["peak"]
-    assert peak < formula < 1.3 * peak
+    assert peak < formula < 1.5 * peak

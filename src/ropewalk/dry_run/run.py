@@ -22,15 +22,13 @@ from ropewalk.io.results import Result
 from ropewalk.models.load import choose_device
 from ropewalk.parallel import MeshShape, World
 from ropewalk.parallel.context import RunContext
-from ropewalk.planning.sizing.mesh_choice import USABLE, DoesNotFit
+from ropewalk.planning.sizing.mesh_choice import TILE, USABLE, DoesNotFit
 from ropewalk.planning.sizing.time import Cluster, gpu_named, waiting_seconds
 from ropewalk.training.preflight import Machine, device_bytes, resolve
 from ropewalk.training.recipe.recipe import Parallel, Recipe
 from ropewalk.training.resolved import ResolvedRecipe
 
 ONE_NODE = 8
-TILE = 2**14
-"""Tokens of a tile that is suggested: its products are as quick as those of a whole row."""
 MOST_CHANGES = 8
 """Most changes that are tried in a dry run of their own if a stage does not fit."""
 

@@ -516,6 +516,8 @@ def _chosen(stage: Stage, places: _Places, precision: str) -> MeshShape:
         stage.rows_per_batch,
         checkpointing=stage.gradient_checkpointing,
         offload=stage.offload_activations,
+        tile=stage.tiled_mlp,
+        offload_optimizer=stage.offload_optimizer,
         # Under autocast, parameters are gathered in float32 and hidden states between layers are float32.
         dtype="bfloat16" if precision == "bfloat16" else "float32",
         trained=places.trained,

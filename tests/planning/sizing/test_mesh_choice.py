@@ -122,6 +122,14 @@ def test_replicas_are_taken_where_they_save_time_alone():
             {"length": 2**22, "rows": 4},
             r"; use 64 ranks, or 32 ranks with offload_activations$",
         ),
+        (
+            {"length": 3 * 2**19, "rows": 16, "offload": True},
+            r"; set tiled_mlp to 16,384$",
+        ),
+        (
+            {"length": 2**21, "rows": 16, "offload": True},
+            r"; set tiled_mlp to 16,384, and offload_optimizer to true$",
+        ),
         ({"bytes_per_rank": 10**9}, r"; even 65,536 ranks would not suffice$"),
         (
             {"rows": 3, "rows_per_batch": 2},

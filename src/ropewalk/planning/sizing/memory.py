@@ -98,6 +98,10 @@ def estimate_memory(run: ShardedRun) -> Memory:
     trained = MASTER_BYTES * trained_elements
     # Several ranks gather such copies from their float32 shards instead.
     narrowed = width * trained_elements if run.mesh.world_size == 1 and width < MASTER_BYTES else 0
+    on_host = 4 * trained if run.offload_optimizer else 0
+    if run.offload_optimizer:
+        # A single rank computes with weights of its own, several gather theirs from CPU memory.
+        narrowed, trained = (width * trained_elements if run.mesh.world_size == 1 else 0), 0
     root, gathered, reduction = _gathered(run)
     inputs = run.places * shape.hidden * width
     received, exchange = _ring_bytes(run)
@@ -107,7 +111,11 @@ def estimate_memory(run: ShardedRun) -> Memory:
     exchanging = held + max(of_mlp, of_attention + exchange, 0)
     if not run.checkpointing:
         # Every layer saves its activations, its input and the keys and values it received.
-        kept = shape.layers * run.places * (_saved(shape, run.mesh.sequence, width) + shape.hidden * width)
+        kept = (
+            shape.layers
+            * run.places
+            * (_saved(shape, run.mesh.sequence, width, run.tile is not None) + shape.hidden * width)
+        )
         kept += shape.layers * received
     else:
         # With offload, the device holds the input in use and the one being copied.
@@ -123,7 +131,7 @@ def estimate_memory(run: ShardedRun) -> Memory:
         ring=exchanging - layer + (received if run.checkpointing else 0),
         loss=_loss_bytes(run),
         root_reduction=reduction,
-        host=shape.layers * inputs if run.offload else 0,
+        host=(shape.layers * inputs if run.offload else 0) + on_host,
     )
 
 
@@ -138,6 +146,9 @@ def _gathered(run: ShardedRun) -> tuple[int, int, int]:
     if run.mesh.world_size == 1:
         # One rank gathers nothing, but mixed precision makes all gradients in the low precision first.
         trained = shape.parameters if run.trained is None else run.trained
+        if run.offload_optimizer:
+            # Each gradient leaves as soon as it is made, and the copy of the one before is still on its way.
+            return 0, 2 * width * max(map(math.prod, (*shape.layer_sizes, *shape.root_sizes))), 0
         return 0, (width * trained if width < MASTER_BYTES else 0), 0
     layer, root = numel(shape.layer_sizes, ranks), numel(shape.root_sizes, ranks)
     messages = 2 * MASTER_BYTES * layer
@@ -149,7 +160,7 @@ def _gathered(run: ShardedRun) -> tuple[int, int, int]:
     return (root + shape.head_parameters) * width, 4 * width * layer + messages, root * (width + MASTER_BYTES)
 
 
-def _saved(shape: ModelShape, sequence: int, width: int) -> int:
+def _saved(shape: ModelShape, sequence: int, width: int, tiled: bool = False) -> int:
     """Bytes per token that autograd saves for one layer, without the layer's input."""
     query, kv, output = _head_widths(shape, sequence)
     narrow = 0 if shape.latent is None else shape.latent.width
@@ -159,7 +170,8 @@ def _saved(shape: ModelShape, sequence: int, width: int) -> int:
         + (2 * (query + kv) + 2 * output) * width
         # Float32 log-sum-exp of each head.
         + 4 * shape.heads
-        + _saved_by_mlp(shape, width)
+        # An MLP in tiles saves its input alone, which is the output of the norm before.
+        + (0 if tiled else _saved_by_mlp(shape, width))
     )
 
 
@@ -199,15 +211,20 @@ def _layer_bytes(run: ShardedRun) -> tuple[int, int, int]:
     """
     shape, sequence, width = run.model, run.mesh.sequence, run.compute_bytes
     query, kv, output = _head_widths(shape, sequence)
-    mlp, free = _backward_of_mlp(shape, width), _saved_by_mlp(shape, width)
+    mlp, free = run.places * _backward_of_mlp(shape, width), _saved_by_mlp(shape, width)
+    if run.tile is not None:
+        of_tile = min(run.tile, run.places) * (_saved_by_mlp(shape, width) + _backward_of_mlp(shape, width))
+        # The gradient of the input, and the float32 sums of the parameters' gradients with what is passed on.
+        sums = numel(shape.layer_sizes, 1) * (MASTER_BYTES + width)
+        mlp, free = of_tile + run.places * shape.hidden * width + sums, 0
     # Gradients of q, k and v from the kernel, after unpacking and after the exchange; of the output before and after.
     exchanges = 3 if sequence > 1 else 2
     attention = (exchanges * (query + kv) + 2 * output) * width - free
     # Inside the kernel: gradients of the output before and after the exchange, and the gradients it returns.
     kernel = (2 * output + query + kv) * width - free + _flash_bytes(shape, sequence, width)
     stream = 2 * shape.hidden * width
-    held = stream + (_saved(shape, sequence, width) if run.checkpointing else 0)
-    return run.places * held, run.places * mlp, run.places * max(attention, kernel)
+    held = stream + (_saved(shape, sequence, width, run.tile is not None) if run.checkpointing else 0)
+    return run.places * held, mlp, run.places * max(attention, kernel)
 
 
 def _flash_bytes(shape: ModelShape, sequence: int, width: int) -> int:

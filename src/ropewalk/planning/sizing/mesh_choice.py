@@ -17,6 +17,8 @@ USABLE = 0.9
 """Share of a device's memory that an estimate may fill. The rest is for the allocator and kernel workspaces."""
 WORTH = 0.01
 """Smallest share of the step time that replicas must save to be chosen."""
+TILE = 2**14
+"""Tokens of a tile of MLPs that is suggested: its products are as quick as those of a whole row."""
 MOST_RANKS = 2**16
 """Largest number of ranks that an error message suggests."""
 
@@ -196,6 +198,16 @@ class _Search:
         for changed, name in changes[1:]:
             if replace(self, run=changed).first(world_size) is not None:
                 return f"set {name} to true"
+        spared = replace(changes[-1][0], tile=run.tile or TILE)
+        settings = [name for _, name in changes[1:]][-1:]
+        for changed, name in (
+            (spared, f"tiled_mlp to {TILE:,}"),
+            (replace(spared, offload_optimizer=run.trained is None), "offload_optimizer to true"),
+        ):
+            settings.append(name)
+            if replace(self, run=changed).first(world_size) is not None:
+                shown = [f"{each} to true" if " to " not in each else each for each in settings]
+                return f"set {', and '.join(shown)}"
         # Keyed by ranks: a change of settings is named only if it needs fewer ranks than those before it.
         ways: dict[int, str] = {}
         for changed, name in changes:

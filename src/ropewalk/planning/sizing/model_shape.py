@@ -390,6 +390,8 @@ class ShardedRun:
         dtype: dtype of activations and gathered parameters: ``bfloat16``, ``float16`` or ``float32``.
         trained: number of parameters that an adapter trains, while those of the model are frozen in ``dtype``; None if
             all parameters of the model are trained.
+        tile: tokens of a tile of MLPs and experts; None for all at once.
+        offload_optimizer: whether float32 weights, their gradients and moments are in CPU memory.
 
     Raises:
         RopewalkError: if a value is out of range, or offload is on without checkpointing.
@@ -403,6 +405,8 @@ class ShardedRun:
     offload: bool = False
     dtype: str = "bfloat16"
     trained: int | None = None
+    tile: int | None = None
+    offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
         for name in ("row_length", "rows_per_batch"):
