@@ -30,6 +30,7 @@ from ropewalk.attention.engines.capabilities import why_not
 from ropewalk.attention.flash import Flash, flash_activated, installed_flash
 from ropewalk.attention.measuring import Candidate, LayersAlike, Measured, fastest, measure, shortened
 from ropewalk.attention.options import EVERYTHING, AttentionOptions
+from ropewalk.attention.spans import Spans
 
 PACED_SECONDS = 1.0
 """Time that the repetitions of one case may take, at the rate that PACE expects."""
@@ -61,7 +62,7 @@ class Shape:
 
     def flops(self, layout: PackedLayout) -> float:
         """Needed operations, forward and backward."""
-        return 3.5 * 4 * visible_pairs(layout) * self.heads * self.head_dim
+        return 3.5 * 4 * Spans.of(layout).pairs * self.heads * self.head_dim
 
     def tensors(self, device: str) -> list[Tensor]:
         """Query, key, value and the gradient of the output."""
@@ -97,13 +98,6 @@ class Way:
     attention: Attention
     flat: bool = False
     flash: Flash = "FA2"
-
-
-def visible_pairs(layout: PackedLayout) -> int:
-    """Pairs of query and key, as :class:`PackedLayout` defines them."""
-    runs = [layout.total_length] if layout.pattern == "full" else layout.cu_seqlens.diff().tolist()
-    first = layout.anchor_length if layout.pattern == "anchor" else 0
-    return sum(n * (n + 1) // 2 + n * first for n in runs) + first * (first + 1) // 2
 
 
 def own(engine: str, q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout) -> Callable[[], Tensor]:

@@ -41,4 +41,6 @@ def test_every_query_sees_its_shared_keys_and_its_own_and_no_other(seed, total):
 def test_pairs_are_those_of_the_mask(seed, total):
     layout, locality, mask = drawn(seed, total)
     counted = np.concatenate([[0], mask.sum(1).cumsum()])
-    assert (Spans.of(layout, locality).pairs_before(np.arange(total + 1)) == counted).all()
+    spans = Spans.of(layout, locality)
+    assert (spans.pairs_before(np.arange(total + 1)) == counted).all()
+    assert spans.pairs == counted[-1]

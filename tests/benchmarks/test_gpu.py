@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from benchmarks import gpu, gpu_attention
 from benchmarks.gpu_judged import BOUNDS
 from benchmarks.gpu_sizes import LARGE, SMALL, Case, NotRunError
-from ropewalk import PackedLayout, attend
+from ropewalk import attend
 from ropewalk.attention.choices import ENGINES
 from tests.benchmarks.benchmark_cases import small
 
@@ -132,19 +132,6 @@ def test_unknown_sections_and_a_machine_without_a_gpu_are_refused(capsys, monkey
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "--device cpu --small shows that they run" in said
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        PackedLayout.from_lengths([9], "full", 0),
-        PackedLayout.from_lengths([3, 1, 5], "intra_document", 0),
-        PackedLayout.from_lengths([3, 1, 5], "anchor", 2),
-    ],
-    ids=lambda layout: layout.pattern,
-)
-def test_visible_pairs_are_those_of_the_mask(layout):
-    assert gpu_attention.visible_pairs(layout) == int(layout.dense_mask().sum())
 
 
 def test_every_row_of_a_shape_has_documents_of_its_own_and_all_ways_the_same():

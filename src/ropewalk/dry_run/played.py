@@ -107,8 +107,8 @@ def play(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int)
         )
 
     if here.engine in ("varlen", "flex") and here.mesh.ring == 1:
-        # The scratch memory of varlen and its copies of the anchor grow with the documents, and the memory of flex does
-        # not depend on them; operations follow from the pairs.
+        # The scratch memory of varlen grows with the documents, and the memory of flex does not depend on them;
+        # operations follow from the pairs.
         counted = worst = rows.most_documents()
     else:
         # A ring exchanges the keys that queries see, and sdpa keeps what each run needs.

@@ -12,19 +12,21 @@ from ropewalk import PackedLayout
 from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
-from ropewalk.planning.sizing.time import H100, Cluster, estimate_step, flops, visible_pairs
+from ropewalk.planning.sizing.time import H100, Cluster, estimate_step, flops
 from tests.models import every_family
 from tests.planning.sizing.sizing_cases import LLAMA_8B, LLAMA_70B, SMALL
 
 
 @given(st.integers(1, 60), st.integers(1, 70))
-def test_visible_pairs_are_those_of_the_dense_mask(length, document):
+def test_operations_of_attention_follow_the_dense_mask(length, document):
     whole, rest = divmod(length, document)
     lengths = [document] * whole + [rest] * (rest > 0)
-    layout = PackedLayout.from_lengths(lengths, "intra_document", anchor_length=0)
-    assert visible_pairs(length, document) == int(layout.dense_mask().sum())
-    one = PackedLayout.from_lengths([length], "full", anchor_length=0)
-    assert visible_pairs(length) == int(one.dense_mask().sum())
+    shape = ModelShape.from_config(ModelConfig(SMALL))
+    per_pair = flops(shape, 1).attention
+    for documents, document_length in ((lengths, document), ([length], None)):
+        layout = PackedLayout.from_lengths(documents, "intra_document", anchor_length=0)
+        pairs = int(layout.dense_mask().sum())
+        assert flops(shape, length, document_length=document_length).attention == pairs * per_pair
 
 
 def test_operations_are_those_that_torch_counts():
@@ -38,7 +40,7 @@ def test_operations_are_those_that_torch_counts():
         model(ids, labels=ids, use_cache=False).loss.backward()
     counted = flops(shape, length, checkpointing=False)
     # Eager attention computes masked pairs, too.
-    square = counted.attention * length**2 // visible_pairs(length)
+    square = counted.attention * length**2 // (length * (length + 1) // 2)
     # transformers 5.17 multiplies positions and frequencies as matrices, later versions elementwise.
     angles = sum(counter.get_flop_counts().get("LlamaForCausalLM.model.rotary_emb", {}).values())
     assert counter.get_total_flops() - angles == counted.dense + square
@@ -60,7 +62,7 @@ def test_operations_of_experts_are_those_that_torch_counts(family):
     with FlopCounterMode(display=False) as counter:
         model(ids, labels=ids, use_cache=False).loss.backward()
     counted = flops(shape, length, checkpointing=False)
-    square = counted.attention * length**2 // visible_pairs(length)
+    square = counted.attention * length**2 // (length * (length + 1) // 2)
     found = counter.get_flop_counts()
     angles = sum(sum(each.values()) for name, each in found.items() if name.endswith(".rotary_emb"))
     assert counter.get_total_flops() - angles == counted.dense + square

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ropewalk.attention.speeds import Generation, share_of_peak
+from ropewalk.data.attention_share import visible_pairs
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel.mesh import MeshShape
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
@@ -179,19 +180,6 @@ class Flops:
         return self.dense + self.attention
 
 
-def visible_pairs(row_length: int, document_length: int | None = None) -> int:
-    """Number of query-key pairs that causal attention computes in a sequence.
-
-    Args:
-        row_length: sequence length in tokens.
-        document_length: length of the documents that the sequence is packed with, which do not attend to each other;
-            the last one is cut. Documents of unequal lengths with this mean have more pairs. None for one document.
-    """
-    length = min(document_length or row_length, row_length)
-    whole, rest = divmod(row_length, length)
-    return whole * (length * (length + 1) // 2) + rest * (rest + 1) // 2
-
-
 def model_flops(shape: ModelShape, tokens: int, pairs: int) -> tuple[int, int]:
     """Operations of products with parameters, and of attention, in forward and backward without recomputation.
 
@@ -224,11 +212,14 @@ def flops(
         row_length: sequence length in tokens.
         rows: number of sequences.
         checkpointing: whether layers are recomputed in the backward.
-        document_length: length of the packed documents, see :func:`visible_pairs`.
+        document_length: length of the documents that the sequence is packed with, which do not attend to each other;
+            the last one is cut. Documents of unequal lengths with this mean have more pairs. None for one document.
     """
     tokens = rows * row_length
     head, layers = shape.head_parameters, shape.layer_matrices
-    pairs = rows * visible_pairs(row_length, document_length) * shape.layers
+    length = min(document_length or row_length, row_length)
+    documents = [length] * (row_length // length) + [row_length % length]
+    pairs = rows * visible_pairs(documents, "intra_document") * shape.layers
     dense, attention = model_flops(shape, tokens, pairs)
     forward, scores = attention // 3, 2 * pairs * shape.heads * shape.head_dim
     return Flops(
@@ -288,7 +279,7 @@ def estimate_step(
         run: model, mesh and batch of one pass.
         rows_per_step: sequences per step, a multiple of the data-parallel degree times rows_per_batch.
         cluster: assumed hardware.
-        document_length: length of the packed documents, see :func:`visible_pairs`.
+        document_length: length of the packed documents, as for :func:`flops`.
 
     Raises:
         RopewalkError: if rows_per_step is not such a multiple.
