@@ -131,8 +131,8 @@ def test_parameters_and_moments_are_those_that_a_real_step_leaves(aside, tmp_pat
     assert (forward["parameters"], forward["moments"]) == real_states(text)
 
 
-def test_a_bfloat16_run_of_one_gpu_takes_22_bytes_a_parameter_in_the_update(aside, tmp_path):
-    """A Llama of 1.24e9 parameters took 25.38 GiB on a GPU, of which these are 25.32."""
+def test_a_bfloat16_run_of_one_gpu_takes_18_bytes_a_parameter_in_the_update(aside, tmp_path):
+    """Without the temporaries of an AdamW in several kernels, 4 bytes a parameter, which a GPU was measured with."""
     recipe = recipe_of(model_folder(tmp_path / "model"), precision="bfloat16")
     step = aside(played, recipe)
     update = memory_of(step).moments["update"]
@@ -142,5 +142,5 @@ def test_a_bfloat16_run_of_one_gpu_takes_22_bytes_a_parameter_in_the_update(asid
     assert 6 * elements <= update["parameters"] <= 6 * elements + 1000
     assert update["gradients"] == 4 * elements
     assert update["moments"] == 8 * elements
-    # AdamW on CUDA takes the square roots of all second moments of a group at once; matrices are one.
-    assert 4 * matrices <= update["working"] <= 4 * matrices + 20_000
+    # While gradients are widened, the largest is still there in bfloat16; AdamW is one kernel without temporaries.
+    assert update["working"] <= 2 * 512 * 64 + 20_000

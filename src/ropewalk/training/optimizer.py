@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from ropewalk.attention.engines.capabilities import SIMULATED
 from ropewalk.training.host_copies import HostCopies
 from ropewalk.training.recipe.recipe import Optimizer, Stage
 
@@ -96,6 +97,9 @@ class MasterAdamW:
         # Matrices decay; norms and biases, which have one dimension, do not, as is usual.
         decayed = [m for m in self.masters.values() if m.dim() >= 2]
         others = [m for m in self.masters.values() if m.dim() < 2]
+        # A GPU then takes one pass over memory and needs no temporaries, and so does a CPU; without offloading, a CPU
+        # keeps the bits that it always had.
+        self._counts_on_gpu = any(m.device.type in ("cuda", SIMULATED) for m in self.masters.values())
         self.adamw = torch.optim.AdamW(
             [
                 {"params": decayed, "weight_decay": settings.weight_decay},
@@ -105,8 +109,7 @@ class MasterAdamW:
             lr=0.0,
             betas=self.betas,
             eps=settings.epsilon,
-            # On the CPU, AdamW otherwise takes one pass over memory for each of its operations.
-            fused=True if offload else None,
+            fused=True if offload or self._counts_on_gpu else None,
         )
 
     def _send(self, name: str, parameter: Tensor) -> None:
@@ -226,9 +229,10 @@ class MasterAdamW:
             KeyError: if a tensor is missing.
         """
         for name, master in self.masters.items():
-            # AdamW reads its step count on the host, so the count stays on the CPU.
+            # The kernel of a GPU reads the step count there; elsewhere AdamW reads it on the host.
+            counts = master.device if self._counts_on_gpu else torch.device("cpu")
             self.adamw.state[master] = {
-                key: tensors[f"{key}.{name}"].to(master.device if key != "step" else "cpu")
+                key: tensors[f"{key}.{name}"].to(counts if key == "step" else master.device)
                 for key in STATE_KINDS
             }
         self._round()
