@@ -183,7 +183,8 @@ def _watch(recorder: Recorder, step: DryStep, model: LossModel, optimizer: Maste
         step.started.append(Pass(recorder.recording.operators.copy(), dict(recorder.recording.sent)))
 
     def end(*_: object) -> None:
-        offload = CURRENT.get()
+        # A CPU has no other memory to send them to.
+        offload = None if model.device.type == "cpu" else CURRENT.get()
         for away, beside in () if offload is None else offload.sent():
             _own(step, recorder, "attention" if beside else "inputs", dict(enumerate(away.blocks)))
 
