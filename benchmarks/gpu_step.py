@@ -161,6 +161,8 @@ SWITCHES: tuple[dict[str, Any], ...] = (
     {"offload_activations": True},
     {"tiled_mlp": 8192},
     {"offload_optimizer": True},
+    {"compile": False},
+    {"keep_attention": False},
 )
 """Settings of a stage whose time and memory stand beside those of the same step without them."""
 
@@ -170,7 +172,7 @@ def memory(sizes: Sizes, device: str) -> list[Case]:
     name, shape = next(iter(sizes.models.items()))
     short, long = sizes.steps[0], sizes.steps[-1]
     again = {"gradient_checkpointing": True}
-    least = {key: value for each in SWITCHES for key, value in each.items()}
+    least = {key: value for each in SWITCHES for key, value in each.items() if value is not False}
     wanted: tuple[tuple[int, Pattern, dict[str, Any]], ...] = (
         (long, "anchor", again),
         (long, "anchor", again | least),
