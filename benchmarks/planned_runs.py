@@ -1,6 +1,7 @@
-"""Plans of long contexts on many GPUs: memory, bytes and time of a step, from dry runs. Takes an hour and a half.
+"""Plans of long contexts on many GPUs: memory, bytes and time of a step, from dry runs. Takes half an hour.
 
     python -m benchmarks.planned_runs
+    python -m benchmarks.planned_runs --table public
 
 The models are configs of the published shapes; nothing is downloaded. Results are kept as they come, so a run that is
 stopped goes on with the next one.
@@ -72,6 +73,40 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
     },
 }
+QWEN3 = MODELS["Qwen3 8B"]
+MODELS |= {
+    "Qwen3 0.6B": QWEN3
+    | {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "Qwen3 32B": QWEN3
+    | {
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+    },
+    "Qwen3 30B-A3B": QWEN3
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+    },
+}
 MODELS["tiny"] = LLAMA | TINY
 MODELS["Llama 2 7B"] = MODELS["Llama 3.1 8B"] | {
     "vocab_size": 32000,
@@ -95,7 +130,10 @@ class Run:
         beside: whose published run it stands beside.
         all_logits: hold the logits of all tokens at once, as the published run does and ropewalk never would.
         documents: tokens of each document; "" for one document per row.
-        table: the table of ``docs/scaling.md`` that it is for: ``meshes``, ``fewest``, ``documents`` or ``published``.
+        table: the table of ``docs/scaling.md`` that it is for: ``meshes``, ``fewest``, ``documents``, ``published`` or
+            ``public``.
+        settings: further settings of the stage.
+        published: seconds of a step and bytes of a GPU, as they were published; None where they were not.
     """
 
     model: str
@@ -107,6 +145,8 @@ class Run:
     all_logits: bool = False
     documents: str = ""
     table: str = "meshes"
+    settings: tuple[tuple[str, Any], ...] = ()
+    published: tuple[float | None, float | None] = (None, None)
 
     @property
     def gpus(self) -> int:
@@ -120,6 +160,7 @@ class Run:
             ["offload"] * self.offload + ["all logits"] * self.all_logits + [self.beside] * bool(self.beside)
         )
         parts += [f"documents of {self.documents}"] * bool(self.documents)
+        parts += [f"{key} {value}" for key, value in self.settings]
         return ", ".join(parts)
 
 
@@ -196,6 +237,19 @@ FEWER = (
     Run(LLAMA_70B, "4M", {"ring": 16, "sequence": 8}, table="fewest"),
     Run(LLAMA_70B, "4M", {"ring": 8, "sequence": 8}, offload=True, table="fewest"),
 )
+FULL = (("pattern", "full"), ("keep_attention", True), ("tiled_mlp", "64k"))
+ON_CPU = (*FULL, ("offload_optimizer", True))
+TRL: dict[str, Any] = {"offload": True, "beside": "TRL", "table": "public"}
+# One row of full attention on nodes of eight H100: trl's pull requests 6845 and 6846.
+PUBLIC = (
+    Run("Qwen3 0.6B", "1M", {"sequence": 8}, settings=FULL, published=(137, 27.9e9), **TRL),
+    Run("Qwen3 8B", "1M", {"sequence": 8}, settings=FULL, published=(364, 56.2e9), **TRL),
+    Run("Qwen3 30B-A3B", "1M", {"sequence": 8}, settings=ON_CPU, published=(483, 46.0e9), **TRL),
+    Run("Qwen3 32B", "1M", {"sequence": 8}, settings=ON_CPU, published=(1295, 60.8e9), **TRL),
+    Run("Qwen3 0.6B", "4M", {"sequence": 8}, settings=FULL, published=(2135, 73.7e9), **TRL),
+    Run("Qwen3 8B", "2M", {"ring": 2, "sequence": 8}, settings=FULL, published=(696, None), **TRL),
+    Run("Qwen3 8B", "4M", {"ring": 4, "sequence": 8}, settings=FULL, published=(1346, None), **TRL),
+)
 SMALL = Run("tiny", "9k", {"sequence": 2}, all_logits=True, documents="100")
 PACKED = tuple(replace(run, documents="8k", table="documents") for run in RUNS if run.table == "meshes")
 
@@ -225,6 +279,7 @@ def planned(run: Run) -> dict[str, Any]:
             "gradient_checkpointing": True,
             "offload_activations": run.offload,
             "rope": {"method": "ntk"},
+            **dict(run.settings),
         }
         recipe = {
             "model": folder,
@@ -253,6 +308,8 @@ def planned(run: Run) -> dict[str, Any]:
         "beside": run.beside,
         "all_logits": run.all_logits,
         "table": run.table,
+        "settings": dict(run.settings),
+        "published": run.published,
         "seconds_to_plan": time.perf_counter() - began,
         **found,
     }
@@ -260,11 +317,14 @@ def planned(run: Run) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
+    parser.add_argument("--table", help="plan the runs of this table alone, and plan them anew")
     options = parsed(parser, {}, arguments)
     out = Path(options.out) if options.out else RESULTS / "planned_runs.json"
     known = json.loads(out.read_text())["runs"] if out.exists() else {}
-    for run in (SMALL,) if options.small else (*RUNS, *FEWER, *PACKED):
-        if run.name not in known:
+    for run in (SMALL,) if options.small else (*PUBLIC, *RUNS, *FEWER, *PACKED):
+        if options.table not in (None, run.table):
+            continue
+        if run.name not in known or options.table:
             known[run.name] = planned(run)
             write("planned_runs", {"runs": known}, options)
         found = known[run.name]
