@@ -72,7 +72,6 @@ def planned(folder, pattern, context, mean, run="step"):
         "rows_per_step": 1 if one else 2,
         "learning_rate": 1e-5,
         "gradient_checkpointing": one,
-        "compile": False,
         "keep_attention": False,
         "rope": {"method": "ntk"},
         "pattern": pattern,
