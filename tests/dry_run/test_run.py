@@ -14,6 +14,7 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.adapter_settings import AdapterSettings
 from ropewalk.parallel import World
 from tests.dry_run.cases import model_folder, recipe_of
+from tests.dry_run.formula_cases import LAYERS_OF_8B
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +107,28 @@ def test_a_host_that_is_too_small_does_not_fit(tmp_path):
     (stage,) = plan(recipe, too_small).stages
     assert not stage.fits
     assert stage.memory.peak <= stage.usable
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_llama_8b_trains_on_rows_of_500k_tokens_on_one_gpu_of_80_gb(tmp_path):
+    """With everything that saves memory; the host holds the inputs of 32 layers and of the final norm, 4.1 GB each."""
+    model = model_folder(tmp_path / "model", **LAYERS_OF_8B | {"num_hidden_layers": 32, "vocab_size": 128256})
+    recipe = recipe_of(
+        model,
+        context=500_000,
+        pattern="full",
+        precision="bfloat16",
+        gradient_checkpointing=True,
+        offload_activations=True,
+        keep_attention=False,
+        tiled_mlp=2**14,
+        offload_optimizer=True,
+    )
+    (stage,) = plan(recipe, HardwareSettings(gpus=1, document_length=2**30)).stages
+    assert stage.fits
+    assert stage.memory.peak < 72e9
+    assert stage.memory.host["inputs"] == pytest.approx(33 * 500_000 * 4096 * 2, rel=0.03)
 
 
 @pytest.mark.slow

@@ -107,8 +107,9 @@ def memory_of(step: DryStep) -> Memory:
         if event.allocation.host:
             part = parts.on_host(event.allocation)
             host[part] += parts.pinned(part, event.change)
-            if event.phase in MOMENTS:
-                most_host[part] = max(most_host[part], host[part])
+            # What loading needs besides is gone when the step begins.
+            loading = event.phase in ("model", "setup")
+            most_host[part] = host[part] if loading else max(most_host[part], host[part])
             continue
         now[parts.of(event.allocation)] += event.change
         if event.phase not in MOMENTS:
