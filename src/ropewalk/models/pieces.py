@@ -24,6 +24,8 @@ ONE_GRAPH = ("grouped_mm", "batched_mm")
 """Implementations of experts in transformers that do not read on the host how many tokens an expert gets."""
 ROTATION = "apply_rotary"
 """Beginning of the names of functions that rotate queries and keys."""
+MOVES = ("transpose", "permute", "view", "reshape", "contiguous", "squeeze", "unsqueeze", "shape", "device")
+"""Attributes of a tensor that neither compute with its values nor add up its gradients."""
 
 
 def fuse_pieces(model: nn.Module, backend: str | None = None) -> list[str]:
@@ -66,8 +68,10 @@ def _not_compiled(module: nn.Module, adapted: Collection[int]) -> str:
     """Why a compiler cannot follow an MLP or experts as one graph; empty if it can."""
     if type(module).__name__.endswith("Experts"):
         how = getattr(getattr(module, "config", None), "_experts_implementation", None)
+        stock: Any = inspect.unwrap(type(module).forward)
         # The decorator of transformers that chooses an implementation gives experts this attribute.
-        if not hasattr(module, "is_transposed") or how not in ONE_GRAPH:
+        chosen = hasattr(module, "is_transposed") and how in ONE_GRAPH
+        if not chosen and "bmm" not in stock.__code__.co_names:
             return "it runs one expert after the other"
     # The compiler would take an adapter's settings and parametrizations for constants, and compile each layer anew.
     if any(id(inner) in adapted for inner in module.modules()):
@@ -132,8 +136,8 @@ def _with_rotation(forward: Callable[..., Any], backend: str | None) -> Callable
 def _passes_on(forward: Callable[..., Any], rotations: Collection[str]) -> bool:
     """Whether a forward passes rotated queries and keys to its attention without computing with them.
 
-    A norm or a scale between them needs what the rotation computed in float32. The source tells; without it, the answer
-    is no.
+    A norm or a scale between them needs what the rotation computed in float32, and the gradients of keys that are
+    repeated, or stored for other layers, are added in float32. The source tells; without it, the answer is no.
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
@@ -146,7 +150,9 @@ def _passes_on(forward: Callable[..., Any], rotations: Collection[str]) -> bool:
             called = ast.unparse(node.value.func)
             if called in rotations or (called == "torch.cat" and rotated & _names(node.value)):
                 rotated |= {name for target in node.targets for name in _names(target)}
-        computes = isinstance(node, ast.BinOp) or (isinstance(node, ast.Attribute) and node.attr == "dtype")
+        if isinstance(node, ast.Assign) and _stores(node) and rotated & _names(node.value):
+            return False
+        computes = isinstance(node, ast.BinOp) or (isinstance(node, ast.Attribute) and node.attr not in MOVES)
         calls = isinstance(node, ast.Call) and ast.unparse(node.func).startswith("self.")
         parts = [each.id for each in ast.iter_child_nodes(node) if isinstance(each, ast.Name)]
         if (computes or calls) and rotated.intersection(parts):
@@ -156,6 +162,10 @@ def _passes_on(forward: Callable[..., Any], rotations: Collection[str]) -> bool:
 
 def _end(node: Any) -> tuple[int, int]:
     return node.end_lineno, node.end_col_offset
+
+
+def _stores(assignment: ast.Assign) -> bool:
+    return any(isinstance(target, ast.Subscript) for target in assignment.targets)
 
 
 def _names(node: ast.AST) -> set[str]:
