@@ -1,4 +1,4 @@
-"""Ulysses against one process: the output differs in no bit, gradients by the rounding of a sum over groups."""
+"""Ulysses against one process: the output differs in no bit, gradients by the rounding of sums over heads."""
 
 import pytest
 import torch

@@ -12,7 +12,9 @@ from ropewalk.testing import oracle_attention, random_layout
 def against_one_process(shape, heads, kv_heads, dtype, engine, cases):
     """For some random batches: differences of output and of gradients from attend on whole rows, on this rank.
 
-    And the largest error of a gradient of keys or values, as a share of twice that of attend and one rounding.
+    Those of keys and values leave out the anchors, whose gradients are sums over all queries, in an order that depends
+    on the number of heads. And the largest error of a gradient of keys or values, as a share of twice that of attend
+    and one rounding.
     """
     mesh = make_mesh(MeshShape(**shape), "cpu")
     found = []
@@ -39,10 +41,18 @@ def against_one_process(shape, heads, kv_heads, dtype, engine, cases):
         mine = [shard(x).requires_grad_() for x in (q, k, v)]
         output = sharded_attend(*mine, sharded, engine)
         own = torch.autograd.grad(output, mine, shard(cotangent))
-        pairs = zip((output, *own), (whole, *gradients), strict=True)
+        beyond = torch.stack([torch.arange(total) >= each.anchor_length for each in layouts])
+        beyond = shard(beyond[:, None, :, None].to(dtype).expand(batch, 1, total, 1))
         found.append(
             (
-                *(float((a - shard(b)).abs().max()) for a, b in pairs),
+                *(
+                    float((a - shard(b)).detach().abs().max())
+                    for a, b in ((output, whole), (own[0], gradients[0]))
+                ),
+                *(
+                    float(((a - shard(b)) * beyond).abs().max())
+                    for a, b in zip(own[1:], gradients[1:], strict=True)
+                ),
                 share_of_budget(own[1:], gradients[1:], (q, k, v), cotangent, layouts, shard),
             )
         )

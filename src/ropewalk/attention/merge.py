@@ -153,7 +153,7 @@ def _merged(
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     wide = lse_HBT.dtype
-    lse = lse_HBT.permute(1, 2, 0)
+    lse = lse_HBT.permute(1, 2, 0).contiguous()
     m = lse
     if k_BAKD is not None:
         assert v_BAKV is not None
@@ -184,7 +184,7 @@ def _merged_backward(
     softcap: float | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     wide = m_HBT.dtype
-    m, grad = m_HBT.permute(1, 2, 0), grad_BTHV.to(wide)
+    m, grad = m_HBT.permute(1, 2, 0).contiguous(), grad_BTHV.to(wide)
     delta = (grad * out_BTHV.to(wide)).sum(-1)
     dq, dk, dv, dsinks = dq_BTHD, None, None, None
     if k_BAKD is not None:
