@@ -54,6 +54,14 @@ def test_operations_are_the_mean_over_the_rows_in_any_order_of_the_documents(asi
         assert all(each.flops["dense"] == found[0].flops["dense"] for each in found)
 
 
+def test_the_model_attends_with_the_engine_of_the_stage(aside, tmp_path):
+    """As in training, where a measured engine may differ from what is taken without measuring."""
+    recipe = recipe_of(model_folder(tmp_path / "model"), pattern="full")
+    resolved = resolved_for(recipe, capability=(9, 0)).with_engine(0, "varlen")
+    found = aside(play, resolved, 0, Documents("one per row"), 0)
+    assert {each.name for each in found.operators if each.kind == "attention"} == {"flash2"}
+
+
 def test_memory_is_that_of_the_rows_that_need_most(aside, tmp_path):
     resolved = resolved_for(recipe_of(model_folder(tmp_path / "model")))
     alone = [aside(play, resolved, 0, Documents("", each), 0).memory.peak for each in ((511,), (30,) * 17)]

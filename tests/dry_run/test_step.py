@@ -79,6 +79,19 @@ def test_hopper_computes_rows_of_one_run_by_cudnn(aside, tmp_path, engine):
     assert max(scratch) == 512 * 8 * (8 + 1) * 4 + 2 * 512 * 8 * 8 * 2
 
 
+def test_the_pieces_of_one_run_in_a_ring_are_computed_by_cudnn(aside, tmp_path):
+    """A rank has two of four pieces: each sees itself causally, and all keys before it."""
+    recipe = recipe_of(model_folder(tmp_path / "model"), pattern="full", parallel={"ring": 2})
+    found = [aside(played, recipe, 2, rank=rank, capability=(9, 0)).recording for rank in (0, 1)]
+    for recording in found:
+        assert {each.name for each in recording.operators if each.kind == "attention"} == {"cudnn"}
+    pairs = 2 * 8 * (512 * 513 // 2)
+    assert sum(each.flops["attention", "forward"] for each in found) == pairs * 2 * 2 * 8
+    backward = sum(each.flops["attention", "backward"] for each in found)
+    # Two products for each forward product; the scores once more are not counted here.
+    assert backward == 2 * pairs * 2 * 2 * 8
+
+
 def test_slices_of_documents_count_as_they_are_computed(aside, tmp_path):
     """Runs of 101, four of 100 and 11 tokens are six slices of 256 for cuDNN; FlashAttention takes them as they are."""
     recipe = recipe_of(model_folder(tmp_path / "model"), pattern="anchor", engine="sdpa")

@@ -71,10 +71,7 @@ def attend(
         options.softcap,
         options.sinks is not None,
         needs_grad or (options.sinks is not None and options.sinks.requires_grad and torch.is_grad_enabled()),
-        one_run=all(
-            each.pattern == "full" and options.locality.within(each.total_length) == EVERYTHING
-            for each in layouts
-        ),
+        one_run=of_one_run(layouts, options.locality),
     )
     chosen = check_engine(engine, spec)
     if engine == "auto":
@@ -85,6 +82,13 @@ def attend(
         return packed.run(kernel_of(chosen), query, key, value, plan, options)
     output: Tensor = _module(chosen).run(query, key, value, plan, options)
     return output
+
+
+def of_one_run(layouts: Sequence[PackedLayout], locality: Locality) -> bool:
+    """Whether a query of these rows sees all earlier tokens of its row."""
+    return all(
+        each.pattern == "full" and locality.within(each.total_length) == EVERYTHING for each in layouts
+    )
 
 
 def kernel_of(engine: EngineName) -> Kernel:

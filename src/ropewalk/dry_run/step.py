@@ -137,7 +137,7 @@ def _model(resolved: ResolvedRecipe, number: int, rope: RopeMethod) -> LossModel
     setup = ModelSetup(
         rope,
         stage.settings.stage.context,
-        recipe.engine,
+        stage.engine,
         recipe.exact_rope,
         recipe.trust_remote_code,
         tuple(recipe.lift),

@@ -7,6 +7,7 @@ import torch
 
 from ropewalk import attend
 from ropewalk.attention import AttentionSpec, check_engine
+from ropewalk.attention.api import kernel_of
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.errors import EngineError, RopewalkError
@@ -189,6 +190,23 @@ def ring_of_one(layouts):
     """A ring of one rank: plans and runs without messages."""
     rows = tuple(RowShards(each.storage_in_order, (((0, each.total_length),),)) for each in layouts)
     return ShardedLayouts(tuple(layouts), rows, SequenceGroups())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "window", "engine"),
+    [("full", None, "sdpa"), ("full", 5, "varlen"), ("anchor", None, "varlen")],
+)
+def test_auto_is_the_engine_of_a_whole_row(monkeypatch, pattern, window, engine):
+    """On Hopper cuDNN computes rows of one run."""
+    monkeypatch.setattr("ropewalk.attention.engines.capabilities.capability_of", lambda device: (9, 0))
+    chosen = []
+    monkeypatch.setattr(
+        "ropewalk.parallel.ring.attention.kernel_of", lambda name: chosen.append(name) or kernel_of(name)
+    )
+    layout = PackedLayout.from_lengths([20, 12], pattern, 0)
+    q, k, v = (torch.empty(1, h, 32, 8, dtype=torch.bfloat16, device="meta") for h in (4, 2, 2))
+    ring_attend(q, k, v, ring_of_one([layout]), options=AttentionOptions(window=window))
+    assert chosen == [engine]
 
 
 @pytest.mark.parametrize("softcap", [None, 1.0])

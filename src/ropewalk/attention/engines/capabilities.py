@@ -103,8 +103,9 @@ def resolve_engine(spec: AttentionSpec) -> EngineName:
     """The engine that ``auto`` selects without measuring.
 
     It is sdpa on a CPU; on a GPU the first of varlen, flex and sdpa that can run this. sdpa always can. On Hopper, sdpa
-    comes first for rows of one run, for which it runs cuDNN: 0.73 of the rate of products, where FlashAttention 2
-    has 0.44 and FlexAttention 0.53 (docs/scaling.md). On other GPUs cuDNN is slower than FlashAttention.
+    comes first for rows of one run, also in a ring, for which it runs cuDNN: 0.73 of the rate of products, where
+    FlashAttention 2 has 0.44 and FlexAttention 0.53 (docs/scaling.md). On other GPUs cuDNN is slower than
+    FlashAttention.
     """
     if not spec.on_gpu or (spec.one_run and takes_cudnn(spec)):
         return "sdpa"

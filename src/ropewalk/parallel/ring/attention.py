@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention import AttentionSpec, EngineName, check_engine
-from ropewalk.attention.api import kernel_of
+from ropewalk.attention.api import kernel_of, of_one_run
 from ropewalk.attention.engines import plain, varlen
 from ropewalk.attention.options import EVERYTHING, PLAIN, AttentionOptions, Locality
 from ropewalk.attention.packed import attend_runs
@@ -61,8 +61,16 @@ def ring_attend(
     _check_tensors(query, key, value, sharded)
     head_dim, value_dim = query.shape[3], value.shape[3]
     options.check_sinks(query)
-    sinks = options.sinks is not None
-    spec = AttentionSpec(query.device, query.dtype, head_dim, value_dim, options.softcap, sinks, ring=True)
+    spec = AttentionSpec(
+        query.device,
+        query.dtype,
+        head_dim,
+        value_dim,
+        options.softcap,
+        options.sinks is not None,
+        ring=True,
+        one_run=of_one_run(sharded.layouts, options.locality),
+    )
     chosen = check_engine(engine, spec)
     plan = ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank, options.locality)
     group = sharded.groups.ring_group
