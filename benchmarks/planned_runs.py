@@ -299,7 +299,6 @@ def planned(run: Run) -> dict[str, Any]:
     (found,) = result["stages"]
     for name in ("course", "course_moments"):
         del found["memory"][name]
-    found["memory"]["host"] = sum(found["memory"]["host"].values())
     return {
         "model": run.model,
         "gpus": run.gpus,

@@ -149,7 +149,7 @@ def line(model: ModelShape, run: dict[str, Any]) -> list[str]:
         parts["working"] + parts["logits"],
         memory["peak"],
         estimate_memory(shape).peak,
-        memory["host"],
+        host_bytes(memory["host"]),
         sent["shards"] + sent["replicas"],
         sent["ulysses"],
         sent["ring"],
@@ -165,6 +165,11 @@ def line(model: ModelShape, run: dict[str, Any]) -> list[str]:
         bound(run),
         f"{packed['time']['tokens_per_second']:,.0f}",
     ]
+
+
+def host_bytes(host: int | dict[str, int]) -> int:
+    """CPU memory of a plan; some give only the sum."""
+    return host if isinstance(host, int) else sum(host.values())
 
 
 def mesh_of(words: str) -> MeshShape:
