@@ -1,5 +1,6 @@
 """Fused functions: the same bits on a CPU, one compilation on a GPU, and the hook of the dry run."""
 
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
@@ -44,6 +45,22 @@ def test_a_function_inside_a_compiled_one_is_a_part_of_it():
     x = torch.randn(4)
     assert torch.equal(outer(x), gated(x + 1, x)[0])
     assert counter.frame_count == 1
+
+
+def test_more_graphs_than_torch_allows_are_compiled_in_any_thread_and_the_limit_of_others_stays():
+    """Autograd runs checkpointed layers again in a thread of its own, and torch keeps limits by thread."""
+    torch.compiler.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
+    function = compiled_where(lambda *_: True, lambda x: x + 1, counter)
+    limit = torch._dynamo.config.recompile_limit
+    # Each number of dimensions needs a graph.
+    for number in range(limit):
+        function(torch.ones([2] * number))
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(function, torch.ones([2] * limit)).result().shape == (2,) * limit
+    function(torch.ones([2] * (limit + 1)))
+    assert counter.frame_count == limit + 2
+    assert torch._dynamo.config.recompile_limit == limit
 
 
 @pytest.mark.parametrize(

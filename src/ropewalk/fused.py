@@ -90,11 +90,15 @@ def compiled_where(
         if not where(*args, **kwargs):
             return function(*args, **kwargs)
         if compiled is None:
-            # A norm meets hidden states, queries and keys, with gradients and without, and must not fail at the ninth.
-            config = torch._dynamo.config
-            config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
             compiled = torch.compile(function, fullgraph=True, backend=backend)
-        return compiled(*args, **kwargs)
+        # A norm meets hidden states, queries and keys, with gradients and without, and must not fail at the ninth. For
+        # this call alone: others' functions keep their limit, and threads, such as autograd's, each have their own.
+        config = torch._dynamo.config
+        before, config.recompile_limit = config.recompile_limit, max(config.recompile_limit, MOST_GRAPHS)
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            config.recompile_limit = before
 
     return call
 
