@@ -1,6 +1,7 @@
 """What ranks run in the tests of sharded training; spawned processes import it by name."""
 
 import random
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -8,10 +9,11 @@ import transformers
 from ropewalk import PackedLayout, RopewalkError, Row
 from ropewalk.attention.layout import IGNORED, next_token_labels
 from ropewalk.evaluation.samples import LengthTooShort
+from ropewalk.models import losses
 from ropewalk.models.load import checkpoint_activations, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import gathered_state, load_sharded
-from ropewalk.models.tiles import tile_mlps
+from ropewalk.models.tiled_mlp import tile_mlps
 from ropewalk.parallel import MeshShape, ShardedLayouts, joined, make_mesh
 from ropewalk.parallel.traffic import counted_traffic
 from ropewalk.testing import random_layout
@@ -100,11 +102,14 @@ def trained(
         checkpoint_activations(model.model, 0 if checkpointing == "attention kept" else None)
     if tiles is not None:
         tile_mlps(model.model, tiles)
+    # The output head in as many tokens at a time, too.
+    logits = losses.LOGITS_BYTES if tiles is None else 4 * tiles * model.head.linear.weight.shape[0]
     optimizer = MasterAdamW(model.named_parameters(), Optimizer(), masters, optimizer_away)
     found = []
     for _ in range(steps):
         batches = micro_batches(mine, rows_per_batch, mesh)
-        r = train_step(model, batches, optimizer, 1e-2, ForwardPass(precision, offload), mesh)
+        with patch.object(losses, "LOGITS_BYTES", logits):
+            r = train_step(model, batches, optimizer, 1e-2, ForwardPass(precision, offload), mesh)
         found.append((r.loss, r.grad_norm, r.trained_tokens, r.tokens, r.padding))
     state = (
         {n.removeprefix("model."): p.detach() for n, p in optimizer.masters.items()}

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
 
 from ropewalk.attention.layout import IGNORED, PackedLayout
 from ropewalk.errors import RopewalkError
+from ropewalk.models.tiles import in_tiles
 from ropewalk.parallel import ShardedLayouts
 
 LOGITS_BYTES = 256 * 2**20
@@ -107,27 +107,17 @@ def chunked_token_losses(hidden: Tensor, labels: Tensor, head: OutputHead) -> Te
         head: maps hidden states to logits.
 
     Returns:
-        float32 ``[tokens]`` in nats, 0 for ignored labels. Peak memory is ``LOGITS_BYTES`` times a small constant.
+        float32 ``[tokens]`` in nats, 0 for ignored labels. Peak memory is ``LOGITS_BYTES`` times a small constant, and
+        in the backward the gradient of a trained head in float32, in which it is summed over the chunks.
     """
-    # 4 bytes of float32 for each logit.
+
+    def losses(hidden: Tensor, labels: Tensor) -> Tensor:
+        logits, targets = head.logits(hidden), labels.squeeze(-1)
+        return F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED)[:, None]
+
+    # In tiles of 4 bytes of float32 for each logit.
     size = max(1, LOGITS_BYTES // (4 * head.linear.weight.shape[0]))
-    if hidden.shape[0] <= size:
-        return _token_losses(hidden, labels, head)
-    # Chunks are recomputed in the backward pass: kept logits would take vocabulary times tokens in float32.
-    recompute = torch.is_grad_enabled()
-    losses = []
-    # split instead of slices: the backward pass of a slice writes a zero gradient as large as the whole tensor.
-    for h, y in zip(hidden.split(size), labels.split(size), strict=True):
-        losses.append(
-            checkpoint(_token_losses, h, y, head, use_reentrant=False, preserve_rng_state=False)
-            if recompute
-            else _token_losses(h, y, head)
-        )
-    return torch.cat(losses)
-
-
-def _token_losses(hidden: Tensor, labels: Tensor, head: OutputHead) -> Tensor:
-    return F.cross_entropy(head.logits(hidden), labels, reduction="none", ignore_index=IGNORED)
+    return in_tiles(head.linear, losses, size, (hidden, labels[:, None])).squeeze(-1)
 
 
 def token_losses(

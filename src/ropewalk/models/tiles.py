@@ -1,14 +1,11 @@
-"""Run the MLPs and experts of a decoder in tiles along the sequence, so that one tile's tensors exist at a time.
+"""Run what processes each token by itself in tiles along the sequence: an MLP, or the output head with the loss.
 
-An MLP is several times as wide as the hidden state, and processes each token by itself. The forward keeps only the
-MLP's input; the backward recomputes one tile after another. Source: Arctic Long Sequence Training, arXiv:2506.13996,
-section 3.1.
+The forward keeps only the inputs; the backward recomputes one tile after another.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,86 +13,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.errors import RopewalkError
-from ropewalk.models.sharding import decoder_layers
 
-EXPERTS = (
-    ("hidden_states", "top_k_index", "top_k_weights"),
-    ("hidden_states", "router_indices", "routing_weights"),
-)
-"""Arguments of experts to which a router beside them sends tokens; each has the tokens in its first dimension."""
+def in_tiles(
+    module: nn.Module, forward: Callable[..., Tensor], tokens: int, given: Sequence[Tensor]
+) -> Tensor:
+    """Call a function on tiles of its tensors, so that what it makes of one tile exists at a time.
 
-
-def tile_mlps(model: Any, tokens: int) -> None:
-    """Let the MLPs and experts of a model process at most so many tokens at a time, in place.
-
-    Results are equal within rounding, because matrix products of another number of rows may sum in another order.
-    Gradients of parameters are summed over the tiles in float32, whatever the dtype of the parameters. Routers stay
-    outside the tiles, so routing statistics do not change.
+    Gradients of parameters are summed over the tiles in float32 or wider, and passed on once.
 
     Args:
-        model: a transformers model, whole or sharded, without gradients of its own. Its parameters stay as they are.
-        tokens: most tokens of a tile, over all rows of a batch, 1 or more.
+        module: its trained parameters are those that the function uses.
+        forward: maps tensors ``[..., width]`` to one, each token by itself.
+        tokens: most tokens of a tile, 1 or more.
+        given: tensors of equally many tokens; those of the first have all dimensions but the last.
 
-    Raises:
-        RopewalkError: if the layers have no such part, one that does not process each token by itself, or dropout,
-            whose random numbers the recomputation would draw anew.
+    Returns:
+        ``[..., width]``, with the tokens of the first tensor.
     """
-    found = [module for layer in decoder_layers(model) for module in _by_token(layer)]
-    if not found:
-        raise RopewalkError(
-            f"tiled_mlp found no MLP in the layers of {type(model).__name__} that processes each token by itself; set "
-            "tiled_mlp to null"
-        )
-    for module in found:
-        for name, part in module.named_modules():
-            if isinstance(part, nn.Dropout) and part.p > 0:
-                raise RopewalkError(
-                    f"tiled_mlp recomputes the MLPs, and the dropout of {part.p:g} in {type(module).__name__}.{name} "
-                    "would draw other random numbers; set the dropout to 0, or tiled_mlp to null"
-                )
-        # An instance's own forward, so that hooks, names of parameters and classes stay as they are.
-        module.forward = partial(_run, module, module.forward, tokens)  # type: ignore[method-assign]
-
-
-def _by_token(layer: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules in a layer that process each token by itself, and hold its widest tensors."""
-    for child in layer.children():
-        if _arguments(child) in EXPERTS or _is_mlp(child):
-            yield child
-        elif "Experts" in type(child).__name__:
-            raise RopewalkError(
-                f"tiled_mlp cannot divide the tokens of {type(child).__name__}, whose arguments are "
-                f"{', '.join(_arguments(child))} rather than {', '.join(EXPERTS[0])}; set tiled_mlp to null"
-            )
-        else:
-            yield from _by_token(child)
-
-
-def _is_mlp(module: nn.Module) -> bool:
-    """Whether a module maps one tensor through several linear maps, with nothing between them that mixes tokens."""
-    if len(_arguments(module)) != 1:
-        return False
-    # Linear maps have matrices, norms and biases are vectors; convolutions have a third dimension.
-    dimensions = [parameter.dim() for parameter in module.parameters()]
-    own = list(module.parameters(recurse=False))
-    return not own and dimensions.count(2) >= 2 and max(dimensions) == 2
-
-
-def _arguments(module: nn.Module) -> tuple[str, ...]:
-    return tuple(inspect.signature(module.forward).parameters)
-
-
-def _run(module: nn.Module, forward: Callable[..., Tensor], tokens: int, *args: Any, **kwargs: Any) -> Tensor:
-    given = tuple(inspect.signature(forward).bind(*args, **kwargs).arguments.values())
     hidden = given[0]
     if hidden.numel() <= tokens * hidden.shape[-1]:
-        whole: Tensor = forward(*given)
-        return whole
+        return forward(*given)
     shape = hidden.shape[:-1]
     flat = [each.reshape(-1, each.shape[-1]) for each in given]
     if not torch.is_grad_enabled():
-        return _in_tiles(forward, tokens, flat, shape).view(*shape, -1)
+        return _tile_by_tile(forward, tokens, flat, shape).view(*shape, -1)
     kept = _Kept.apply(torch.empty(0, device=hidden.device, requires_grad=True), *flat)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     out: Tensor = _Tiled.apply(kept.grad_fn, module, forward, tokens, shape, len(flat), *flat, *trained)
@@ -114,7 +55,7 @@ def _bounds(count: int, tokens: int) -> list[tuple[int, int]]:
     return list(pairwise(count * tile // tiles for tile in range(tiles + 1)))
 
 
-def _in_tiles(
+def _tile_by_tile(
     forward: Callable[..., Tensor], tokens: int, given: Sequence[Tensor], shape: torch.Size
 ) -> Tensor:
     out = None
@@ -141,7 +82,7 @@ class _Kept(torch.autograd.Function):
 
 
 class _Tiled(torch.autograd.Function):
-    """The MLP, tile after tile; takes the trained parameters so that autograd passes their gradients on once."""
+    """The function, tile after tile; takes the trained parameters so that autograd passes their gradients on once."""
 
     @staticmethod
     def forward(
@@ -162,12 +103,14 @@ class _Tiled(torch.autograd.Function):
             kind,
             torch.get_autocast_dtype(kind),
             torch.is_autocast_enabled(kind),
-            # A cached cast of a parameter, made without gradients here, would have none where one is needed.
+            # A cached cast would be of another tile's graph.
             cache_enabled=False,
         )
         ctx.set_materialize_grads(False)
-        with ctx.autocast():
-            return _in_tiles(forward, tokens, given, shape)
+        out = _tile_by_tile(forward, tokens, given, shape)
+        # Casts of parameters that were cached here have no gradient, and would be taken where one is needed.
+        torch.clear_autocast_cache()
+        return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:

@@ -25,7 +25,7 @@ from ropewalk.models.load import cast_parameters, checkpoint_activations
 from ropewalk.models.losses import LossModel
 from ropewalk.models.pieces import fuse_pieces
 from ropewalk.models.routing import Routing
-from ropewalk.models.tiles import tile_mlps
+from ropewalk.models.tiled_mlp import tile_mlps
 from ropewalk.parallel.heartbeat import heartbeat, outlast_heartbeats
 from ropewalk.rope import RopeMethod
 from ropewalk.training.checkpoint.files import CHECKPOINTS, Position

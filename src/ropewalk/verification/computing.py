@@ -18,7 +18,7 @@ from ropewalk.models.attention.intercept import KeepFloat64, run_experts_one_by_
 from ropewalk.models.load import cast_parameters, checkpoint_activations, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
-from ropewalk.models.tiles import tile_mlps
+from ropewalk.models.tiled_mlp import tile_mlps
 from ropewalk.parallel import Mesh, World
 from ropewalk.training.step import ForwardPass, micro_batches, train_step
 from ropewalk.verification.case import Case
