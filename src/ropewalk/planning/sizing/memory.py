@@ -280,7 +280,9 @@ def _loss_bytes(run: ShardedRun) -> int:
     narrow = 2 * width if width < MASTER_BYTES else 0
     logits = chunk * shape.vocab * (3 * MASTER_BYTES + narrow)
     hidden = run.places * (_norm_bytes(shape.hidden, width) + 2 * shape.hidden * width)
-    return logits + shape.head_parameters * width + hidden
+    # The gradient of the head, in float32 while it is summed over chunks, and that of a chunk.
+    gradient = shape.head_parameters * (width + (MASTER_BYTES if chunk < run.places else 0))
+    return logits + gradient + hidden
 
 
 def _norm_bytes(elements: int, width: int) -> int:
