@@ -110,6 +110,23 @@ def test_a_host_that_is_too_small_does_not_fit(tmp_path):
 
 
 @pytest.mark.slow
+def test_attention_is_run_again_where_only_the_host_is_too_small(tmp_path):
+    recipe = recipe_of(
+        model_folder(tmp_path / "model"),
+        gradient_checkpointing=True,
+        offload_activations=True,
+        keep_attention=True,
+    )
+    (stage,) = plan(recipe, HardwareSettings(gpus=1, document_length=512)).stages
+    between = (stage.host - stage.memory.host["attention"] / 2) / planning.USABLE / 1e9
+    (stage,) = plan(recipe, HardwareSettings(gpus=1, host_memory_gb=between, document_length=512)).stages
+    assert not stage.fits
+    (change,) = stage.changes
+    assert (change.change, change.fits) == ("stages.0.keep_attention: false", True)
+    assert change.host == stage.host - stage.memory.host["attention"]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_llama_8b_trains_on_rows_of_500k_tokens_on_one_gpu_of_80_gb(tmp_path):
     """With everything that saves memory; the host holds the inputs of 32 layers and of the final norm, 4.1 GB each."""

@@ -317,7 +317,7 @@ class _Planner:
             ranks = self.played(player, resolved, documents, _extremes(resolved.stages[self.number].mesh))
             most = max(ranks, key=lambda each: each.memory.peak)
             fits = self.target.fits(most, resolved.stages[self.number].mesh)
-            changes = () if fits else tuple(self.changes(player, resolved, documents))
+            changes = () if fits else tuple(self.changes(player, resolved, documents, most.memory))
         return _Accounts(resolved, self.number, self.target, documents, tuple(ranks)).stage(most, changes)
 
     def resolved(self, recipe: Recipe | None = None, ranks: int | None = None) -> ResolvedRecipe:
@@ -344,15 +344,17 @@ class _Planner:
                 progress(done, done)
         return found
 
-    def changes(self, player: Player, resolved: ResolvedRecipe, documents: Documents) -> Iterator[Change]:
+    def changes(
+        self, player: Player, resolved: ResolvedRecipe, documents: Documents, memory: Memory
+    ) -> Iterator[Change]:
         """Changes from the smallest to the largest, each in a dry run, up to the first that fits.
 
         Settings come before GPUs, and each change includes those before it that the recipe allows.
         """
         recipe, number = self.recipe, 0
         mesh = resolved.stages[self.number].mesh
-        for name, value in self.settings(mesh):
-            stated = format_length(value) if name == "tiled_mlp" else "true"
+        for name, value in self.settings(mesh, memory):
+            stated = format_length(value) if name == "tiled_mlp" else str(value).lower()
             changed = _with(recipe, self.number, **{name: value})
             key = f"stages.{self.number}.{name}: {stated}"
             change = self.tried(player, documents, key, changed, self.target.ranks)
@@ -374,9 +376,14 @@ class _Planner:
             if change.fits:
                 return
 
-    def settings(self, mesh: MeshShape) -> Iterator[tuple[str, Any]]:
+    def settings(self, mesh: MeshShape, memory: Memory) -> Iterator[tuple[str, Any]]:
         """Settings of the stage that save memory and are not set, each with more cost of time than those before it."""
         stage = self.recipe.stages[self.number]
+        if memory.peak <= self.target.usable:
+            # The CPU's memory alone is too small, and settings that save the device's would need more of it.
+            if memory.host.get("attention"):
+                yield "keep_attention", False
+            return
         tokens = stage.rows_per_batch * stage.context // mesh.sequence_degree
         for name, value in (
             ("gradient_checkpointing", True),
