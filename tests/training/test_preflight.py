@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from pydantic import ValidationError
-from transformers import Cohere2Config, DbrxConfig, PhimoeConfig
+from transformers import AutoConfig, AutoModelForCausalLM, Cohere2Config, DbrxConfig, PhimoeConfig
 
 from ropewalk.attention import AttentionSpec, resolve_engine
 from ropewalk.errors import EngineError, RopewalkError
@@ -44,6 +44,36 @@ def test_engines_that_need_whole_rows_are_refused_under_a_ring(recipe_values):
     recipe = Recipe.model_validate({**recipe_values, "parallel": {"ring": 4}, "engine": "reference"})
     with pytest.raises(EngineError, match="engine reference needs all keys of a row at once"):
         resolve(recipe, WORLD)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_host_too_small_for_what_is_sent_there_is_refused(recipe_values, monkeypatch, ranks):
+    """Four ranks of a machine send there what one does: quarters of rows and of the optimizer."""
+    monkeypatch.setattr(preflight, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(preflight, "require_devices", lambda world, device: None)
+    memory = {"cpu": 0}
+    monkeypatch.setattr(preflight, "device_bytes", lambda device: memory[device.type])
+    offloads = dict.fromkeys(("gradient_checkpointing", "offload_activations", "offload_optimizer"), True)
+    (stage,) = recipe_values["stages"]
+    values = recipe_values | {
+        "precision": "bfloat16",
+        "stages": [stage | offloads],
+        "parallel": {"ring": ranks},
+    }
+    world = World(rank=0, size=ranks, local_rank=0, local_size=ranks)
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(values["model"])
+        parameters = sum(each.numel() for each in AutoModelForCausalLM.from_config(config).parameters())
+    # Weights, gradients and two moments in float32, and the bfloat16 input of each layer.
+    needed = 16 * parameters + config.num_hidden_layers * 128 * config.hidden_size * 2
+    memory["cpu"] = needed
+    resolve(Recipe.model_validate(values), world)
+    memory["cpu"] -= 1
+    message = refused(values, world)
+    assert message.startswith(
+        f"stages.0 would keep {needed / 1e9:.3g} GB or more in the CPU memory of a machine"
+    )
+    assert "set offload_activations or offload_optimizer to false, or train on more machines" in message
 
 
 @pytest.mark.parametrize(

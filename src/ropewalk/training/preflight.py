@@ -36,6 +36,7 @@ from ropewalk.models.load import (
 )
 from ropewalk.models.routing import DRAWS_EXPERTS, MOST_RECORDED_SINCE, records_routing
 from ropewalk.parallel import MeshShape, World, require_devices
+from ropewalk.planning.sizing.memory import estimate_memory
 from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
 from ropewalk.planning.sizing.time import H100
@@ -131,7 +132,10 @@ def resolve(
     if meshes is None:
         trained_parameters = None if adapter is None else adapter.trained
         places = _Places(config, world, device, trained_parameters, machine)
-        meshes = meshes_of(recipe, places, in_stages, range(len(decided)) if training is None else training)
+        numbers = range(len(decided)) if training is None else training
+        meshes = meshes_of(recipe, places, in_stages, numbers)
+        if machine is None and device.type == "cuda":
+            _refuse_small_host(recipe, places, in_stages, meshes[1], numbers)
     mesh, in_stage = meshes
     for computed, arranged in dict.fromkeys([(precision, mesh), *zip(in_stages, in_stage, strict=True)]):
         _refuse_precision(config, computed, arranged)
@@ -509,7 +513,14 @@ def _chosen(stage: Stage, places: _Places, precision: str) -> MeshShape:
     if precision == "bfloat16-autocast" and not stage.gradient_checkpointing:
         # Autograd keeps the bfloat16 copy of each weight that autocast made until the backward, 2 bytes per parameter.
         memory = max(0, memory - 2 * shape.layer_parameters)
-    run = ShardedRun(
+    run = _sharded_run(shape, stage, places.trained, precision)
+    # Only the memory is that of this device; auto compares the meshes with the speeds of H100s.
+    cluster = replace(H100, ranks_per_node=world.local_size, bytes_per_rank=memory)
+    return choose_mesh(run, stage.rows_per_step, world.size, cluster)
+
+
+def _sharded_run(shape: ModelShape, stage: Stage, trained: int | None, precision: str) -> ShardedRun:
+    return ShardedRun(
         shape,
         MeshShape(),
         stage.context,
@@ -520,11 +531,33 @@ def _chosen(stage: Stage, places: _Places, precision: str) -> MeshShape:
         offload_optimizer=stage.offload_optimizer,
         # Under autocast, parameters are gathered in float32 and hidden states between layers are float32.
         dtype="bfloat16" if precision == "bfloat16" else "float32",
-        trained=places.trained,
+        trained=trained,
     )
-    # Only the memory is that of this device; auto compares the meshes with the speeds of H100s.
-    cluster = replace(H100, ranks_per_node=world.local_size, bytes_per_rank=memory)
-    return choose_mesh(run, stage.rows_per_step, world.size, cluster)
+
+
+def _refuse_small_host(
+    recipe: Recipe, places: _Places, precisions: Sequence[str], meshes: Sequence[MeshShape], training: range
+) -> None:
+    """Raise if a stage would send more to the CPU's memory than this machine has."""
+    ranks, present = places.world.local_size, device_bytes(torch.device("cpu"))
+    for number in training:
+        stage = recipe.stages[number]
+        asked = [name for name in ("offload_activations", "offload_optimizer") if getattr(stage, name)]
+        if not (asked and stage.steps):
+            continue
+        try:
+            shape = ModelShape.from_config(places.config)
+        except RopewalkError:
+            # Not every model can be estimated, and those that cannot may yet fit.
+            return
+        run = _sharded_run(shape, stage, places.trained, precisions[number])
+        # Without kept attention and what pinned memory is rounded up by, so a run needs no less.
+        needed = ranks * estimate_memory(replace(run, mesh=meshes[number])).host
+        if needed > present:
+            raise RopewalkError(
+                f"stages.{number} would keep {needed / 1e9:.3g} GB or more in the CPU memory of a machine, which has "
+                f"{present / 1e9:.3g} GB; set {' or '.join(asked)} to false, or train on more machines"
+            )
 
 
 def device_bytes(device: torch.device) -> int:
