@@ -12,7 +12,7 @@ from ropewalk.training.checkpoint.files import read_record
 from ropewalk.training.checkpoint.single import WholeCheckpoints
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.stage import made_ahead
+from ropewalk.training.stage import made_ahead, waited_for
 from tests.training.resume_cases import Notes, recipe_of, weights_of, with_stage
 from tests.training.run_cases import extend, extended
 
@@ -42,6 +42,21 @@ def test_rows_that_cannot_be_made_end_the_run_in_their_step():
         next(steps)
 
 
+def test_each_item_comes_with_the_time_that_it_was_waited_for():
+    def slow():
+        for each in range(3):
+            time.sleep(0.05 * each)
+            yield each
+
+    found = []
+    for item, seconds in waited_for(slow()):
+        found.append((item, seconds))
+        # What is done with an item is not waiting for the next.
+        time.sleep(0.2)
+    assert [item for item, _ in found] == [0, 1, 2]
+    assert all(0.05 * item <= seconds < 0.05 * item + 0.05 for item, seconds in found)
+
+
 def metrics_of(values):
     return [json.loads(line) for line in (Path(values["output"]) / "metrics.jsonl").read_text().splitlines()]
 
@@ -64,6 +79,9 @@ def test_metrics_say_how_long_each_checkpoint_took(recipe_values, monkeypatch, a
     assert waits == [3, 5]
     (last, step), lines = tracked[-1], metrics_of(recipe_values)
     assert step == 6
+    for line in lines:
+        assert 0 < line["forward_backward"] + line["optimizer_update"] <= line["seconds"]
+        assert line["rows_wait"] >= 0
     assert 1.0 <= last["checkpoint_wait"] < 60.0
     writes = [each["checkpoint_write"] for each in (*lines, last) if "checkpoint_write" in each]
     assert bool(writes) == asynchronous

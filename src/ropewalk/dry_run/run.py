@@ -11,6 +11,7 @@ import torch
 
 from ropewalk.attention.speeds import SPEEDS
 from ropewalk.dry_run.documents import Documents, documents_of
+from ropewalk.dry_run.measured import Measured, recorded_run
 from ropewalk.dry_run.memory import Memory
 from ropewalk.dry_run.played import Copy, Played, Player, Wait, in_own_process
 from ropewalk.dry_run.roofline import compute_seconds
@@ -172,25 +173,29 @@ def plan(
         context: reporter of progress; its other values are ignored.
 
     Raises:
-        RopewalkError: for an invalid recipe, or a mesh that does not suit the GPUs.
+        RopewalkError: for an invalid recipe, a mesh that does not suit the GPUs, or a measured run of another model or
+            GPU.
         EngineError: if the model does something that a dry run cannot follow, or that would fail on a GPU.
     """
     hardware = hardware or HardwareSettings()
+    context = context or RunContext()
     cluster = hardware.cluster
-    return _planned(
-        recipe,
-        _Target(
-            name=hardware.gpu,
-            ranks=hardware.gpus or _requested(recipe),
-            ranks_per_node=cluster.ranks_per_node,
-            machine=Machine(torch.device("cuda", 0), cluster.bytes_per_rank, cluster.capability),
-            host=cluster.host_bytes,
-            cluster=cluster,
-            price=hardware.price,
-            document_length=hardware.document_length,
-        ),
-        context or RunContext(),
+    target = _Target(
+        name=hardware.gpu,
+        ranks=hardware.gpus or _requested(recipe),
+        ranks_per_node=cluster.ranks_per_node,
+        machine=Machine(torch.device("cuda", 0), cluster.bytes_per_rank, cluster.capability),
+        host=cluster.host_bytes,
+        cluster=cluster,
+        price=hardware.price,
+        document_length=hardware.document_length,
     )
+    if hardware.measured is not None:
+        run = recorded_run(hardware.measured, recipe, hardware.gpu)
+        theirs = _planned(run.recipe, replace(target, ranks=run.ranks), context)
+        seconds = {stage.number - 1: stage.time.seconds for stage in theirs.stages if stage.time is not None}
+        target = replace(target, measured=run.compared(seconds))
+    return _planned(recipe, target, context)
 
 
 def plan_here(recipe: Recipe, world: World | None = None, context: RunContext | None = None) -> PlannedRun:
@@ -247,6 +252,7 @@ class _Target:
         cluster: assumed speeds; None if they are not known.
         price: price of a GPU hour; None for none.
         document_length: tokens of each document; None for the recipe's own.
+        measured: factor for the time of computation; None for that of the roofline alone.
     """
 
     name: str
@@ -257,6 +263,7 @@ class _Target:
     cluster: Cluster | None
     price: float | None = None
     document_length: int | None = None
+    measured: Measured | None = None
 
     @property
     def usable(self) -> int:
@@ -489,6 +496,8 @@ class _Accounts:
             (compute_seconds(each.operators, cluster) for each in self.ranks),
             key=lambda each: sum(each.values()),
         )
+        if self.target.measured is not None:
+            kinds = {kind: spent * self.target.measured.factor for kind, spent in kinds.items()}
         compute = sum(kinds.values())
         waiting = [waiting_seconds(each.transfers, mesh, compute, cluster) for each in self.ranks]
         exchange, exposed = (max(each[part] for each in waiting) for part in (0, 1))
@@ -532,6 +541,11 @@ def _assumptions(target: _Target, kernels: Collection[str]) -> Iterator[str]:
             f"{cluster.matmul_efficiency:.0%} of the peak, attention {_attention_shares(cluster, kernels)}, and "
             f"everything else {cluster.memory_efficiency:.0%} of the memory's bandwidth"
         )
+        if target.measured is not None:
+            yield (
+                f"computation takes {target.measured.factor:.2f} times as long as that, as the steps "
+                f"{target.measured.words} did beside a plan of their own recipe"
+            )
         yield (
             f"links reach {cluster.link_efficiency:.0%} of their bandwidth, and computation hides "
             f"{cluster.overlap:.0%} of the transfers that can overlap with it"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ropewalk.io.settings import COMMON, Length, Settings
+from ropewalk.io.settings import COMMON, FilePath, Length, Settings
 from ropewalk.planning.sizing.time import GPUS, H100, Cluster
 
 Gpu = Literal["h100", "h200", "a100", "b200"]
@@ -69,6 +69,12 @@ class HardwareSettings(Settings):
         le=1,
         description="Share (0 to 1) of the GPU's memory bandwidth reached by operators without matrix products. The "
         "default was fitted to training steps on an H200.",
+    )
+    measured: FilePath | None = Field(
+        None,
+        description="Output folder of a run of the same model on the same kind of GPU, by `ropewalk extend`. The time "
+        "of computation is multiplied by the time that the steps of this run took, divided by the planned time of "
+        "its own recipe. Default: no factor.",
     )
 
     @property

@@ -535,6 +535,7 @@ def versions(resolved: ResolvedRecipe) -> dict[str, str]:
         **software_versions(),
         "platform": platform.platform(),
         "device": f"{device.type} {machine}",
+        "processes": str(resolved.mesh.world_size),
         "threads": str(torch.get_num_threads()),
     }
 

@@ -31,6 +31,7 @@ from ropewalk.rope import RopeMethod
 from ropewalk.training.checkpoint.files import CHECKPOINTS, Position
 from ropewalk.training.checkpoint.sharded import load_checkpoint, load_moments, load_weights
 from ropewalk.training.checkpoint.writing import checkpointing
+from ropewalk.training.clock import StepClock
 from ropewalk.training.final_weights import best_checkpoint
 from ropewalk.training.measurement import Measurement, measure_during, tracked
 from ropewalk.training.metrics import MetricsLog
@@ -106,7 +107,7 @@ def _run_stage(run: StageRun, metrics: MetricsLog) -> Path:
     model, optimizer, position = _begun(run)
     aux_loss = resolved.router_aux_losses[run.number]
     forward = ForwardPass(resolved.stages[run.number].precision, stage.offload_activations, aux_loss)
-    speed = Speed.of_stage(resolved, model, context.mesh)
+    speed, clock = Speed.of_stage(resolved, model, context.mesh), StepClock(model.device)
     skipped, last = 0, run.at.weights
     label = f"stage {run.number + 1}/{len(recipe.stages)} training"
     stopped_by = 0
@@ -132,21 +133,22 @@ def _run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             last = checkpoints.save(position)
         steps = range(position.step, stage.steps)
         # Rows of the next step are read, and plans of attention made, while the device computes this one.
-        ahead = made_ahead(partial(_batches, run, model), steps)
+        ahead = waited_for(made_ahead(partial(_batches, run, model), steps))
         progress.reached(position.step + 1)
-        for step, batches in zip(steps, ahead, strict=True):
+        for step, (batches, waited) in zip(steps, ahead, strict=True):
             started_at = time.perf_counter()
             rate = learning_rate_at(step, stage)
-            result = train_step(model, batches, optimizer, rate, forward, context.mesh)
+            result = train_step(model, batches, optimizer, rate, forward, context.mesh, clock)
             # train_step has read the loss back, so on a GPU at most the update of the weights is still running.
             seconds = time.perf_counter() - started_at
+            parts = {"rows_wait": waited} | clock.seconds()
             # Evaluations, checkpoints and their copies may take longer than any step.
             progress.pause()
             done = step + 1
             # Rows have a fixed length, so progress in tokens follows from the step, in a resumed run too.
             tokens = run.tokens_before + done * stage.rows_per_step * stage.context
             if context.is_rank_0:
-                values = _values(run.number, done, result, rate, tokens, seconds)
+                values = _values(run.number, done, result, rate, tokens, seconds) | parts
                 values |= speed.of(batches, seconds) | peak_memory(model.device) | checkpoints.seconds()
                 # Before the check below, so that the log shows the steps that diverged.
                 metrics.append(values, run.steps_before + done)
@@ -299,6 +301,14 @@ def made_ahead(make: Callable[[int], Made], steps: Sequence[int]) -> Iterator[Ma
             if following is not None:
                 coming.append(pool.submit(make, following))
             yield made
+
+
+def waited_for(items: Iterator[Made]) -> Iterator[tuple[Made, float]]:
+    """Yield each item with the seconds that it was waited for."""
+    asked = time.perf_counter()
+    for item in items:
+        yield item, time.perf_counter() - asked
+        asked = time.perf_counter()
 
 
 def _batches(run: StageRun, model: LossModel, step: int) -> list[Batch]:

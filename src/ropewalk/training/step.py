@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -25,6 +25,7 @@ from ropewalk.models.offload import Offload
 from ropewalk.models.routing import Recorder, Routing, recorded_routing
 from ropewalk.parallel import Mesh, ShardedLayouts
 from ropewalk.parallel.ring import prepare as prepare_ring
+from ropewalk.training.clock import Moment, StepClock
 from ropewalk.training.optimizer import MasterAdamW
 
 
@@ -201,6 +202,7 @@ def train_step(
     learning_rate: float,
     forward: ForwardPass = FLOAT32,
     mesh: Mesh | None = None,
+    clock: StepClock | None = None,
 ) -> StepResult:
     """Run forward and backward over the micro-batches of a step, clip the gradients, and update the weights.
 
@@ -220,11 +222,14 @@ def train_step(
         learning_rate: learning rate of this step.
         forward: options of the forward passes.
         mesh: mesh of the ranks; None for this process alone.
+        clock: clock to mark the step's parts on.
 
     Raises:
         RopewalkError: if no row of the step has a target, or if the load-balancing loss is requested and transformers
             does not record the model's routers.
     """
+    mark: Callable[[Moment], None] = (lambda _: None) if clock is None else clock.mark
+    mark("begun")
     ranks = 1 if mesh is None else mesh.shape.world_size
     # Known before the first backward, so that gradients accumulate with their final divisor.
     trained_tokens = _targets(batches, mesh, model.device)
@@ -263,12 +268,15 @@ def train_step(
         for each in routed:
             dist.all_reduce(each)
     norm = optimizer.clip()
+    mark("computed")
     summed, grad_norm, *numbers = _read(
         total, norm.full_tensor() if isinstance(norm, DTensor) else norm, *routed
     )
     applied = math.isfinite(summed) and math.isfinite(grad_norm)
     if applied:
+        mark("updating")
         optimizer.step(learning_rate)
+        mark("updated")
     optimizer.zero_grad()
     # Ranks of one sequence group share their rows, so a group counts once.
     data_ranks = 1 if mesh is None else mesh.shape.data_degree
