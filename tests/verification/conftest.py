@@ -91,5 +91,6 @@ def made(
         gradient_checkpointing=False,
         offload_activations=False,
         tiled_mlp=None,
+        compiled=False,
         scratch=str(tmp_path_factory.mktemp("scratch")),
     )

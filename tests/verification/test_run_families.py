@@ -52,6 +52,7 @@ def case_of(family, folder, scratch):
         gradient_checkpointing=False,
         offload_activations=False,
         tiled_mlp=None,
+        compiled=False,
         scratch=str(scratch),
         key=uuid.uuid4().hex,
     )

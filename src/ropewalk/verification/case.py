@@ -72,6 +72,7 @@ class Case:
         seed, optimizer, precision: settings of the recipe; ``auto`` is resolved.
         rows_per_batch: rows per forward pass: those of the stage, and at least 2.
         gradient_checkpointing, offload_activations, tiled_mlp: settings of the stage.
+        compiled: whether the stage compiles pieces of the model.
         scratch: folder for files that the checks save.
         key: unique key of this case, under which results that several checks need are cached.
     """
@@ -89,6 +90,7 @@ class Case:
     gradient_checkpointing: bool
     offload_activations: bool
     tiled_mlp: int | None
+    compiled: bool
     scratch: str
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -211,6 +213,7 @@ def prepare(
         gradient_checkpointing=stage.gradient_checkpointing,
         offload_activations=stage.offload_activations,
         tiled_mlp=stage.tiled_mlp,
+        compiled=here.compiled,
         scratch=str(scratch),
     )
     return case, remarks, here.mesh

@@ -17,6 +17,7 @@ from ropewalk.attention.layout import Row
 from ropewalk.models.attention.intercept import KeepFloat64, run_experts_one_by_one
 from ropewalk.models.load import cast_parameters, checkpoint_activations, load_model
 from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.models.pieces import fuse_pieces
 from ropewalk.models.sharding import load_sharded
 from ropewalk.models.tiled_mlp import tile_mlps
 from ropewalk.parallel import Mesh, World
@@ -79,12 +80,13 @@ def experts_for(model: Any, dtype: torch.dtype) -> None:
 
 
 def as_in_a_run(model: LossModel, case: Case) -> LossModel:
-    """Enable gradient checkpointing and tiles of MLPs if the recipe does, except in float64."""
+    """Fuse pieces, and enable gradient checkpointing and tiles of MLPs if the recipe does, except in float64."""
     # KeepFloat64 is not active during the recomputation in the backward.
     if model.head.linear.weight.dtype == torch.float64:
         return model
     if case.gradient_checkpointing:
         checkpoint_activations(model.model)
+    fuse_pieces(model.model, "inductor" if case.compiled else None)
     if case.tiled_mlp is not None:
         tile_mlps(model.model, case.tiled_mlp)
     return model

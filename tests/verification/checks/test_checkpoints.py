@@ -1,6 +1,7 @@
 """States of a checkpoint are compared tensor by tensor, and one process's own checkpoint is what was in memory."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from ropewalk.parallel import MeshShape
 from ropewalk.verification import Planned, run_planned
 from ropewalk.verification.checks.checkpoints import _largest
+from tests.marks import compiles
 
 
 def test_the_largest_difference_is_named_by_its_tensor():
@@ -30,3 +32,15 @@ def test_sound_code_writes_and_resumes_to_the_last_bit(two_ranks, shallow_case, 
     planned = Planned(kind, "", "", MeshShape(shard=2))
     check = two_ranks.run(run_planned, planned, shallow_case)[0]
     assert (check.passed, check.error, check.budget) == (True, 0.0, 0.0)
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("wrapped rope", {"shard": 2}), ("resume", {"shard": 2}), ("resume", {"sequence": 2})]
+)
+def test_compiled_pieces_pass_the_checks_of_what_a_run_does(two_ranks, shallow_case, kind, shape):
+    """Three rows and then one in a micro-batch, unless ranks share the rows out."""
+    case = replace(shallow_case, compiled=True, rows_per_batch=3, key=f"compiled {shape}")
+    check = two_ranks.run(run_planned, Planned(kind, "", "", MeshShape(**shape)), case)[0]
+    assert check.passed, check
