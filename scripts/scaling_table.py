@@ -1,4 +1,4 @@
-"""Write the tables of dry runs into docs/scaling.md: by mesh, and beside published runs.
+"""Write the tables of dry runs into docs/scaling.md: by mesh, beside published runs, and beside TRL's long rows.
 
 python scripts/scaling_table.py [--check]
 """
@@ -23,6 +23,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "scaling.md"
 BEGIN, END = "<!-- scaling: written by scripts/scaling_table.py -->", "<!-- /scaling -->"
 PLANNED_BEGIN, PLANNED_END = "<!-- planned: written by scripts/scaling_table.py -->", "<!-- /planned -->"
 FEWEST_BEGIN, FEWEST_END = "<!-- fewest: written by scripts/scaling_table.py -->", "<!-- /fewest -->"
+PUBLIC_BEGIN, PUBLIC_END = "<!-- public: written by scripts/scaling_table.py -->", "<!-- /public -->"
 PLANNED = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "planned_runs.json"
 MODELS = {
     "Llama 3.1 8B": ModelShape(32, 4096, 14336, 32, 8, 128, 128256),
@@ -67,6 +68,21 @@ FEWEST_COLUMNS = (
     "with offload: mesh",
     "with offload: peak, GB",
     "with offload: too few GPUs",
+)
+PUBLIC_COLUMNS = (
+    "model",
+    "tokens per row",
+    "mesh",
+    "TRL: s",
+    "GB",
+    "run again: s",
+    "/ TRL",
+    "GB",
+    "CPU of a node, GB",
+    "kept: s",
+    "/ TRL",
+    "GB",
+    "CPU of a node, GB",
 )
 BESIDE_COLUMNS = (
     "compared with",
@@ -268,6 +284,31 @@ def published() -> str:
     return table(BESIDE_COLUMNS, lines)
 
 
+def public() -> str:
+    """TRL's long rows: its figures, and the plans with attention run again and with its results kept."""
+    pairs: dict[tuple[str, int, str], dict[bool, dict[str, Any]]] = {}
+    for run in runs("public"):
+        mesh = run["mesh"] + ", optimizer on the CPU" * ("offload_optimizer" in run["settings"])
+        kept = run["settings"].get("keep_attention", False)
+        pairs.setdefault((run["model"], run["context"], mesh), {})[kept] = run
+    lines = []
+    for (name, length, mesh), found in sorted(pairs.items(), key=lambda each: (each[0][1], each[0][0])):
+        seconds, size = next(iter(found.values()))["published"]
+        known = "–" if size is None else gigabytes(size)
+        plans = (cell for kept in (False, True) for cell in beside_trl(found.get(kept), seconds))
+        lines.append((name, row_length(length), mesh, f"{seconds:,.0f}", known, *plans))
+    return table(PUBLIC_COLUMNS, lines)
+
+
+def beside_trl(run: dict[str, Any] | None, published: float) -> Sequence[str]:
+    """Seconds, their share of the published ones, and GB of a GPU and of a node's CPUs."""
+    if run is None:
+        return ["–"] * 4
+    seconds = run["time"]["seconds"]
+    host = gigabytes(run["host"]) + ("" if run["host"] <= run["host_usable"] else ", does not fit")
+    return f"{seconds:,.0f}", f"**{seconds / published:.2f}**", gigabytes(run["memory"]["peak"]), host
+
+
 def row_length(tokens: int) -> str:
     """A length as in a recipe, with commas if it is no multiple of 1,024."""
     words = format_length(tokens)
@@ -295,6 +336,7 @@ def main() -> None:
     wanted = between(text, BEGIN, END, written())
     wanted = between(wanted, PLANNED_BEGIN, PLANNED_END, published())
     wanted = between(wanted, FEWEST_BEGIN, FEWEST_END, fewest())
+    wanted = between(wanted, PUBLIC_BEGIN, PUBLIC_END, public())
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(wanted, encoding="utf-8")
     elif wanted != text:
