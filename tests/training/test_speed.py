@@ -10,10 +10,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ropewalk.attention import PackedLayout
 from ropewalk.attention.options import Locality
+from ropewalk.models.adapter import NewAdapter
+from ropewalk.models.adapter_settings import AdapterSettings
 from ropewalk.models.config import ModelConfig
+from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.time import GPUS, gpu_named
-from ropewalk.training.speed import Speed
+from ropewalk.training.speed import Speed, adapter_flops
 
 CONFIG = LlamaConfig(
     vocab_size=61,
@@ -86,3 +89,20 @@ def test_ranks_that_share_a_row_take_equal_parts_and_the_peak_makes_a_share():
 )
 def test_peaks_are_of_the_modules_they_were_published_for(name, kind):
     assert gpu_named(name) == (None if kind is None else GPUS[kind])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("targets", ["attention", "all-linear"])
+def test_operations_of_an_adapter_are_those_that_are_done(tied, targets):
+    config = LlamaConfig(**CONFIG.to_dict() | {"tie_word_embeddings": tied})
+    config._attn_implementation = "eager"
+    model = LlamaForCausalLM(config)
+    NewAdapter(AdapterSettings(rank=4, targets=[targets]), 0, "base", 0, 0).add_to(model)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.arange(LENGTH)[None], use_cache=False).logits.sum().backward()
+    whole = LossModel(model, OutputHead.unchecked(model))
+    extra = adapter_flops(SHAPE, whole)
+    row = PackedLayout.from_lengths([LENGTH], "full", 0)
+    found = Speed(SHAPE, {Locality(): 3}, adapter=extra).of([batch(row)], 1.0)["flops_per_second"]
+    masked = LENGTH * LENGTH - LENGTH * (LENGTH + 1) // 2
+    assert found == counter.get_total_flops() - 3 * masked * 3 * 2 * 4 * (8 + 8)
