@@ -147,4 +147,5 @@ def test_no_more_than_the_peak_is_expected(exponent, degree):
     expected = estimate_step(run(2**degree, 2**exponent), 1)
     assert 0 < expected.model_flops_utilisation < 0.75
     documents = estimate_step(run(2**degree, 2**exponent), 1, document_length=1024)
-    assert documents.seconds <= expected.seconds
+    # Equal where attention is hidden, up to the order of sums.
+    assert documents.seconds <= expected.seconds * (1 + 1e-12)
