@@ -62,6 +62,20 @@ def runs_fused(device):
     gated(x, torch.empty(32, 16, device=device))
 
 
+@fused
+def many_values(x, weight):
+    """Values that are gone soon, between products whose operands and results have memory."""
+    for _ in range(20):
+        x = ((x.sigmoid() * x).exp().tanh() @ weight).relu() + 1
+    return x
+
+
+def runs_the_same_twenty_times(device):
+    x, weight = torch.empty(64, 32, device=device), torch.empty(32, 32, device=device)
+    for _ in range(20):
+        many_values(x, weight)
+
+
 def resizes(device):
     storage = torch.empty(1000, device=device).untyped_storage()
     storage.resize_(0)

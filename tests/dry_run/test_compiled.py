@@ -30,6 +30,14 @@ def test_a_fused_function_counts_as_one_operator(aside):
     assert recording.flops == {("dense", "start"): 2 * 64 * 32 * 16}
 
 
+def test_a_value_that_takes_the_place_of_a_freed_one_counts_as_itself(aside):
+    recording = aside(cases.recorded, cases.runs_the_same_twenty_times)
+    x = 64 * 32 * 4
+    # Each of 20 products has an operand and a result; the first operand is made of the input, and the output is last.
+    found = [each.bytes for each in recording.operators.elements() if each.kind == "other"]
+    assert found == [x + 2 * 20 * x + x] * 20
+
+
 HIDDEN, WIDE, WEIGHT = 32 * 64 * 2, 32 * 256 * 2, 64 * 256 * 2
 """Bytes of a hidden state, of a tensor of an MLP's width, and of one of its weights."""
 

@@ -10,6 +10,7 @@ Source: ``torch/_functorch/partitioners.py``, ``min_cut_rematerialization_partit
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class FusedCall:
         for each in tree_leaves(made):
             if isinstance(each, Tensor):
                 self._made[_key(each)] = bytes_of(each)
+                self._forget_when_freed(each)
 
     def reads(self, tensors: Iterable[Tensor]) -> None:
         """Kernels read these tensors, each once."""
@@ -62,6 +64,7 @@ class FusedCall:
             if key in self.stand_ins or self.has_memory(key):
                 self._seen.add(key)
                 self.bytes += bytes_of(each)
+                self._forget_when_freed(each)
 
     def writes(self, tensors: Any) -> None:
         """Products inside, or the caller, need these tensors."""
@@ -69,6 +72,16 @@ class FusedCall:
             if isinstance(each, Tensor) and (key := _key(each)) in self._made:
                 self.bytes += self._made.pop(key)
                 self._seen.add(key)
+
+    def _forget_when_freed(self, tensor: Tensor) -> None:
+        """A later tensor may get the key of one that is gone."""
+        # Not a method of this object, whose products would live as long as the tensor.
+        weakref.finalize(tensor.untyped_storage(), _forget, self._seen, self._made, _key(tensor))
+
+
+def _forget(seen: set[int], made: dict[int, int], key: int) -> None:
+    seen.discard(key)
+    made.pop(key, None)
 
 
 class Account(Protocol):
