@@ -175,6 +175,8 @@ CHANGED: dict[str, str] = {
     "audit.bytes.json.rope_findings": "and those on the frequencies",
     "audit.without a control.json.finding": "likewise",
     "audit.without a control.json.rope_findings": "likewise",
+    "extend-patterns.chunks.json.after[0]": "in bfloat16, gradients of head and anchor are sums in float32",
+    "extend-patterns.chunks.files.chunks/metrics.jsonl": "likewise",
     "extend-patterns.two stages.json.after[0]": "a stage goes on with the moments of the stage before",
     "extend-patterns.two stages.files.two/metrics.jsonl[3]": "likewise",
     "extend-patterns.two stages.json.files": "a page with every sample lies beside the report",
