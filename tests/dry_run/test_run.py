@@ -129,7 +129,7 @@ def test_attention_is_run_again_where_only_the_host_is_too_small(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_llama_8b_trains_on_rows_of_500k_tokens_on_one_gpu_of_80_gb(tmp_path):
-    """With everything that saves memory; the host holds the inputs of 32 layers and of the final norm, 4.1 GB each."""
+    """With everything that saves memory; the host holds 34 inputs of 4.1 GB: of layers, norm and head."""
     model = model_folder(tmp_path / "model", **LAYERS_OF_8B | {"num_hidden_layers": 32, "vocab_size": 128256})
     recipe = recipe_of(
         model,
@@ -145,7 +145,7 @@ def test_llama_8b_trains_on_rows_of_500k_tokens_on_one_gpu_of_80_gb(tmp_path):
     (stage,) = plan(recipe, HardwareSettings(gpus=1, document_length=2**30)).stages
     assert stage.fits
     assert stage.memory.peak < 72e9
-    assert stage.memory.host["inputs"] == pytest.approx(33 * 500_000 * 4096 * 2, rel=0.03)
+    assert stage.memory.host["inputs"] == pytest.approx(34 * 500_000 * 4096 * 2, rel=0.01)
 
 
 @pytest.mark.slow

@@ -36,8 +36,8 @@ def test_formulas_agree_with_the_real_step(aside, tmp_path, mesh, ranks, rank, c
         assert counted <= estimated < 1.03 * counted
     else:
         assert counted == estimated
-    # Measured are up to 1.47: the formulas count norms as transformers computes them, which save more than ours, and
-    # add tensors of a layer's backward that are not all held at one moment. A formula that were lower than the peak
-    # would choose meshes that do not fit.
+    # Measured are up to 1.47, and 1.77 without checkpointing: the formulas count norms and MLPs as transformers has
+    # them, which save more than ours and compiled ones, and add tensors of a layer's backward that are not all held at
+    # one moment. A formula that were lower than the peak would choose meshes that do not fit.
     peak, formula = found["peak"]
-    assert peak < formula < 1.5 * peak
+    assert peak < formula < (1.5 if settings["gradient_checkpointing"] else 1.8) * peak
