@@ -141,17 +141,19 @@ def test_layers_of_equal_shape_are_measured_once():
 
 
 def test_candidates_are_what_the_model_and_the_device_allow(monkeypatch):
-    def names(name, device, dtype, ring=False):
+    def names(name, device, dtype, ring=False, keeps_attention=False):
         values = json.loads(path_of(name).read_text())
         if name == "gemma-2-9b":
             values["attn_logit_softcapping"] = 50.0
         config = ModelConfig(values)
-        found = candidates_for(config, torch.device(device), dtype, ring)
+        found = candidates_for(config, torch.device(device), dtype, ring, keeps_attention)
         return [f"{each.engine} {each.flash}" for each in found]
 
     assert names("llama-3-8b", "cpu", torch.float32) == ["sdpa FA2"]
     assert names("llama-3-8b", "meta", torch.bfloat16) == ["sdpa FA2", "flex FA2", "varlen FA2"]
     assert names("llama-3-8b", "meta", torch.bfloat16, ring=True) == ["sdpa FA2", "varlen FA2"]
+    # flex has a backward of its own, from which no result can be kept.
+    assert names("llama-3-8b", "meta", torch.bfloat16, keeps_attention=True) == ["sdpa FA2", "varlen FA2"]
     assert names("gemma-2-9b", "meta", torch.bfloat16) == ["sdpa FA2", "flex FA2"]
     monkeypatch.setattr(stage_engine, "installed_flash", lambda major: ["FA2", "FA4"])
     cuda = ["sdpa FA2", "flex FA2", "varlen FA2", "varlen FA4"]

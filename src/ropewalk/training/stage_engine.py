@@ -11,7 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from ropewalk.attention.api import attend
+from ropewalk.attention.api import KERNELS, attend
 from ropewalk.attention.choices import ENGINES, EngineName
 from ropewalk.attention.engines.capabilities import why_not
 from ropewalk.attention.flash import Flash, installed_flash
@@ -101,7 +101,9 @@ def engine_of_stage(number: int, at: AtStage) -> EngineChoice:
     dtype = torch.float32 if here.precision == "float32" else torch.bfloat16
     layers = layers_alike(config)
     candidates = world.on_rank_0(
-        lambda: candidates_for(config, at.resolved.device, dtype, here.mesh.ring > 1)
+        lambda: candidates_for(
+            config, at.resolved.device, dtype, here.mesh.ring > 1, here.settings.stage.keep_attention is True
+        )
     )
     layouts = _first_rows(number, at, layers)
     measured_on = world.on_rank_0(lambda: _measured_on(at, number, layouts, candidates, dtype))
@@ -152,11 +154,19 @@ def layers_alike(config: ModelConfig) -> list[LayersAlike]:
 
 
 def candidates_for(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, ring: bool = False
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    ring: bool = False,
+    keeps_attention: bool = False,
 ) -> list[Candidate]:
-    """The engines that can run a model, ``varlen`` with each implementation of FlashAttention that is installed."""
+    """The engines that can run a model, ``varlen`` with each implementation of FlashAttention that is installed.
+
+    With ``keeps_attention``, those whose results a checkpointed layer can keep.
+    """
     spec = attention_spec(config, device, dtype, ring=ring)
-    able = [engine for engine in ENGINES if engine != "reference" and why_not(engine, spec) is None]
+    wanted = KERNELS if keeps_attention else [engine for engine in ENGINES if engine != "reference"]
+    able = [engine for engine in wanted if why_not(engine, spec) is None]
     flashes = installed_flash(spec.gpu[0]) if device.type == "cuda" else []
     others = [Candidate("varlen", flash) for flash in flashes if flash != "FA2" and "varlen" in able]
     return [*(Candidate(engine) for engine in able), *others]
