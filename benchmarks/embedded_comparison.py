@@ -21,7 +21,7 @@ from rich.console import Console
 
 from benchmarks.common import parsed, parser_of, write
 from ropewalk.cli.progress import ConsoleReporter
-from ropewalk.experiments.run import ExperimentResult, run
+from ropewalk.experiments.run import ExperimentResult, compare
 from ropewalk.experiments.settings import CompareSettings
 from ropewalk.parallel.context import RunContext
 
@@ -114,13 +114,13 @@ def compared(comparison: Comparison, seeds: int, jobs: int, out: Path) -> Experi
     settings = CompareSettings(
         what=(RECIPE,), vary=comparison.vary, overrides=comparison.overrides, seeds=seeds, jobs=jobs
     )
-    result = run(settings, RunContext(output=out, reporter=ConsoleReporter(Console(stderr=True))))
+    result = compare(settings, RunContext(output=out, reporter=ConsoleReporter(Console(stderr=True))))
     if comparison.reference is None:
         return result
     folders = sorted((out / "cells").glob("*/seed-*/"))
     first = [folder for folder in folders if folder.parent.name == comparison.reference]
     others = [folder for folder in folders if folder not in first]
-    return run(CompareSettings(what=tuple(map(str, [*first, *others]))), RunContext())
+    return compare(CompareSettings(what=tuple(map(str, [*first, *others]))), RunContext())
 
 
 def by_depth(folder: Path) -> dict[str, list[float]]:

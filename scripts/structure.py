@@ -370,8 +370,14 @@ def long_signatures(module: Module) -> Iterator[tuple[str, bool]]:
 
 
 def public_names(module: Module) -> tuple[set[str], set[str]]:
-    """Names in ``__all__``, and public functions and classes at the top of a module."""
-    listed: set[str] = set()
+    """Names in ``__all__`` or imported ``as`` themselves, and public functions and classes at the top of a module."""
+    listed = {
+        alias.name
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
     for node in module.tree.body:
         if isinstance(node, ast.Assign) and any(
             isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets

@@ -10,67 +10,25 @@ use, so ``import ropewalk`` requires neither torch nor a GPU and takes milliseco
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lazy import lazy_names
+from ropewalk.lazy import on_first_use
 from ropewalk.versions import VERSION
-
-if TYPE_CHECKING:
-    from ropewalk.attention import attend
-    from ropewalk.attention.layout import PackedLayout, Row
-    from ropewalk.data.run import pack
-    from ropewalk.errors import EngineError, RopewalkError
-    from ropewalk.evaluation.run import evaluate
-    from ropewalk.experiments.run import run as compare
-    from ropewalk.models.load import ModelSetup, load_model
-    from ropewalk.parallel.context import RunContext
-    from ropewalk.planning.inspection import inspect
-    from ropewalk.planning.run import plan
-    from ropewalk.training.run import extend
-    from ropewalk.verification.run import verify
 
 __version__ = VERSION
 
-_HOMES = {
-    "EngineError": "errors",
-    "ModelSetup": "models.load",
-    "PackedLayout": "attention.layout",
-    "RopewalkError": "errors",
-    "Row": "attention.layout",
-    "RunContext": "parallel.context",
-    "attend": "attention",
-    "compare": "experiments.run:run",
-    "evaluate": "evaluation.run",
-    "extend": "training.run",
-    "inspect": "planning.inspection",
-    "load_model": "models.load",
-    "pack": "data.run",
-    "plan": "planning.run",
-    "verify": "verification.run",
-}
-
-__all__ = [
-    "EngineError",
-    "ModelSetup",
-    "PackedLayout",
-    "RopewalkError",
-    "Row",
-    "RunContext",
-    "__version__",
-    "attend",
-    "audit",
-    "compare",
-    "evaluate",
-    "extend",
-    "inspect",
-    "load_model",
-    "pack",
-    "plan",
-    "search",
-    "verify",
-]
-
-
-__getattr__ = lazy_names(__name__, _HOMES, packages=("audit", "search"))
-
-
-def __dir__() -> list[str]:
-    return __all__
+if TYPE_CHECKING:
+    from ropewalk.attention import attend as attend
+    from ropewalk.attention.layout import PackedLayout as PackedLayout, Row as Row
+    from ropewalk.audit.run import audit as audit
+    from ropewalk.data.run import pack as pack
+    from ropewalk.errors import EngineError as EngineError, RopewalkError as RopewalkError
+    from ropewalk.evaluation.run import evaluate as evaluate
+    from ropewalk.experiments.run import compare as compare
+    from ropewalk.models.load import ModelSetup as ModelSetup, load_model as load_model
+    from ropewalk.parallel.context import RunContext as RunContext
+    from ropewalk.planning.inspection import inspect as inspect
+    from ropewalk.planning.run import plan as plan
+    from ropewalk.search.run import search as search
+    from ropewalk.training.run import extend as extend
+    from ropewalk.verification.run import verify as verify
+else:
+    __getattr__, __dir__ = on_first_use(__name__)

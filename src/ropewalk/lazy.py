@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, str], packages: Collection[str] = ()
-) -> Callable[[str], Any]:
-    """A module-level ``__getattr__`` (PEP 562).
+def on_first_use(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A package's ``__getattr__`` and ``__dir__`` (PEP 562), whose table is the package's own imports.
+
+    The package names what it hands on once, where type checkers and editors read it::
+
+        if TYPE_CHECKING:
+            from shop.orders import Order as Order
+        else:
+            __getattr__, __dir__ = on_first_use(__name__)
 
     Args:
-        package: the package's ``__name__``.
-        homes: dotted module below the package by the name that it defines; ``module:name`` where it is called otherwise
-            there.
-        packages: of the package's own packages, those that are imported when they are asked for.
+        package: the package's ``__name__``. Each ``from ... import name as name`` under its ``if TYPE_CHECKING``, where
+            a repeated name says that it is public (PEP 484), is carried out when the name is asked for.
     """
 
-    def getattribute(name: str) -> Any:
-        if name in packages:
-            return import_module(f"{package}.{name}")
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home, _, own_name = homes[name].partition(":")
-        return getattr(import_module(f"{package}.{home}"), own_name or name)
+    @cache
+    def homes() -> dict[str, str]:
+        with open(str(sys.modules[package].__file__), encoding="utf-8") as source:
+            return _homes(source.read())
 
-    return getattribute
+    def getattribute(name: str) -> Any:
+        if name == "__all__":
+            return sorted(homes())
+        if name.startswith("__") or name not in homes():
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(homes()[name]), name)
+        # A package below that bears the name is bound to it by its import, and can be called as it (make_callable).
+        return sys.modules.get(f"{package}.{name}", value)
+
+    return getattribute, lambda: sorted({*vars(sys.modules[package]), *homes()})
+
+
+def _homes(source: str) -> dict[str, str]:
+    """Dotted module by each public name that it gives a package."""
+    # Only whoever asks a package for a name pays for the parser.
+    import ast
+
+    return {
+        alias.name: str(statement.module)
+        for block in ast.parse(source).body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+        if alias.asname == alias.name
+    }
 
 
 def make_callable(package: str, home: str) -> None:

@@ -5,65 +5,31 @@ Names are imported on first use: the settings read the choices and must not load
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lazy import lazy_names
+from ropewalk.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from ropewalk.attention.api import attend, prepare
-    from ropewalk.attention.choices import ENGINES, PATTERNS, POSITIONS, EngineName, Pattern, Positions
-    from ropewalk.attention.engines.capabilities import (
-        AttentionSpec,
-        check_engine,
-        require_engine_name,
-        resolve_engine,
-        why_not,
+    from ropewalk.attention.api import attend as attend, prepare as prepare
+    from ropewalk.attention.choices import (
+        ENGINES as ENGINES,
+        PATTERNS as PATTERNS,
+        POSITIONS as POSITIONS,
+        EngineName as EngineName,
+        Pattern as Pattern,
+        Positions as Positions,
     )
-    from ropewalk.attention.layout import IGNORED, NO_DOCUMENT, PackedLayout, Row, next_token_labels
-
-_HOMES = {
-    "ENGINES": "choices",
-    "IGNORED": "layout",
-    "NO_DOCUMENT": "layout",
-    "PATTERNS": "choices",
-    "POSITIONS": "choices",
-    "AttentionSpec": "engines.capabilities",
-    "EngineName": "choices",
-    "PackedLayout": "layout",
-    "Pattern": "choices",
-    "Positions": "choices",
-    "Row": "layout",
-    "attend": "api",
-    "check_engine": "engines.capabilities",
-    "next_token_labels": "layout",
-    "prepare": "api",
-    "require_engine_name": "engines.capabilities",
-    "resolve_engine": "engines.capabilities",
-    "why_not": "engines.capabilities",
-}
-
-__all__ = [
-    "ENGINES",
-    "IGNORED",
-    "NO_DOCUMENT",
-    "PATTERNS",
-    "POSITIONS",
-    "AttentionSpec",
-    "EngineName",
-    "PackedLayout",
-    "Pattern",
-    "Positions",
-    "Row",
-    "attend",
-    "check_engine",
-    "next_token_labels",
-    "prepare",
-    "require_engine_name",
-    "resolve_engine",
-    "why_not",
-]
-
-
-__getattr__ = lazy_names(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+    from ropewalk.attention.engines.capabilities import (
+        AttentionSpec as AttentionSpec,
+        check_engine as check_engine,
+        require_engine_name as require_engine_name,
+        resolve_engine as resolve_engine,
+        why_not as why_not,
+    )
+    from ropewalk.attention.layout import (
+        IGNORED as IGNORED,
+        NO_DOCUMENT as NO_DOCUMENT,
+        PackedLayout as PackedLayout,
+        Row as Row,
+        next_token_labels as next_token_labels,
+    )
+else:
+    __getattr__, __dir__ = on_first_use(__name__)

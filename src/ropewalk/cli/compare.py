@@ -39,7 +39,7 @@ def compare(
     # The runs are processes of their own; ended in an orderly way, each keeps its last checkpoint.
     with on_interrupt(so_far), stopped_by_signals(so_far):
         from ropewalk.cli.progress import ConsoleReporter
-        from ropewalk.experiments.run import run
+        from ropewalk.experiments.run import compare as run
         from ropewalk.parallel.context import RunContext
         from ropewalk.reporting.experiments import describe_experiment, report_experiment
 

@@ -5,19 +5,10 @@
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lazy import lazy_names
+from ropewalk.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from ropewalk.dry_run.run import PlannedRun, plan
-    from ropewalk.dry_run.settings import HardwareSettings
-
-_HOMES = {"HardwareSettings": "settings", "PlannedRun": "run", "plan": "run"}
-
-__all__ = ["HardwareSettings", "PlannedRun", "plan"]
-
-
-__getattr__ = lazy_names(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+    from ropewalk.dry_run.run import PlannedRun as PlannedRun, plan as plan
+    from ropewalk.dry_run.settings import HardwareSettings as HardwareSettings
+else:
+    __getattr__, __dir__ = on_first_use(__name__)

@@ -1,4 +1,4 @@
-"""run: make the grid of a recipe, or read finished runs, and say which differences are more than chance."""
+"""compare: make the grid of a recipe, or read finished runs, and say which differences are more than chance."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ExperimentResult(Result):
     conclusion: str
 
 
-def run(settings: CompareSettings, context: RunContext | None = None) -> ExperimentResult:
+def compare(settings: CompareSettings, context: RunContext | None = None) -> ExperimentResult:
     """Run a recipe with every combination of the given values and compare the results, or compare finished runs.
 
     Args:

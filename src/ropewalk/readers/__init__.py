@@ -3,25 +3,13 @@
 Each module restates from a program's source how it reads a config. The file and the version are named in it.
 """
 
-from ropewalk.readers.reader import Checkpoint, Reader
+from ropewalk.readers.reader import Checkpoint as Checkpoint, Reader as Reader
 from ropewalk.readers.table import (
-    READERS,
-    Reading,
-    cautions,
-    readings,
-    refuse_wrong,
-    sentences,
-    wrong_servers,
+    READERS as READERS,
+    Reading as Reading,
+    cautions as cautions,
+    readings as readings,
+    refuse_wrong as refuse_wrong,
+    sentences as sentences,
+    wrong_servers as wrong_servers,
 )
-
-__all__ = [
-    "READERS",
-    "Checkpoint",
-    "Reader",
-    "Reading",
-    "cautions",
-    "readings",
-    "refuse_wrong",
-    "sentences",
-    "wrong_servers",
-]

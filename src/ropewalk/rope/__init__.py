@@ -5,129 +5,60 @@ Names are imported on first use: the theory of bases needs numpy but not torch.
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lazy import lazy_names
+from ropewalk.lazy import on_first_use
 
 if TYPE_CHECKING:
     from ropewalk.rope.config import (
-        ROPE_KEYS,
-        Spelling,
-        config_entries,
-        for_all_readers,
-        head_dim,
-        method_from_config,
-        methods_from_config,
-        replace_methods,
+        ROPE_KEYS as ROPE_KEYS,
+        Spelling as Spelling,
+        config_entries as config_entries,
+        for_all_readers as for_all_readers,
+        head_dim as head_dim,
+        method_from_config as method_from_config,
+        methods_from_config as methods_from_config,
+        replace_methods as replace_methods,
     )
     from ropewalk.rope.methods import (
-        METHODS,
-        Default,
-        DynamicNtk,
-        Linear,
-        Llama3,
-        LongRope,
-        Ntk,
-        Proportional,
-        Yarn,
+        METHODS as METHODS,
+        Default as Default,
+        DynamicNtk as DynamicNtk,
+        Linear as Linear,
+        Llama3 as Llama3,
+        LongRope as LongRope,
+        Ntk as Ntk,
+        Proportional as Proportional,
+        Yarn as Yarn,
     )
     from ropewalk.rope.methods.base import (
-        RopeFrequencies,
-        RopeMethod,
-        compared_methods,
-        register,
-        trainable_methods,
-        unscaled_inv_freq,
+        RopeFrequencies as RopeFrequencies,
+        RopeMethod as RopeMethod,
+        compared_methods as compared_methods,
+        register as register,
+        trainable_methods as trainable_methods,
+        unscaled_inv_freq as unscaled_inv_freq,
     )
-    from ropewalk.rope.methods.default import Theta
-    from ropewalk.rope.methods.longrope import has_published_attention, longrope_attention_factor
-    from ropewalk.rope.rotary import STYLES, RotaryEmbedding, RotaryRows, Style
-    from ropewalk.rope.target import bound_at, candidate, candidates, check_candidate, method_for_target
-    from ropewalk.rope.theory import critical_dimension, ntk_theta, scaled_theta
-
-_HOMES = {
-    "candidates": "target",
-    "compared_methods": "methods.base",
-    "register": "methods.base",
-    "trainable_methods": "methods.base",
-    "Default": "methods",
-    "DynamicNtk": "methods",
-    "Linear": "methods",
-    "Llama3": "methods",
-    "LongRope": "methods",
-    "METHODS": "methods",
-    "Ntk": "methods",
-    "Proportional": "methods",
-    "ROPE_KEYS": "config",
-    "RopeFrequencies": "methods.base",
-    "RopeMethod": "methods.base",
-    "RotaryEmbedding": "rotary",
-    "RotaryRows": "rotary",
-    "STYLES": "rotary",
-    "Spelling": "config",
-    "Style": "rotary",
-    "Theta": "methods.default",
-    "Yarn": "methods",
-    "bound_at": "target",
-    "candidate": "target",
-    "check_candidate": "target",
-    "config_entries": "config",
-    "critical_dimension": "theory",
-    "for_all_readers": "config",
-    "has_published_attention": "methods.longrope",
-    "head_dim": "config",
-    "longrope_attention_factor": "methods.longrope",
-    "method_for_target": "target",
-    "method_from_config": "config",
-    "methods_from_config": "config",
-    "ntk_theta": "theory",
-    "replace_methods": "config",
-    "scaled_theta": "theory",
-    "unscaled_inv_freq": "methods.base",
-}
-
-__all__ = [
-    "METHODS",
-    "ROPE_KEYS",
-    "STYLES",
-    "Default",
-    "DynamicNtk",
-    "Linear",
-    "Llama3",
-    "LongRope",
-    "Ntk",
-    "Proportional",
-    "RopeFrequencies",
-    "RopeMethod",
-    "RotaryEmbedding",
-    "RotaryRows",
-    "Spelling",
-    "Style",
-    "Theta",
-    "Yarn",
-    "bound_at",
-    "candidate",
-    "candidates",
-    "check_candidate",
-    "compared_methods",
-    "config_entries",
-    "critical_dimension",
-    "for_all_readers",
-    "has_published_attention",
-    "head_dim",
-    "longrope_attention_factor",
-    "method_for_target",
-    "method_from_config",
-    "methods_from_config",
-    "ntk_theta",
-    "register",
-    "replace_methods",
-    "scaled_theta",
-    "trainable_methods",
-    "unscaled_inv_freq",
-]
-
-
-__getattr__ = lazy_names(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+    from ropewalk.rope.methods.default import Theta as Theta
+    from ropewalk.rope.methods.longrope import (
+        has_published_attention as has_published_attention,
+        longrope_attention_factor as longrope_attention_factor,
+    )
+    from ropewalk.rope.rotary import (
+        STYLES as STYLES,
+        RotaryEmbedding as RotaryEmbedding,
+        RotaryRows as RotaryRows,
+        Style as Style,
+    )
+    from ropewalk.rope.target import (
+        bound_at as bound_at,
+        candidate as candidate,
+        candidates as candidates,
+        check_candidate as check_candidate,
+        method_for_target as method_for_target,
+    )
+    from ropewalk.rope.theory import (
+        critical_dimension as critical_dimension,
+        ntk_theta as ntk_theta,
+        scaled_theta as scaled_theta,
+    )
+else:
+    __getattr__, __dir__ = on_first_use(__name__)

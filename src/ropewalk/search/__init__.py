@@ -5,106 +5,49 @@ Names are imported on first use: reading a table or naming an algorithm needs no
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lazy import lazy_names, make_callable
+from ropewalk.lazy import make_callable, on_first_use
 
 if TYPE_CHECKING:
     from ropewalk.search.algorithms import (
-        Algorithm,
-        Ask,
-        Evaluator,
-        EvolutionSettings,
-        Job,
-        Measured,
-        algorithm_named,
-        crossover,
-        evolve,
-        mutate,
+        Algorithm as Algorithm,
+        Ask as Ask,
+        Evaluator as Evaluator,
+        EvolutionSettings as EvolutionSettings,
+        Job as Job,
+        Measured as Measured,
+        algorithm_named as algorithm_named,
+        crossover as crossover,
+        evolve as evolve,
+        mutate as mutate,
     )
-    from ropewalk.search.factor_table import Factors, import_factors, read_factors, write_factors
-    from ropewalk.search.goal import Goal, goal_of, rescale_factors
-    from ropewalk.search.loop import Ledger, Minimum, Strategy, minimise
-    from ropewalk.search.objective import Forwards, ModelEvaluator, ShortPenalty
-    from ropewalk.search.run import SearchResult, search
-    from ropewalk.search.settings import ALGORITHMS, DEFAULT_ALGORITHM, SearchConfig, SearchSettings
-    from ropewalk.search.space import START_TOKENS, Candidate, Space
+    from ropewalk.search.factor_table import (
+        Factors as Factors,
+        import_factors as import_factors,
+        read_factors as read_factors,
+        write_factors as write_factors,
+    )
+    from ropewalk.search.goal import Goal as Goal, goal_of as goal_of, rescale_factors as rescale_factors
+    from ropewalk.search.loop import (
+        Ledger as Ledger,
+        Minimum as Minimum,
+        Strategy as Strategy,
+        minimise as minimise,
+    )
+    from ropewalk.search.objective import (
+        Forwards as Forwards,
+        ModelEvaluator as ModelEvaluator,
+        ShortPenalty as ShortPenalty,
+    )
+    from ropewalk.search.run import SearchResult as SearchResult, search as search
+    from ropewalk.search.settings import (
+        ALGORITHMS as ALGORITHMS,
+        DEFAULT_ALGORITHM as DEFAULT_ALGORITHM,
+        SearchConfig as SearchConfig,
+        SearchSettings as SearchSettings,
+    )
+    from ropewalk.search.space import START_TOKENS as START_TOKENS, Candidate as Candidate, Space as Space
+else:
+    __getattr__, __dir__ = on_first_use(__name__)
 
-_HOMES = {
-    "ALGORITHMS": "settings",
-    "Algorithm": "algorithms",
-    "Ask": "algorithms",
-    "Candidate": "space",
-    "DEFAULT_ALGORITHM": "settings",
-    "Evaluator": "algorithms",
-    "EvolutionSettings": "algorithms",
-    "Factors": "factor_table",
-    "Forwards": "objective",
-    "Goal": "goal",
-    "Job": "algorithms",
-    "Ledger": "loop",
-    "Measured": "algorithms",
-    "Minimum": "loop",
-    "ModelEvaluator": "objective",
-    "START_TOKENS": "space",
-    "SearchConfig": "settings",
-    "SearchResult": "run",
-    "SearchSettings": "settings",
-    "ShortPenalty": "objective",
-    "Space": "space",
-    "Strategy": "loop",
-    "algorithm_named": "algorithms",
-    "crossover": "algorithms",
-    "evolve": "algorithms",
-    "goal_of": "goal",
-    "import_factors": "factor_table",
-    "minimise": "loop",
-    "mutate": "algorithms",
-    "read_factors": "factor_table",
-    "rescale_factors": "goal",
-    "search": "run",
-    "write_factors": "factor_table",
-}
-
-__all__ = [
-    "ALGORITHMS",
-    "DEFAULT_ALGORITHM",
-    "START_TOKENS",
-    "Algorithm",
-    "Ask",
-    "Candidate",
-    "Evaluator",
-    "EvolutionSettings",
-    "Factors",
-    "Forwards",
-    "Goal",
-    "Job",
-    "Ledger",
-    "Measured",
-    "Minimum",
-    "ModelEvaluator",
-    "SearchConfig",
-    "SearchResult",
-    "SearchSettings",
-    "ShortPenalty",
-    "Space",
-    "Strategy",
-    "algorithm_named",
-    "crossover",
-    "evolve",
-    "goal_of",
-    "import_factors",
-    "minimise",
-    "mutate",
-    "read_factors",
-    "rescale_factors",
-    "search",
-    "write_factors",
-]
-
-
-__getattr__ = lazy_names(__name__, _HOMES)
 # `from ropewalk import search` may bind this package or its function, whichever was imported first.
 make_callable(__name__, "run")
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -4,25 +4,12 @@ Each name is the one that ropewalk itself is tested, verified and measured with.
 """
 
 from ropewalk.attention.oracle import (
-    AttentionErrors,
-    attention_errors,
-    cut_row,
-    oracle_attention,
-    random_layout,
-    repeated_anchor_attention,
+    AttentionErrors as AttentionErrors,
+    attention_errors as attention_errors,
+    cut_row as cut_row,
+    oracle_attention as oracle_attention,
+    random_layout as random_layout,
+    repeated_anchor_attention as repeated_anchor_attention,
 )
-from ropewalk.parallel.rank_pool import RankFailure, Ranks
-from ropewalk.parallel.traffic import Traffic, counted_traffic
-
-__all__ = [
-    "AttentionErrors",
-    "RankFailure",
-    "Ranks",
-    "Traffic",
-    "attention_errors",
-    "counted_traffic",
-    "cut_row",
-    "oracle_attention",
-    "random_layout",
-    "repeated_anchor_attention",
-]
+from ropewalk.parallel.rank_pool import RankFailure as RankFailure, Ranks as Ranks
+from ropewalk.parallel.traffic import Traffic as Traffic, counted_traffic as counted_traffic

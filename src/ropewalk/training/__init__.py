@@ -2,25 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lazy import lazy_names
+from ropewalk.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from ropewalk.training.collator import RowCollator
-    from ropewalk.training.recipe.file import load_recipe
-    from ropewalk.training.recipe.recipe import Recipe
-    from ropewalk.training.run import RunResult, StoppedRun, extend, extend_until
-
-_HOMES = {
-    "Recipe": "recipe.recipe",
-    "RowCollator": "collator",
-    "RunResult": "run",
-    "StoppedRun": "run",
-    "load_recipe": "recipe.file",
-    "extend": "run",
-    "extend_until": "run",
-}
-
-__all__ = ["Recipe", "RowCollator", "RunResult", "StoppedRun", "extend", "extend_until", "load_recipe"]
-
-
-__getattr__ = lazy_names(__name__, _HOMES)
+    from ropewalk.training.collator import RowCollator as RowCollator
+    from ropewalk.training.recipe.file import load_recipe as load_recipe
+    from ropewalk.training.recipe.recipe import Recipe as Recipe
+    from ropewalk.training.run import (
+        RunResult as RunResult,
+        StoppedRun as StoppedRun,
+        extend as extend,
+        extend_until as extend_until,
+    )
+else:
+    __getattr__, __dir__ = on_first_use(__name__)

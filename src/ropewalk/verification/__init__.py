@@ -2,46 +2,22 @@
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lazy import lazy_names
+from ropewalk.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from ropewalk.verification.case import Case, prepare
-    from ropewalk.verification.checks import Claim, Planned, planned_checks
-    from ropewalk.verification.result import Check, Outcome, VerifyResult
-    from ropewalk.verification.run import run_checks, run_in, run_planned, verify
-    from ropewalk.verification.settings import VerifySettings
-
-_HOMES = {
-    "Case": "case",
-    "Check": "result",
-    "Claim": "checks",
-    "Outcome": "result",
-    "Planned": "checks",
-    "VerifyResult": "result",
-    "VerifySettings": "settings",
-    "planned_checks": "checks",
-    "prepare": "case",
-    "run_checks": "run",
-    "run_in": "run",
-    "run_planned": "run",
-    "verify": "run",
-}
-
-__all__ = [
-    "Case",
-    "Check",
-    "Claim",
-    "Outcome",
-    "Planned",
-    "VerifyResult",
-    "VerifySettings",
-    "planned_checks",
-    "prepare",
-    "run_checks",
-    "run_in",
-    "run_planned",
-    "verify",
-]
-
-
-__getattr__ = lazy_names(__name__, _HOMES)
+    from ropewalk.verification.case import Case as Case, prepare as prepare
+    from ropewalk.verification.checks import (
+        Claim as Claim,
+        Planned as Planned,
+        planned_checks as planned_checks,
+    )
+    from ropewalk.verification.result import Check as Check, Outcome as Outcome, VerifyResult as VerifyResult
+    from ropewalk.verification.run import (
+        run_checks as run_checks,
+        run_in as run_in,
+        run_planned as run_planned,
+        verify as verify,
+    )
+    from ropewalk.verification.settings import VerifySettings as VerifySettings
+else:
+    __getattr__, __dir__ = on_first_use(__name__)

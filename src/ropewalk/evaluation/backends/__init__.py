@@ -5,29 +5,20 @@ Both are imported on first use, because the first needs torch and the second the
 
 from typing import TYPE_CHECKING
 
-from ropewalk.evaluation.backends.protocol import Answer, Backend, GenerationRequest, Likelihoods, Rejection
-from ropewalk.lazy import lazy_names
+from ropewalk.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from ropewalk.evaluation.backends.in_memory import InMemoryBackend, argmax_matches
-    from ropewalk.evaluation.backends.server import ServerBackend
-
-_HOMES = {"InMemoryBackend": "in_memory", "ServerBackend": "server", "argmax_matches": "in_memory"}
-
-__all__ = [
-    "Answer",
-    "Backend",
-    "GenerationRequest",
-    "InMemoryBackend",
-    "Likelihoods",
-    "Rejection",
-    "ServerBackend",
-    "argmax_matches",
-]
-
-
-__getattr__ = lazy_names(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+    from ropewalk.evaluation.backends.in_memory import (
+        InMemoryBackend as InMemoryBackend,
+        argmax_matches as argmax_matches,
+    )
+    from ropewalk.evaluation.backends.protocol import (
+        Answer as Answer,
+        Backend as Backend,
+        GenerationRequest as GenerationRequest,
+        Likelihoods as Likelihoods,
+        Rejection as Rejection,
+    )
+    from ropewalk.evaluation.backends.server import ServerBackend as ServerBackend
+else:
+    __getattr__, __dir__ = on_first_use(__name__)

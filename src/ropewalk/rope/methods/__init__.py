@@ -3,7 +3,7 @@
 To add a method, write a module here and add one line below; :class:`~ropewalk.rope.methods.base.RopeMethod` lists what
 define.
 """
-# ruff: noqa: I001  (the order of the lines is that of the table, and of every list of methods that people read)
+# The order of the lines is that of the table, and of every list of methods that people read.
 
 from ropewalk.rope.methods.base import METHODS as METHODS
 from ropewalk.rope.methods.default import Default as Default

@@ -6,64 +6,45 @@ of published models, and ``exposure`` the angles that are new to each pair.
 """
 
 from ropewalk.rope.theory.bases import (
-    CEILING,
-    SAFE_CEILING,
-    FeasibleBases,
-    feasible_bases,
-    safe_base,
-    smallest_base,
+    CEILING as CEILING,
+    SAFE_CEILING as SAFE_CEILING,
+    FeasibleBases as FeasibleBases,
+    feasible_bases as feasible_bases,
+    safe_base as safe_base,
+    smallest_base as smallest_base,
 )
-from ropewalk.rope.theory.exposure import PairExposure, exposure, slowest_angles
+from ropewalk.rope.theory.exposure import (
+    PairExposure as PairExposure,
+    exposure as exposure,
+    slowest_angles as slowest_angles,
+)
 from ropewalk.rope.theory.margin import (
-    SEARCH_LIMIT,
-    attention_upper_bound,
-    context_bound,
-    inv_freq_of_base,
-    similarity_margin,
-    violations,
+    SEARCH_LIMIT as SEARCH_LIMIT,
+    attention_upper_bound as attention_upper_bound,
+    context_bound as context_bound,
+    inv_freq_of_base as inv_freq_of_base,
+    similarity_margin as similarity_margin,
+    violations as violations,
 )
-from ropewalk.rope.theory.published import EXTENSIONS, SCHEDULES, Extension, Schedule, published_near
+from ropewalk.rope.theory.published import (
+    EXTENSIONS as EXTENSIONS,
+    SCHEDULES as SCHEDULES,
+    Extension as Extension,
+    Schedule as Schedule,
+    published_near as published_near,
+)
 from ropewalk.rope.theory.rules import (
-    RULES,
-    Recommendation,
-    check_rule,
-    length_floor,
-    recommended_theta,
-    stage_contexts,
-    theta_by_rule,
+    RULES as RULES,
+    Recommendation as Recommendation,
+    check_rule as check_rule,
+    length_floor as length_floor,
+    recommended_theta as recommended_theta,
+    stage_contexts as stage_contexts,
+    theta_by_rule as theta_by_rule,
 )
-from ropewalk.rope.theory.scaling import SHORTEST_LENGTH, critical_dimension, ntk_theta, scaled_theta
-
-__all__ = [
-    "CEILING",
-    "EXTENSIONS",
-    "RULES",
-    "SAFE_CEILING",
-    "SCHEDULES",
-    "SEARCH_LIMIT",
-    "SHORTEST_LENGTH",
-    "Extension",
-    "FeasibleBases",
-    "PairExposure",
-    "Recommendation",
-    "Schedule",
-    "attention_upper_bound",
-    "check_rule",
-    "context_bound",
-    "critical_dimension",
-    "exposure",
-    "feasible_bases",
-    "inv_freq_of_base",
-    "length_floor",
-    "ntk_theta",
-    "published_near",
-    "recommended_theta",
-    "safe_base",
-    "scaled_theta",
-    "similarity_margin",
-    "slowest_angles",
-    "smallest_base",
-    "stage_contexts",
-    "theta_by_rule",
-    "violations",
-]
+from ropewalk.rope.theory.scaling import (
+    SHORTEST_LENGTH as SHORTEST_LENGTH,
+    critical_dimension as critical_dimension,
+    ntk_theta as ntk_theta,
+    scaled_theta as scaled_theta,
+)
