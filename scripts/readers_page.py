@@ -1,10 +1,12 @@
-"""Write docs/readers.md's table: published configs through every reader.
+"""Write docs/readers.md's tables, and docs/published-configs.csv: published configs through every reader.
 
 python scripts/readers_page.py [--check]
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
 from collections import defaultdict
@@ -16,13 +18,13 @@ from ropewalk.readers import READERS, Reading
 from ropewalk.readers.table import checkpoint_of, readings_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs/readers.md"
+PAGE, TABLE = ROOT / "docs/readers.md", ROOT / "docs/published-configs.csv"
 SOURCES = "<!-- sources: written by scripts/readers_page.py -->", "<!-- /sources -->"
 Groups = dict[tuple[str, str], list[str]]
 PUBLISHED = "<!-- published: written by scripts/readers_page.py -->", "<!-- /published -->"
 WITHOUT_ROPE = ("nemotron-3-nano-30b-a3b",)
-CELLS = {"same": "same", "with an option": "**option**", "long inputs only": "**long only**",
-    "differs": "**differs**", "refuses": "**refuses**", "not known": "–"}  # fmt: skip
+CELLS = {"same": "same", "with an option": "with an option", "long inputs only": "long only",
+    "differs": "differs", "refuses": "refuses", "not known": "not known"}  # fmt: skip
 WHY: Mapping[tuple[str, str], str] = {
     (
         "gpt_oss",
@@ -80,15 +82,16 @@ def sources() -> str:
     )
 
 
-def published() -> str:
-    """The table of published configs; every difference, other length and gap with its reason.
+def published() -> tuple[str, str]:
+    """Every difference, other length and gap of a published config with its reason, and the table of all configs.
 
     Raises:
         KeyError: if a difference or a length has no reason, so that none can be published.
     """
     # transformers 5 defines what a config means.
     others = [each for each in READERS if each.key != "transformers"]
-    rows, differences = [], []
+    rows: list[list[str]] = []
+    differences = []
     two_lists: Groups = defaultdict(list)
     lengths: Groups = defaultdict(list)
     unread: Groups = defaultdict(list)
@@ -96,7 +99,7 @@ def published() -> str:
         checkpoint = checkpoint_of(raw, name)
         found = {each.key: each for each in readings_of(checkpoint, name)}
         cells = [cell(found[each.key], checkpoint.length) for each in others]
-        rows.append(f"| {name} | {checkpoint.length:,} | {' | '.join(cells)} |")
+        rows.append([name, str(checkpoint.length), *cells])
         for each in others:
             reading = found[each.key]
             if reading.verdict == "not known":
@@ -114,18 +117,22 @@ def published() -> str:
                 (method,) = checkpoint.methods().values()
                 lengths[f"{name} ({reading.served:,} tokens)", WHY_LENGTH[method.name]].append(each.program)
     differences += reasons(two_lists)
-    head = ["model", "tokens", *(each.program for each in others)]
-    table = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |", *rows]
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows(
+        [["model", "tokens", *(each.program for each in others)], *rows]
+    )
     parts = {
         "Programs that differ or refuse, and why:": differences,
         "Programs that serve another length than the config states (if no option sets the length), and why:": reasons(
             lengths
         ),
         "Not known, and why:": [
-            f"- {', '.join(names)} in {program}: {why}" for (program, why), names in unread.items()
+            f"- {len(names)} of the {len(rows)} configs in {program}: {why}"
+            for (program, why), names in unread.items()
         ],
     }
-    return "\n".join([*table, *(line for title, lines in parts.items() for line in ("", title, "", *lines))])
+    text = "\n".join(line for title, lines in parts.items() for line in ("", title, "", *lines))
+    return text.strip(), table.getvalue()
 
 
 def reasons(programs: Groups) -> list[str]:
@@ -147,12 +154,14 @@ def replaced(text: str, marks: tuple[str, str], content: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or compare it."""
+    """Write the page and the table, or compare them."""
     text = PAGE.read_text(encoding="utf-8")
-    wanted = replaced(replaced(text, SOURCES, sources()), PUBLISHED, published())
+    reasons_why, table = published()
+    wanted = {PAGE: replaced(replaced(text, SOURCES, sources()), PUBLISHED, reasons_why), TABLE: table}
     if "--check" in sys.argv[1:]:
-        return 0 if wanted == text else 1
-    PAGE.write_text(wanted, encoding="utf-8")
+        return 0 if all(path.read_text(encoding="utf-8") == each for path, each in wanted.items()) else 1
+    for path, each in wanted.items():
+        path.write_text(each, encoding="utf-8")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Write docs/shipped-recipes.md: every recipe that ropewalk ships, with its comments.
+"""Write docs/shipped-recipes.md: what each recipe that ropewalk ships is for.
 
 python scripts/shipped_recipes.py [--check]
 """
@@ -21,15 +21,17 @@ Run a recipe by its name, and set your own model, documents and output folder:
 To change more, save the output of `ropewalk recipe show NAME` as a file and edit it. `ropewalk recipe check` checks the
 file and trains nothing. In each recipe, comments name the paper or model card that the settings come from ("Source"),
 and say what the recipe does otherwise ("Changed"). [Recipes](recipes.md) explains the keys.
+
 """
+FILES = "https://github.com/ropewalk/ropewalk/blob/main/src/ropewalk/recipes"
 
 
 def page() -> str:
     """The whole page as Markdown."""
-    parts = [HEAD]
-    for name, text in shipped_recipes().items():
-        parts.append(f"## {name}\n\n{summary_of(text)}.\n\n```yaml\n{text.rstrip()}\n```\n")
-    return "\n".join(parts)
+    recipes = shipped_recipes().items()
+    return HEAD + "".join(
+        f"- [`{name}`]({FILES}/{name}.yaml): {summary_of(text)}.\n" for name, text in recipes
+    )
 
 
 def main() -> int:

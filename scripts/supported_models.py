@@ -46,42 +46,20 @@ def tried(names: list[str]) -> dict[str, Any]:
 
 
 def page() -> str:
-    """The table and all reasons as Markdown."""
-    from ropewalk.models.support import COLUMNS, ModelsSettings, supported
+    """Which families train on packed sequences, which are refused, and which have no RoPE, as Markdown."""
+    from ropewalk.models.support import ModelsSettings, supported
 
     result = supported(ModelsSettings())
-    rows = []
-    # Families that are refused for the same reason share a line.
-    reasons: dict[str, dict[str, list[str]]] = {}
+    packed: dict[str, list[str]] = {}
     for name, cells in result.families.items():
-        words = []
-        for column, support in cells.items():
-            words.append(support.status)
-            if support.reason:
-                text = f"{support.status}: {support.reason}".replace("|", "/")
-                reasons.setdefault(name, {}).setdefault(text, []).append(COLUMNS[column])
-        rows.append(f"| {name} | {' | '.join(words)} |")
-    lines = [
-        f"transformers {result.transformers}: {len(rows)} families with RoPE.",
-        "",
-        f"| family | {' | '.join(COLUMNS.values())} |",
-        f"| --- {'| --- ' * len(COLUMNS)}|",
-        *rows,
-        "",
-        f"Families without RoPE: {', '.join(result.without_rope)}.",
-        "",
-        "## Reasons",
-        "",
-        "| family | feature | reason |",
-        "| --- | --- | --- |",
-    ]
-    for name, texts in reasons.items():
-        lines += [f"| {name} | {', '.join(columns)} | {_escaped(text)} |" for text, columns in texts.items()]
-    return "\n".join(lines)
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"\\{each}" if each in "<>*_`[]" else each for each in text)
+        packed.setdefault(cells["packed_training"].status, []).append(name)
+    return "\n\n".join(
+        [
+            f"transformers {result.transformers}: {len(result.families)} families with RoPE.",
+            *(f"- Packed training **{status}**: {', '.join(names)}." for status, names in packed.items()),
+            f"- Without RoPE: {', '.join(result.without_rope)}.",
+        ]
+    )
 
 
 def main() -> int:
