@@ -1,0 +1,570 @@
+"""The records of one output folder: what it holds, how far each step got, and whether that still counts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.errors import RopewalkError
+from ropewalk.io.digests import FileDigest, damage, digest
+from ropewalk.io.files import (
+    field_fault,
+    is_plain,
+    parse_json,
+    path_inside,
+    remove_left_overs,
+    write_json,
+    writing,
+)
+from ropewalk.io.json_lines import check_types
+from ropewalk.io.lock import locked
+from ropewalk.runs.identity import Difference, differences, listed, plain, shown
+from ropewalk.runs.steps import Json, Record, State, Step
+
+if TYPE_CHECKING:
+    from ropewalk.parallel.world import World
+
+RUN, STEPS, EARLIER = "run.json", "steps", "earlier"
+FORMAT = 1
+SMALL = 4 << 20
+"""Bytes up to which a file is hashed at every start; of larger ones only the size is compared."""
+
+_NONE = type(None)
+_TYPES: dict[str, tuple[type, ...]] = {
+    "identity": (dict,),
+    "inputs": (dict,),
+    "goal": (int, list, _NONE),
+    "files": (list,),
+    "kept": (list,),
+    "done": (dict, _NONE),
+    "open": (str, _NONE),
+    "aside": (str, _NONE),
+    "promised": (dict, _NONE),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """State of a step, why, and for another identity the keys that differ."""
+
+    state: State
+    why: str = ""
+    differences: tuple[Difference, ...] = ()
+
+
+@dataclass(frozen=True)
+class Todo:
+    """What a survey found, step by step; plain values that every rank gets.
+
+    Attributes:
+        found: state of each step by name, in the order of the steps.
+        again: steps that the caller wants to be made again, with all that uses their results.
+        short: steps that are done, but whose files do not reach their goal, while another step needs them.
+    """
+
+    found: Mapping[str, Found] = field(default_factory=dict)
+    again: frozenset[str] = frozenset()
+    short: frozenset[str] = frozenset()
+
+    def is_done(self, name: str) -> bool:
+        """Whether a step has nothing to do."""
+        return self.found[name].state is State.DONE
+
+
+def launch() -> str:
+    """Identity of the torchrun that started this process: its run id and its process id."""
+    # The run id alone is not unique: torchrun's default is "none" for every launch.
+    return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.getppid()}"
+
+
+class Store:
+    """Records of an output folder. Every method is for rank 0 alone; :class:`~ropewalk.runs.runner.Run` calls them.
+
+    Args:
+        folder: the output folder; None keeps the records in memory, so that every step runs.
+        holds: what the folder holds, such as ``evaluation``.
+        advice: what the user can do about a folder that is in use otherwise.
+
+        reads: whether this process is rank 0; others know the folder, but nothing of what is in it.
+
+    Raises:
+        RopewalkError: if the folder holds something else, or its ``run.json`` is damaged.
+    """
+
+    def __init__(
+        self, folder: Path | None, holds: str, advice: str = "give another --out", reads: bool = True
+    ) -> None:
+        self.folder, self.holds, self.advice = folder, holds, advice
+        self._memory: dict[str, Record] = {}
+        self._history: list[dict[str, Any]] = []
+        self._free: dict[str, Any] = {}
+        self.begun = False
+        """Whether a step of this run has begun, in this process or before."""
+        self._written = False
+        self.launched_by: str | None = None
+        if folder is None or not reads:
+            return
+        if (folder / RUN).is_file():
+            values = _read(folder / RUN)
+            self._check_kind(values)
+            self._history, self._free = list(values["history"]), dict(values["free"])
+            self.launched_by, self.begun = values["launch"], True
+        # Hidden files do not count: the lock of this run is one.
+        elif folder.is_dir() and any(not each.name.startswith(".") for each in folder.iterdir()):
+            raise RopewalkError(f"{folder} is not empty and contains no {holds}; {advice}")
+
+    def _check_kind(self, values: Mapping[str, Any]) -> None:
+        if values.get("holds") is None or values.get("format") != FORMAT:
+            raise RopewalkError(
+                f"{self.folder} was written by another version of ropewalk, which this one cannot continue; "
+                f"{self.advice}"
+            )
+        if values["holds"] != self.holds:
+            raise RopewalkError(f"{self.folder} holds a {values['holds']}, not a {self.holds}; {self.advice}")
+        try:
+            types = {"history": (list,), "free": (dict,), "launch": (str,)}
+            check_types(values, types)
+        except (KeyError, TypeError) as error:
+            raise RopewalkError(
+                f"{self.folder}/{RUN} is damaged: {field_fault(error)}; {self.advice}"
+            ) from error
+
+    def note_settings(self, free: Mapping[str, Any]) -> list[str]:
+        """Take over settings that decide no result; each change since the last time becomes a line of the history.
+
+        Args:
+            free: the settings of today, JSON values.
+
+        Returns:
+            A sentence for each change. They are written when the next step begins.
+        """
+        changed = differences(self._free, free) if self.begun else []
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        self._history += [
+            {"date": date, "key": each.key, "was": each.was, "now": each.now} for each in changed
+        ]
+        self._free, self._written = plain(free), False
+        return [f"{each.key} changes from {shown(each.was)} to {shown(each.now)}" for each in changed]
+
+    # Records
+
+    def record(self, name: str) -> Record | None:
+        """The record of a step; None if it has none.
+
+        Raises:
+            RopewalkError: if it is damaged, or names a file outside the folder.
+        """
+        if self.folder is None:
+            return self._memory.get(name)
+        path = self._path(name)
+        if not path.is_file():
+            return None
+        values = _read(path)
+        try:
+            check_types(values, _TYPES)
+            for part in ("done", "promised"):
+                if values[part] is not None:
+                    check_types(values[part], {"result": (str,)})
+                    values[part]["value"]
+            if values["done"] is not None:
+                for known in values["done"]["digests"].values():
+                    check_types(known, {"bytes": (int,), "sha256": (str,)})
+            found = Record(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RopewalkError(
+                f"{path} is damaged: {field_fault(error)}; restore the file, or delete it to make this step again"
+            ) from error
+        aside = [] if found.aside is None else [found.aside]
+        digested = [] if found.done is None else found.done["digests"]
+        for each in (*found.files, *found.kept, *digested, *aside):
+            if not isinstance(each, str) or path_inside(self.folder, each) is None:
+                raise RopewalkError(
+                    f"{path} lists the file {each!r}, but may list only files in {self.folder}; do not use this folder"
+                )
+        return found
+
+    def records(self) -> dict[str, Record]:
+        """All records by the names of their steps."""
+        if self.folder is None:
+            return dict(self._memory)
+        names = sorted(path.stem for path in (self.folder / STEPS).glob("*.json"))
+        # What starts with a dot is a record that is being written.
+        found = {name: self.record(name) for name in names if not name.startswith(".")}
+        return {name: record for name, record in found.items() if record is not None}
+
+    def write(self, name: str, record: Record) -> None:
+        """Write the record of a step, and with the first one ``run.json``."""
+        if self.folder is None:
+            self._memory[name] = record
+            return
+        # Before the record, so that no folder has steps but not what they are steps of.
+        if not self._written:
+            values = {"format": FORMAT, "holds": self.holds, "launch": launch()}
+            write_json(self.folder / RUN, {**values, "free": self._free, "history": self._history})
+            self.begun = self._written = True
+        write_json(self._path(name), asdict(record))
+
+    def _path(self, name: str) -> Path:
+        assert self.folder is not None
+        assert is_plain(name), name
+        return self.folder / STEPS / f"{name}.json"
+
+    # Is it still the same?
+
+    def survey(
+        self, steps: Sequence[Step], again: str | None = None, short: Collection[str] = (), deep: bool = False
+    ) -> Todo:
+        """Find out what there is to do, before anything is changed.
+
+        Args:
+            steps: all steps of the job, in order.
+            again: name of a step to be made again, with all steps that use its result; None for none.
+            short: steps whose files are known not to reach their goal.
+            deep: whether to hash large files too.
+
+        Raises:
+            RopewalkError: if a precious step would have to be thrown away, unless ``again`` says so, or a record is
+                damaged.
+        """
+        anew = _with_followers(steps, again)
+        asked: set[str] = set()
+        lacking = set(short)
+        while True:
+            found: dict[str, Found] = {}
+            for step in steps:
+                found[step.name] = self._judged(step, found, anew, lacking, deep)
+            needed = {
+                name for step in steps if found[step.name].state is not State.DONE for name in step.inputs
+            }
+            new = [
+                step
+                for step in steps
+                if step.reached is not None
+                and step.name in needed - asked
+                and found[step.name].state is State.DONE
+            ]
+            if not new:
+                break
+            asked |= {step.name for step in new}
+            lacking |= {
+                step.name
+                for step in new
+                if step.reached is not None and isinstance(step.goal, int) and step.reached() < step.goal
+            }
+        for step in steps:
+            if step.precious and step.name not in anew and self.record(step.name) is not None:
+                self._refuse_change(step, found)
+        return Todo(found, frozenset(anew), frozenset(lacking))
+
+    def _refuse_change(self, step: Step, found: Mapping[str, Found]) -> None:
+        """Raise if a precious step, or a step whose result it uses, would become another."""
+        for name in (step.name, *step.inputs):
+            if name in found and found[name].state is State.OTHER and found[name].differences:
+                self.refuse(step, found[name], name)
+        if found[step.name].state is State.OUTDATED:
+            self.refuse(step, found[step.name], step.name)
+
+    def refuse(self, step: Step, found: Found, cause: str) -> None:
+        """Raise the refusal of a change that would throw away what a precious step has reached.
+
+        Args:
+            step: the precious step.
+            found: what is found of ``cause``.
+            cause: the step that changed: ``step`` itself, or one of its inputs.
+        """
+        ways = step.why or f"{self.advice}, or give the settings of that {self.holds} to resume it"
+        if not found.differences:
+            raise RopewalkError(
+                f"{self.folder} contains {step.name} of a {self.holds}, which began with something else: {found.why}; "
+                f"{ways}"
+            )
+        began = "" if cause == step.name else f", from which {step.name} began"
+        raise RopewalkError(
+            f"{self.folder} contains a different {self.holds}, which differs in {listed(list(found.differences))}: "
+            f"its step {cause} began with the former{began}; {ways}"
+        )
+
+    def judged(self, step: Step, todo: Todo) -> Found:
+        """State of a step when its turn comes, after all that it uses."""
+        return self._judged(step, {}, todo.again, todo.short, False)
+
+    def _judged(
+        self,
+        step: Step,
+        earlier: Mapping[str, Found],
+        again: Collection[str],
+        short: Collection[str],
+        deep: bool,
+    ) -> Found:
+        record = self.record(step.name)
+        if record is None:
+            return Found(State.MISSING)
+        if record.aside is not None:
+            return Found(State.OTHER, "it is being moved aside")
+        if step.name in again:
+            return Found(State.OTHER, "it is to be made again")
+        changed = differences(record.identity, step.identity()) + _other_goal(record.goal, step.goal)
+        if changed:
+            first = changed[0]
+            why = f"{first.key} was {shown(first.was)} and is {shown(first.now)}"
+            return Found(State.OTHER, why, tuple(changed))
+        if any(
+            earlier[name].state not in (State.DONE, State.OPEN) for name in step.inputs if name in earlier
+        ):
+            return Found(State.WAITS)
+        results = self.results(step)
+        other = [
+            name for name in {**results, **record.inputs} if record.inputs.get(name) != results.get(name)
+        ]
+        if other:
+            return Found(State.OUTDATED, f"the result of {other[0]} changed")
+        if record.done is None or step.name in short or _is_short(record.goal, step.goal):
+            return Found(State.BEGUN)
+        if wrong := self.damage(record, deep):
+            return Found(State.DAMAGED, wrong[0])
+        return Found(State.DONE) if record.open is None else Found(State.OPEN, record.open)
+
+    def results(self, step: Step) -> dict[str, str]:
+        """Digests of the results that a step uses, as far as they are there."""
+        records = {name: self.record(name) for name in step.inputs}
+        return {
+            name: record.done["result"]
+            for name, record in records.items()
+            if record and record.done is not None
+        }
+
+    def damage(self, record: Record, deep: bool = False) -> list[str]:
+        """What is wrong with the files of a step that is done, a sentence each.
+
+        Args:
+            record: of the step.
+            deep: whether to hash large files too.
+        """
+        if record.done is None or self.folder is None:
+            return []
+        found = []
+        for name, known in record.done["digests"].items():
+            wanted, path = FileDigest(known["bytes"], known["sha256"]), self.folder / name
+            if not deep and wanted.bytes > SMALL and path.is_file() and path.stat().st_size == wanted.bytes:
+                continue
+            if (wrong := damage(path, wanted)) is not None:
+                # Of its path, `damage` gives the last part alone.
+                found.append(f"{self.folder / name}: {wrong}")
+        return found
+
+    # What moves and what is written
+
+    def mark(self, name: str) -> Record | None:
+        """Note in the record of a step that its files are to be moved to ``earlier/``; None without a record."""
+        record = self.record(name)
+        if self.folder is not None and record is not None and record.aside is None:
+            place, number = f"{EARLIER}/{name}", 1
+            while (self.folder / place).exists():
+                number += 1
+                place = f"{EARLIER}/{name}-{number}"
+            record.aside = place
+            self.write(name, record)
+        return record
+
+    def set_aside(self, name: str) -> str | None:
+        """Move the files and the record of a step to ``earlier/``; a process that is killed here is followed by one
+        that goes on moving.
+
+        Returns:
+            The folder that they are in now; None if the step has no record.
+        """
+        record = self.mark(name)
+        if self.folder is None or record is None or record.aside is None:
+            self._memory.pop(name, None)
+            return None
+        # A log may belong to several steps, and stays with those that stay.
+        others = {
+            each
+            for key, other in self.records().items()
+            if key != name
+            for each in (*other.files, *other.kept)
+        }
+        target = self.folder / record.aside
+        with writing(target):
+            for each in dict.fromkeys((*record.files, *record.kept)):
+                if each not in others and os.path.lexists(self.folder / each):
+                    (target / each).parent.mkdir(parents=True, exist_ok=True)
+                    (self.folder / each).rename(target / each)
+            (target / STEPS).mkdir(parents=True, exist_ok=True)
+            # Last: until then the step is not missing, but on its way.
+            self._path(name).rename(target / STEPS / f"{name}.json")
+        return record.aside
+
+    def begin(self, step: Step, found: Found) -> Record:
+        """Write that a step begins, or goes on."""
+        record = Record(plain(step.identity()), self.results(step), plain(step.goal))
+        before = self.record(step.name)
+        if before is not None:
+            record.files, record.kept = before.files, before.kept
+            # Whoever goes further than before gets another result, and shall.
+            record.promised = before.promised if before.goal == record.goal else None
+            if found.state is State.DAMAGED and before.done is not None:
+                record.promised = {key: before.done[key] for key in ("value", "result")}
+        self.write(step.name, record)
+        return record
+
+    def register(self, name: str, record: Record, file: str, kept: bool) -> None:
+        """Note a file of a step that runs, before it is written."""
+        assert self.folder is None or path_inside(self.folder, file) is not None, file
+        names = record.kept if kept else record.files
+        if file not in names:
+            names.append(file)
+            self.write(name, record)
+
+    def finish(self, name: str, record: Record, value: Json, unable: str | None, seconds: float) -> Json:
+        """Write that a step is done, and return its value as JSON gives it back.
+
+        Raises:
+            RopewalkError: if a damaged step that was made again has another result than the one that later steps used.
+        """
+        value, digests = plain(value), self._digests(record)
+        result = digest([value, digests])
+        if record.promised is not None:
+            if different := differences(record.promised["value"], value):
+                raise RopewalkError(
+                    f"{name} in {self.folder} was damaged and made again, but its result is another one: "
+                    f"{different[0].key or 'it'} was {shown(different[0].was)} and is {shown(different[0].now)}; start "
+                    f"again in another folder, or delete {self._path(name)} to make all that follows again"
+                )
+            # Files may differ in what decides nothing, such as a date.
+            result = record.promised["result"]
+        record.done = {"value": value, "result": result, "digests": digests, "seconds": round(seconds, 3)}
+        record.open, record.promised = unable, None
+        self.write(name, record)
+        return value
+
+    def renew(self, name: str, value: Json) -> None:
+        """Record an intended change of a step that is done: its new value and the digests of its files."""
+        record = self.record(name)
+        assert record is not None
+        assert record.done is not None
+        self.finish(name, record, value, record.open, record.done["seconds"])
+
+    def _digests(self, record: Record) -> dict[str, Any]:
+        if self.folder is None:
+            return {}
+        found: dict[str, Any] = {}
+        for name in record.files:
+            path = self.folder / name
+            inside = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+            with _reading(path):
+                found |= {
+                    each.relative_to(self.folder).as_posix(): asdict(FileDigest.of(each))
+                    for each in inside
+                    if each.exists()
+                }
+        return found
+
+
+def _with_followers(steps: Sequence[Step], first: str | None) -> set[str]:
+    """A step and all that use its result, directly or not."""
+    found = {first} if first is not None else set()
+    for step in steps:
+        if found & set(step.inputs):
+            found.add(step.name)
+    return found
+
+
+def _other_goal(then: Any, now: Any) -> list[Difference]:
+    """The difference of two goals of which neither leads to the other."""
+    if isinstance(then, list) and isinstance(now, list):
+        short = min(len(then), len(now))
+        return [Difference("goal", then, now)] if differences(then[:short], now[:short]) else []
+    return [] if type(then) is type(now) else [Difference("goal", then, now)]
+
+
+def _is_short(then: Any, now: Any) -> bool:
+    if isinstance(then, list) and isinstance(now, list):
+        return len(then) < len(now)
+    return isinstance(then, int) and isinstance(now, int) and then < now
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with _reading(path):
+        text = path.read_bytes()
+    try:
+        values = parse_json(text, strict=True)
+        if not isinstance(values, dict):
+            raise ValueError("it is not a JSON object")
+    except ValueError as error:
+        raise RopewalkError(
+            f"{path} is damaged: {error}; restore the file, or delete it to make its step again"
+        ) from error
+    return values
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def opened(
+    folder: Path | None,
+    holds: str,
+    world: World,
+    resume: bool | None = None,
+    advice: str = "give another --out",
+) -> Iterator[Store]:
+    """Open an output folder, and lock it on rank 0 until the block ends; every rank must call this function.
+
+    Nothing is written but the lock until a step begins. Processes that torchrun restarts after a failure resume what
+    they began, whatever ``resume`` says.
+
+    Args:
+        folder: the output folder, created if missing; None for a run without one.
+        holds: what the folder holds, such as ``evaluation``.
+        world: the processes.
+        resume: whether the folder must hold a run (True), must not (False), or may (None).
+        advice: what the user can do about a folder that is in use otherwise.
+
+    Yields:
+        The store; on ranks other than 0 it only knows the folder.
+
+    Raises:
+        RopewalkError: if another process has locked the folder, or ``resume`` and the folder do not go together.
+    """
+    stores: list[Store] = []
+    with ExitStack() as held:
+
+        def begin() -> None:
+            # Before the lock too, which would create the folder.
+            if folder is not None and resume and not (folder / RUN).is_file():
+                raise RopewalkError(
+                    f"nothing to resume: {folder} contains no {holds}; omit --resume to start one"
+                )
+            if folder is not None:
+                held.enter_context(locked(folder, advice))
+            store = Store(folder, holds, advice)
+            restarted = world.restarts > 0 and store.launched_by == launch()
+            if resume is False and store.begun and not restarted:
+                raise RopewalkError(
+                    f"{folder} already contains a {holds}; either resume this {holds} with --resume, or {advice}"
+                )
+            if folder is not None:
+                # Under the lock: another process's unfinished files look the same.
+                places = {folder, folder / STEPS}
+                places |= {
+                    (folder / name).parent
+                    for each in store.records().values()
+                    for name in (*each.files, *each.kept)
+                }
+                for place in places:
+                    remove_left_overs(place)
+            stores.append(store)
+
+        world.on_rank_0(begin)
+        yield stores[0] if stores else Store(folder, holds, advice, reads=False)
