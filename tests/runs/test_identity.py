@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.runs.identity import Difference, differences, listed, plain
+from ropewalk.errors import RopewalkError
+from ropewalk.runs.identity import Difference, differences, listed, plain, refuse_other
 
 VALUES = st.recursive(
     st.none()
@@ -33,6 +34,7 @@ def test_values_differ_exactly_if_their_json_does(one, other):
         ({"b": 1, "a": 1}, {"a": 2, "b": 2}, [("a", 1, 2), ("b", 1, 2)]),
         ({"a": [{"n": 1}, {"n": 2}]}, {"a": [{"n": 1}, {"n": 3}]}, [("a.1.n", 2, 3)]),
         ({"a": [1]}, {"a": [1, 2]}, [("a", [1], [1, 2])]),
+        ({"a": [1, 2]}, {"a": [1, 3]}, [("a", [1, 2], [1, 3])]),
         ({}, {"a": None}, [("a", None, None)]),
         ({"a": None}, {}, [("a", None, None)]),
         ({"a": 1}, {"a": True}, [("a", 1, True)]),
@@ -54,3 +56,9 @@ def test_a_message_is_short():
 def test_what_json_lacks_is_no_identity():
     with pytest.raises(ValueError, match="not JSON compliant"):
         differences({}, {"a": float("nan")})
+
+
+def test_another_value_is_refused_with_its_first_difference():
+    refuse_other({"a": [1]}, {"a": (1,)}, str)
+    with pytest.raises(RopewalkError, match=r"^b \(2 in the folder, 3 given\)$"):
+        refuse_other({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 3, "c": 4}, str)

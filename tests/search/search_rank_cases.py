@@ -11,6 +11,7 @@ from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.models.load import attach
 from ropewalk.parallel import World, joined
 from ropewalk.rope import Default
+from ropewalk.runs import Log
 from ropewalk.search import (
     START_TOKENS,
     Candidate,
@@ -24,6 +25,7 @@ from ropewalk.search import (
     goal_of,
     minimise,
 )
+from ropewalk.search.loop import lines_of
 from tests.search.toy_objective import ToyEvaluator
 
 TRAINED, TARGET = 32, 96
@@ -88,7 +90,7 @@ def model_search(algorithm: str, world: World | None, batch: int, racing: bool, 
     space = goal.space((0, 4, 8))
     calls = []
     leads = world is None or world.is_rank_0
-    ledger = Ledger(log=Path(log)) if leads else Ledger()
+    ledger = Ledger(log=Log(Path(log), lines_of())) if leads else Ledger()
     strategy = Strategy(algorithm_named(algorithm), 70, 5, racing)
     result = minimise(space, evaluator, strategy, goal.seeds(space), ledger, lambda *call: calls.append(call))
     baselines = {name: evaluator.baseline(method) for name, method in goal.baselines().items()}

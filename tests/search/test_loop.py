@@ -6,7 +6,8 @@ import pytest
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.search import Candidate, Job, Ledger, Space, Strategy, evolve, minimise
-from ropewalk.search.loop import read_log, search_log
+from ropewalk.search.loop import search_log
+from tests.search.search_log_cases import read_log
 from tests.search.toy_objective import ToyEvaluator
 
 SPACE = Space(4, 5.0)

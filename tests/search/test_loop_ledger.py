@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.io.lock import locked
 from ropewalk.search import Candidate, Job
-from ropewalk.search.loop import read_log, search_log
+from ropewalk.search.loop import search_log
 from tests.disk_cases import files_no_larger_than
+from tests.search.search_log_cases import read_log
 from tests.search.test_space import placed
 
 HEADER = {"seed": 3, "start_tokens": (0, 4)}
@@ -94,13 +95,23 @@ def test_a_job_has_one_loss(tmp_path):
     path = tmp_path / "search.jsonl"
     for losses in ([1.5, 1.5], [math.inf, math.inf], [1.5, 1.25], [1.5, math.inf]):
         path.unlink(missing_ok=True)
+        said = rf"a loss of {losses[1]}, but an earlier line has 1\.5"
         with search_log(path, HEADER, False) as ledger:
-            for loss in losses:
-                ledger.add(JOB, loss)
-        if losses[0] == losses[1]:
-            assert read_log(path, HEADER) == {JOB: losses[0]}
-        else:
-            with pytest.raises(RopewalkError, match=rf"a loss of {losses[1]}, but an earlier line has 1\.5"):
+            ledger.add(JOB, losses[0])
+            if losses[0] == losses[1]:
+                ledger.add(JOB, losses[1])
+            else:
+                with pytest.raises(RopewalkError, match=said):
+                    ledger.add(JOB, losses[1])
+        assert read_log(path, HEADER) == {JOB: losses[0]}
+        if losses[0] != losses[1]:
+            # A line of another search, say.
+            with path.open("a") as file:
+                file.write(
+                    path.read_text().splitlines()[1].replace("1.5}", f"{losses[1]}}}".replace("inf", "null"))
+                )
+                file.write("\n")
+            with pytest.raises(RopewalkError, match=f"line 3 .* {said}"):
                 read_log(path, HEADER)
 
 

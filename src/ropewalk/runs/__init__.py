@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from ropewalk.runs.identity import Difference as Difference, differences as differences
+    from ropewalk.runs.identity import Difference as Difference, refuse_other as refuse_other
     from ropewalk.runs.log import Lines as Lines, Log as Log, opened_log as opened_log
     from ropewalk.runs.runner import Runner as Runner
     from ropewalk.runs.steps import Record as Record, State as State, Step as Step, Work as Work

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from ropewalk.errors import RopewalkError
 
 SHOWN = 5
 """Most differences that a message lists."""
@@ -52,6 +54,20 @@ def differences(then: Any, now: Any) -> list[Difference]:
     return list(_differing("", then, plain(now)))
 
 
+def refuse_other(then: Any, now: Any, said: Callable[[Difference], str]) -> None:
+    """Raise if two values differ.
+
+    Args:
+        then, now: as in :func:`differences`.
+        said: the message, from the first difference.
+
+    Raises:
+        RopewalkError: with that message.
+    """
+    if found := differences(then, now):
+        raise RopewalkError(said(found[0]))
+
+
 def _differing(key: str, then: Any, now: Any) -> Iterator[Difference]:
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for name in {**now, **then}:
@@ -59,11 +75,16 @@ def _differing(key: str, then: Any, now: Any) -> Iterator[Difference]:
             # None and a missing key are shown alike, but they are two values.
             if (name in then) != (name in now) and then.get(name) is now.get(name) is None:
                 yield Difference(f"{key}.{name}" if key else str(name), None, None)
-    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+    # Lists of plain values are shown as wholes.
+    elif _is_of_mappings(then) and _is_of_mappings(now) and len(then) == len(now):
         for number, pair in enumerate(zip(then, now, strict=True)):
             yield from _differing(f"{key}.{number}" if key else str(number), *pair)
     elif json.dumps(then, sort_keys=True) != json.dumps(now, sort_keys=True):
         yield Difference(key, then, now)
+
+
+def _is_of_mappings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
 
 
 def shown(value: Any) -> str:

@@ -13,7 +13,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import replacing
 from ropewalk.io.json_lines import append_line, read_lines
 from ropewalk.io.lock import locked
-from ropewalk.runs.identity import differences
+from ropewalk.runs.identity import refuse_other
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -84,11 +84,14 @@ class Log(Generic[K, V]):
                 pass
         # A process that was killed before its first line was whole has begun nothing.
         self._begun = bool(found) or header is None
-        if found and header is not None and (different := differences(found[0], header)):
-            first = different[0]
-            raise RopewalkError(
-                f"{path} is the log of another {what}, with {first.key} {first.was!r} instead of {first.now!r}; either "
-                f"repeat the settings of that {what}, or choose another output (--out)"
+        if found:
+            refuse_other(
+                found[0],
+                header,
+                lambda first: (
+                    f"{path} is the log of another {what}, with {first.key} {first.was!r} instead of {first.now!r}; "
+                    f"either repeat the settings of that {what}, or choose another output (--out)"
+                ),
             )
 
     def begin(self) -> None:

@@ -5,7 +5,6 @@ The ledger stores the loss of every evaluation as a line of a file, so an interr
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.io.json_lines import append_line, read_lines
-from ropewalk.io.lock import locked
+from ropewalk.errors import RunFailure
+from ropewalk.runs import Lines, Log, opened_log
 from ropewalk.search.algorithms import Algorithm, Ask, Evaluator, Job, Measured
 from ropewalk.search.settings import check_budget
 from ropewalk.search.space import Candidate, Space
@@ -32,11 +30,13 @@ class Ledger:
 
     Args:
         known: losses of an earlier run.
-        log: file for new losses, one JSON line each; None writes no file.
+        log: log for new losses; its own losses are known too. None writes no file.
     """
 
-    def __init__(self, known: Mapping[Job, float] | None = None, log: Path | None = None) -> None:
-        self.known = dict(known or {})
+    def __init__(
+        self, known: Mapping[Job, float] | None = None, log: Log[Job, tuple[Job, float]] | None = None
+    ) -> None:
+        self.known = {**(known or {}), **dict(() if log is None else log.known.values())}
         self._log = log
         self.losses: dict[Job, float] = {}
         """Losses of the jobs that this run has asked for, in the order of their completion."""
@@ -58,26 +58,32 @@ class Ledger:
         Raises:
             RunFailure: if its line cannot be written to the log; earlier lines are kept.
         """
-        self.losses[job] = loss
         if self._log is not None:
-            line = {
-                "rescale_factors": job.candidate.rescale_factors,
-                "start_tokens": job.candidate.start_tokens,
-                "document": job.document,
-                "loss": loss if math.isfinite(loss) else None,
-            }
-            append_line(self._log, line)
+            self._log.add((job, loss))
+        self.losses[job] = loss
 
 
-def missing_log(path: Path) -> RopewalkError:
-    """Error for a log to resume that does not exist."""
-    return RopewalkError(f"nothing to resume: the log {path} does not exist; omit --resume to start a search")
+def lines_of(n_documents: int | None = None) -> Lines[Job, tuple[Job, float]]:
+    """How the log of a search holds its losses, one line each.
 
-
-def existing_log(path: Path) -> RopewalkError:
-    """Error for a new search whose log already exists."""
-    return RopewalkError(
-        f"{path} already holds a search; either resume this search with --resume, or give another --out"
+    Args:
+        n_documents: number of documents of the search, to check the entries; None skips this check.
+    """
+    return Lines(
+        key=lambda entry: entry[0],
+        write=lambda entry: {
+            "rescale_factors": entry[0].candidate.rescale_factors,
+            "start_tokens": entry[0].candidate.start_tokens,
+            "document": entry[0].document,
+            "loss": entry[1] if math.isfinite(entry[1]) else None,
+        },
+        read=lambda values: _entry(values, n_documents),
+        # A repeated line is harmless, but two losses of one job mean that the file was edited or mixed.
+        repeated=lambda old, new: (
+            None
+            if old == new
+            else f"it has a loss of {new[1]:g}, but an earlier line has {old[1]:g} for the same factors and document"
+        ),
     )
 
 
@@ -91,64 +97,15 @@ def search_log(
         path: log file. Its first line is the header, each other line a loss.
         header: all inputs that determine the search; a log with a different header belongs to another search.
         resume: continue an existing log. Without it, the log must be missing or empty.
-        n_documents: number of documents of the search, to check the log's entries; None skips this check.
+        n_documents: see :func:`lines_of`.
 
     Raises:
         RopewalkError: if the log exists although ``resume`` is false, or is missing although it is true; if a line is
             damaged, the log belongs to another search (the message names the difference), another process has it
             open, or it cannot be written.
     """
-    if resume and not path.is_file():
-        raise missing_log(path)
-    with locked(path.parent, "give another --out", file=path.name):
-        # Under the lock, so that two searches cannot both find the log empty.
-        if not resume and path.exists() and path.stat().st_size:
-            raise existing_log(path)
-        known = read_log(path, header, n_documents)
-        # A search that was killed before it wrote its first line starts afresh.
-        if known is None:
-            append_line(path, header)
-        yield Ledger(known, path)
-
-
-def read_log(
-    path: Path, header: Mapping[str, Any], n_documents: int | None = None
-) -> dict[Job, float] | None:
-    """Losses in a log; None if it does not contain a complete first line.
-
-    Args:
-        path, header, n_documents: see :func:`search_log`.
-
-    Raises:
-        RopewalkError: if a line is damaged, or the log belongs to another search; the message names the difference.
-    """
-    found: dict[Job, float] = {}
-
-    def parse(number: int, values: dict[str, Any]) -> dict[str, Any]:
-        if number > 1:
-            job, loss = _entry(values, n_documents)
-            # A repeated line is harmless, but two losses of one job mean that the file was edited or mixed.
-            if found.setdefault(job, loss) != loss:
-                raise ValueError(
-                    f"it has a loss of {loss:g}, but an earlier line has {found[job]:g} for the same factors "
-                    "and document"
-                )
-        return values
-
-    lines = list(read_lines(path, parse, "restore the file, or remove it to start again"))
-    if not lines:
-        return None
-    # Through JSON, so that tuples and lists compare as equal.
-    then, now = lines[0], json.loads(json.dumps(header))
-    # Keys that only one of the two has are differences too: other versions wrote other headers.
-    different = [key for key in {**now, **then} if now.get(key) != then.get(key)]
-    if different:
-        key = different[0]
-        raise RopewalkError(
-            f"{path} is the log of another search, with {key} {then.get(key)!r} instead of {now.get(key)!r}; either "
-            "repeat the settings of that search, or choose another output (--out)"
-        )
-    return found
+    with opened_log(path, lines_of(n_documents), header, resume, "search") as log:
+        yield Ledger(log=log)
 
 
 def _entry(line: Mapping[str, Any], n_documents: int | None) -> tuple[Job, float]:

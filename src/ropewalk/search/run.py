@@ -23,6 +23,8 @@ from ropewalk.models.load import choose_device, load_model, read_config
 from ropewalk.parallel import World, require_devices
 from ropewalk.parallel.context import RunContext
 from ropewalk.rope import RopeMethod
+from ropewalk.runs import refuse_other
+from ropewalk.runs.log import existing_log, missing_log
 from ropewalk.search.algorithms import algorithm_named
 from ropewalk.search.data import SearchData, search_data
 from ropewalk.search.factor_table import (
@@ -45,9 +47,7 @@ from ropewalk.search.loop import (
     Minimum,
     Progress,
     Strategy,
-    existing_log,
     minimise,
-    missing_log,
     search_log,
 )
 from ropewalk.search.objective import Forwards, ModelEvaluator, ShortPenalty
@@ -414,9 +414,9 @@ def _check_files(config: SearchConfig) -> None:
     if out.exists() and not (config.resume and log.exists()):
         raise RopewalkError(f"{out} already exists; remove it or give another --out")
     if not config.resume and log.exists() and log.stat().st_size:
-        raise existing_log(log)
+        raise existing_log(log, "search")
     if config.resume and not log.exists():
-        raise missing_log(log)
+        raise missing_log(log, "search")
     check_writable(out)
 
 
@@ -447,12 +447,14 @@ def _finished(config: SearchConfig, ready: _Ready) -> Factors | None:
         "largest": ready.goal.space(settings.start_tokens, settings.largest).largest,
         "start_tokens": settings.start_tokens,
     }
-    if other := [key for key, value in now.items() if then.get(key) != value]:
-        was, is_ = then.get(other[0]), now[other[0]]
-        raise RopewalkError(
-            f"{config.out} already exists, from a search with {other[0]} {was} instead of {is_}; remove it or give "
-            "another --out"
-        )
+    refuse_other(
+        {key: then.get(key) for key in now},
+        now,
+        lambda first: (
+            f"{config.out} already exists, from a search with {first.key} {first.was} instead of {first.now}; remove "
+            "it or give another --out"
+        ),
+    )
     return table
 
 
