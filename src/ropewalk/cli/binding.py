@@ -23,7 +23,7 @@ import difflib
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,7 +41,7 @@ from pydantic import BaseModel, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from ropewalk.errors import RopewalkError
-from ropewalk.io.settings import COMMON, Option, Settings, choices_in, explain, model_in, near_or_all
+from ropewalk.io.settings import COMMON, Option, Settings, choices_in, explain, leaves, model_in, near_or_all
 
 UsageErrors = cyclopts.CycloptsError
 """Exceptions that cyclopts raises for a command line that fits no command."""
@@ -90,14 +90,8 @@ class Setting:
 
     @property
     def option(self) -> Option:
-        """Its appearance on the command line, merged from all annotations; the outermost wins."""
-        declared = list(_options_in(self.field))
-        return Option(
-            metavar=next((each.metavar for each in declared if each.metavar), None),
-            text=next((each.text for each in declared if each.text), None),
-            repeated=any(each.repeated for each in declared),
-            formerly=tuple(name for each in declared for name in each.formerly),
-        )
+        """Its appearance on the command line."""
+        return option_of(self.field)
 
     @property
     def is_flag(self) -> bool:
@@ -105,15 +99,21 @@ class Setting:
         return _is_bool(self.field.annotation)
 
 
-def _options_in(field: FieldInfo) -> Iterator[Option]:
-    # Annotated metadata lists the innermost annotation first, and the outermost has precedence.
-    yield from (each for each in reversed(field.metadata) if isinstance(each, Option))
-    yield from _options_of(field.annotation)
+def option_of(field: FieldInfo) -> Option:
+    """A field's appearance on the command line, merged from all annotations; the outermost wins."""
+    # pydantic keeps the outermost annotations apart from the type.
+    declared = list(_options_of(Annotated[field.annotation, *field.metadata, None]))
+    merged: dict[str, Any] = {
+        each.name: next((found for option in declared if (found := getattr(option, each.name))), each.default)
+        for each in fields(Option)
+    }
+    return Option(**merged)
 
 
 def _options_of(annotation: Any) -> Iterator[Option]:
-    if typing.get_origin(annotation) is Annotated:
-        yield from (each for each in reversed(annotation.__metadata__) if isinstance(each, Option))
+    # Annotated metadata lists the innermost annotation first, and the outermost has precedence.
+    metadata = getattr(annotation, "__metadata__", ())
+    yield from (each for each in reversed(metadata) if isinstance(each, Option))
     for part in typing.get_args(annotation):
         yield from _options_of(part)
 
@@ -202,7 +202,11 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
     # Required settings come first in the help, the others in order of declaration.
     settings = tuple(sorted(ordered, key=lambda setting: (not setting.positional, not setting.required)))
     # Former names are options of their own that no help shows, and set the same value.
-    former = tuple(each for setting in settings for each in _former(setting))
+    former = tuple(
+        replace(each, name=name, required=False, former=True)
+        for each in settings
+        for name in each.option.formerly
+    )
     by_name = {setting.key: setting for setting in (*settings, *former)}
 
     positional = [setting.key for setting in settings if setting.positional and not setting.several]
@@ -269,39 +273,34 @@ def settings_of(function: Callable[..., None]) -> Iterator[Setting]:
         elif parameter.kind is parameter.KEYWORD_ONLY:
             yield _setting(field, (name,), OPTIONS, field.is_required())
         else:
-            several = typing.get_origin(field.annotation) is tuple
-            needed = field.is_required()
-            yield Setting((name,), name.upper(), field, ARGUMENTS, True, several, needed)
+            yield _argument(field, (name,), field.is_required())
 
 
 def _fields(model: type[BaseModel], path: tuple[str, ...], group: str, optional: bool) -> Iterator[Setting]:
     group = getattr(model, "group", None) or group
     for name, field in model.model_fields.items():
         inner = model_in(field.annotation)
-        declared = list(_options_in(field))
-        if any(each.hidden for each in declared):
+        option = option_of(field)
+        if option.hidden:
             continue
-        if any(each.argument for each in declared):
-            several = typing.get_origin(field.annotation) is tuple
+        if option.argument:
             # pydantic gives PydanticUndefined, not None, for a field without a default.
-            needed = field.get_default() is not None
-            yield Setting((*path, name), name.upper(), field, ARGUMENTS, True, several, needed)
+            yield _argument(field, (*path, name), field.get_default() is not None)
         elif inner is not None:
             yield from _fields(inner, (*path, name), group, optional or field.default is None)
         else:
             yield _setting(field, (*path, name), group, field.is_required() and not optional)
 
 
+def _argument(field: FieldInfo, path: tuple[str, ...], required: bool) -> Setting:
+    several = typing.get_origin(field.annotation) is tuple
+    return Setting(path, path[-1].upper(), field, ARGUMENTS, True, several, required)
+
+
 def _setting(field: FieldInfo, path: tuple[str, ...], group: str, required: bool) -> Setting:
-    declared = list(_options_in(field))
-    name = next((each.name for each in declared if each.name), None) or f"--{path[-1].replace('_', '-')}"
-    group = next((each.group for each in declared if each.group), None) or group
-    return Setting(path, name, field, group, required=required)
-
-
-def _former(setting: Setting) -> Iterator[Setting]:
-    for name in setting.option.formerly:
-        yield replace(setting, name=name, required=False, former=True)
+    option = option_of(field)
+    name = option.name or f"--{path[-1].replace('_', '-')}"
+    return Setting(path, name, field, option.group or group, required=required)
 
 
 def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
@@ -312,13 +311,13 @@ def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
     shown = Parameter(
         **grouped,
         name=None if setting.positional else setting.name,
-        show=not setting.former,
         help=(field.description or "")
         + (" May be repeated." if setting.option.repeated else "")
         + _bounds(field),
         negative=_negative(setting),
         metavar=_metavar(setting),
         choices=_choices(field.annotation),
+        show=not setting.former,
         show_default=False if setting.required else _default(setting) or False,
         required=setting.required,
     )
@@ -360,19 +359,8 @@ def _metavar(setting: Setting) -> str | None:
         return setting.option.metavar
     if choices_in(setting.field.annotation):
         return "NAME"
-    types = [kind for kind in METAVARS if kind in _leaves(setting.field.annotation)]
+    types = [kind for kind in METAVARS if kind in leaves(setting.field.annotation)]
     return METAVARS[types[0]] if types else "TEXT"
-
-
-def _leaves(annotation: Any) -> Iterator[Any]:
-    parts = typing.get_args(annotation)
-    if typing.get_origin(annotation) is Annotated:
-        # The rest of Annotated is metadata, which may contain types as well.
-        parts = parts[:1]
-    if not parts:
-        yield annotation
-    for part in parts:
-        yield from _leaves(part)
 
 
 def _default(setting: Setting) -> str | None:

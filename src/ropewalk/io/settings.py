@@ -140,7 +140,7 @@ class Settings(BaseModel):
         if not takes_bool:
             items = value if isinstance(value, list | tuple) else (value,)
             if any(isinstance(item, bool) for item in items):
-                kinds = set(_leaves(annotation))
+                kinds = set(leaves(annotation))
                 number = "a whole number" if float not in kinds else "a number"
                 raise ValueError(f"must be {number if kinds & {int, float} else 'a string'}")
         elif _only_bool(annotation) and value is not None and not isinstance(value, bool):
@@ -158,10 +158,10 @@ def _takes_bool(annotation: Any) -> bool:
     return any(_takes_bool(part) for part in parts)
 
 
-def _leaves(annotation: Any) -> Iterator[Any]:
+def leaves(annotation: Any) -> Iterator[Any]:
     """The types that make up an annotation."""
     parts = get_args(annotation)
-    yield from (leaf for part in parts for leaf in _leaves(part)) if parts else (annotation,)
+    yield from (leaf for part in parts for leaf in leaves(part)) if parts else (annotation,)
 
 
 def _only_bool(annotation: Any) -> bool:
@@ -311,7 +311,7 @@ Overrides = Annotated[
 def names_files(field: FieldInfo) -> bool:
     """Whether a field's values name files or folders, whose contents then belong to the setting."""
     return any(
-        part is Path or isinstance(part, NamesFiles) for part in (*_leaves(field.annotation), *field.metadata)
+        part is Path or isinstance(part, NamesFiles) for part in (*leaves(field.annotation), *field.metadata)
     )
 
 
