@@ -69,9 +69,8 @@ def test_page_says_what_was_measured_and_how(tmp_path: Path) -> None:
     assert "Sequences" not in read.text
     assert "SECRET" not in read.text
     assert read.tags.count("img") == 1
-    assert dict(read.attributes)["alt"].startswith(
-        "Llama: needle. Correct answers in percent, over 5 samples per cell."
-    )
+    assert dict(read.attributes)["alt"].startswith("Llama: needle. 4k tokens: 100 % at every depth; ")
+    assert "Correct answers in percent, over 5 samples per cell." in read.text
 
 
 @pytest.mark.parametrize(

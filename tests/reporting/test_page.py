@@ -9,6 +9,7 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import Examples, Page, Picture, draw, perplexity_figure, result_tables, write_page
+from ropewalk.reporting.figures.drawing import draw_for_page
 from ropewalk.reporting.tables import ResultTable
 from ropewalk.versions import software_versions
 from tests.reporting.reporting_cases import AFTER, BEFORE
@@ -65,20 +66,37 @@ def test_page_holds_everything_and_asks_for_nothing(tmp_path: Path) -> None:
         assert text in read.text
 
 
+def test_a_page_has_the_caption_as_text_and_the_picture_without_it(tmp_path: Path) -> None:
+    figure = replace(perplexity_figure({"before": BEFORE}), caption="Words of <b> the caption.")
+    picture = draw_for_page(figure, tmp_path / "a.png")
+    write_page(Page("a", pictures=[picture]), tmp_path / "report.html")
+    read = Reader((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert read.tags.count("figcaption") == 1
+    assert figure.caption in read.text
+    assert ("alt", figure.alternative()) in read.attributes
+    (source,) = [str(value) for name, value in read.attributes if name == "src"]
+    head, _, content = source.partition(",")
+    assert head == "data:image/svg+xml;base64"
+    assert b"Words of" not in base64.b64decode(content)
+    draw(figure, tmp_path / "a.svg")
+    # matplotlib writes every text as a comment before its outlines.
+    assert b"<!-- Words of" in (tmp_path / "a.svg").read_bytes()
+
+
 def test_all_text_is_escaped(tmp_path: Path) -> None:
     figure = tmp_path / 'a" onload="x.png'
     draw(perplexity_figure({"a": BEFORE}), figure)
     tables = [replace(t, notes=(NASTY,)) for t in result_tables({NASTY: [BEFORE], "after": [AFTER]})]
     page = tmp_path / "report.html"
     examples = [Examples(NASTY, ({NASTY: NASTY},))]
-    pictures = [Picture(figure), Picture(figure, NASTY)]
+    pictures = [Picture(figure), Picture(figure, NASTY, NASTY)]
     write_page(Page(NASTY, {NASTY: NASTY}, pictures, tables, examples, {NASTY: NASTY}), page)
     read = Reader(page.read_text(encoding="utf-8"))
     assert "script" not in read.tags
     assert "onload" not in dict(read.attributes)
-    # Title and heading, a fact's name and value, a table's heading and note, an example's heading, name and
-    # value, a fold's heading and text.
-    assert read.text.count(NASTY) == 11
+    # Title and heading, a fact's name and value, a picture's caption, a table's heading and note, an example's heading,
+    # name and value, a fold's heading and text.
+    assert read.text.count(NASTY) == 12
 
 
 def test_what_hides_or_turns_text_is_written_out(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.reporting.page import Page, write_page
+from ropewalk.reporting.page import Page, Picture, write_page
 from ropewalk.reporting.run.samples import write_samples_page
 from ropewalk.reporting.tables import ResultTable
 from ropewalk.training.answers import write_answers
@@ -124,7 +124,9 @@ def hostile_run(folder: Path, port: int) -> None:
     )
     write_samples_page(folder)
     table = ResultTable(text, (text, "b"), ((text, "1"),), notes=(text,))
-    page = Page(text, {text: text}, tables=[table], details={text: text}, lead=text, first=[table])
+    (folder / "a.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>", encoding="utf-8")
+    pictures = [Picture(folder / "a.svg", text, text)]
+    page = Page(text, {text: text}, pictures, [table], details={text: text}, lead=text, first=[table])
     write_page(page, folder / "report.html")
 
 

@@ -8,8 +8,8 @@ from ropewalk.reporting.style import base_text, length_text, number_text, share_
 
 
 def test_texts_of_numbers_and_shifts() -> None:
-    numbers = (0, 2.6e-4, 11.4, 12.849, 1234.5, 1e-12, 3.21e-5, 2e6)
-    shown = ["0", "0.00026", "11.4", "12.8", "1,234", "1e-12", "3.2e-5", "2e6"]
+    numbers = (0, 2.6e-4, 11.4, 12.849, 1234.5, 1e-12, 3.21e-5, 2e6, -13.6, -2e4)
+    shown = ["0", "0.00026", "11.4", "12.8", "1,234", "1e-12", "3.2e-5", "2e6", "-13.6", "-20,000"]
     assert [number_text(number) for number in numbers] == shown
     shifts = (0, 16, 999, 1000, 1500, 131_072, 100_000, 1_000_000, 2**20, 10_000_000)
     shown = ["0", "16", "999", "1k", "1.5k", "131,072", "100k", "1M", "1,048,576", "10M"]

@@ -500,11 +500,11 @@ def report_evaluation(out: Path, result: EvaluationResult) -> None:
 def pictures_of(out: Path, name: str, found: Sequence[TaskResult], threshold: float) -> list[Picture]:
     """Draw the figures of a result, in the order of the page."""
     # Imported here because matplotlib takes a second to import.
-    from ropewalk.reporting.figures.drawing import draw
+    from ropewalk.reporting.figures.drawing import draw_for_page
 
     # Task names come from results.json, which may be untrusted, so they must not escape the folder.
     return [
-        draw(figure, out / plain_name(f"{stem}.png", out / "results.json"))
+        draw_for_page(figure, out / plain_name(f"{stem}.png", out / "results.json"))
         for stem, figure in evaluation_figures(name, found, threshold)
     ]
 

@@ -101,7 +101,9 @@ def _suite_figure(cells: Sequence[Cell], suite: str, tasks: Sequence[str]) -> Fi
     # Figures of one panel each become the panels of one figure.
     panels = tuple(replace(figure.panels[0], title=task_words(suite, task)) for task, figure in each.items())
     captions = dict.fromkeys(figure.caption for figure in each.values())
-    return Figure(panels, " ".join(captions), f"{suite}, mean over seeds", len(panels) * first.height)
+    told = (f"{task_words(suite, task)} {part}" for task, figure in each.items() for part in figure.told)
+    title = f"{suite}, mean over seeds"
+    return Figure(panels, " ".join(captions), title, len(panels) * first.height, told=tuple(told))
 
 
 def _limit(result: ExperimentResult) -> str:
@@ -118,10 +120,10 @@ def _limit(result: ExperimentResult) -> str:
 def report_experiment(result: ExperimentResult, out: Path) -> tuple[Path, ...]:
     """Write the figures and the report page into the experiment's folder; returns the files, the page first."""
     # Imported here because matplotlib takes a second to import.
-    from ropewalk.reporting.figures.drawing import draw
+    from ropewalk.reporting.figures.drawing import draw_for_page
 
     pictures: list[Picture] = [
-        draw(figure, out / name) for name, figure in experiment_figures(result).items()
+        draw_for_page(figure, out / name) for name, figure in experiment_figures(result).items()
     ]
     facts: dict[str, object] = {
         "Reference": result.reference,

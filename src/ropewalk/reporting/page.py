@@ -25,15 +25,19 @@ MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 
 @dataclass(frozen=True)
 class Picture:
-    """An image file with its text alternative.
+    """An image file with its text alternative and its caption.
 
     Attributes:
         path: path of a ``.png`` or ``.svg`` file.
         text: text alternative for readers who cannot see the image. If empty, the file's name is used.
+        caption: text below the image.
+        svg: what a page embeds instead of the file's own content, if it is not empty: the figure without its caption.
     """
 
     path: Path
     text: str = ""
+    caption: str = ""
+    svg: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,9 @@ def _embedded(picture: Picture) -> dict[str, str]:
     if path.suffix not in MEDIA_TYPES:
         raise RopewalkError(f"a page can embed .png and .svg figures, got {path.name}")
     try:
-        content = base64.b64encode(path.read_bytes()).decode("ascii")
+        content = base64.b64encode(picture.svg or path.read_bytes()).decode("ascii")
     except OSError as error:
         raise RopewalkError(f"cannot read the figure {path}: {error.strerror}") from error
     text = picture.text or path.stem.replace("_", " ").replace("-", " ")
-    return {"media_type": MEDIA_TYPES[path.suffix], "content": content, "text": text}
+    kind = ".svg" if picture.svg else path.suffix
+    return {"media_type": MEDIA_TYPES[kind], "content": content, "text": text, "caption": picture.caption}

@@ -61,6 +61,11 @@ def length_text(tokens: float) -> str:
     return f"{whole:,}" if short.isdigit() else short
 
 
+def tokens_text(tokens: float) -> str:
+    """Format a length with its unit: ``128k tokens``, ``5,437 tokens``."""
+    return f"{length_text(tokens)} token{'s' * (tokens != 1)}"
+
+
 def shift_text(tokens: float) -> str:
     """Format a position shift: ``16``, ``1k`` for 1000, ``2.5M``; written out if that is not exact and short."""
     for unit, name in ((10**6, "M"), (10**3, "k")):
@@ -77,9 +82,9 @@ def base_text(base: float) -> str:
 
 def number_text(value: float) -> str:
     """Format a number with about three digits: ``0``, ``0.00026``, ``11.4``, ``1,234``, ``1e-12``."""
-    if value == 0 or 1e-4 <= value < 1000:
+    if value == 0 or 1e-4 <= abs(value) < 1000:
         return f"{value:.3g}"
-    if 1000 <= value < 1e6:
+    if 1000 <= abs(value) < 1e6:
         return f"{value:,.0f}"
     digits, exponent = f"{value:.1e}".split("e")
     return f"{float(digits):g}e{int(exponent)}"

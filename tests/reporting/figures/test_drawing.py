@@ -203,7 +203,7 @@ def test_title_caption_and_costs_in_dollars_are_written(tmp_path: Path) -> None:
     texts = "\n".join(said(tmp_path / "a.svg"))
     assert "costs $1 or $2" in texts
     assert texts.count("What to see: $x$ rises.") >= 7
-    assert draw(figure, tmp_path / "a.png").text.startswith("costs $1 or $2. What to see")
+    assert draw(figure, tmp_path / "a.png").caption.startswith("What to see: $x$ rises.")
 
 
 def test_a_long_caption_makes_the_figure_higher_and_not_the_panel_lower() -> None:

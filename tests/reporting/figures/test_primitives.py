@@ -13,9 +13,7 @@ from ropewalk.reporting.figures.primitives import (
     Boxes,
     Figure,
     Fill,
-    HeatMap,
     Line,
-    Look,
     Panel,
     Steps,
     Whiskers,
@@ -28,6 +26,7 @@ from ropewalk.reporting.figures.primitives import (
     power_ticks,
     row_axis,
     spaced,
+    tell,
     value_axis,
     whiskers,
 )
@@ -76,34 +75,20 @@ def test_whiskers_end_at_their_value_where_rounding_put_an_end_past_it() -> None
 
 
 def test_a_figure_says_what_it_shows() -> None:
-    assert Figure((), "It falls.", "Loss").alternative() == "Loss. It falls."
+    assert Figure((), "It falls.", "Loss", told=("a: 1", "", "b: 2")).alternative() == "Loss. a: 1; b: 2."
     assert Figure((), "", "Loss.").alternative() == "Loss."
 
 
-def test_a_text_alternative_tells_the_values_of_each_series() -> None:
-    lines = (
-        Line([1, 2, 3], [4.0, 9.0, 2.5], name="before"),
-        Steps([0, 1, 2], [NAN, 3.0], name="after"),
-        Line([1, 2], [5, 7], Look(dash="", marker="o"), name="candidates"),
-        # Neither a line nor markers: it carries a label, and nothing is to be seen.
-        Line([1], [1], Look(dash="", marker=""), end="label"),
-        Line([1], [NAN], name="nothing"),
-    )
-    told = Figure((Panel(lines, y=Axis("loss")),), "It falls.").alternative()
-    assert told == (
-        "It falls. loss: before from 4 at the left to 2.5 at the right (lowest 2.5, highest 9); after from 3 at the "
-        "left to 3 at the right; candidates between 5 and 7."
-    )
-    upright = Boxes([0, 1], [1, 2], [0, 0], [0.25, 1], Fill(), "m")
-    share = Axis("share", text=style.percent_text)
-    assert Figure((Panel((upright,), y=share),)).alternative() == "share: m 25 %, 100 %."
-    lying = Boxes([0, 0], [30, 80.5], [0, 1], [1, 2], Fill())
-    rows = Panel((lying,), Axis("score (%)"), row_axis(["a", "b"]))
-    assert Figure((rows,)).alternative() == "score (%): 30, 80.5."
-    # Bands do not start at 0: the caption explains them.
-    assert Figure((Panel((Boxes([0], [1], [2], [3], Fill()),)),)).alternative() == ""
-    cells = HeatMap(((1.0, NAN), (99.0, 50.0)), "even", 0, 100, "%", lambda value: f"{value:.0f} %")
-    assert Figure((Panel((cells,), title="depths"),)).alternative() == "depths: cells from 1 % to 99 %."
+def test_a_series_is_told_with_the_place_of_each_value_or_of_its_ends_and_extremes() -> None:
+    def at(x: float) -> str:
+        return f"step {x:g}"
+
+    assert tell("loss", [1, 2, 3], [4.0, NAN, 2.5], at) == "loss: 4 at step 1, 2.5 at step 3"
+    assert tell("", [1], [0.25], at, style.percent_text) == "25 % at step 1"
+    assert tell("loss", [1], [NAN], at) == "loss: no value"
+    x = np.arange(100)
+    words = tell("loss", x, np.where(x == 40, 0.0, np.where(x == 60, 9.0, 5.0)), at)
+    assert words == "loss: from 5 at step 0 to 5 at step 99, lowest 0 at step 40, highest 9 at step 60"
 
 
 def test_envelope_keeps_every_extreme() -> None:

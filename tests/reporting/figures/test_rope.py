@@ -238,12 +238,24 @@ def test_probe_axis_fits_and_the_best_is_bold(others: list[Any], scale: str, bar
         assert (panel.x.limits[0] == 0) == bool(bars)
 
 
-def test_the_text_alternative_of_periods_tells_of_all_pairs() -> None:
+def test_the_text_alternative_of_periods_tells_of_all_pairs_and_both_lengths() -> None:
     figure = rope.periods_figure({"old": [10.0, 100.0, 5000.0], "new": [10.0, 300.0, 9000.0]}, 2048, 8192)
-    assert figure.alternative().endswith(
-        "period (tokens): old from 10 at the left to 5,000 at the right; new from 10 at the left to 9,000 at the right."
+    assert figure.alternative() == (
+        "old: periods from 10 to 5,000 tokens, of which 1 of 3 are longer than the trained 2,048 tokens; new: periods "
+        "from 10 to 9,000 tokens, of which 1 of 3 are longer than the trained 2,048 tokens; "
+        "target length: 8,192 tokens."
     )
 
 
 def test_the_text_alternative_of_a_probe_tells_every_loss() -> None:
-    assert probe().alternative().endswith("loss (nats per token): YaRN 2.41; NTK 2.39; as trained 6.9.")
+    assert probe().alternative() == (
+        "YaRN: loss 2.410, interval 2.390 to 2.430; NTK: loss 2.390, interval 2.370 to 2.410; as trained: loss 6.900, "
+        "interval 6.800 to 7.000."
+    )
+
+
+def test_the_text_alternative_of_bases_tells_each_length() -> None:
+    assert bases_of().alternative() == (
+        "1k tokens: feasible from 4.21e3, without gaps from 6.02e3, published 4.3e3; 2k tokens: feasible from 2e4, "
+        "without gaps from 3e4; 4k tokens: no feasible base."
+    )

@@ -39,9 +39,10 @@ from ropewalk.reporting.figures.primitives import (
     positive,
     power_ticks,
     row_axis,
+    tell,
     whiskers,
 )
-from ropewalk.reporting.style import BLUE, CLIP, GREY, INK, VERMILION, number_text, shift_text
+from ropewalk.reporting.style import BLUE, CLIP, GREY, INK, VERMILION, number_text, shift_text, tokens_text
 
 D_LABEL = "attention difference D"
 RANDOM = "random"
@@ -111,7 +112,10 @@ def drift_figure(
     if any(RANDOM in name for name in rows):
         parts.append("hollow and dashed: randomly initialised parameters")
     x_axis = shift_axis("position of the sequence's first token, Δ₁", [each[:, 0] for each in rows.values()])
-    return Figure((Panel(tuple(marks), x_axis, y),), caption or _sentence(parts, every), title, 4.3)
+    told = tuple(tell(name, row[:, 0], row[:, 1], _at_shift) for name, row in rows.items())
+    return Figure(
+        (Panel(tuple(marks), x_axis, y),), caption or _sentence(parts, every), title, 4.3, told=told
+    )
 
 
 def samples_figure(
@@ -167,7 +171,13 @@ def samples_figure(
         f"right, the mean for several Δ₂{some}"
     )
     every = np.concatenate([row[:, 1] for row in [*rows, *lines.values()]])
-    return Figure(panels, caption or _sentence([part], every), title, 3.7, columns=2)
+    mean = panels[0].marks[-1]
+    assert isinstance(mean, Line)
+    told = (
+        tell("mean of the sequences", mean.x, mean.y, _at_shift),
+        *(tell(f"mean at Δ₂ = {name}", row[:, 0], row[:, 1], _at_shift) for name, row in lines.items()),
+    )
+    return Figure(panels, caption or _sentence([part], every), title, 3.7, columns=2, told=told)
 
 
 def lengths_figure(
@@ -206,7 +216,12 @@ def lengths_figure(
         "length"
     )
     sentence = _sentence([part], every, "a difference of 0")
-    return Figure(tuple(panels), caption or sentence, title, 3.5, columns=2)
+    told = tuple(
+        tell(f"{words} in {name}", row[:, 0], row[:, column], tokens_text)
+        for column, words in ((1, "D"), (2, "difference of the first token's score"))
+        for name, row in rows.items()
+    )
+    return Figure(tuple(panels), caption or sentence, title, 3.5, columns=2, told=told)
 
 
 def tokens_figure(
@@ -256,7 +271,14 @@ def tokens_figure(
         "Each point is the attention that one token gains or loses, as its contribution to D; the line is the median "
         f"of neighbouring tokens. Labels give the share of D of the marked tokens.{missing if left_out else ''}"
     )
-    return Figure((Panel(tuple(marks), x, y),), caption or words, title, 3.9)
+    told = (
+        *(
+            f"{_token_name(at, at == sink)}: contribution {_number(parts[at])}, {_share(parts[at] / total)}"
+            for at in marked
+        ),
+        tell("median of the others", median[:, 0], median[:, 1], lambda at: f"position {at:,.0f}"),
+    )
+    return Figure((Panel(tuple(marks), x, y),), caption or words, title, 3.9, told=told)
 
 
 def heads_figure(heads: Sequence[Sequence[float]], title: str = "", caption: str | None = None) -> Figure:
@@ -299,7 +321,16 @@ def heads_figure(heads: Sequence[Sequence[float]], title: str = "", caption: str
         f"(D = {number_text(float(values[top]))}){hatched}."
     )
     height = min(6.4, max(2.9, 1.2 + (0.34 if few else 0.15) * layers))
-    return Figure((Panel((cells,), x, y, grid=""),), caption or words, title, height)
+    told = tuple(
+        f"layer {n}: "
+        + (
+            "no value"
+            if np.isnan(row).all()
+            else f"up to {number_text(np.nanmax(row))} in head {np.nanargmax(row)}"
+        )
+        for n, row in enumerate(values)
+    )
+    return Figure((Panel((cells,), x, y, grid=""),), caption or words, title, height, told=told)
 
 
 def ablation_figure(
@@ -354,7 +385,8 @@ def ablation_figure(
         grid="x",
     )
     height = 1.0 + ROW_INCHES * len(names) * (0.45 + 0.55 * len(shifts))
-    return Figure((panel,), caption or words, title, height)
+    told = _told_rows(names, shifts, values)
+    return Figure((panel,), caption or words, title, height, told=told)
 
 
 def mitigations_figure(
@@ -404,7 +436,8 @@ def mitigations_figure(
         key=True,
         grid="x",
     )
-    return Figure((panel,), caption or words, title, 1.05 + ROW_INCHES * len(mitigations))
+    told = _told_rows([each[0] for each in mitigations], ["near", "far"], values)
+    return Figure((panel,), caption or words, title, 1.05 + ROW_INCHES * len(mitigations), told=told)
 
 
 def first_token_figure(
@@ -437,7 +470,24 @@ def first_token_figure(
         "Attention difference D if only some tokens of a sequence change position. The change in float64 is the true "
         "effect of new relative positions; the rest is rounding in low precision."
     )
-    return Figure((panel,), caption or words, title, 1.0 + 2.1 * ROW_INCHES * len(effects))
+    told = _told_rows([each[0] for each in effects], names, values)
+    return Figure((panel,), caption or words, title, 1.0 + 2.1 * ROW_INCHES * len(effects), told=told)
+
+
+def _told_rows(rows: Sequence[str], columns: Sequence[str], values: Floats) -> tuple[str, ...]:
+    """Say all values ``[rows, columns]`` of a chart with named rows."""
+    return tuple(
+        f"{name}: {', '.join(f'{_number(value)} {column}' for column, value in zip(columns, row, strict=True))}"
+        for name, row in zip(rows, values, strict=True)
+    )
+
+
+def _number(value: float) -> str:
+    return "not finite" if np.isnan(value) else number_text(value)
+
+
+def _at_shift(shift: float) -> str:
+    return f"shift {shift_text(shift)}"
 
 
 class _Scale(NamedTuple):
@@ -509,7 +559,7 @@ def _beyond(y: float, values: Mapping[str, float], scale: _Scale) -> list[Mark]:
     """Write values that the axis cannot show at its left edge, with an arrow head if one lies below the axis."""
     if not values:
         return []
-    texts = {name: "not finite" if np.isnan(each) else number_text(each) for name, each in values.items()}
+    texts = {name: _number(each) for name, each in values.items()}
     # A positive value lies beyond the axis and gets an arrow; 0 and NaN lie nowhere on it.
     below = any(each > 0 for each in values.values())
     alike = len(values) == 2 and len(set(texts.values())) == 1
@@ -590,16 +640,25 @@ def _marked_token(
 ) -> list[Mark]:
     """Mark a token with its share of D. ``place``: the label's vertical offset in points, and whether it is left."""
     rise, far = place
-    name = "first token" if at == 0 else f"token {at + 1:,}"
-    name += ", most attended" if is_sink else ""
-    percent = f"{100 * share:.2g}" if 0 < share < 0.1 else f"{100 * share:.0f}"
-    words = f"{name}: {percent} % of D" if np.isfinite(share) else f"{name}: no value"
+    name = _token_name(at, is_sink)
+    words = f"{name}: {_share(share)}"
     offset = -8 if far else 8
     anchor: Literal["left", "right"] = "right" if far else "left"
     known = bool(np.isfinite(value))
     note = Note(words, at + 1, value if known else None, offset, rise if known else 8, anchor, paper=True)
     look = Look(VERMILION if at == 0 else BLUE, "", "D" if at == 0 else "s", size=7, edge=INK)
     return [Line([at + 1], [value], look, name, order=5), note] if known else [note]
+
+
+def _token_name(at: int, is_sink: bool) -> str:
+    name = "first token" if at == 0 else f"token {at + 1:,}"
+    return f"{name}, most attended" if is_sink else name
+
+
+def _share(share: float) -> str:
+    if not np.isfinite(share):
+        return "no value"
+    return f"{100 * share:.2g} % of D" if 0 < share < 0.1 else f"{100 * share:.0f} % of D"
 
 
 def _running_median(values: Floats) -> Floats:

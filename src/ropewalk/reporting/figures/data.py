@@ -20,7 +20,7 @@ from ropewalk.reporting.figures.primitives import (
     named,
     series_fill,
 )
-from ropewalk.reporting.style import percent_text, share_text
+from ropewalk.reporting.style import length_text, percent_text, share_text, tokens_text
 
 MOST_PANELS = 8
 """Largest number of panels. If there are more sources, the smallest share the last panel."""
@@ -121,7 +121,25 @@ def length_figure(
         columns=columns,
         shared=True,
         y_label="share of the source's tokens",
+        told=tuple(_told(name, each, states) for name, each in sources),
     )
+
+
+def _told(name: str, each: Sequence[SourceLengths | None], states: Mapping[str, Any]) -> str:
+    """Where the tokens of a source lie, for a text alternative."""
+    words = []
+    for state_name, state in zip(states, each, strict=True):
+        found = [] if state is None else [(start, end, tokens) for start, end, tokens in state.bins if tokens]
+        if not found:
+            words.append(f"{state_name} none")
+            continue
+        start, end, most = max(found, key=lambda bin: bin[2])
+        share = share_text(most / sum(tokens for *_, tokens in found))
+        words.append(
+            f"{state_name} documents of {length_text(found[0][0])} to {tokens_text(found[-1][1])}, most of the tokens "
+            f"({share}) in those of {length_text(start)} to {tokens_text(end)}"
+        )
+    return f"{name}: {', '.join(words)}"
 
 
 def _sources(states: Mapping[str, Mapping[str, SourceLengths]]) -> list[_Panel]:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import singledispatch
+from io import BytesIO
 from pathlib import Path
 from textwrap import fill, wrap
 from typing import Any
@@ -92,16 +93,30 @@ def draw(figure: Figure, path: Path) -> Picture:
         page = render(figure)
         with replacing(path) as temporary:
             page.savefig(temporary, metadata=metadata)
-    return Picture(path, figure.alternative())
+    return Picture(path, figure.alternative(), _caption_of(figure))
 
 
-def render(figure: Figure) -> Page:
+def draw_for_page(figure: Figure, path: Path) -> Picture:
+    """Write a figure to a file as :func:`draw` does, and also draw it for a page, which has the caption as text."""
+    content = BytesIO()
+    with rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)
+        render(figure, with_caption=False).savefig(content, format="svg", metadata={"Date": None})
+    return replace(draw(figure, path), svg=content.getvalue())
+
+
+def _caption_of(figure: Figure) -> str:
+    """The caption, with a sentence on characters that no font can draw."""
+    texts: list[str] = []
+    _harmless(figure, texts)
+    return f"{figure.caption} {BOXES}".strip() if _font_lacks("".join(texts)) else figure.caption
+
+
+def render(figure: Figure, with_caption: bool = True) -> Page:
     """Convert to a matplotlib figure with its final size and layout."""
     with rc_context(SETTINGS):
-        texts: list[str] = []
-        figure = _harmless(figure, texts)
-        if _font_lacks("".join(texts)):
-            figure = replace(figure, caption=f"{figure.caption} {BOXES}".strip())
+        caption = _caption_of(figure) if with_caption else ""
+        figure = _harmless(replace(figure, caption=caption), [])
         layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
         page = Page(figsize=(figure.width, figure.height), dpi=style.DPI, layout=layout)
         # Attaches itself to the page, which needs a renderer to measure text.

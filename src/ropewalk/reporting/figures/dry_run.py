@@ -39,7 +39,19 @@ def memory_figure(result: PlannedRun) -> Figure:
         "States: parameters, gradients and AdamW's moments; gathered: FSDP's buffers. The dashed line is the usable "
         "memory.",
         height=style.HEIGHT_INCHES * (1 if len(panels) == 1 else 0.7 * len(panels)),
+        told=tuple(map(_told, result.stages)),
     )
+
+
+def _told(stage: PlannedStage) -> str:
+    """The highest memory of each moment of a step."""
+    highest: dict[str, float] = {}
+    for moment, parts in zip(stage.memory.course_moments, stage.memory.course, strict=True):
+        highest[moment] = max(highest.get(moment, 0.0), sum(parts.values()) / 1e9)
+    moments = ", ".join(
+        f"{MOMENTS.get(moment, moment)} up to {most:.1f} GB" for moment, most in highest.items()
+    )
+    return f"stage {stage.number}, {stage.context:,} tokens: {moments}; usable: {stage.usable / 1e9:.0f} GB"
 
 
 def _panel(stage: PlannedStage, first: bool) -> Panel:

@@ -48,12 +48,13 @@ from ropewalk.reporting.figures.primitives import (
     series_fill,
     series_look,
     spaced,
+    tell,
     value_axis,
     whiskers,
 )
 from ropewalk.reporting.score_tables import OVERALL, difference_words, task_words
 from ropewalk.reporting.shown_text import shown
-from ropewalk.reporting.style import BLUE, GREY, INK, VERMILION, length_text
+from ropewalk.reporting.style import BLUE, GREY, INK, VERMILION, length_text, tokens_text
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.comparison import ScoreDifference
@@ -117,7 +118,19 @@ def perplexity_figure(
         f"Perplexity of the tokens in each range of positions, over {_range(counts)} sequences. Bands are 95 % "
         "intervals over sequences."
     )
-    return Figure((panel,), caption, title)
+    told = tuple(_told_positions(name, result) for name, result in series.items())
+    return Figure((panel,), caption, title, told=told)
+
+
+def _told_positions(name: str, result: TaskResult) -> str:
+    """Perplexity by range of positions, for a text alternative."""
+    starts = {each.start: each for each in result.positions}
+    y = [_finite(each.perplexity) for each in result.positions]
+
+    def place(start: float) -> str:
+        return f"positions {start:,.0f} to {starts[int(start)].end - 1:,}"
+
+    return tell(f"perplexity {name}", [*starts], y, place)
 
 
 def _has_end_labels(series: Mapping[str, Any]) -> bool:
@@ -195,7 +208,24 @@ def passkey_figure(series: Series, title: str = "") -> Figure:
         key=True,
     )
     plotted = [result for found in scores.values() for result in found.values()]
-    return Figure((panel,), _samples_words(plotted, "bar"), title)
+    told = tuple(_told_scores(name, results) for name, results in series.items())
+    return Figure((panel,), _samples_words(plotted, "bar"), title, told=told)
+
+
+def _told_scores(name: str, results: Sequence[TaskResult]) -> str:
+    """Scores by length, for a text alternative."""
+    words = [
+        f"{_score_words(each)} at {tokens_text(each.length)}"
+        for each in sorted(results, key=lambda each: each.length or 0)
+        if each.length is not None
+    ]
+    return f"{name}: {', '.join(words or ['not run'])}"
+
+
+def _score_words(result: TaskResult) -> str:
+    if result.status != "ok" or not math.isfinite(result.score):
+        return "not run" if result.status != "ok" else "no value"
+    return f"{style.number_text(result.score)}{' %' if result.unit == 'percent' else ''}"
 
 
 def score_figure(
@@ -236,7 +266,8 @@ def score_figure(
     if trained_length is not None and x.limits is not None:
         marks += mark_length(trained_length, "trained length", *x.limits)
     words = caption or " ".join([_samples_words(plotted), *_missing_words(series)])
-    return Figure((Panel(tuple(marks), x, y, key=not direct),), words, title)
+    told = tuple(_told_scores(name, results) for name, results in series.items())
+    return Figure((Panel(tuple(marks), x, y, key=not direct),), words, title, told=told)
 
 
 def tasks_figure(
@@ -275,8 +306,13 @@ def tasks_figure(
     samples = _samples_words([r for r in plotted if r.task != OVERALL] or plotted)
     words = " ".join(["Score of each task by length in tokens.", samples, *notes])
     height = 0.25 + PANEL_INCHES * -(-len(tasks) // columns)
+    told = (_told_scores(task, [each for each in results if each.task == task]) for task in tasks)
     return Figure(
-        tuple(panels), caption or words, title, height, columns=columns, shared=True, y_label=PERCENT
+        *(tuple(panels), caption or words, title, height),
+        columns=columns,
+        shared=True,
+        y_label=PERCENT,
+        told=tuple(told),
     )
 
 
@@ -341,8 +377,26 @@ def needle_figure(results: Sequence[TaskResult], title: str = "", caption: str |
         ),
         grid="",
     )
+    told = tuple(
+        f"{tokens_text(result.length or 0)}: "
+        + ("not run" if result.status != "ok" else _told_depths(depths, [row[column] for row in values]))
+        for column, result in enumerate(columns)
+    )
     height = 1.1 + (0.25 * len(depths) if len(depths) <= NUMBERED_ROWS else 5)
-    return Figure((panel,), caption or _depth_words(columns, cells, values), title, max(2.4, height))
+    return Figure(
+        (panel,), caption or _depth_words(columns, cells, values), title, max(2.4, height), told=told
+    )
+
+
+def _told_depths(depths: Sequence[float], scores: Sequence[float]) -> str:
+    known = [(score, depth) for depth, score in zip(depths, scores, strict=True) if math.isfinite(score)]
+    if not known:
+        return "no sample"
+    low, high = min(known), max(known)
+    if low[0] == high[0]:
+        return f"{low[0]:.0f} % at every depth"
+    least, most = (f"{score:.0f} % at depth {100 * depth:.3g} %" for score, depth in (low, high))
+    return f"lowest {least}, highest {most}"
 
 
 def _depths(result: TaskResult) -> dict[float, Mapping[str, Any]]:
@@ -422,7 +476,11 @@ def retention_figure(
     others = dict.fromkeys(each.task for each in every if each.unit != "percent")
     left_out = f" Not shown because not in percent: {', '.join(others)}." if others else ""
     words = f"Scores with 95 % intervals; {counted}.{left_out}"
-    return Figure((panel,), caption or words, title, _rows_height(axis.ticks, len(series)))
+    told = tuple(
+        f"{name}: {', '.join(f'{each.task} {_score_words(each)}' for each in results if each.unit == 'percent')}"
+        for name, results in series.items()
+    )
+    return Figure((panel,), caption or words, title, _rows_height(axis.ticks, len(series)), told=told)
 
 
 def difference_figure(
@@ -459,7 +517,13 @@ def difference_figure(
     without = sum(each.unit not in units for each in differences)
     text = "Differences on the same samples with 95 % intervals. Filled points are significant (adjusted p below 0.05)."
     text += f" {without} other results could not be compared." if without else ""
-    return Figure(tuple(panels), caption or text, title, inches, heights=tuple(heights))
+    told = (
+        f"{_row_name(each)}: "
+        + (difference_words(each) if math.isfinite(each.difference) else "not compared")
+        + (", significant" if each.real else "")
+        for each in differences
+    )
+    return Figure(tuple(panels), caption or text, title, inches, heights=tuple(heights), told=tuple(told))
 
 
 def _forest(group: Sequence[ScoreDifference]) -> tuple[list[Mark], Axis]:

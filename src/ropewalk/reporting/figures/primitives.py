@@ -27,8 +27,8 @@ Ticks = tuple[tuple[float, str], ...]
 Side = Literal["right", "left", "above", "below", "outside"]
 ENVELOPE_BINS = 600
 MOST_LENGTH_TICKS = 11
-MOST_TOLD = 24
-"""Largest number of bars whose values a text alternative lists."""
+MOST_TOLD = 12
+"""Largest number of points of a series that a text alternative lists."""
 NARROWEST_LOG = 10.0
 """Smallest ratio between the ends of a logarithmic axis; a narrower one may contain no tick."""
 
@@ -329,6 +329,7 @@ class Figure:
         shared: whether all panels share their axes, so that only the outer ones have tick labels.
         y_label: common label of all vertical axes.
         heights: relative heights of the rows of panels.
+        told: what each series shows, as parts of the sentence that is the text alternative.
     """
 
     panels: tuple[Panel, ...]
@@ -340,50 +341,41 @@ class Figure:
     shared: bool = False
     y_label: str = ""
     heights: tuple[float, ...] | None = None
+    told: tuple[str, ...] = ()
 
     def alternative(self) -> str:
-        """Text alternative for readers who cannot see the figure: title, caption, and the values of each series."""
+        """Text alternative for readers who cannot see the figure: its title, and what the panels show."""
+        told = "; ".join(filter(None, self.told))
         title = self.title and f"{self.title.rstrip('.')}."
-        panels = (_panel_words(panel, self.y_label) for panel in self.panels)
-        return " ".join(filter(None, (title, self.caption, *panels)))
+        return " ".join(filter(None, (title, told and f"{told}.")))
 
 
-def _panel_words(panel: Panel, y_label: str) -> str:
-    """Trend or range of each named series in a panel, or of its only series; empty if there is none."""
-    # If the vertical axis names rows, values lie along the horizontal one.
-    values_axis = panel.x if panel.y.rows else panel.y
-    # Ticks are exact; values between them need rounding, except for formats that round themselves.
-    own = values_axis.text in (style.percent_text, style.base_text)
-    text = values_axis.text if own and values_axis.text else style.number_text
-    series = [mark for mark in panel.marks if isinstance(mark, Line | Steps | Boxes | HeatMap)]
-    labelled = [mark for mark in series if getattr(mark, "name", "") or getattr(mark, "end", "")]
-    parts = filter(None, (_series_words(mark, panel, text) for mark in labelled or series[:1]))
-    words = "; ".join(parts)
-    subject = panel.heading[0] if panel.heading else panel.title or values_axis.label or y_label
-    return words and f"{subject}: {words}.".lstrip(": ")
+def tell(
+    name: str,
+    x: ArrayLike,
+    y: ArrayLike,
+    place: Callable[[float], str],
+    value: Callable[[float], str] = style.number_text,
+) -> str:
+    """Say the values of a series for a text alternative, or only the ends and extremes of a long one.
 
-
-def _series_words(mark: Line | Steps | Boxes | HeatMap, panel: Panel, text: Callable[[float], str]) -> str:
-    """Trend of a line, range of scattered points or cells, or the values of bars; empty if nothing is finite."""
-    if isinstance(mark, HeatMap):
-        cells = [value for row in mark.values for value in row if not math.isnan(value)]
-        return f"cells from {mark.text(min(cells))} to {mark.text(max(cells))}" if cells else ""
-    name = mark.name or getattr(mark, "end", "")
-    if isinstance(mark, Boxes):
-        base, ends = (mark.left, mark.right) if panel.y.rows else (mark.low, mark.high)
-        # Bars start at 0; other boxes are bands, which the caption explains.
-        bars = 0 < len(base) <= MOST_TOLD and not any(base)
-        return f"{name} {', '.join(map(text, ends))}".strip() if bars else ""
-    # Points in rows are labelled with their numbers and listed in a table.
-    values = [] if panel.y.rows else [value for value in mark.y if not math.isnan(value)]
-    if not values or not (mark.look.dash or mark.look.marker):
-        return ""
-    low, high, first, last = min(values), max(values), values[0], values[-1]
-    if not mark.look.dash:
-        return f"{name} between {text(low)} and {text(high)}".strip()
-    beyond = low < min(first, last) or high > max(first, last)
-    trend = f"{name} from {text(first)} at the left to {text(last)} at the right".strip()
-    return f"{trend} (lowest {text(low)}, highest {text(high)})" if beyond else trend
+    Args:
+        name: name of the series; empty for a single one.
+        x, y: ``[n]``; points whose y is NaN are left out.
+        place, value: format an x and a y.
+    """
+    known = [
+        (float(a), float(b)) for a, b in zip(np.asarray(x), np.asarray(y), strict=True) if math.isfinite(b)
+    ]
+    if not known:
+        return f"{name}: no value".removeprefix(": ")
+    words = [f"{value(b)} at {place(a)}" for a, b in known]
+    if len(known) > MOST_TOLD:
+        low, high = (known.index(end(known, key=lambda each: each[1])) for end in (min, max))
+        ends = (0, len(known) - 1)
+        extremes = [f"{name} {words[n]}" for name, n in (("lowest", low), ("highest", high)) if n not in ends]
+        words = [f"from {words[0]} to {words[-1]}", *extremes]
+    return f"{name}: {', '.join(words)}".removeprefix(": ")
 
 
 class Envelope(NamedTuple):

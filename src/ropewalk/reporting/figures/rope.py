@@ -41,10 +41,21 @@ from ropewalk.reporting.figures.primitives import (
     power_ticks,
     row_axis,
     series_look,
+    tell,
     value_axis,
     whiskers,
 )
-from ropewalk.reporting.style import BLUE, FILLS, GREY, INK, SHADE, VERMILION, base_text, length_text
+from ropewalk.reporting.style import (
+    BLUE,
+    FILLS,
+    GREY,
+    INK,
+    SHADE,
+    VERMILION,
+    base_text,
+    length_text,
+    tokens_text,
+)
 
 DECAY_BINS = 100
 """Number of bins of a decay curve: few enough to keep dash patterns visible."""
@@ -77,9 +88,12 @@ def margin_figure(
         "hatched where negative. Up to the dashed line, similar tokens get more attention than random ones at every "
         "distance."
     )
-    return Figure(
-        tuple(panels), caption or words, title, 1.0 + 1.75 * len(panels) if several else 4.0, shared=True
-    )
+    told = [
+        tell(f"lowest margin of {name}", curve.x, curve.low, tokens_text)
+        for name, curve in ((name, envelope(*each)) for name, each in values.items())
+    ]
+    height = 1.0 + 1.75 * len(panels) if several else 4.0
+    return Figure(tuple(panels), caption or words, title, height, shared=True, told=tuple(told))
 
 
 def _margin_marks(curve: Envelope, bound: int | None, longest: float) -> list[Mark]:
@@ -124,7 +138,11 @@ def decay_figure(
         "Upper bound of the attention between two tokens at a distance; a line that stays higher means slower decay. "
         "Lines are means over neighbouring distances, and bands span their lowest to highest values."
     )
-    return Figure((Panel(tuple(marks), x, y),), caption or words, title)
+    told = [
+        tell(f"upper bound of {name}", curve.x, curve.mean, tokens_text)
+        for name, curve in zip(values, curves, strict=True)
+    ]
+    return Figure((Panel(tuple(marks), x, y),), caption or words, title, told=tuple(told))
 
 
 def slowest_pair_figure(
@@ -193,7 +211,14 @@ def slowest_pair_figure(
         f"only the hatched angles. A line that leaves the hatched band before {length_text(target_length)} reaches "
         "angles not seen in training."
     )
-    return Figure((panel,), caption or words, title)
+    told = (
+        f"{name}: the angle of the slowest pair reaches {style.number_text(y[-1])} turns at {tokens_text(x[-1])}"
+        for name, (x, y) in curves.items()
+    )
+    training = (
+        f"angles seen in training: {style.number_text(seen.min())} to {style.number_text(seen.max())} turns"
+    )
+    return Figure((panel,), caption or words, title, told=(*told, training))
 
 
 def periods_figure(
@@ -228,7 +253,7 @@ def periods_figure(
         look = series_look(number, len(periods), dash="-", width=0.8, size=4)
         unseen = series_look(number, len(periods), dash="", size=5, hollow=True)
         marks += [
-            # All pairs under the name that the text alternative tells of; hollow markers cover the filled ones.
+            # Hollow markers cover the filled ones of the same pairs.
             Line(pair, each, look, named(periods, number), order=1.5),
             Line(pair[hollow], each[hollow], unseen),
         ]
@@ -246,7 +271,13 @@ def periods_figure(
         "Period of each rotary pair: the tokens it takes for a full turn. Hollow markers are pairs that do not "
         f"complete a turn within the trained length ({counts})."
     )
-    return Figure((panel,), caption or words, title)
+    told = (
+        f"{name}: periods from {style.number_text(each.min())} to {style.number_text(each.max())} tokens, of which "
+        f"{(each > trained_length).sum()} of {len(each)} are longer than the trained {trained_length:,} tokens"
+        for name, each in periods.items()
+    )
+    target = f"target length: {target_length:,} tokens"
+    return Figure((panel,), caption or words, title, told=(*told, target))
 
 
 def feasible_bases_figure(
@@ -303,7 +334,14 @@ def feasible_bases_figure(
         f"distance up to the context length{pale}. Gaps in a column are infeasible bases. There are no gaps from the "
         f"safe base up to {base_text(ceiling)} (dashed), the largest base searched."
     )
-    return Figure((panel,), words, title, 4.6)
+    told = (
+        f"{tokens_text(length)}: "
+        + (f"feasible from {base_text(each[0][0])}" if each else "no feasible base")
+        + ("" if base is None else f", without gaps from {base_text(base)}")
+        + (f", published {base_text(published[length])}" if length in published else "")
+        for length, each, base in zip(lengths, feasible, safe_bases, strict=True)
+    )
+    return Figure((panel,), words, title, 4.6, told=tuple(told))
 
 
 def _bands(
@@ -374,8 +412,7 @@ def probe_figure(
         look = Look(BLUE, "", "D", size=6) if is_best else Look(INK, "", "o", hollow=True, size=5)
         if is_bars:
             strong = Fill(FILLS[1], BLUE, "///", 1.4) if is_best else Fill("white", GREY)
-            # Named for the text alternative; the panel has no key.
-            marks.append(Boxes([0], one[0], [row - 0.33], [row + 0.33], strong, rows[row][0]))
+            marks.append(Boxes([0], one[0], [row - 0.33], [row + 0.33], strong))
         marks += [
             whiskers([row], one[0], low[row : row + 1], high[row : row + 1], colour=look.colour, lying=True),
             Line(*one, look, order=4),
@@ -386,7 +423,10 @@ def probe_figure(
         f"Mean loss with 95 % interval; lower is better. {rows[best][0]} has the lowest loss. Settings whose intervals "
         "overlap cannot be ranked by these losses alone."
     )
-    return Figure((panel,), caption or words, title, max(1.6, 0.9 + 0.32 * len(rows)))
+    told = (
+        f"{name}: loss {value:.3f}, interval {least:.3f} to {most:.3f}" for name, value, least, most in rows
+    )
+    return Figure((panel,), caption or words, title, max(1.6, 0.9 + 0.32 * len(rows)), told=tuple(told))
 
 
 def _loss_axis(low: float, high: float) -> tuple[Axis, bool]:

@@ -20,6 +20,7 @@ from ropewalk.reporting.figures.primitives import (
     Steps,
     beside,
     check_finite,
+    tell,
     value_axis,
 )
 from ropewalk.reporting.style import BLUE, GREEN, GREY, VERMILION, length_text
@@ -35,6 +36,8 @@ MOST_MARKED_PAIRS = 24
 RULES = ((GREY, "--"), (VERMILION, "-."), (GREEN, ":"))
 FOUND = (Look(BLUE, "-", "o"), Look(BLUE, (0, (1, 1)), "s"))
 CANDIDATE = "#9cc3e4"
+_Described = tuple[Panel, str, list[str]]
+"""A panel, its caption, and the parts of its text alternative."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,14 @@ def search_figure(
     ]
     if not found:
         raise RopewalkError("a search figure needs curve, lines, or both, got neither")
-    caption = " ".join(words for _, words in found)
-    panels = tuple(panel for panel, _ in found)
-    return Figure(panels, caption, title, 4.1, WIDTHS[len(found)], len(found))
+    caption = " ".join(words for _, words, _ in found)
+    panels = tuple(panel for panel, _, _ in found)
+    told = tuple(part for _, _, parts in found for part in parts)
+    return Figure(panels, caption, title, 4.1, WIDTHS[len(found)], len(found), told=told)
 
 
-def _search_panel(curve: SearchCurve) -> tuple[Panel, str]:
-    """Build the panel of candidates, the best perplexity so far and the baselines, and its caption."""
+def _search_panel(curve: SearchCurve) -> _Described:
+    """Build the panel of candidates, the best perplexity so far and the baselines."""
     finite = [(forwards, value) for forwards, value in curve.points if value is not None]
     if not finite:
         raise RopewalkError("there is no candidate with a finite perplexity to draw")
@@ -142,14 +146,19 @@ def _search_panel(curve: SearchCurve) -> tuple[Panel, str]:
     )
     infinite = [name for name, value in curve.baselines.items() if value is None]
     missing = f" Not shown because infinite: {', '.join(map(_named, infinite))}." if infinite else ""
-    return panel, (
+    told = [
+        tell("best perplexity so far", x, best, lambda at: f"{at:,.0f} forward passes"),
+        *(f"{_named(name)}: perplexity {_short(value)}" for name, value in baselines.items()),
+    ]
+    caption = (
         f"Perplexity on all search documents of each fully evaluated candidate. The best, {_short(best[-1])}, was "
         f"found after {int(x[int(np.argmin(y))]):,} forward passes.{missing}"
     )
+    return panel, caption, told
 
 
-def _factors_panel(lines: FactorLines) -> tuple[Panel, str]:
-    """Build the panel of factors, with the pairs that complete no turn in training, and its caption."""
+def _factors_panel(lines: FactorLines) -> _Described:
+    """Build the panel of factors, with the pairs that complete no turn in training."""
     if not 1 <= len(lines.found) <= len(FOUND) or len(lines.rules) > len(RULES):
         raise RopewalkError(
             f"a figure shows one or two lists of searched factors and at most {len(RULES)} lists of factors by "
@@ -193,10 +202,15 @@ def _factors_panel(lines: FactorLines) -> tuple[Panel, str]:
         value_axis("rescale factor λ", low, high),
         key=True,
     )
-    return panel, (
+    told = [
+        tell(f"factors {_named(name)}", pairs, each, lambda n: f"pair {n:.0f}")
+        for name, each in plotted.items()
+    ]
+    caption = (
         f"Rescale factors divide the frequencies. The pairs right of the dashed line ({len(unseen)} of {len(pairs)}) "
         f"do not complete a turn within the original {lines.original_length:,} tokens."
     )
+    return panel, caption, told
 
 
 def _named(name: str) -> str:

@@ -22,6 +22,7 @@ from ropewalk.reporting.figures.primitives import (
     Rule,
     band,
     series_look,
+    tell,
     value_axis,
 )
 from ropewalk.reporting.style import BLUE, GREY
@@ -69,11 +70,21 @@ def training_figure(
     # Ten digits show any step or count of tokens exactly.
     axis = Axis("optimizer step" if x_key is None else x_key, text=lambda value: f"{value:,.10g}")
     panels = [Panel(tuple(marks), axis, Axis("loss (nats per token)"), key=True)]
+    load = None
     if any("max_violation" in line for line in metrics):
         load = np.array([line.get("max_violation", math.nan) for line in metrics], np.float64)
         panels.append(Panel((Line(x, load, Look(BLUE, "-")),), axis, Axis("max violation")))
         caption += "; below: excess load of the busiest expert relative to the mean load, in the least balanced layer"
-    return Figure(tuple(panels), f"{caption}.", title)
+
+    def place(at: float) -> str:
+        return f"{'step ' if x_key is None else ''}{at:,.10g}{'' if x_key is None else f' {x_key}'}"
+
+    told = (
+        tell("loss", x, loss, place),
+        *(f"stage {stages[at]} from {place(x[at])}" for at in changes),
+        *((tell("max violation", x, load, place),) if load is not None else ()),
+    )
+    return Figure(tuple(panels), f"{caption}.", title, told=told)
 
 
 def curve_figure(scores: Sequence[tuple[int, Mapping[str, Any]]], title: str = "") -> Figure:
@@ -112,9 +123,12 @@ def curve_figure(scores: Sequence[tuple[int, Mapping[str, Any]]], title: str = "
     else:
         y_axis = value_axis("perplexity", min(values), max(values))
     x_axis = Axis("optimizer step", text=lambda value: f"{value:,.10g}")
-    return Figure(
-        (Panel(tuple(marks), x_axis, y_axis, key=True),), f"Scores during training, by step. {caption}", title
+    told = (
+        tell(name, [each[0] for each in points], [each[1] for each in points], lambda at: f"step {at:,.0f}")
+        for name, points in lines.items()
     )
+    words = f"Scores during training, by step. {caption}"
+    return Figure((Panel(tuple(marks), x_axis, y_axis, key=True),), words, title, told=tuple(told))
 
 
 def _line_name(score: Mapping[str, Any], of_task: bool = True) -> str:

@@ -159,7 +159,7 @@ def write_run_report(output: Path) -> list[Path]:
         RopewalkError: if the run is not finished, or the folder cannot be written.
     """
     # Imported here because matplotlib takes a second to import.
-    from ropewalk.reporting.figures.drawing import draw
+    from ropewalk.reporting.figures.drawing import draw_for_page
 
     try:
         summary = parse_json((output / SUMMARY).read_text(encoding="utf-8"), strict=True)
@@ -182,22 +182,22 @@ def write_run_report(output: Path) -> list[Path]:
     }
     if perplexity:
         figure = perplexity_figure(perplexity, trained, f"Perplexity by position, {what}")
-        pictures.append(draw(figure, output / "perplexity.png"))
+        pictures.append(draw_for_page(figure, output / "perplexity.png"))
     passkey = {when: [r for r in found if r.suite == "passkey"] for when, found in results.items()}
     if any(passkey.values()):
         forced = any(result.task == TEACHER_FORCED for found in passkey.values() for result in found)
         figure = passkey_figure(passkey, "Passkey retrieval" + (", teacher-forced" if forced else ""))
-        pictures.append(draw(figure, output / "passkey.png"))
+        pictures.append(draw_for_page(figure, output / "passkey.png"))
     if steps := MetricsLog(output / METRICS).read():
         # By tokens, because the steps of two stages may train on different numbers of them.
         figure = training_figure(steps, "Training loss", x_key="tokens")
-        pictures.append(draw(figure, output / "training.png"))
+        pictures.append(draw_for_page(figure, output / "training.png"))
     for suite, scores in scores_during(summary).items():
         figure = curve_figure(scores, f"{suite} during training")
-        pictures.append(draw(figure, output / f"during-{suite}.png"))
+        pictures.append(draw_for_page(figure, output / f"during-{suite}.png"))
     if (lines := _factor_lines(summary)) is not None:
         figure = search_figure(lines=lines, title=f"Rescale factors, {what}")
-        pictures.append(draw(figure, output / "factors.png"))
+        pictures.append(draw_for_page(figure, output / "factors.png"))
     page = output / "report.html"
     stages = [
         f"{format_length(stage['context'])} tokens, {stage['method']} with rope_theta {stage['rope_theta']:,.0f}, "
