@@ -2,9 +2,10 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from ropewalk.reporting.style import base_text, length_text, number_text, share_text, shift_text
+from ropewalk.reporting.style import base_text, length_text, number_text, share_text, shift_text, tokens_text
 
 
 def test_texts_of_numbers_and_shifts() -> None:
@@ -19,6 +20,7 @@ def test_texts_of_numbers_and_shifts() -> None:
 def test_texts_of_lengths_and_bases() -> None:
     lengths = (8, 8192, 131072, 2**20, 1536, 5437)
     assert [length_text(n) for n in lengths] == ["8", "8k", "128k", "1M", "1.5k", "5,437"]
+    assert [tokens_text(n) for n in (1, np.float64(2), 8192)] == ["1 token", "2 tokens", "8k tokens"]
     assert [base_text(b) for b in (1e4, 5e5, 1e6, 1.25e6)] == ["1e4", "5e5", "1e6", "1.25e6"]
 
 

@@ -63,7 +63,7 @@ def length_text(tokens: float) -> str:
 
 def tokens_text(tokens: float) -> str:
     """Format a length with its unit: ``128k tokens``, ``5,437 tokens``."""
-    return f"{length_text(tokens)} token{'s' * (tokens != 1)}"
+    return f"{length_text(tokens)} token{'' if tokens == 1 else 's'}"
 
 
 def shift_text(tokens: float) -> str:
