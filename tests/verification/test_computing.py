@@ -1,11 +1,14 @@
 """Differences are relative and see what is no number; budgets shrink with the unit of the arithmetic."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from ropewalk.attention.kept import Kept
 from ropewalk.verification.computing import (
+    as_in_a_run,
     largest_difference,
     load_whole,
     packed_losses,
@@ -47,3 +50,20 @@ def test_float64_is_not_rounded_inside_the_model(case):
         )
         assert torch.allclose(output, exact, rtol=1e-14, atol=0)
     assert not torch.equal(result.losses, result.losses.float().double())
+
+
+@pytest.mark.parametrize(("least", "kept"), [(None, []), (0.0, [True, True]), (1e6, [False, False])])
+def test_the_recomputation_takes_the_attention_that_the_stage_keeps(case, monkeypatch, least, kept):
+    taken = []
+    results = Kept.results
+
+    def noted(self, *arguments):
+        if self._recomputing:
+            taken.append(self._results[0] is not None)
+        return results(self, *arguments)
+
+    monkeypatch.setattr(Kept, "results", noted)
+    checkpointed = replace(case, gradient_checkpointing=True, keep_attention_from=least)
+    model = as_in_a_run(load_whole(checkpointed, torch.float32), checkpointed)
+    row_losses(model, case.rows[:1], packed_losses)
+    assert taken == kept * (len(model.model.model.layers) // 2)

@@ -71,7 +71,8 @@ class Case:
             precision.
         seed, optimizer, precision: settings of the recipe; ``auto`` is resolved.
         rows_per_batch: rows per forward pass: those of the stage, and at least 2.
-        gradient_checkpointing, offload_activations, tiled_mlp: settings of the stage.
+        gradient_checkpointing, offload_activations, keep_attention_from, tiled_mlp, offload_optimizer: settings of the
+            stage.
         compiled: whether the stage compiles pieces of the model.
         scratch: folder for files that the checks save.
         key: unique key of this case, under which results that several checks need are cached.
@@ -89,7 +90,9 @@ class Case:
     rows_per_batch: int
     gradient_checkpointing: bool
     offload_activations: bool
+    keep_attention_from: float | None
     tiled_mlp: int | None
+    offload_optimizer: bool
     compiled: bool
     scratch: str
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -212,7 +215,9 @@ def prepare(
         rows_per_batch=max(stage.rows_per_batch, LEAST_IN_BATCH),
         gradient_checkpointing=stage.gradient_checkpointing,
         offload_activations=stage.offload_activations,
+        keep_attention_from=stage.keep_attention_from,
         tiled_mlp=stage.tiled_mlp,
+        offload_optimizer=stage.offload_optimizer,
         compiled=here.compiled,
         scratch=str(scratch),
     )

@@ -68,7 +68,8 @@ def load_on(
 ) -> LossModel:
     """Load the model sharded over a mesh, as a run does; every rank must call this function."""
     setup = replace(case.setup, engine=engine_for(case, compute or dtype))
-    model = load_sharded(case.model, mesh, world, setup, dtype, compute).train()
+    offload = case.offload_optimizer and dtype != torch.float64
+    model = load_sharded(case.model, mesh, world, setup, dtype, compute, offload=offload).train()
     experts_for(model.model, dtype)
     return as_in_a_run(model, case)
 
@@ -80,12 +81,12 @@ def experts_for(model: Any, dtype: torch.dtype) -> None:
 
 
 def as_in_a_run(model: LossModel, case: Case) -> LossModel:
-    """Fuse pieces, and enable gradient checkpointing and tiles of MLPs if the recipe does, except in float64."""
+    """Fuse pieces, checkpoint layers, keep attention, and tile MLPs if the recipe does, except in float64."""
     # KeepFloat64 is not active during the recomputation in the backward.
     if model.head.linear.weight.dtype == torch.float64:
         return model
     if case.gradient_checkpointing:
-        checkpoint_activations(model.model)
+        checkpoint_activations(model.model, case.keep_attention_from)
     fuse_pieces(model.model, "inductor" if case.compiled else None)
     if case.tiled_mlp is not None:
         tile_mlps(model.model, case.tiled_mlp)

@@ -34,6 +34,21 @@ def test_sound_code_writes_and_resumes_to_the_last_bit(two_ranks, shallow_case, 
     assert (check.passed, check.error, check.budget) == (True, 0.0, 0.0)
 
 
+def test_a_run_that_keeps_attention_and_its_optimizer_on_the_host_resumes_to_the_last_bit(
+    two_ranks, shallow_case
+):
+    sparing = replace(
+        shallow_case,
+        gradient_checkpointing=True,
+        offload_activations=True,
+        keep_attention_from=0.0,
+        offload_optimizer=True,
+        key="sparing",
+    )
+    check = two_ranks.run(run_planned, Planned("resume", "", "", MeshShape(shard=2)), sparing)[0]
+    assert (check.passed, check.error, check.budget) == (True, 0.0, 0.0)
+
+
 @compiles
 @pytest.mark.slow
 @pytest.mark.parametrize(

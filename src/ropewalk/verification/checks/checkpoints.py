@@ -94,7 +94,7 @@ def resumed_equals_unbroken(case: Case, mesh: Mesh, world: World) -> Outcome:
 def _fresh(case: Case, mesh: Mesh, world: World) -> tuple[LossModel, MasterAdamW]:
     compute = torch.bfloat16 if case.precision == "bfloat16" else None
     model = load_on(case, mesh, world, torch.float32, compute)
-    return model, MasterAdamW(model.named_parameters(), case.optimizer)
+    return model, MasterAdamW(model.named_parameters(), case.optimizer, offload=case.offload_optimizer)
 
 
 def _broken_run(case: Case, mesh: Mesh, world: World) -> BrokenRun:
