@@ -5,6 +5,7 @@ import pytest
 from ropewalk.errors import EngineError
 from tests.dry_run import recording_cases as cases
 from tests.dry_run.cases import model_folder, recipe_of
+from tests.dry_run.tile_cases import both
 
 
 def test_memory_is_counted_when_it_is_allocated_and_freed(aside):
@@ -67,3 +68,23 @@ def test_planted_logits_of_all_tokens_are_found_and_named(aside, tmp_path):
     assert found[0].shape[-1] == 70_000
     assert found[0].bytes >= 4096 * 70_000 * 2
     assert any("losses.py" in each.place or "recording_cases.py" in each.place for each in found)
+
+
+@pytest.mark.parametrize("context", [512, 500], ids=["equal tiles", "tiles of two sizes"])
+@pytest.mark.parametrize("stage", [{"gradient_checkpointing": True}, {"offload_optimizer": True}], ids=str)
+def test_tiles_that_repeat_others_are_counted_and_not_run(aside, tmp_path, stage, context):
+    recipe = recipe_of(
+        model_folder(tmp_path / "model"),
+        parallel={"shard": 2},
+        context=context,
+        rows_per_step=2,
+        tiled_mlp=48,
+        **stage,
+    )
+    some, every = aside(both, recipe, 2, 16)
+    assert some["events"] < every["events"] / 2
+    for key in ("operators", "sent", "waits", "copies"):
+        assert some[key] == every[key]
+    # A pair of the larger tiles in a row need not be among those that run: two rows of one token of logits and sums.
+    for name, total in every["moments"].items():
+        assert some["moments"][name] == pytest.approx(total, rel=0 if context == 512 else 1e-2)

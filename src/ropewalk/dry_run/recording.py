@@ -11,7 +11,7 @@ import contextlib
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -46,6 +46,7 @@ from ropewalk.dry_run.operations import (
 )
 from ropewalk.errors import EngineError
 from ropewalk.fused import fused_calls_run_by
+from ropewalk.models.tiles import Bounds, tiles_chosen_by
 from ropewalk.parallel.traffic import sent_by
 
 PLACED_BYTES = 2**16
@@ -142,6 +143,22 @@ class Recording:
         """Operations by kind, ``dense`` and ``attention``, and phase; repeated ones are in :data:`RECOMPUTATION`."""
         return flops_by_phase(self.operators)
 
+    def copy(self) -> Recording:
+        """What has been counted so far, without events."""
+        return Recording(
+            [], Counter(self.operators), [], dict(self.sent), Counter(self.waits), dict(self.copies)
+        )
+
+    def repeat(self, before: Recording, times: int) -> None:
+        """Count everything since an earlier copy so many times more."""
+        for ours, theirs in ((self.operators, before.operators), (self.waits, before.waits)):
+            for each, number in ours.items():  # type: ignore[attr-defined]
+                ours[each] += times * (number - theirs[each])  # type: ignore[index]
+        for pairs, earlier in ((self.sent, before.sent), (self.copies, before.copies)):
+            for key, (first, second) in pairs.items():
+                was = earlier.get(key, (0, 0))
+                pairs[key] = first + times * (first - was[0]), second + times * (second - was[1])
+
 
 def flops_by_phase(operators: Mapping[Operator, int]) -> Counter[tuple[str, str]]:
     """Operations by kind, ``dense`` and ``attention``, and phase; repeated ones are in :data:`RECOMPUTATION`."""
@@ -195,6 +212,7 @@ class Recorder(TorchDispatchMode):
             with (
                 mock.patch.object(torch.UntypedStorage, "resize_", resized),
                 fused_calls_run_by(self._run_fused),
+                tiles_chosen_by(self._some_tiles),
                 self,
             ):
                 yield self.recording
@@ -245,6 +263,18 @@ class Recorder(TorchDispatchMode):
         return (
             function(*args, **kwargs) if self._inside is not None else run_fused(self, function, args, kwargs)
         )
+
+    def _some_tiles(self, tiles: Sequence[Bounds]) -> Iterator[Bounds]:
+        """The first tile, and then one of each size, which is counted for all others of its size.
+
+        The first is apart because it makes the results and sums that the others add to.
+        """
+        yield tiles[0]
+        sizes = Counter(stop - start for start, stop in tiles[1:])
+        for size, number in sizes.items():
+            before = self.recording.copy()
+            yield next((start, stop) for start, stop in tiles[1:] if stop - start == size)
+            self.recording.repeat(before, number - 1)
 
     @contextlib.contextmanager
     def one_operator(self, name: str) -> Iterator[FusedCall]:

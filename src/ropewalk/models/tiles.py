@@ -5,13 +5,33 @@ The forward keeps only the inputs; the backward recomputes one tile after anothe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+Bounds = tuple[int, int]
+"""Start and end of a tile, tokens."""
+Chooser = Callable[[Sequence[Bounds]], Iterable[Bounds]]
+"""Chooses the tiles that run, of all tiles."""
+
+_chooser: Chooser | None = None
+# A global and not a ContextVar, because autograd runs the backward of a GPU in a thread that has no context of ours.
+
+
+@contextmanager
+def tiles_chosen_by(chooser: Chooser) -> Iterator[None]:
+    """Let a dry run leave out tiles that repeat others while the context is open, in all threads of the process."""
+    global _chooser
+    before, _chooser = _chooser, chooser
+    try:
+        yield
+    finally:
+        _chooser = before
 
 
 def in_tiles(
@@ -49,10 +69,11 @@ def _tile(tensors: Sequence[Tensor], start: int, stop: int, shape: torch.Size) -
     return [each[None] for each in parts] if len(shape) > 1 else parts
 
 
-def _bounds(count: int, tokens: int) -> list[tuple[int, int]]:
-    """Starts and ends of tiles of equal size, up to one token: a shorter last one would be compiled anew."""
+def _bounds(count: int, tokens: int) -> Iterable[Bounds]:
+    """Tiles of equal size, up to one token: a shorter last one would be compiled anew."""
     tiles = -(-count // tokens)
-    return list(pairwise(count * tile // tiles for tile in range(tiles + 1)))
+    found = list(pairwise(count * tile // tiles for tile in range(tiles + 1)))
+    return found if _chooser is None else _chooser(found)
 
 
 def _tile_by_tile(
