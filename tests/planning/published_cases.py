@@ -1,4 +1,4 @@
-"""Published configs that advice is asked for, and the table of it in docs/models.md.
+"""Published configs that advice is asked for, and the table of it in docs/published-advice.csv.
 
 ``configs/`` holds the publishers' own files; ``published.json`` more of them, each with its source and only the keys
 that say something of position, shape or layers. ``python -m tests.planning.published_cases`` writes the table.
@@ -6,6 +6,7 @@ that say something of position, shape or layers. ``python -m tests.planning.publ
 
 from __future__ import annotations
 
+import csv
 import json
 from functools import cache
 from typing import Any
@@ -18,8 +19,7 @@ from ropewalk.planning.inspection import advise_on
 from ropewalk.rope import Default
 from tests.places import CONFIGS, ROOT
 
-PAGE = ROOT / "docs" / "models.md"
-BEGIN, END = "<!-- advice: written by python -m tests.planning.published_cases -->", "<!-- /advice -->"
+TABLE = ROOT / "docs" / "published-advice.csv"
 TARGETS = {"128K": 2**17, "1M": 2**20}
 
 MORE: dict[str, Any] = json.loads((ROOT / "tests" / "planning" / "published.json").read_text())
@@ -73,31 +73,31 @@ def _setting(advice: Advice) -> str:
     return f"{method.name} {method.factor:g}{many}"  # type: ignore[attr-defined]
 
 
-def row(name: str) -> str:
+def row(name: str) -> list[str]:
     """One model's row."""
     config = config_of(name)
     told = [judgement(name, target) for target in TARGETS.values()]
     if isinstance(config, str):
-        return f"| {name} | – | – | – | {' | '.join(told)} |"
+        return [name, "", "", "", *told]
     method, trained = config.full_attention_rope, config.trained_length
     limiting, layers = len(config.context_layers(trained)), len(config.layers)
     # Longrope has a factor for each pair, so none to show.
     factor = f" {method.factor:g}" if hasattr(method, "factor") else ""
     rope = "" if isinstance(method, Default) else f"{method.name}{factor}, "
-    return f"| {name} | {trained:,} | {rope}{method.rope_theta:.3g} | {limiting} of {layers} | {' | '.join(told)} |"
+    return [name, str(trained), f"{rope}{method.rope_theta:.3g}", f"{limiting} of {layers}", *told]
 
 
-def table() -> str:
-    """All rows as Markdown."""
-    head = [
-        "| model | trained for | RoPE | layers that limit | for 128K | for 1M |",
-        "| --- | --: | --- | --- | --- | --- |",
-    ]
-    return "\n".join([*head, *map(row, NAMES)])
+def table() -> list[list[str]]:
+    """All rows below a head."""
+    return [["model", "trained for", "RoPE", "layers that limit", "for 128K", "for 1M"], *map(row, NAMES)]
+
+
+def stored() -> list[list[str]]:
+    """The table of the documentation."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
 
 
 if __name__ == "__main__":
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}", encoding="utf-8")
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(table())
