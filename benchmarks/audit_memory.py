@@ -28,14 +28,13 @@ from benchmarks.common import in_own_process, parsed, parser_of, write
 from benchmarks.gpu_sizes import TINY as TINIEST
 from ropewalk.audit.arithmetic import DTYPES, stock_arithmetic
 from ropewalk.audit.first_token import first_token_effects
-from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.passes import BLOCK_BYTES, LOGITS_BYTES, Runner, shifted
 from ropewalk.io.lengths import parse_length
 from ropewalk.models.attention.intercept import AuditedModel
 from ropewalk.versions import software_versions
+from tests.audit.peak_bytes import peak_bytes
 
 GIB = 2**30
-CPU = torch.device("cpu")
 GPU_BYTES = 24 * GIB
 
 SMALL = {
@@ -150,7 +149,7 @@ def measured(shape: dict[str, int], passes: list[tuple[str, int]], logits: bool 
         runner = Runner(audited_model, length, BLOCK_BYTES)
         ids = torch.randint(0, config.vocab_size, (length,))
         before, began = resident(), time.perf_counter()
-        peak = peak_bytes(partial(runner.run, ids, arithmetic, shifted(length, 0)), CPU)
+        peak = peak_bytes(partial(runner.run, ids, arithmetic, shifted(length, 0)))
         result["passes"].append(
             {
                 "dtype": name,
@@ -168,7 +167,7 @@ def measured(shape: dict[str, int], passes: list[tuple[str, int]], logits: bool 
         ids = torch.randint(0, config.vocab_size, (tokens,))
         arithmetic = stock_arithmetic(torch.bfloat16)
         began = time.perf_counter()
-        peak = peak_bytes(lambda: first_token_effects(runner, [ids], arithmetic, 0, SHIFT), CPU)
+        peak = peak_bytes(lambda: first_token_effects(runner, [ids], arithmetic, 0, SHIFT))
         result["first_token"] = {
             "length": tokens,
             "chunks_of_logits": 2,

@@ -283,7 +283,7 @@ def draw_figures(checkpoint: Path | None, text: Path | None) -> None:
         search = ("search", checkpoint, "--text", text, "--to", "2048", "--budget", "300")
         ropewalk(*search, "--out", folder / "factors.json", "--plot", IMAGES / "search.png")
         # Times differ from run to run: the page's table gives those of a quiet machine.
-        ropewalk("audit", checkpoint, "--text", text, "--samples", "16", "--no-costs", "--plot", folder)
+        ropewalk("audit", checkpoint, "--text", text, "--samples", "16", "--plot", folder)
         for each in AUDITED:
             shutil.copyfile(folder / f"{each}.png", IMAGES / f"audit-{each}.png")
 

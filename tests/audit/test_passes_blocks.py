@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from ropewalk import PackedLayout
 from ropewalk.attention.options import AttentionOptions
 from ropewalk.audit.arithmetic import EXACT, PRODUCTS, inner_products, stock_arithmetic
-from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.passes import LayerAttention, block_edges, rotated, streamed_attention
 from ropewalk.models.attention.intercept import AttentionCall, LayerRotation
+from tests.audit.peak_bytes import peak_bytes
 
 EPS = 2.0**-52
-CPU = torch.device("cpu")
 ARITHMETICS = {
     "float64": EXACT,
     "float32": stock_arithmetic(torch.float32),
@@ -442,7 +441,7 @@ def held_at_once(length, arithmetic, block_bytes, sinks=False):
     angles = tables(random_angles(0, length, head_dim))
     rotation = LayerRotation(None, head_dim, "halves")
     peak = peak_bytes(
-        lambda: streamed_attention(LayerAttention(call, angles, rotation, arithmetic), block_bytes), CPU
+        lambda: streamed_attention(LayerAttention(call, angles, rotation, arithmetic), block_bytes)
     )
     return peak, 12 * heads * length * head_dim * 8
 

@@ -8,12 +8,11 @@ from ropewalk.attention.layout import PackedLayout
 from ropewalk.attention.options import AttentionOptions
 from ropewalk.audit.ablation import ABLATED, ablation_arithmetic
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
-from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.mitigations import changes
 from ropewalk.audit.passes import LayerAttention, Runner, streamed_attention
 from ropewalk.models.attention.intercept import AttentionCall, AuditedModel, LayerRotation
+from tests.audit.peak_bytes import peak_bytes
 
-CPU = torch.device("cpu")
 BLOCK = 2**18
 HEADS, HIDDEN, LAYERS = 4, 64, 3
 LENGTH = 1024
@@ -51,7 +50,7 @@ def runner(block_bytes=BLOCK):
 
 def peak(of, dtype, length):
     ids = torch.randint(0, 128, (length,), generator=torch.Generator().manual_seed(1))
-    return peak_bytes(lambda: of.run(ids, stock_arithmetic(dtype), torch.arange(length)), CPU)
+    return peak_bytes(lambda: of.run(ids, stock_arithmetic(dtype), torch.arange(length)))
 
 
 def bound(dtype, length):
@@ -123,7 +122,7 @@ def assert_few_blocks(arithmetic, softcap):
     cos, sin = torch.ones(length, dim // 2), torch.zeros(length, dim // 2)
     rotation = LayerRotation(None, dim, "halves")
     held = peak_bytes(
-        lambda: streamed_attention(LayerAttention(call, (cos, sin), rotation, arithmetic), BLOCK // 4), CPU
+        lambda: streamed_attention(LayerAttention(call, (cos, sin), rotation, arithmetic), BLOCK // 4)
     )
     # Beside the blocks: queries, keys and outputs, six tensors at most while they are rotated.
     assert held <= BLOCKS * BLOCK // 4 + 8 * q.numel() * 8
@@ -135,3 +134,28 @@ def test_a_pass_without_logits_lets_go_of_its_hidden_states():
     kept, dropped = (of.run(ids, EXACT, ids, keep=keep).hidden for keep in (("hidden",), ()))
     assert kept.untyped_storage().nbytes() == 64 * HIDDEN * 8
     assert dropped.untyped_storage().nbytes() == 0
+
+
+def test_peak_of_known_allocations(capfd):
+    """If the profiler counts otherwise some day, this says so: three tensors, of which two live at once."""
+
+    def run():
+        first = torch.empty(1000)
+        second = torch.empty(500)
+        del first
+        third = torch.empty(1250, dtype=torch.float64)
+        return second, third
+
+    # 4 bytes each of 1000 and 500, then of 500 with 8 each of 1250.
+    assert peak_bytes(run) == 4 * 500 + 8 * 1250
+    assert peak_bytes(lambda: None) == 0
+    # The profiler would write to the error stream, which belongs to a progress bar.
+    assert capfd.readouterr().err == ""
+
+
+def test_peak_sees_the_scratch_memory_of_a_kernel():
+    x = torch.randn(1, 4, 512, 16)
+    output = x.numel() * x.element_size()
+    assert (
+        peak_bytes(lambda: torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)) > output
+    )

@@ -92,7 +92,7 @@ def test_the_finding_of_float32_alone():
     found = audit_model(
         sharp_llama(),
         token_rows(2, 48),
-        changed(SETTINGS, dtypes=("float32",), random_control=False, costs=False),
+        changed(SETTINGS, dtypes=("float32",), random_control=False),
     )
     size, cause, mitigation = finding(found)
     assert size.startswith("In float32")

@@ -11,7 +11,7 @@ from tests.audit.audit_cases import sharp_llama, token_rows
 
 @pytest.fixture(scope="module")
 def found():
-    settings = AuditSettings(shifts=(0, 16, 1000), ablation_samples=1, costs=False)
+    settings = AuditSettings(shifts=(0, 16, 1000), ablation_samples=1)
     return audit_model(sharp_llama(), token_rows(2, 32), settings)
 
 

@@ -98,7 +98,7 @@ def measure_mitigations(
         delta2: the shift in tokens that they are compared with.
 
     Returns:
-        One value for each way, in the order of :func:`changes`; time and memory are not measured here.
+        One value for each way, in the order of :func:`changes`.
 
     Raises:
         RopewalkError: if a row is too short to cut into documents, or a shift does not fit in the runner's

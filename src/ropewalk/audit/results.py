@@ -155,7 +155,7 @@ class StepAblation:
 
 @dataclass(frozen=True)
 class Mitigation:
-    """Effect of a change of arithmetic or layout on the drift, and its cost.
+    """Effect of a change of arithmetic or layout on the drift.
 
     Attributes:
         name: name of the change.
@@ -164,9 +164,6 @@ class Mitigation:
         far_delta1, far_D: the same at a shift far away.
         logit_error: root mean square difference of the logits at delta1 from those in float64 with the same layout.
         kl: mean Kullback-Leibler divergence at delta1, in nats per token.
-        time_ratio, memory_ratio: cost of one forward pass on this machine relative to fused attention; None if it
-            was not measured.
-        reason: why the cost was not measured.
     """
 
     name: str
@@ -177,9 +174,6 @@ class Mitigation:
     far_D: float
     logit_error: float
     kl: float
-    time_ratio: float | None = None
-    memory_ratio: float | None = None
-    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -495,12 +489,7 @@ def _mitigation(audit: Audit) -> str:
     else:
         # "Exact angles" is the only name in the plural.
         verb = "lower" if best.name.endswith("angles") else "lowers"
-        cost = (
-            ""
-            if best.time_ratio is None
-            else f", at {best.time_ratio:.1f} times the time of a forward pass here"
-        )
-        text = f"{best.name.capitalize()} {verb} the D of fused attention from {base.D:.3g} to {best.D:.3g}{cost}"
+        text = f"{best.name.capitalize()} {verb} the D of fused attention from {base.D:.3g} to {best.D:.3g}"
         if default is not None and default is not best and math.isfinite(default.D):
             text += f"; ropewalk's default, {DEFAULT}, lowers it to {default.D:.3g}"
     return text + _far(audit) + "."

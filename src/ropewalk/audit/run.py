@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -15,10 +14,9 @@ from ropewalk.audit.drift import Series, check_rows, measure_drift, passes_of_dr
 from ropewalk.audit.effective_frequencies import rope_findings, rope_stages
 from ropewalk.audit.first_token import PASSES as FIRST_TOKEN_PASSES
 from ropewalk.audit.first_token import first_token_effects
-from ropewalk.audit.mitigation_costs import mitigation_costs
 from ropewalk.audit.mitigations import documents_of, measure_mitigations, passes_of_mitigations
 from ropewalk.audit.passes import Runner, longest
-from ropewalk.audit.results import Audit, AuditResult, Drift, Mitigation, finding
+from ropewalk.audit.results import Audit, AuditResult, Drift, finding
 from ropewalk.audit.settings import LONGEST_DEFAULT, AuditSettings
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import resolve_model
@@ -27,9 +25,7 @@ from ropewalk.evaluation.rows import rows_of
 from ropewalk.io.progress import Reporter
 from ropewalk.models.attention.intercept import AuditedModel, random_parameters
 from ropewalk.models.load import ModelSetup, choose_device, load_model, read_config
-from ropewalk.models.rotary import rotary_module
 from ropewalk.parallel.context import RunContext
-from ropewalk.rope import RotaryEmbedding
 from ropewalk.versions import software_versions
 
 Progress = Callable[[int, int, str], None]
@@ -60,7 +56,7 @@ def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResu
     Example:
         >>> from ropewalk.audit import AuditSettings, audit
         >>> settings = {"length": 64, "samples": 1, "ablation_samples": 1, "shifts": (0, 1000), "dtypes": ("float32",)}
-        >>> found = audit(AuditSettings(model="embedded", **settings, random_control=False, costs=False))
+        >>> found = audit(AuditSettings(model="embedded", **settings, random_control=False))
         >>> [drift.delta1 for drift in found.audit.drift if drift.angles == "model"]
         [0, 1000]
     """
@@ -184,13 +180,6 @@ def audit_model(
     effects = first_token_effects(runner, few, audited, near, delta2)
     counter.label = "mitigations"
     mitigations = measure_mitigations(runner, few, few_layouts, audited, (near, far), delta2)
-    if settings.costs:
-        counter.tell("measuring the cost of the mitigations")
-        mitigations = _with_costs(model, mitigations, few[0], few_layouts[0], settings)
-    else:
-        mitigations = tuple(
-            replace(mitigation, reason="costs were not asked for") for mitigation in mitigations
-        )
     return Audit(
         length=length,
         samples=len(rows),
@@ -213,7 +202,7 @@ def audit_model(
 
 
 def forward_passes(settings: AuditSettings, rows: int) -> int:
-    """Number of forward passes that :func:`audit_model` runs, without those that measure cost.
+    """Number of forward passes that :func:`audit_model` runs.
 
     Args:
         settings: what is audited.
@@ -235,42 +224,11 @@ def _series(settings: AuditSettings) -> list[Series]:
     return [*(Series(name) for name in settings.dtypes), Series("float32", "exact")]
 
 
-def _with_costs(
-    model: Any,
-    mitigations: tuple[Mitigation, ...],
-    row: Tensor,
-    layout: PackedLayout,
-    settings: AuditSettings,
-) -> tuple[Mitigation, ...]:
-    # The stock rotary module is the baseline of every cost and is gone once the exact one has replaced it.
-    if isinstance(rotary_module(model)[2], RotaryEmbedding):
-        reason = "the model already runs ropewalk's rotary module; load it with exact_rope=False"
-        return tuple(replace(mitigation, reason=reason) for mitigation in mitigations)
-    dtype = DTYPES[settings.dtypes[0]]
-    costs = mitigation_costs(
-        model, row, documents_of(layout), dtype, names=tuple(mitigation.name for mitigation in mitigations)
-    )
-    found = []
-    for mitigation in mitigations:
-        cost = costs[mitigation.name]
-        if isinstance(cost, str):
-            found.append(replace(mitigation, reason=cost))
-        else:
-            found.append(replace(mitigation, time_ratio=cost.time_ratio, memory_ratio=cost.memory_ratio))
-    return tuple(found)
-
-
 class _Counter:
     """Counts forward passes and reports them as progress."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress, self.total, self.done, self.label = progress, total, 0, ""
-
-    def tell(self, label: str) -> None:
-        """Report work that is not a forward pass."""
-        self.label = label
-        if self.progress is not None:
-            self.progress(self.done, self.total, label)
 
     def __call__(self) -> None:
         self.done += 1

@@ -125,10 +125,6 @@ class AuditSettings(Settings):
         description="Also measure the same model with randomly initialised weights, to show how much of the change "
         "comes from training.",
     )
-    costs: bool = Field(
-        True,
-        description="Measure the time and memory of each mitigation, such as RoPE or attention in float32.",
-    )
     seed: Seed = Field(0, description="Random seed of the texts, and of the weights for --random-control.")
 
     @model_validator(mode="after")

@@ -20,7 +20,6 @@ from ropewalk.reporting.figures.audit import (
     tokens_figure,
 )
 from ropewalk.reporting.figures.primitives import Figure
-from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import Part, ResultTable
 
 SHIFTED_NAMES = {"first": "first token", "others": "all other tokens", "all": "whole sequence"}
@@ -126,30 +125,15 @@ def _first_token(found: Audit) -> ResultTable:
 
 
 def _mitigations(found: Audit) -> ResultTable:
-    def ratio(value: float | None) -> str:
-        return MISSING if value is None else f"{value:.2f}x"
-
-    by_reason: dict[str, list[str]] = {}
-    for mitigation in found.mitigations:
-        if mitigation.reason is not None:
-            by_reason.setdefault(mitigation.reason, []).append(mitigation.name)
-    # A reason that applies to all mitigations needs no names.
-    reasons = [
-        reason if len(names) == len(found.mitigations) else f"{', '.join(names)}: {reason}"
-        for reason, names in by_reason.items()
-    ]
     far = found.far != found.near
     return ResultTable(
-        f"Mitigations in {found.dtype}; time and memory of a forward pass relative to fused attention"
-        + (f" ({'; '.join(reasons)})" if reasons else ""),
+        f"Mitigations in {found.dtype}",
         (
             "mitigation",
             f"D at {found.near:,}",
             *([f"D at {found.far:,}"] if far else []),
             "logit error",
             "KL (nats)",
-            "time",
-            "memory",
         ),
         tuple(
             (
@@ -158,8 +142,6 @@ def _mitigations(found: Audit) -> ResultTable:
                 *([_figure(mitigation.far_D)] if far else []),
                 _figure(mitigation.logit_error),
                 _figure(mitigation.kl),
-                ratio(mitigation.time_ratio),
-                ratio(mitigation.memory_ratio),
             )
             for mitigation in found.mitigations
         ),
@@ -260,7 +242,7 @@ def _figures(found: Audit, name: str) -> dict[str, Callable[[], Figure]]:
     ablations = [(label, [by[step, shift] for shift in shifts]) for step, label in STEP_LABELS.items()]
     # The baseline comes first.
     mitigations = [
-        (mitigation.name, mitigation.D, mitigation.far_D, mitigation.time_ratio)
+        (mitigation.name, mitigation.D, mitigation.far_D)
         for mitigation in sorted(
             found.mitigations, key=lambda mitigation: mitigation.name != "fused attention"
         )

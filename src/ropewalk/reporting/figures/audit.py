@@ -390,19 +390,17 @@ def ablation_figure(
 
 
 def mitigations_figure(
-    mitigations: Sequence[tuple[str, float, float, float | None]], title: str = "", caption: str | None = None
+    mitigations: Sequence[tuple[str, float, float]], title: str = "", caption: str | None = None
 ) -> Figure:
-    """Draw D with each mitigation at a near and a far shift, as points on a logarithmic axis, with its relative time.
+    """Draw D with each mitigation at a near and a far shift, as points on a logarithmic axis.
 
     Args:
-        mitigations: ``(name, D, far_D, time_ratio)``. The first one is the baseline and also a dashed line.
-            ``time_ratio`` is the time of a forward pass relative to fused attention; None if not measured.
+        mitigations: ``(name, D, far_D)``. The first one is the baseline and also a dashed line.
     """
     if not mitigations:
         raise RopewalkError("there is no mitigation to draw")
-    values = _table("attention difference by mitigation", [each[1:3] for each in mitigations], 2)
+    values = _table("attention difference by mitigation", [each[1:] for each in mitigations], 2)
     scale = _scale(values, logarithmic=True)
-    is_timed = any(each[3] is not None for each in mitigations)
     near_look = Look(BLUE, "", "o", size=5, stroke=1.4)
     far_look = Look(VERMILION, "", "D", hollow=True, size=9, stroke=1.4)
     # Lines without points make the entries of the key.
@@ -420,15 +418,10 @@ def mitigations_figure(
             if scale.shown(value)
         ]
         marks += _beyond(row, {n: v for n, v in (("near", near), ("far", far)) if not scale.shown(v)}, scale)
-        ratio = mitigations[row][3]
-        if is_timed:
-            marks.append(Note(style.MISSING if ratio is None else f"{ratio:.2f}x time", None, row, 6))
     words = (
         "Attention difference D with each mitigation; further left is better. The dashed line is the baseline in the "
         "first row."
     )
-    if is_timed:
-        words += " Numbers at the right are the time of a forward pass relative to fused attention (–: not measured)."
     panel = Panel(
         tuple(marks),
         scale.axis(f"{D_LABEL} (logarithmic)"),
