@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ropewalk import PackedLayout, RopewalkError
 from ropewalk.audit.arithmetic import DTYPES, EXACT, stock_arithmetic
+from ropewalk.audit.intercept import intercepted
 from ropewalk.audit.passes import (
     AuditedModel,
     Pass,
@@ -22,7 +23,6 @@ from ropewalk.audit.passes import (
     longest,
     shifted,
 )
-from ropewalk.models.attention.intercept import intercepted
 
 LENGTH = 48
 UNIT = 2.0**-53

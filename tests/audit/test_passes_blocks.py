@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ropewalk import PackedLayout
 from ropewalk.attention.options import AttentionOptions
 from ropewalk.audit.arithmetic import EXACT, PRODUCTS, inner_products, stock_arithmetic
+from ropewalk.audit.intercept import AttentionCall, LayerRotation
 from ropewalk.audit.passes import LayerAttention, block_edges, rotated, streamed_attention
-from ropewalk.models.attention.intercept import AttentionCall, LayerRotation
 from tests.audit.peak_bytes import peak_bytes
 
 EPS = 2.0**-52

@@ -8,9 +8,9 @@ from ropewalk.attention.layout import PackedLayout
 from ropewalk.attention.options import AttentionOptions
 from ropewalk.audit.ablation import ABLATED, ablation_arithmetic
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
+from ropewalk.audit.intercept import AttentionCall, AuditedModel, LayerRotation
 from ropewalk.audit.mitigations import changes
 from ropewalk.audit.passes import LayerAttention, Runner, streamed_attention
-from ropewalk.models.attention.intercept import AttentionCall, AuditedModel, LayerRotation
 from tests.audit.peak_bytes import peak_bytes
 
 BLOCK = 2**18

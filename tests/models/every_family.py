@@ -23,8 +23,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ropewalk import PackedLayout
+from ropewalk.audit.intercept import AuditedModel
 from ropewalk.errors import RopewalkError
-from ropewalk.models.attention.intercept import AuditedModel
 from ropewalk.models.config import NO_DECODERS, ModelConfig
 from ropewalk.models.config_file import config_from_json
 from ropewalk.models.load import ModelSetup, attach, with_rope

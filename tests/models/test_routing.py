@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ropewalk import PackedLayout, RopewalkError
-from ropewalk.models.attention.intercept import KeepFloat64
 from ropewalk.models.config import ModelConfig
+from ropewalk.models.float64 import KeepFloat64
 from ropewalk.models.load import attach, checkpoint_activations
 from ropewalk.models.routing import (
     MOST_RECORDED_SINCE,

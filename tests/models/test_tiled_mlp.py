@@ -10,7 +10,7 @@ from ropewalk import RopewalkError
 from ropewalk.models import tiles
 from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.adapter_settings import AdapterSettings
-from ropewalk.models.attention.intercept import run_experts_one_by_one
+from ropewalk.models.float64 import run_experts_one_by_one
 from ropewalk.models.load import checkpoint_activations
 from ropewalk.models.routing import recorded_routing
 from ropewalk.models.sharding import decoder_layers

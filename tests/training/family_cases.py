@@ -9,7 +9,7 @@ import torch
 
 from ropewalk import PackedLayout, Row
 from ropewalk.attention.layout import IGNORED, next_token_labels
-from ropewalk.models.attention.intercept import KeepFloat64, run_experts_one_by_one
+from ropewalk.models.float64 import KeepFloat64, run_experts_one_by_one
 from ropewalk.models.load import AS_IT_IS, cast_parameters, checkpoint_activations, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.pieces import fuse_pieces

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         rope_stages as rope_stages,
     )
     from ropewalk.audit.first_token import first_token_effects as first_token_effects
+    from ropewalk.audit.intercept import AuditedModel as AuditedModel
     from ropewalk.audit.mitigations import measure_mitigations as measure_mitigations
     from ropewalk.audit.passes import Runner as Runner, logit_difference as logit_difference
     from ropewalk.audit.results import (
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
         forward_passes as forward_passes,
     )
     from ropewalk.audit.settings import AuditSettings as AuditSettings
-    from ropewalk.models.attention.intercept import AuditedModel as AuditedModel
 else:
     __getattr__, __dir__ = on_first_use(__name__)
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from ropewalk.audit.intercept import AuditedModel
 from ropewalk.audit.results import RopeStage
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends.protocol import Progress
-from ropewalk.models.attention.intercept import AuditedModel
 from ropewalk.models.held_rope import (
     held_inv_freq,
     inv_freq_in_weights,

@@ -21,10 +21,7 @@ from ropewalk.audit.arithmetic import (
     rounded,
     stock_arithmetic,
 )
-from ropewalk.audit.results import Sink
-from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.attention.hooks import any_positions
-from ropewalk.models.attention.intercept import (
+from ropewalk.audit.intercept import (
     AttentionCall,
     AuditedModel,
     LayerRotation,
@@ -33,6 +30,9 @@ from ropewalk.models.attention.intercept import (
     joined,
     rotate,
 )
+from ropewalk.audit.results import Sink
+from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.models.attention.hooks import any_positions
 from ropewalk.models.losses import decoder_of
 
 Kept = Literal["hidden", "layers"]

@@ -14,6 +14,7 @@ from ropewalk.audit.drift import Series, check_rows, measure_drift, passes_of_dr
 from ropewalk.audit.effective_frequencies import rope_findings, rope_stages
 from ropewalk.audit.first_token import PASSES as FIRST_TOKEN_PASSES
 from ropewalk.audit.first_token import first_token_effects
+from ropewalk.audit.intercept import AuditedModel, random_parameters
 from ropewalk.audit.mitigations import documents_of, measure_mitigations, passes_of_mitigations
 from ropewalk.audit.passes import Runner, longest
 from ropewalk.audit.results import Audit, AuditResult, Drift, finding
@@ -23,7 +24,6 @@ from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import rows_of
 from ropewalk.io.progress import Reporter
-from ropewalk.models.attention.intercept import AuditedModel, random_parameters
 from ropewalk.models.load import ModelSetup, choose_device, load_model, read_config
 from ropewalk.parallel.context import RunContext
 from ropewalk.versions import software_versions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from copy import copy
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ropewalk.errors import EngineError
 from ropewalk.models.adapter import NewAdapter
-from ropewalk.models.attention.intercept import kept_in_float32
 from ropewalk.models.load import AS_IT_IS, ModelSetup, empty_model, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import Mesh, World
@@ -247,3 +247,17 @@ def gathered_state(model: Any, world: World, dtype: torch.dtype | None = None) -
         if name in saved:
             take(name, buffer, in_float32=False)
     return state
+
+
+def kept_in_float32(model: Any, dtype: torch.dtype) -> set[int]:
+    """Ids of the parameters that transformers keeps in float32 when it loads a model in a dtype, such as routers.
+
+    The lists of names are private to transformers, so a test compares with a real load.
+    """
+    names: set[str] = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    if dtype not in (torch.bfloat16, torch.float16) or not names:
+        return set()
+    pattern = re.compile(r"(^|\.)(" + "|".join(map(re.escape, sorted(names))) + r")($|\.)")
+    return {id(parameter) for name, parameter in model.named_parameters() if pattern.search(name)}

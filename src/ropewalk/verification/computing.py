@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ropewalk.attention.layout import Row
-from ropewalk.models.attention.intercept import KeepFloat64, run_experts_one_by_one
+from ropewalk.models.float64 import KeepFloat64, run_experts_one_by_one
 from ropewalk.models.load import cast_parameters, checkpoint_activations, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.pieces import fuse_pieces

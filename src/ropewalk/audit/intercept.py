@@ -9,7 +9,6 @@ initialises.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -19,14 +18,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.config import CHANGES_ITS_MASK, ModelConfig
 from ropewalk.models.config_layers import CHUNKED, INDEXED
+from ropewalk.models.float64 import KeepFloat64, run_experts_one_by_one
 from ropewalk.models.losses import OutputHead, decoder_of
 from ropewalk.models.rotary import positions_for, rotary_module
+from ropewalk.models.sharding import kept_in_float32
 from ropewalk.rope import RopeMethod, Style
 
 NAME = "ropewalk_intercept"
@@ -129,24 +129,6 @@ def evaluating(model: nn.Module, stack: ExitStack) -> None:
     model.eval()
 
 
-def run_experts_one_by_one(model: Any) -> dict[str, str | None]:
-    """Make a mixture of experts multiply one expert after the other, because grouped matrix products lack float64.
-
-    transformers stores this in the model's config, so it also affects models built from the same config object.
-
-    Args:
-        model: a transformers model; without experts it is not changed.
-
-    Returns:
-        The argument of its ``set_experts_implementation`` that undoes the change; empty if there is nothing to undo.
-    """
-    grouped: dict[str, str | None] = getattr(model, "get_experts_implementation", dict)()
-    if all(implementation is None for implementation in grouped.values()):
-        return {}
-    model.set_experts_implementation("eager")
-    return grouped
-
-
 class _Counted:
     """Numbers the calls, and allows the answer to round to float32 while everything else must not.
 
@@ -221,44 +203,6 @@ class _Rotary(nn.Module):
             # In float64 the probe's rotation must be exact; otherwise the dtype is the module's own choice.
             return (cos.to(x.dtype), sin.to(x.dtype)) if x.dtype == torch.float64 else (cos, sin)
         return torch.ones_like(cos, dtype=x.dtype), torch.zeros_like(sin, dtype=x.dtype)
-
-
-class KeepFloat64(TorchFunctionMode):
-    """Return float64 if code asks for float32 of a float64 tensor, as norms, routers and logits do.
-
-    Float32 would make two sides that agree to 1e-16 sometimes round to different neighbours, and so differ by 1e-8.
-
-    Attributes:
-        paused: True while float32 is allowed.
-    """
-
-    paused = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self.paused or not args or not isinstance(args[0], Tensor) or args[0].dtype != torch.float64:
-            return func(*args, **kwargs)
-        if func is Tensor.float:
-            return args[0]
-        return func(*(_wider(a) for a in args), **{key: _wider(a) for key, a in kwargs.items()})
-
-
-def _wider(argument: Any) -> Any:
-    return torch.float64 if argument is torch.float32 else argument
-
-
-def kept_in_float32(model: Any, dtype: torch.dtype) -> set[int]:
-    """Ids of the parameters that transformers keeps in float32 when it loads a model in a dtype, such as routers.
-
-    The lists of names are private to transformers, so a test compares with a real load.
-    """
-    names: set[str] = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    if dtype == torch.float16:
-        names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
-    if dtype not in (torch.bfloat16, torch.float16) or not names:
-        return set()
-    pattern = re.compile(r"(^|\.)(" + "|".join(map(re.escape, sorted(names))) + r")($|\.)")
-    return {id(parameter) for name, parameter in model.named_parameters() if pattern.search(name)}
 
 
 def _cast_while_running(module: nn.Module, dtype: torch.dtype, stack: ExitStack, left: set[int]) -> None:

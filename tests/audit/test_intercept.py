@@ -11,19 +11,20 @@ import transformers
 
 from ropewalk import EngineError, PackedLayout, RopewalkError
 from ropewalk.attention.options import Locality
+from ropewalk.audit import intercept
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
-from ropewalk.audit.passes import Runner, difference, longest, queries_from, shifted
-from ropewalk.models.attention import intercept
-from ropewalk.models.attention.intercept import (
+from ropewalk.audit.intercept import (
     AuditedModel,
     LayerRotation,
     intercepted,
-    kept_in_float32,
     random_parameters,
 )
+from ropewalk.audit.passes import Runner, difference, longest, queries_from, shifted
+from ropewalk.models import float64
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import attach, load_model
 from ropewalk.models.rotary import rotary_module, swap_rotary
+from ropewalk.models.sharding import kept_in_float32
 from tests.audit.audit_cases import dense_attention
 from tests.marks import slow_after
 from tests.models.families import ATTENTIONS, COMMON, FAMILIES, WINDOW, tiny_model
@@ -386,7 +387,7 @@ def test_without_the_rule_that_keeps_float64_the_norms_would_round(family, monke
     def as_asked(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(intercept.KeepFloat64, "__torch_function__", as_asked)
+    monkeypatch.setattr(float64.KeepFloat64, "__torch_function__", as_asked)
     difference = (logits(runner, ids, EXACT) - kept).abs().max() / kept.abs().max()
     unit = torch.finfo(torch.float32).eps
     assert unit / 8 < difference <= units(model, torch.float32)
