@@ -139,14 +139,14 @@ def test_the_test_notices_a_search_that_skips_holes(monkeypatch: pytest.MonkeyPa
 
 
 def test_errors_of_the_screen_within_their_bound_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Float32 may err either way in every value: the allowance for it keeps the map exact."""
+    """The screen may err either way in every value: the allowance for it keeps the map exact."""
     exact = feasible_bases(1500, 64, 1e7)
     rng, large = np.random.default_rng(0), 0.3
     screened = bases.screen
 
     def noisy(*arguments):
         values = screened(*arguments)
-        return values + rng.choice([-large, large], values.shape).astype(np.float32)
+        return values + rng.choice([-large, large], values.shape)
 
     monkeypatch.setattr(bases, "screen", noisy)
     monkeypatch.setattr(bases, "screen_error", lambda pairs: large * 1.001)

@@ -5,7 +5,7 @@ has gaps: as ``b`` grows, the margin at single distances drops below zero and re
 narrow feasible intervals and narrow gaps, so each gap is located by its own distance ``m``, in ``x = ln b``:
 
 1. Distances are processed in doublings, and bases that a shorter distance has ruled out are not examined again.
-2. The remaining bases are divided into cells. At the points between cells, ``B(m)`` for all ``m`` is one float32 matrix
+2. The remaining bases are divided into cells. At the points between cells, ``B(m)`` for all ``m`` is one matrix
    product. Between two points ``B`` lies within ``h²/2·max|d²B/dx²|`` of its chord (``h`` is half the width), so few
    distances can cross zero inside a cell, and a cell in which one stays below zero throughout is ruled out.
 3. For the remaining distances a Taylor bound in float64 decides, or the cell is halved, or (if ``B`` is monotone)
@@ -336,11 +336,11 @@ def _look(
 
     # Twice the error of one value: once in the mean of the two values and once in their difference.
     slack = 2 * screen_error(len(exponents))
-    limit = np.where(real, bend(slice(None), float(first + count)) + slack, -np.inf).astype(np.float32)
+    limit = np.where(real, bend(slice(None), float(first + count)) + slack, -np.inf)
     lower = np.minimum(values[:-1], values[1:])
     cell, place = np.divmod(np.flatnonzero(lower < limit[:, None]), count)
     m = (first + place).astype(np.float64)
-    at_low, at_high = (values[cell + end, place].astype(np.float64) for end in (0, 1))
+    at_low, at_high = (values[cell + end, place] for end in (0, 1))
     middle, rise, off = (at_low + at_high) / 2, np.abs(at_high - at_low) / 2, bend(cell, m)
     # The chord plus or minus a parabola of height off has an interior extremum where it is steeper than the chord.
     beyond = np.where(rise < 2 * off, off + rise**2 / (4 * np.maximum(off, 1e-300)), rise)

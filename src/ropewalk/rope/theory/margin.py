@@ -114,14 +114,14 @@ def attention_upper_bound(inv_freq: torch.Tensor | ArrayLike, positions: ArrayLi
 
 
 def _violations(theta: Floats, limit: int) -> Iterator[NDArray[np.int64]]:
-    """Distances with a negative margin in increasing order, block by block; float32 finds them, float64 decides."""
+    """Distances with a negative margin in increasing order, block by block; one product finds them, cosines decide."""
     if limit < 0:
         raise RopewalkError(f"the number of tokens to examine must be 0 or more, got {limit}")
     # B(0) is the number of pairs, which is never negative, so the search starts at 1.
     first, size = 1, _FIRST_BLOCK
     while first <= limit:
         count = min(size, limit + 1 - first)
-        # The screen is float32 and fast; only distances within its error of zero are computed again in float64.
+        # Only distances within the screen's error of zero are computed again, cosine by cosine.
         near = np.flatnonzero(screen(theta[None], first, count)[0] < screen_error(len(theta))) + first
         below = near[similarity_margin(theta, near) < 0]
         if len(below):
@@ -151,103 +151,53 @@ def frequencies_of(inv_freq: torch.Tensor | ArrayLike) -> Floats:
 
 Floats = NDArray[np.float64]
 
-SLOW_TURN = 0.1
-"""Largest angle in radians from the middle of a table row to its end for which a pair counts as slow."""
-CUBIC = 4
 MOST_PAIRS = 1024
-"""More pairs than any model's head has; the error bound grows with their number."""
+"""More pairs than any model's head has."""
 
 
 def screen_error(pairs: int) -> float:
-    """Bound on the error of a screened B(m).
+    """Bound on the error of a screened B(m), for distances up to ``SEARCH_LIMIT`` and frequencies up to 1 rad/token.
 
-    A table entry is a product of two rounded ones (3 roundings of 6e-8), and a term is the product of two entries. The
-    sum of ``2·pairs`` terms, each at most 1, rounds by at most ``2·pairs·6e-8`` for each term. The cubic of a slow pair
-    is off by ``SLOW_TURN⁴/24`` = 4.2e-6.
+    An angle in float64 is off by up to ``2^-53`` of its ``2^30`` rad. Two angles are rounded twice each for a pair, and
+    those of :func:`similarity_margin` once: 6e-7. The other roundings are a thousand times smaller.
     """
-    return pairs * (5e-6 + 1.2e-7 * pairs)
+    return pairs * 1e-6
 
 
-def screen(theta: Floats, first: int, count: int) -> NDArray[np.float32]:
-    """B(m) for ``first ≤ m < first + count`` to within :func:`screen_error`, in float32, as one matrix product.
+def screen(theta: Floats, first: int, count: int) -> Floats:
+    """B(m) for ``first ≤ m < first + count`` to within :func:`screen_error`, as one matrix product.
 
     With ``m = M + r``, ``cos(m·θ) = cos(Mθ)·cos(rθ) - sin(Mθ)·sin(rθ)``: a table of rows ``M`` times a table of
     columns ``r``. A million distances take a few thousand complex exponentials for each pair instead of a million
-    cosines, and matrix products are fast at the sum over pairs. Pairs that hardly rotate within a row are combined
-    into one cubic in ``r``.
+    cosines, and matrix products are fast at the sum over pairs.
 
     Args:
         theta: float64 ``[settings, pairs]``, rad/token, 0 or more.
         first, count: integers, in tokens.
 
     Returns:
-        float32 ``[settings, count]``.
+        float64 ``[settings, count]``.
     """
     # The tables are smallest if there are about as many rows as columns.
     width = 2 ** math.ceil(math.log2(count) / 2)
-    half = width / 2
-    fast = theta.max(0) * half > SLOW_TURN
-    pairs = int(fast.sum())
-    right = _table(-theta[:, fast], 0, 1, width, spare=CUBIC // 2)
-    # cos(a + b) as a product of two tables: two matrices of sqrt(count) rows instead of count cosines for each pair.
-    left = _table(theta[:, fast], first, width, -(-count // width), spare=CUBIC // 2)
-    offset = (np.arange(right.shape[1]) - half) / half
-    right.view(np.float32)[..., 2 * pairs :] = offset[:, None] ** np.arange(CUBIC)
-    left.view(np.float32)[..., 2 * pairs :] = _cubics(theta[:, ~fast], first + half, width, left.shape[1])
-    values = _product(left.view(np.float32), right[:, :width].view(np.float32))
-    values = values.reshape(len(theta), -1)[:, :count]
-    # One value suffices to notice products of lower precision.
-    _check(values[0, -1], theta[0], first + count - 1)
-    return values
-
-
-def _product(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``left @ right^T`` for each setting."""
-    if len(left) == 1:
+    left = _table(theta, first, width, -(-count // width)).view(np.float64)
+    right = _table(-theta, 0, 1, width).view(np.float64)
+    if len(theta) == 1:
         # For a single context bound, loading torch would take ten times as long as the product.
-        single: NDArray[np.float32] = np.matmul(left, right.swapaxes(1, 2))
-        return single
-    # For many settings torch's product is faster, and it scales when called from several threads.
-    import torch
+        values: Floats = left[0] @ right[0].T
+    else:
+        import torch
 
-    # Under a caller's autocast the product would be in bfloat16.
-    with torch.autocast("cpu", enabled=False):
-        product: NDArray[np.float32] = torch.bmm(torch.from_numpy(left), torch.from_numpy(right).mT).numpy()
-    return product
+        # torch's product of many settings is faster, and it scales when called from several threads.
+        values = torch.bmm(torch.from_numpy(left), torch.from_numpy(right).mT).numpy()
+    return values.reshape(len(theta), -1)[:, :count]
 
 
-def _check(value: np.float32, theta: Floats, m: int) -> None:
-    """Raise if torch multiplies float32 in lower precision (TF32 or bfloat16), which would break the error bound."""
-    error = abs(float(value) - float(np.cos(m * theta).sum()))
-    if error > screen_error(len(theta)):
-        raise RopewalkError(
-            f"torch computes float32 matrix products with an error of {error:.1e}, too large for this search; call "
-            "torch.set_float32_matmul_precision('highest')"
-        )
-
-
-def _cubics(theta: Floats, start: float, width: int, rows: int) -> NDArray[np.float32]:
-    """Coefficients of ``Σ cos((M + r)·θ)`` in ``2r/width`` about each row's middle ``M``, ``[settings, rows, 4]``."""
-    middle = _table(theta, start, width, rows, spare=0).view(np.float32)
-    turn = theta * width / 2
-    # Contributions of cos (first row) and sin (second row) of a middle to each power: cos - turn·sin - turn²/2·cos + …
-    weights = np.zeros((*theta.shape, 2, CUBIC), dtype=np.float32)
-    weights[..., 0, 0], weights[..., 1, 1] = 1, -turn
-    weights[..., 0, 2], weights[..., 1, 3] = -(turn**2) / 2, turn**3 / 6
-    coefficients: NDArray[np.float32] = middle @ weights.reshape(len(theta), -1, CUBIC)
-    return coefficients[:, :rows]
-
-
-def _table(theta: Floats, start: float, step: int, size: int, spare: int) -> NDArray[np.complex64]:
-    """``e^(i·(start + step·k)·θ)`` for ``k < size`` or a few more, complex64 ``[settings, size, pairs + spare]``."""
+def _table(theta: Floats, start: float, step: int, size: int) -> NDArray[np.complex128]:
+    """``e^(i·(start + step·k)·θ)`` for ``k < size`` or a few more, complex128 ``[settings, size, pairs]``."""
     # Two factors of about √size exponentials each: e^(a + b) = e^a·e^b.
     inner = 2 ** round(math.log2(size) / 2)
-    outer = -(-size // inner)
-    slow = np.exp(1j * theta[:, None] * (start + step * inner * np.arange(outer))[:, None])
+    slow = np.exp(1j * theta[:, None] * (start + step * inner * np.arange(-(-size // inner)))[:, None])
     fast = np.exp(1j * theta[:, None] * (step * np.arange(inner))[:, None])
-    settings, pairs = theta.shape
-    table = np.empty((settings, outer, inner, pairs + spare), dtype=np.complex64)
-    np.multiply(
-        slow.astype(np.complex64)[:, :, None], fast.astype(np.complex64)[:, None], out=table[..., :pairs]
-    )
-    return table.reshape(settings, outer * inner, pairs + spare)
+    table: NDArray[np.complex128] = (slow[:, :, None] * fast[:, None]).reshape(len(theta), -1, theta.shape[1])
+    return table
