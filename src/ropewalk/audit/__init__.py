@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ropewalk.audit.run import (
         audit as audit,
         audit_model as audit_model,
-        forward_passes as forward_passes,
     )
     from ropewalk.audit.settings import AuditSettings as AuditSettings
 else:

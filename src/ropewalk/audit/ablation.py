@@ -58,15 +58,11 @@ def ablate_steps(
             changes = shift_changes(runner, found, shifts, delta2)
             for shift in shifts:
                 sums[step, shift].add(runner, changes[shift], found[shift], found[delta2], exact[shift])
+            runner.advance()
     return tuple(
         StepAblation(step, shift, delta2, total.D, total.logit_error, total.logit_difference, total.kl)
         for (step, shift), total in sums.items()
     )
-
-
-def passes_of_ablation(shifts: Sequence[int], delta2: int, rows: int) -> int:
-    """Number of forward passes that :func:`ablate_steps` runs."""
-    return len(ABLATED) * len({*shifts, delta2}) * rows
 
 
 def run_shifts(

@@ -84,11 +84,6 @@ def cut_lengths(length: int) -> tuple[int, ...]:
     return (*powers, length)
 
 
-def passes_of_drift(series: Sequence[Series], shifts: Sequence[int], delta2: int, rows: int) -> int:
-    """Number of forward passes that :func:`measure_drift` runs."""
-    return len(series) * (len(shifts) + 1) * rows
-
-
 def measure_drift(
     runner: Runner,
     rows: Sequence[Tensor],
@@ -129,6 +124,7 @@ def measure_drift(
         for number, row in enumerate(rows):
             # The first few rows of the first series compare all pairs of shifts, other rows only each with delta2.
             collected.add(runner, row, arithmetic, cuts, not found and number < SWEEP_ROWS)
+            runner.advance()
         found.append(collected)
     first = found[0]
     return DriftFindings(

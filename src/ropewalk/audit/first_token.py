@@ -23,9 +23,6 @@ from ropewalk.audit.results import FirstTokenEffect, Shifted
 
 MOVES: tuple[Shifted, ...] = ("first", "others", "all")
 
-PASSES = 8 + 2 * len(MOVES)
-"""Forward passes for each row: four placements in two arithmetics, and each rounding at two shifts."""
-
 
 def placements(length: int, delta1: int, delta2: int) -> dict[str, Tensor]:
     """Positions ``[length]`` where nothing, the first token, the others, or all tokens move from delta1 to delta2."""
@@ -69,6 +66,7 @@ def first_token_effects(
     for row in rows:
         _add_moves(sums, runner, row, arithmetic, placements(len(row), delta1, delta2))
         _add_rounding(sums, runner, row, arithmetic, (delta1, delta2))
+        runner.advance()
     return tuple(sums[move].effect(move, delta1, delta2, len(rows)) for move in MOVES)
 
 

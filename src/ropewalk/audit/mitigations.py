@@ -12,7 +12,7 @@ from torch import Tensor
 from ropewalk.attention.choices import Positions
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.audit.ablation import Comparison, run_shifts, shift_changes
-from ropewalk.audit.arithmetic import EXACT, Arithmetic, stock_arithmetic
+from ropewalk.audit.arithmetic import EXACT, Arithmetic
 from ropewalk.audit.passes import Pass, Runner
 from ropewalk.audit.results import Mitigation
 from ropewalk.errors import RopewalkError
@@ -123,17 +123,10 @@ def measure_mitigations(
             D = shift_changes(runner, found, (near, far), delta2, true)
             for shift, at in ((near, at_near), (far, at_far)):
                 at.add(runner, D[shift], found[shift], found[delta2], exact[shift])
+            runner.advance()
     return tuple(
         Mitigation(name, near, delta2, a.D, far, b.D, a.logit_error, a.kl) for name, (a, b) in sums.items()
     )
-
-
-def passes_of_mitigations(dtype: torch.dtype, near: int, far: int, delta2: int, rows: int) -> int:
-    """Number of forward passes that :func:`measure_mitigations` runs."""
-    # Any layout will do: only the number of ways is counted.
-    ways = changes(stock_arithmetic(dtype), PackedLayout.from_lengths([2, 2], "full", 0))
-    exact = 1 + sum(change.layout is not None for change in ways.values())
-    return (len(ways) + exact) * len({near, far, delta2}) * rows
 
 
 QUARTERS = 4

@@ -86,13 +86,13 @@ class Runner:
             length (longrope, dynamic) use the frequencies for it in every pass, so two passes differ only in
             arithmetic.
         block_bytes: size in bytes of the attention scores computed at once; None for a default for the device.
-        advance: called after each pass.
+        advance: called by each measurement when it has finished a row in one arithmetic.
     """
 
     audited_model: AuditedModel
     total_length: int
     block_bytes: int | None = None
-    advance: Callable[[], None] | None = None
+    advance: Callable[[], None] = lambda: None
 
     def stock(self, dtype: torch.dtype, angles: Angles = "model") -> Arithmetic:
         """The arithmetic of transformers for this model in a dtype under eager attention.
@@ -208,8 +208,6 @@ class Runner:
                 attention_mask=torch.ones_like(ids),
                 use_cache=False,
             ).last_hidden_state[0]
-        if self.advance is not None:
-            self.advance()
         return Pass(
             torch.stack([trace.received for trace in traces]),
             torch.stack([trace.first_scores for trace in traces]),

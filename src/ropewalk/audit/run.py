@@ -8,14 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from ropewalk.attention.layout import PackedLayout, Row
-from ropewalk.audit.ablation import ablate_steps, passes_of_ablation
-from ropewalk.audit.arithmetic import DTYPES
-from ropewalk.audit.drift import Series, check_rows, measure_drift, passes_of_drift
+from ropewalk.audit.ablation import ABLATED, ablate_steps
+from ropewalk.audit.arithmetic import DTYPES, stock_arithmetic
+from ropewalk.audit.drift import Series, check_rows, measure_drift
 from ropewalk.audit.effective_frequencies import rope_findings, rope_stages
-from ropewalk.audit.first_token import PASSES as FIRST_TOKEN_PASSES
 from ropewalk.audit.first_token import first_token_effects
 from ropewalk.audit.intercept import AuditedModel, random_parameters
-from ropewalk.audit.mitigations import documents_of, measure_mitigations, passes_of_mitigations
+from ropewalk.audit.mitigations import changes, documents_of, measure_mitigations
 from ropewalk.audit.passes import Runner, longest
 from ropewalk.audit.results import Audit, AuditResult, Drift, finding
 from ropewalk.audit.settings import LONGEST_DEFAULT, AuditSettings
@@ -29,7 +28,7 @@ from ropewalk.parallel.context import RunContext
 from ropewalk.versions import software_versions
 
 Progress = Callable[[int, int, str], None]
-"""Called with the number of finished forward passes, their total number, and what they are for."""
+"""Called with the number of finished units of work (a row in one arithmetic), their total, and what they are for."""
 
 
 def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResult:
@@ -72,7 +71,7 @@ def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResu
     )
     # The model's own rotary module is what is audited; ropewalk's would hide its rounding.
     model = load_model(path, ModelSetup(exact_rope=False), device=device)
-    with context.rank_0_reporter.bar("audit", forward_passes(config, len(rows))) as advance:
+    with context.rank_0_reporter.bar("audit", _units(config, len(rows))) as advance:
         found = audit_model(
             model,
             [row.input_ids for row in rows],
@@ -125,7 +124,7 @@ def audit_model(
             sequences (with BOS, if the model uses one).
         settings: what to audit.
         layouts: documents of each row, for the mitigations that change the layout; None for one document per row.
-        progress: called after each forward pass.
+        progress: called after each unit of work.
 
     Returns:
         Plain values; see :class:`~ropewalk.audit.results.Audit`.
@@ -159,7 +158,7 @@ def audit_model(
     few, few_layouts = rows[: settings.ablation_samples], layouts[: settings.ablation_samples]
     dtype = DTYPES[settings.dtypes[0]]
     near, far, delta2 = settings.near, settings.far, settings.delta2
-    counter = _Counter(progress, forward_passes(settings, len(rows)))
+    counter = _Counter(progress, _units(settings, len(rows)))
     runner = Runner(audited_model, longest([*settings.shifts, delta2], length), advance=counter)
 
     # The quick check comes first: wrong frequencies would explain every later result.
@@ -201,22 +200,13 @@ def audit_model(
     )
 
 
-def forward_passes(settings: AuditSettings, rows: int) -> int:
-    """Number of forward passes that :func:`audit_model` runs.
-
-    Args:
-        settings: what is audited.
-        rows: number of rows.
-    """
+def _units(settings: AuditSettings, rows: int) -> int:
+    """Units of progress: a row of each series, of each step of the ablation, of each mitigation, and of the rest."""
     few = min(rows, settings.ablation_samples)
-    near, far, delta2 = settings.near, settings.far, settings.delta2
-    of_drift = passes_of_drift(_series(settings), settings.shifts, delta2, rows)
-    of_control = (
-        passes_of_drift(_series(settings), settings.shifts, delta2, few) if settings.random_control else 0
-    )
-    of_ablation = passes_of_ablation([near, far], delta2, few)
-    of_mitigations = passes_of_mitigations(DTYPES[settings.dtypes[0]], near, far, delta2, few)
-    return of_drift + of_control + of_ablation + of_mitigations + FIRST_TOKEN_PASSES * few
+    # Any layout will do: only the number of mitigations is counted.
+    ways = changes(stock_arithmetic(DTYPES[settings.dtypes[0]]), PackedLayout.from_lengths([2, 2], "full", 0))
+    of_series = rows + few if settings.random_control else rows
+    return len(_series(settings)) * of_series + (len(ABLATED) + len(ways) + 1) * few
 
 
 def _series(settings: AuditSettings) -> list[Series]:
@@ -225,7 +215,7 @@ def _series(settings: AuditSettings) -> list[Series]:
 
 
 class _Counter:
-    """Counts forward passes and reports them as progress."""
+    """Counts units of work and reports them as progress."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress, self.total, self.done, self.label = progress, total, 0, ""
