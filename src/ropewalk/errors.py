@@ -10,6 +10,9 @@ class RopewalkError(ValueError):
     status = 2
     """Exit status of the program."""
 
+    known_to_all = False
+    """Whether every rank of the run raises this error or its :class:`Echo`, so that none waits for another."""
+
 
 class EngineError(RopewalkError):
     """An attention engine or a model does not support a request.
@@ -37,6 +40,8 @@ class Echo(RopewalkError):
     Attributes:
         status: exit status of the error.
     """
+
+    known_to_all = True
 
     def __init__(self, message: str, status: int = RopewalkError.status) -> None:
         super().__init__(message)

@@ -71,6 +71,7 @@ class World:
             result = function()
         except RopewalkError as error:
             dist.broadcast_object_list([error.status, str(error)], src=0, group=self.control)
+            error.known_to_all = True
             raise
         dist.broadcast_object_list([result, None], src=0, group=self.control)
         return result
@@ -82,6 +83,7 @@ class World:
 
     def known_to_all(self, error: RopewalkError) -> RopewalkError:
         """Exception to raise for an error that every rank detects itself: rank 0 reports it, the others stay silent."""
+        error.known_to_all = True
         return error if self.is_rank_0 else Echo(str(error), error.status)
 
     def gather(self, value: T) -> list[T]:
@@ -111,6 +113,7 @@ class World:
         for rank, (_, failure) in enumerate(gathered):
             if failure is not None:
                 if own is not None and rank == self.rank:
+                    own.known_to_all = True
                     raise own
                 # The lowest failing rank speaks for all, so that a common error is printed once.
                 raise Echo(failure[0], failure[1]) from own

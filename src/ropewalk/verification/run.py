@@ -7,11 +7,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ropewalk.errors import Echo, RopewalkError
+from ropewalk.errors import RopewalkError
 from ropewalk.io.progress import Reporter, Silent
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
 from ropewalk.parallel.context import RunContext
@@ -208,39 +208,15 @@ def run_in(planned: Planned, case: Case, world: World, device_type: str) -> Chec
         Exception: an error of this rank alone.
     """
     started = time.perf_counter()
-    # A World that remembers which errors every rank knows of: only those may become a finding, others end the run.
-    recording = _RecordingWorld(**{each.name: getattr(world, each.name) for each in fields(World)})
     try:
-        outcome = _outcome(planned, case, recording, device_type)
+        outcome = _outcome(planned, case, world, device_type)
     except RopewalkError as error:
-        if not isinstance(error, Echo) and not any(error is known for known in recording.known):
+        if not error.known_to_all:
             raise
         outcome = _stopped(error)
     # Ranks wait here while rank 0 works alone: the control group has a timeout of days, the default group of minutes.
     world.barrier()
     return _check(planned, outcome, time.perf_counter() - started)
-
-
-@dataclass(frozen=True, eq=False)
-class _RecordingWorld(World):
-    """A world that records which errors all ranks know of.
-
-    Attributes:
-        known: errors that rank 0 broadcast and raised itself; the other ranks raise an Echo of them.
-    """
-
-    known: list[RopewalkError] = field(default_factory=list)
-
-    def on_rank_0(self, function: Callable[[], T]) -> T:
-        try:
-            return super().on_rank_0(function)
-        except RopewalkError as error:
-            self.known.append(error)
-            raise
-
-    def known_to_all(self, error: RopewalkError) -> RopewalkError:
-        self.known.append(error)
-        return super().known_to_all(error)
 
 
 def _outcome(planned: Planned, case: Case, world: World, device_type: str) -> Outcome:
