@@ -10,12 +10,12 @@ silently attending across documents.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -417,25 +417,23 @@ def _round_keys_into(cache: Any) -> None:
     An exact rotation gives float32 keys, and a cache takes its dtype from the first keys: values would be
     widened with them, and a static cache rejects mixed dtypes. Only this cache object is changed.
     """
-    # Wrap once: a cache is passed again with every generated token.
-    if "update" not in vars(cache):
-        cache.update = _RoundedUpdate(cache)
+    # Once: a cache is passed again with every generated token.
+    if not isinstance(cache, _RoundedKeys):
+        # mypy does not take a class for hashable.
+        cache.__class__ = _rounded_keys(type(cache))  # type: ignore[arg-type]
 
 
-class _RoundedUpdate:
-    """``update`` of one cache, with keys in the values' dtype; a deep copy of the cache gets its own wrapper."""
+class _RoundedKeys:
+    """Put in front of a cache's own class, so that the cache and its deep copies store rounded keys."""
 
-    def __init__(self, cache: Any) -> None:
-        # A weak reference: a cycle would keep gigabytes of cache until the garbage collector runs.
-        self.owner = weakref.ref(cache)
+    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().update(keys.to(values.dtype), values, *args, **kwargs)  # type: ignore[misc]
 
-    def __call__(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
-        cache: Any = self.owner()
-        return type(cache).update(cache, keys.to(values.dtype), values, *args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _RoundedUpdate:
-        # The copy of the cache is in the memo before its attributes are copied.
-        return _RoundedUpdate(memo[id(self.owner())])
+@lru_cache
+def _rounded_keys(own: type) -> type:
+    # One class for all caches of a kind: compiled code is compiled again for another class.
+    return type(own.__name__, (_RoundedKeys, own), {})
 
 
 def _refuse_restarts(kwargs: dict[str, Any]) -> None:
