@@ -29,7 +29,7 @@ def test_installed_adjectives_give_the_keys_that_upstream_sorts():
     names = KeyNames(adjectives, few)
     expected = all_names(adjectives, few)
     assert list(names) == expected
-    assert (names[-1], names[1:3]) == (expected[-1], expected[1:3])
+    assert names[-1] == expected[-1]
     assert [random.Random(n).choice(names) for n in range(50)] == [
         random.Random(n).choice(expected) for n in range(50)
     ]

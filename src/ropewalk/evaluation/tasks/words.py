@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import overload
 
 from ropewalk.errors import RopewalkError
 
@@ -91,7 +90,7 @@ def listed_words() -> tuple[str, ...]:
     return tuple(sorted({*lists.nouns, *lists.adjectives, *lists.verbs}))
 
 
-class KeyNames(Sequence[str]):
+class KeyNames:
     """All distinct ``adjective-noun`` names in alphabetical order, composed on access.
 
     RULER's own script generates and sorts all six million names at every start. In alphabetical order, the names of
@@ -119,15 +118,7 @@ class KeyNames(Sequence[str]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> str:
         # Indexing a range handles negative indices and raises IndexError for indices that are too large.
         index = range(len(self))[index]
         group = bisect_right(self._ends, index)
