@@ -25,7 +25,6 @@ from ropewalk.models.held_rope import (
     inv_freq_in_weights,
     rope_of_saved_config,
     rotary_saved_and_loaded,
-    weight_bytes,
 )
 from ropewalk.rope import RotaryEmbedding
 
@@ -218,7 +217,7 @@ def _in_weights(
 
 def _saved_and_loaded(audited_model: AuditedModel, truths: dict[str | None, _Truth]) -> Iterator[RopeStage]:
     model = audited_model.model
-    if weight_bytes(model) <= LARGEST_ROUND_TRIP:
+    if model.get_memory_footprint(return_buffers=False) <= LARGEST_ROUND_TRIP:
         try:
             rotary = rotary_saved_and_loaded(model).to(audited_model.device)
         except RopewalkError as error:

@@ -23,7 +23,7 @@ from ropewalk.evaluation.backends.protocol import Progress, evaluating
 from ropewalk.evaluation.results import Status
 from ropewalk.evaluation.rows import rows_of
 from ropewalk.evaluation.settings import ProbeSettings
-from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, ratio_interval
+from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, finite_or_none, ratio_interval
 from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
 from ropewalk.models.load import choose_device, load_model, read_config, rope_of
@@ -77,12 +77,12 @@ class ProbedSetting:
             "status": self.status,
             "method": None if self.method is None else self.method.name,
             "rope_theta": None if self.method is None else self.method.rope_theta,
-            "loss": _finite(self.loss),
+            "loss": finite_or_none(self.loss),
             "ci95": _ends(self.ci95),
-            "within_loss": _finite(self.within_loss),
-            "beyond_loss": None if self.beyond_loss is None else _finite(self.beyond_loss),
+            "within_loss": finite_or_none(self.within_loss),
+            "beyond_loss": None if self.beyond_loss is None else finite_or_none(self.beyond_loss),
             "beyond_ci95": None if self.beyond_ci95 is None else _ends(self.beyond_ci95),
-            "difference": _finite(self.difference),
+            "difference": finite_or_none(self.difference),
             "difference_ci95": _ends(self.difference_ci95),
             "reason": self.reason,
         }
@@ -222,12 +222,8 @@ def _rank(loss: float) -> tuple[bool, float]:
     return (False, loss) if math.isfinite(loss) else (True, 0.0)
 
 
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
-
-
 def _ends(interval: Interval) -> list[float | None]:
-    return [_finite(end) for end in interval]
+    return [finite_or_none(end) for end in interval]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.statistics import NO_INTERVAL, Interval
+from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, finite_or_none
 from ropewalk.io.digests import digest
 from ropewalk.io.json_lines import check_types
 
@@ -77,8 +77,8 @@ class PositionBin:
             "end": self.end,
             "n_tokens": self.n_tokens,
             "n_windows": self.n_windows,
-            "perplexity": _finite(self.perplexity),
-            "ci95": [_finite(end) for end in self.ci95],
+            "perplexity": finite_or_none(self.perplexity),
+            "ci95": [finite_or_none(end) for end in self.ci95],
         }
 
     @classmethod
@@ -150,9 +150,9 @@ class TaskResult:
             "task": self.task,
             "length": self.length,
             "n": self.n,
-            "score": _finite(self.score),
+            "score": finite_or_none(self.score),
             "unit": self.unit,
-            "ci95": [_finite(end) for end in self.ci95],
+            "ci95": [finite_or_none(end) for end in self.ci95],
             "status": self.status,
             "reason": self.reason,
             "details": dict(self.details),
@@ -201,10 +201,6 @@ class TaskResult:
             value["unit"],
             tuple(value["samples"]),
         )
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
 
 
 def _number(value: float | None) -> float:

@@ -25,6 +25,11 @@ PSEUDO_DIFFERENCES = 2.0
 """Variance added to the sum of differences from -1 to 1: one pseudo-observation at each end."""
 
 
+def finite_or_none(number: float) -> float | None:
+    """Return a number as JSON has it: None for NaN and infinity."""
+    return number if math.isfinite(number) else None
+
+
 def wilson_interval(successes: float, n: float) -> Interval:
     """Compute Wilson's 95 % score interval of a proportion, without continuity correction.
 

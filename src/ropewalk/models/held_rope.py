@@ -166,11 +166,6 @@ def inv_freq_in_weights(model: nn.Module) -> list[tuple[str | None, Tensor]]:
     return found
 
 
-def weight_bytes(model: nn.Module) -> int:
-    """Size of a model's parameters in memory, in bytes."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
 def rotary_saved_and_loaded(model: Any) -> nn.Module:
     """The rotary module after plain transformers saves this model and loads it again in the same dtype.
 

@@ -25,6 +25,7 @@ from ropewalk.evaluation.statistics import (
     NO_INTERVAL,
     Interval,
     exp_nats,
+    finite_or_none,
     mean_score_interval,
     ratio_interval,
     score_interval,
@@ -521,19 +522,17 @@ def _samples(task: TaskOutcome, scores: Sequence[float]) -> tuple[dict[str, Any]
 
 
 def _subtask(task: TaskOutcome, part: Scored) -> dict[str, Any]:
-    ends = [None if math.isnan(end) else end for end in part.ci95]
-    score = None if math.isnan(part.score) else part.score
     return {
-        "score": score,
+        "score": finite_or_none(part.score),
         "n": len(task.values),
-        "ci95": ends,
+        "ci95": [finite_or_none(end) for end in part.ci95],
         "metrics": _finite(task.metrics),
         "truncated": task.truncated,
     }
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    return {name: finite_or_none(value) for name, value in metrics.items()}
 
 
 def _common(values: Sequence[Any]) -> Any:
