@@ -24,7 +24,6 @@ from ropewalk.models import float64
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import attach, load_model
 from ropewalk.models.rotary import rotary_module, swap_rotary
-from ropewalk.models.sharding import kept_in_float32
 from tests.audit.audit_cases import dense_attention
 from tests.marks import slow_after
 from tests.models.families import ATTENTIONS, COMMON, FAMILIES, WINDOW, tiny_model
@@ -801,34 +800,6 @@ def test_every_step_alone_changes_the_logits_by_its_own_rounding(step):
     # 16 bits lie between the two dtypes; logits are near 1.
     assert 0 < errors[0] <= units(audited_model.model, torch.float32)
     assert 2**10 * errors[0] < errors[1] <= units(audited_model.model, torch.bfloat16)
-
-
-def test_what_transformers_keeps_in_float32_is_kept(tmp_path):
-    """Private lists of names: this notices when they are kept elsewhere."""
-    config = transformers.Ernie4_5_MoeConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        moe_num_experts=4,
-        moe_k=2,
-        moe_layer_start_index=0,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    loaded = {
-        dtype: transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
-        for dtype in (torch.float32, torch.bfloat16)
-    }
-    really = {name for name, p in loaded[torch.bfloat16].named_parameters() if p.dtype == torch.float32}
-    kept = kept_in_float32(loaded[torch.float32], torch.bfloat16)
-    assert {name for name, p in loaded[torch.float32].named_parameters() if id(p) in kept} == really
-    assert really
-    assert kept_in_float32(loaded[torch.float32], torch.float32) == set()
 
 
 def test_the_random_control_has_no_learned_buffer():

@@ -4,9 +4,11 @@ import random
 
 import pytest
 import torch
+import transformers
 
 from ropewalk import EngineError, PackedLayout, RopewalkError
 from ropewalk.models.load import AS_IT_IS, ModelSetup, attach, load_model
+from ropewalk.models.sharding import kept_in_float32
 from ropewalk.parallel import SequenceGroups, ShardedLayouts
 from ropewalk.testing import random_layout
 from tests.marks import slow_after
@@ -152,3 +154,31 @@ def test_a_head_of_its_own_reaches_every_shard_whatever_the_config_says(two_rank
     for head, tied in two_ranks.run(head_on_shards, tmp_path):
         assert torch.equal(head, model.lm_head.weight)
         assert not tied
+
+
+def test_what_transformers_keeps_in_float32_is_kept(tmp_path):
+    """Private lists of names: this notices when they are kept elsewhere."""
+    config = transformers.Ernie4_5_MoeConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        moe_num_experts=4,
+        moe_k=2,
+        moe_layer_start_index=0,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    loaded = {
+        dtype: transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    really = {name for name, p in loaded[torch.bfloat16].named_parameters() if p.dtype == torch.float32}
+    kept = kept_in_float32(loaded[torch.float32], torch.bfloat16)
+    assert {name for name, p in loaded[torch.float32].named_parameters() if id(p) in kept} == really
+    assert really
+    assert kept_in_float32(loaded[torch.float32], torch.float32) == set()
