@@ -1,5 +1,6 @@
 """The documentation says what is: its code runs, its recipes parse, its tables are up to date."""
 
+import ast
 import json
 import os
 import pkgutil
@@ -223,3 +224,16 @@ def test_keys_of_written_files_stand_in_the_page_of_files(heading, written):
     text = written.read_text()
     keys = json.loads(text.splitlines()[0] if written.suffix == ".jsonl" else text)
     assert set(keys) <= set(re.findall(r"`(\w+)`", section))
+
+
+@pytest.mark.parametrize("room", ["data", "evaluation", "models", "reporting", "training"])
+def test_the_map_of_a_large_room_names_each_of_its_files(room):
+    """Lines under ``Its files::``: names, two spaces, what they are for; a line that begins with spaces goes on."""
+    folder = ROOT / "src" / "ropewalk" / room
+    listed = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())).split("Its files::\n\n")[1]
+    lines = [line.removeprefix("    ") for line in listed.splitlines()]
+    names = [name for line in lines if line[0] != " " for name in line.split("  ")[0].split(", ")]
+    there = {path.stem for path in folder.glob("*.py")} | {
+        path.parent.name for path in folder.glob("*/__init__.py")
+    }
+    assert sorted(names) == sorted(there - {"__init__"})

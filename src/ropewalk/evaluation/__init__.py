@@ -1,6 +1,24 @@
 """Evaluate models: sample -> prompt -> answer -> score -> statistics, with one module per benchmark.
 
 Names are imported on first use, so reading results and drawing figures does not import torch.
+
+Its files::
+
+    settings          what is measured, on which model, over which server
+    samples, prompt   a prompt with its references; prompts as token ids, never truncated
+    tasks             the benchmarks, one module or package each
+    backends          who answers: a model in memory, or a server
+    model_under_test  the model in memory, behind a server, or sharded over several processes
+    run               the job: a checkpoint, the mean of several, or a server
+    measure           the loop over suites
+    store             answers on disk, line by line, so that a run resumes
+    record            the folder of an evaluation: written, scored again, compared
+    results           plain values of a result
+    aggregate         answers into results, results into summary figures
+    statistics        95 % intervals
+    comparison        two evaluations on the same samples
+    rows              long rows of documents, for perplexity
+    probe             the loss with several RoPE settings, before training
 """
 
 from typing import TYPE_CHECKING

@@ -4,6 +4,20 @@ Each module named after a package (``audit``, ``search``, ...) shows that packag
 functions yield the terminal output, and its ``..._figure`` functions build figures. The functions in ``figures`` build
 a :class:`~ropewalk.reporting.figures.primitives.Figure` from plain values, and ``draw`` writes it to a file.
 matplotlib takes a second to import, so names are imported on first use.
+
+Its files::
+
+    audit, data, dry_run, evaluation, experiments, models, planning
+    readers, recipes, rope, search, trainers, verification
+                  each shows the results of its room: tables, sentences, figures
+    run           pages of a training run, and the card beside its model
+    data_tables   a corpus or packed rows as tables and sentences
+    score_tables  scores by position, length, depth and task; of two evaluations
+    figures       figures from plain results
+    style         their colours, markers, sizes and number formats
+    tables        tables as text, in the terminal and on pages
+    page          self-contained HTML pages, from ``templates``
+    shown_text    text from elsewhere, made safe to show
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,31 @@
-"""Long-context training: recipes, stages, optimizer steps and checkpoints."""
+"""Long-context training: recipes, stages, optimizer steps and checkpoints.
+
+Its files::
+
+    recipe                     everything that decides a run, as a person writes it
+    proposal                   a recipe for a model, documents and this machine
+    check                      what a recipe would train, and what is missing
+    preflight                  refuse before the work starts what would fail later
+    resolved                   a recipe with every ``auto`` resolved
+    run                        the main job, from a recipe to an extended checkpoint
+    run_folder                 may a run start or resume in its folder; results and progress
+    documents                  packed rows to train on, held-out documents to evaluate on
+    measurement                evaluation before, during and after training
+    answers                    prompts and answers of these evaluations, for people to read
+    stage                      one stage: from a checkpoint to a checkpoint at its context
+    stage_rope                 a stage's RoPE: given, from a table, searched or chosen
+    stage_engine               ``engine: auto``: the engines timed on a stage's first rows
+    step                       one optimizer step, as a function of model, rows and mesh
+    optimizer                  AdamW with float32 master weights, learning-rate schedules
+    host_copies                copies between a GPU and CPU memory while the GPU computes
+    checkpoint                 checkpoints of one process and of several
+    final_weights              which checkpoints are exported: last, best, or a mean
+    export_step                the model as it was after a step
+    publish                    a model to the Hugging Face Hub
+    metrics                    one line a step, and experiment trackers
+    clock, speed, peak_memory  seconds, operations and memory of a step
+    collator                   packed rows for other people's trainers
+"""
 
 from typing import TYPE_CHECKING
 
