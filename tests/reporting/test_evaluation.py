@@ -17,7 +17,7 @@ from ropewalk.reporting import (
     needle_figure,
     write_evaluation_report,
 )
-from ropewalk.reporting.evaluation import BENCHMARKS, Presentation, chosen_examples, pictures_of
+from ropewalk.reporting.evaluation import chosen_examples, pictures_of
 from tests.reporting.evaluation_results import LENGTHS, documents, needle, retrieval, ruler, scored, short
 from tests.reporting.reporting_cases import BEFORE
 from tests.reporting.specification_cases import only, rules, ticks
@@ -246,17 +246,6 @@ def test_a_benchmark_that_nobody_named_is_shown_by_what_its_results_say() -> Non
     assert [row[0] for row in table.rows] == ["a", "b", "overall"]
     ((stem, figure),) = evaluation_figures("m", with_overall, 85.6)
     assert (stem, [panel.title for panel in figure.panels]) == ("new", ["a", "b", "overall"])
-
-
-def test_a_benchmark_may_register_figures_and_tables_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = retrieval("copying", "copying", {4096: 20, 8192: 3})
-    drawn = needle_figure(needle(LENGTHS[:1]))
-    shown = Presentation(
-        "Copying", tables=lambda series, title: [], figures=lambda model, found: iter([("c", drawn)])
-    )
-    monkeypatch.setitem(BENCHMARKS, "copying", shown)
-    assert evaluation_tables({"m": results}) == []
-    assert list(evaluation_figures("m", results, 85.6)) == [("c", drawn)]
 
 
 def test_perplexity_by_position_is_drawn_of_the_longest_rows() -> None:

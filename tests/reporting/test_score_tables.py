@@ -10,7 +10,7 @@ from rich.console import Console
 from ropewalk.evaluation.comparison import compare
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.statistics import NO_INTERVAL
-from ropewalk.reporting import ResultTable, comparison_table, evaluation_tables, result_tables
+from ropewalk.reporting import ResultTable, comparison_table, evaluation_tables
 from ropewalk.reporting.score_tables import Cell, grid_tables, perplexity_tables
 from tests.reporting.evaluation_results import (
     DIFFERENCES,
@@ -313,11 +313,6 @@ def test_comparison_of_real_results() -> None:
     assert found[-1] == "yes"
 
 
-def test_two_tables_of_a_training_run_stay_what_they_were() -> None:
-    tables = result_tables({"after": every_result()})
-    assert [table.title.split()[0] for table in tables] == ["Perplexity", "Passkey"]
-
-
 def test_missing_numbers_are_never_zeros() -> None:
     nan = TaskResult("perplexity", "sliding", 4096, 3, math.nan, NO_INTERVAL, "ok", "no finite number", {})
     (table,) = evaluation_tables({"m": [replace(nan, unit="perplexity")]})
@@ -325,13 +320,13 @@ def test_missing_numbers_are_never_zeros() -> None:
 
 
 def test_before_and_after_stand_side_by_side() -> None:
-    tables = result_tables(
+    tables = evaluation_tables(
         {
             "before": [BEFORE, passkey(512, 19), SKIPPED],
             "after": [AFTER, passkey(512, 20), passkey(2048, 3, 30)],
         }
     )
-    by_position, retrieval = tables
+    retrieval, by_position = tables
     assert (
         by_position.title
         == "Perplexity by position in 16 sequences of 2,048 tokens, with 95 % interval over sequences"
@@ -341,44 +336,44 @@ def test_before_and_after_stand_side_by_side() -> None:
     assert by_position.rows[-1][:3] == ("all", "32,000", f"{BEFORE.score:.2f}")
     assert retrieval.header == ("length in tokens", "samples", "before", "95 %", "after", "95 %")
     assert retrieval.rows == (
-        ("512", "20", "95 %", "76 to 99 %", "100 %", "84 to 100 %"),
-        ("2,048", "30", "not run¹", "–", "10 %", "3 to 26 %"),
+        ("512", "20", "95.0", "76.4 to 99.1", "100.0", "83.9 to 100.0"),
+        ("2,048", "30", "not run¹", "–", "10.0", "3.5 to 25.6"),
     )
     assert retrieval.notes == ("¹ not run: the model has no tokenizer",)
 
 
 def test_lengths_and_bins_that_one_model_lacks_leave_dashes() -> None:
     other = perplexity([3.0, 2.0], [0, 1024, 2048])
-    (table,) = result_tables({"a": [BEFORE], "b": [other]})
+    (table,) = evaluation_tables({"a": [BEFORE], "b": [other]})
     assert table.rows[0] == ("0 to 511", "8,000", "2.64", "2.38 to 2.90", "–", "–")
     assert table.rows[1] == ("0 to 1,023", "8,000", "–", "–", "3.00", "2.70 to 3.30")
-    (table,) = result_tables({"a": [], "b": [passkey(512, 1, 10), passkey(256, 1, 20)]})
+    (table,) = evaluation_tables({"a": [], "b": [passkey(512, 1, 10), passkey(256, 1, 20)]})
     assert [row[:4] for row in table.rows] == [("256", "20", "–", "–"), ("512", "10", "–", "–")]
 
 
 def test_one_model_and_no_model() -> None:
-    (table,) = result_tables({"some/model": [AFTER]})
+    (table,) = evaluation_tables({"some/model": [AFTER]})
     assert table.header == ("position", "tokens", "perplexity", "95 %")
-    assert result_tables({}) == []
+    assert evaluation_tables({}) == []
     not_run = TaskResult.not_run("perplexity", "perplexity", 64, "no text was given")
-    (table,) = result_tables({"a": [not_run]})
+    (table,) = evaluation_tables({"a": [not_run]})
     assert table.rows == (("all", "–", "not run¹", "–"),)
     assert table.notes == ("¹ not run: no text was given",)
 
 
 def test_results_without_a_length_have_a_row_of_their_own() -> None:
     nowhere = TaskResult.not_run("passkey", "passkey", None, "no chat template")
-    (table,) = result_tables({"a": [nowhere, passkey(512, 1, 10)]})
-    assert [row[:3] for row in table.rows] == [("512", "10", "10 %"), ("all lengths", "–", "not run¹")]
-    (table,) = result_tables({"a": [TaskResult.not_run("perplexity", "perplexity", None, "no text")]})
+    (table,) = evaluation_tables({"a": [nowhere, passkey(512, 1, 10)]})
+    assert [row[:3] for row in table.rows] == [("512", "10", "10.0"), ("all lengths", "–", "not run¹")]
+    (table,) = evaluation_tables({"a": [TaskResult.not_run("perplexity", "perplexity", None, "no text")]})
     assert table.title == "Perplexity by position, with 95 % interval over sequences"
 
 
 def test_other_perplexities_are_not_taken_for_those_by_position() -> None:
     sliding = TaskResult("perplexity", "sliding", 2048, 3, 99.0, (90.0, 110.0), unit="perplexity")
-    (table,) = result_tables({"a": [sliding, AFTER, sliding]})
+    table, others = evaluation_tables({"a": [sliding, AFTER, sliding]})
+    assert [row[0] for row in others.rows] == ["sliding", "sliding"]
     assert table.rows[-1][2] == f"{AFTER.score:.2f}"
-    assert result_tables({"a": [sliding]}) == []
 
 
 def test_a_table_of_perplexities_says_which_texts_were_drawn() -> None:

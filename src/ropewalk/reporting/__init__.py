@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     )
     from ropewalk.reporting.score_tables import (
         comparison_table as comparison_table,
-        result_tables as result_tables,
     )
     from ropewalk.reporting.shown_text import shown as shown
     from ropewalk.reporting.tables import ResultTable as ResultTable

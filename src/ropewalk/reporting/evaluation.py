@@ -1,14 +1,15 @@
 """Show an evaluation: tables, figures and the report page, derived from the results.
 
-:data:`BENCHMARKS` lists the benchmarks with a presentation of their own. Any other benchmark gets a table and a figure
-per task if its scores are percentages at several lengths (also by depth, if there are depths), and otherwise one table.
+:data:`~ropewalk.evaluation.tasks.registry.SUITES` names the benchmarks in their order, with their titles and their kind
+of table and figure. Any other benchmark gets a table and a figure per task if its scores are percentages at several
+lengths (also by depth, if there are depths), and otherwise one table.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from ropewalk.evaluation.prompt import answer_in
 from ropewalk.evaluation.record import ComparisonResult, EvaluationResult
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.store import PREDICTIONS, read_predictions
-from ropewalk.evaluation.tasks.registry import SUITES
+from ropewalk.evaluation.tasks.registry import BY_NAME
+from ropewalk.evaluation.tasks.suite import Suite
 from ropewalk.io.files import plain_name
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.figures.evaluation import (
@@ -82,34 +84,6 @@ Figures = Iterator[tuple[str, Figure]]
 """File stems and the figures they hold."""
 
 
-@dataclass(frozen=True)
-class Presentation:
-    """Presentation of a benchmark where its results do not determine it.
-
-    Attributes:
-        title: name of the benchmark in headings. If empty, the suite's name in the results.
-        tasks: titles of tasks by length. ``*`` in a name and in its title stands for the rest of the name, and
-            ``{haystack}`` for the haystack of the run. Tasks named here have tables even if nothing ran.
-        main: the task whose files have only the benchmark's name.
-        tables: builds all tables from results by model and the title, instead of the default tables.
-        figures: builds the figures from the model's name and the results, instead of the default figures.
-    """
-
-    title: str = ""
-    tasks: Mapping[str, str] = field(default_factory=dict)
-    main: str = ""
-    tables: Callable[[Series, str], list[ResultTable]] | None = None
-    figures: Callable[[str, Sequence[TaskResult]], Figures] | None = None
-
-    def task_title(self, suite: str, task: str) -> str:
-        """Title of a task in the heading of a table."""
-        for name, title in self.tasks.items():
-            start, star, _ = name.partition("*")
-            if task == name or (star and task.startswith(start)):
-                return title.replace("*", task.removeprefix(start))
-        return task_words(self.title or suite, task)
-
-
 def _needle_grids(model: str, results: Sequence[TaskResult]) -> Figures:
     for task, same in _by_task(results).items():
         # Behind a server, the teacher-forced task of the suite does not run.
@@ -130,44 +104,6 @@ def _by_position(model: str, results: Sequence[TaskResult]) -> Figures:
         )
 
 
-def _no_figures(model: str, results: Sequence[TaskResult]) -> Figures:
-    # A generator that yields nothing.
-    yield from ()
-
-
-def _plain(series: Series, title: str) -> list[ResultTable]:
-    return [plain_table(series, title)]
-
-
-TABLES: Mapping[str, Callable[[Series, str], list[ResultTable]]] = {
-    "perplexity": lambda series, title: [*perplexity_tables(series), *document_tables(series)],
-    "longppl": lambda series, title: [key_token_table(series)],
-}
-"""Builders of tables for suites that need their own."""
-TABLES_OF_KIND: Mapping[str | None, Callable[[Series, str], list[ResultTable]]] = {
-    "tasks": task_tables,
-    "bars": _plain,
-}
-FIGURES_OF_KIND: Mapping[str | None, Callable[[str, Sequence[TaskResult]], Figures]] = {
-    "by depth": _needle_grids,
-    "by position": _by_position,
-    None: _no_figures,
-}
-"""Builders of figures by the suite's kind of figure. Other kinds are drawn by length."""
-
-BENCHMARKS: dict[str, Presentation] = {
-    suite.name: Presentation(
-        suite.title,
-        suite.titles,
-        suite.main,
-        TABLES.get(suite.name, TABLES_OF_KIND.get(suite.figure)),
-        FIGURES_OF_KIND.get(suite.figure),
-    )
-    for suite in SUITES
-}
-"""Benchmarks in display order, as defined by their suites. Unlisted benchmarks follow."""
-
-
 def evaluation_tables(series: Series) -> list[ResultTable]:
     """Build all tables of these results.
 
@@ -185,21 +121,36 @@ def evaluation_tables(series: Series) -> list[ResultTable]:
     return [*tables, *checkpoint_tables(series)]
 
 
-def _tables_of(suite: str, part: Series) -> list[ResultTable]:
-    known = BENCHMARKS.get(suite, Presentation())
-    title = known.title or suite
-    if known.tables is not None:
-        return known.tables(part, title)
+def _tables_of(name: str, part: Series) -> list[ResultTable]:
+    suite = BY_NAME.get(name)
+    kind = suite and suite.figure
+    title = (suite and suite.title) or name
     every = [result for results in part.values() for result in results]
     tasks = _by_task(every)
-    if not known.tasks and not _is_by_length(every):
-        return [plain_table(part, title)]
+    if kind == "by position":
+        return [*perplexity_tables(part), *document_tables(part)]
+    if name == "longppl":
+        return [key_token_table(part)]
     # Tasks with an overall score share one table.
-    if OVERALL in tasks:
+    if kind == "tasks" or (kind != "bars" and OVERALL in tasks):
         return task_tables(part, title)
+    titles = suite.titles if suite else {}
+    if kind == "bars" or not (titles or _is_by_length(every)):
+        return [plain_table(part, title)]
     return [
-        table for task in tasks for table in length_tables(part, suite, task, known.task_title(suite, task))
+        table
+        for task in tasks
+        for table in length_tables(part, name, task, _task_title(titles, task) or task_words(title, task))
     ]
+
+
+def _task_title(titles: Mapping[str, str], task: str) -> str:
+    """Title of a task in the heading of a table; empty if its suite gives it none."""
+    for name, title in titles.items():
+        start, star, _ = name.partition("*")
+        if task == name or (star and task.startswith(start)):
+            return title.replace("*", task.removeprefix(start))
+    return ""
 
 
 def evaluation_figures(model: str, results: Sequence[TaskResult], threshold: float) -> Figures:
@@ -210,15 +161,19 @@ def evaluation_figures(model: str, results: Sequence[TaskResult], threshold: flo
         results: results of any benchmarks.
         threshold: score in percent that defines the effective length; marked in figures of scores by length.
     """
-    for suite in _in_order(results):
-        of_suite = [result for result in results if result.suite == suite]
+    for name in _in_order(results):
+        of_suite = [result for result in results if result.suite == name]
+        suite = BY_NAME.get(name)
+        kind = suite.figure if suite else "by length"
         # A suite that did not run has its reasons in the table; an empty figure would add nothing.
-        if any(result.status == "ok" for result in of_suite):
-            known = BENCHMARKS.get(suite, Presentation())
-            drawer = known.figures
-            yield from (
-                drawer(model, of_suite) if drawer else _by_length(model, suite, known, of_suite, threshold)
-            )
+        if kind is None or not any(result.status == "ok" for result in of_suite):
+            continue
+        if kind == "by depth":
+            yield from _needle_grids(model, of_suite)
+        elif kind == "by position":
+            yield from _by_position(model, of_suite)
+        else:
+            yield from _by_length(model, name, suite, of_suite, threshold)
     # Tasks without a length are short-context tasks, drawn together whatever their suite.
     short = [r for r in results if r.length is None and r.unit == "percent"]
     if any(result.status == "ok" for result in short):
@@ -226,31 +181,31 @@ def evaluation_figures(model: str, results: Sequence[TaskResult], threshold: flo
 
 
 def _by_length(
-    model: str, suite: str, known: Presentation, results: Sequence[TaskResult], threshold: float
+    model: str, name: str, suite: Suite | None, results: Sequence[TaskResult], threshold: float
 ) -> Figures:
     """Draw all tasks in one figure if they have an overall score, and otherwise one figure per task."""
     tasks = _by_task(results)
     measured = [result for result in results if result.status == "ok" and result.length is not None]
     if not measured or not _is_by_length(results):
         return
-    if OVERALL in tasks or known.tables is task_tables:
-        title = f"{model}: {known.title or suite}"
-        yield suite, tasks_figure(results, _trained(measured[0]), title, threshold)
+    if OVERALL in tasks or (suite and suite.figure == "tasks"):
+        title = f"{model}: {(suite and suite.title) or name}"
+        yield name, tasks_figure(results, _trained(measured[0]), title, threshold)
         return
     for task, same in tasks.items():
         ran = [result for result in same if result.status == "ok" and result.length is not None]
         if ran:
-            is_main = task in (suite, known.main)
-            title = f"{model}: {suite}{haystack_words(same)}{'' if is_main else f', {task}'}"
+            is_main = task in (name, suite.main if suite else "")
+            title = f"{model}: {name}{haystack_words(same)}{'' if is_main else f', {task}'}"
             figure = score_figure({model: same}, _trained(ran[0]), title, threshold)
-            yield suite if is_main else f"{suite}-{task}", figure
+            yield name if is_main else f"{name}-{task}", figure
 
 
 def _in_order(results: Iterable[TaskResult]) -> list[str]:
     present = dict.fromkeys(result.suite for result in results)
     return [
-        *(suite for suite in BENCHMARKS if suite in present),
-        *(s for s in present if s not in BENCHMARKS),
+        *(suite for suite in BY_NAME if suite in present),
+        *(suite for suite in present if suite not in BY_NAME),
     ]
 
 

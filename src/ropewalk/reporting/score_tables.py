@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ropewalk.evaluation.results import PositionBin, TaskResult
 from ropewalk.evaluation.statistics import Interval
-from ropewalk.evaluation.tasks.suite import TEACHER_FORCED
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING
@@ -22,14 +21,11 @@ from ropewalk.reporting.tables import (
     note_lines,
     number,
     one_decimal,
-    percent,
     signed,
 )
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.comparison import ScoreDifference
-
-    pass
 
 Series = Mapping[str, Sequence[TaskResult]]
 """Results by model name, such as ``{"before": …, "after": …}``."""
@@ -58,32 +54,44 @@ PROTOCOLS = {
 """Descriptions of LongEval protocols by their name in a result's details."""
 
 
-def result_tables(series: Series) -> list[ResultTable]:
-    """Build the tables of a training run: perplexity by position for each length, then passkey.
+Count = tuple[str, Callable[[TaskResult], Any]]
+"""Heading of a column of counts, and the count of a result; None for none."""
+SAMPLES: Count = "samples", lambda result: result.n
+
+
+def list_table(
+    title: str,
+    series: Series,
+    heads: Sequence[str],
+    rows: Mapping[tuple[str, ...], Sequence[TaskResult | None]],
+    score: str,
+    style: Callable[[float], str] | None = None,
+    counts: Sequence[Count] = (SAMPLES,),
+    notes: Sequence[str] = (),
+    text_columns: int = 1,
+) -> ResultTable:
+    """Build a table of scores with their intervals, one row per key of ``rows``, models side by side.
 
     Args:
-        series: results by model name. Cells of results that a model lacks stay empty.
-
-    Returns:
-        The tables, without those of suites that did not run.
+        title: title of the table.
+        series: results by model name; only the names are read.
+        heads: headings of the leading columns, which hold the keys of ``rows``.
+        rows: one result per model and row; None if a model lacks it.
+        score: heading of the score of a single model.
+        style: formats scores. None writes each with its unit, for tables that mix percentages and perplexities.
+        counts: columns between the leading ones and the scores: one number if all models agree, otherwise all.
+        notes: lines below those on the results.
+        text_columns: number of leading text columns.
     """
-    names = list(series)
-    tables = perplexity_tables(series)
-    for task, how in (("passkey", ""), (TEACHER_FORCED, ", teacher-forced")):
-        by_length = side_by_side(series, "passkey", task)
-        if not by_length:
-            continue
-        marks = note_marks(chain(*by_length.values()))
-        rows = []
-        for length, columns in by_length.items():
-            scores = [score_cells(result, percent, marks) for result in columns]
-            rows.append(
-                (length_words(length), counts_text([r.n for r in columns if ran(r)]), *chain(*scores))
-            )
-        title = f"Passkey retrieval{how}: correct answers with 95 % interval"
-        header = ("length in tokens", "samples", *headings(names, "correct"))
-        tables.append(ResultTable(title, header, tuple(rows), notes=note_lines(marks)))
-    return tables
+    marks = note_marks(chain(*rows.values()))
+    body = []
+    for lead, results in rows.items():
+        measured = [result for result in results if ran(result)]
+        found = ([get(result) for result in measured] for _, get in counts)
+        numbers = (counts_text(each for each in some if each is not None) for some in found)
+        body.append((*lead, *numbers, *chain(*(score_cells(result, style, marks) for result in results))))
+    header = (*heads, *(heading for heading, _ in counts), *headings(list(series), score))
+    return ResultTable(title, header, tuple(body), text_columns, (*note_lines(marks), *notes))
 
 
 def perplexity_tables(series: Series) -> list[ResultTable]:
@@ -100,6 +108,12 @@ def side_by_side(series: Series, suite: str, task: str) -> dict[int | None, list
     }
     lengths = sorted({length for each in found.values() for length in each}, key=by_size)
     return {length: [each.get(length) for each in found.values()] for length in lengths}
+
+
+def _by_length_words(
+    by_length: Mapping[int | None, list[TaskResult | None]],
+) -> dict[tuple[str, ...], list[TaskResult | None]]:
+    return {(length_words(length),): results for length, results in by_length.items()}
 
 
 def by_size(length: int | None) -> float:
@@ -172,14 +186,15 @@ def of_model(name: str, series: Series) -> str:
 
 
 def score_cells(
-    result: TaskResult | None, style: Callable[[float], str], marks: Mapping[str, str]
+    result: TaskResult | None, style: Callable[[float], str] | None, marks: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Cells of score and interval, with the mark of the result's note."""
+    """Cells of score and interval, with the mark of the result's note; with their unit if ``style`` is None."""
     if result is None:
         return MISSING, MISSING
     mark = marks.get(note_of(result), "")
     if not ran(result):
         return result.status + mark, MISSING
+    style = style or ("{:.1f} %".format if result.unit == "percent" else number)
     return style(result.score) + mark, interval(result.ci95, style)
 
 
@@ -268,19 +283,17 @@ def length_tables(series: Series, suite: str, task: str, title: str) -> list[Res
         title: title of the task. ``{haystack}`` in it stands for the haystack source of the run.
     """
     by_length = side_by_side(series, suite, task)
-    marks = note_marks(chain(*by_length.values()))
-    rows = [
-        (
-            length_words(length),
-            counts_text(r.n for r in results if ran(r)),
-            *chain(*(score_cells(result, one_decimal, marks) for result in results)),
-        )
-        for length, results in by_length.items()
-    ]
-    header = ("length in tokens", "samples", *headings(list(series), "correct (%)"))
     flat = [result for results in by_length.values() for result in results]
     named = f"{_with_haystack(title, flat)}: correct answers in percent with 95 % interval"
-    table = ResultTable(named, header, tuple(rows), notes=(*note_lines(marks), *_protocol_notes(flat)))
+    table = list_table(
+        named,
+        series,
+        ["length in tokens"],
+        _by_length_words(by_length),
+        "correct (%)",
+        one_decimal,
+        notes=_protocol_notes(flat),
+    )
     return [table, *_depth_tables(series, suite, task, title)]
 
 
@@ -358,28 +371,16 @@ def _published(result: TaskResult) -> tuple[str, str]:
 def key_token_table(series: Series) -> ResultTable:
     """LongPPL by length, with models side by side."""
     by_length = side_by_side(series, "longppl", "longppl")
-    marks = note_marks(chain(*by_length.values()))
-    rows = []
-    for length, results in by_length.items():
-        measured = [result for result in results if ran(result)]
-        # Results of another program may lack these details, so a missing count leaves the cell empty.
-        keys = [r.details["n_key_tokens"] for r in measured if "n_key_tokens" in r.details]
-        rows.append(
-            (
-                length_words(length),
-                counts_text(result.n for result in measured),
-                counts_text(keys),
-                *chain(*(score_cells(result, number, marks) for result in results)),
-            )
-        )
-    return ResultTable(
+    return list_table(
         "LongPPL: perplexity of key tokens, which depend on the long context, with 95 % interval over documents",
-        ("length in tokens", "documents", "key tokens", *headings(list(series), "LongPPL")),
-        tuple(rows),
-        notes=(
-            *note_lines(marks),
-            *_draw_notes(chain(*([r for r in each if ran(r)] for each in by_length.values()))),
-        ),
+        series,
+        ["length in tokens"],
+        _by_length_words(by_length),
+        "LongPPL",
+        number,
+        # Results of another program may lack these details, so a missing count leaves the cell empty.
+        [("documents", SAMPLES[1]), ("key tokens", lambda result: result.details.get("n_key_tokens"))],
+        _draw_notes(result for results in by_length.values() for result in results if ran(result)),
     )
 
 
@@ -388,39 +389,22 @@ def plain_table(series: Series, title: str) -> ResultTable:
     # Without repeats, in the order of the results.
     keys = dict.fromkeys((r.task, r.length) for results in series.values() for r in results)
     found = [{(r.task, r.length): r for r in results} for results in series.values()]
-    columns = {key: [each.get(key) for each in found] for key in keys}
-    marks = note_marks(chain(*columns.values()))
     with_length = any(length is not None for _, length in keys)
-    rows = []
-    for (task, length), results in columns.items():
-        details = [result.details for result in results if ran(result)]
-        metrics = dict.fromkeys(str(each["metric"]) for each in details if "metric" in each)
-        shots = dict.fromkeys(each["num_fewshot"] for each in details if each.get("num_fewshot") is not None)
-        rows.append(
-            (
-                task,
-                *([length_words(length)] if with_length else []),
-                " / ".join(metrics) or MISSING,
-                counts_text(shots),
-                counts_text(result.n for result in results if ran(result)),
-                *chain(*(_unit_cells(result, marks) for result in results)),
-            )
-        )
-    header = ("task", *(["length"] if with_length else []), "metric", "shots", "samples")
-    header += tuple(headings(list(series), "score"))
-    return ResultTable(
+    rows = {}
+    for task, length in keys:
+        results = [each.get((task, length)) for each in found]
+        metrics = dict.fromkeys(str(r.details["metric"]) for r in results if ran(r) and "metric" in r.details)
+        own = [length_words(length)] if with_length else []
+        rows[task, *own, " / ".join(metrics) or MISSING] = results
+    return list_table(
         f"{title}, with 95 % interval",
-        header,
-        tuple(rows),
+        series,
+        ["task", *(["length"] if with_length else []), "metric"],
+        rows,
+        "score",
+        counts=[("shots", lambda result: result.details.get("num_fewshot")), SAMPLES],
         text_columns=1 if with_length else 2,
-        notes=note_lines(marks),
     )
-
-
-def _unit_cells(result: TaskResult | None, marks: Mapping[str, str]) -> tuple[str, str]:
-    """Cells of score and interval with their unit, because a table may mix percentages and perplexities."""
-    in_percent = result is not None and result.unit == "percent"
-    return score_cells(result, "{:.1f} %".format if in_percent else number, marks)
 
 
 def _columns(results: Sequence[TaskResult]) -> list[int | None]:

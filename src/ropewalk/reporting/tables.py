@@ -83,11 +83,6 @@ def number(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:,.0f}" if value < 1e4 else f"{value:.0e}"
 
 
-def percent(value: float) -> str:
-    """Format a percentage as ``95 %``. NaN is a dash."""
-    return MISSING if math.isnan(value) else f"{value:.0f} %"
-
-
 def interval(ends: Interval, style: Callable[[float], str] = number) -> str:
     """Format an interval as ``low to high``, or a dash if an end is NaN."""
     low, high = ends

@@ -419,7 +419,7 @@ def test_only_drawing_imports_matplotlib() -> None:
 
 def test_drawing_leaves_global_state_and_torch_alone() -> None:
     code = (
-        "import sys; from ropewalk.reporting import draw, perplexity_figure, result_tables, write_page;"
+        "import sys; from ropewalk.reporting import draw, perplexity_figure, evaluation_tables, write_page;"
         "assert 'matplotlib.pyplot' not in sys.modules; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -25,7 +25,6 @@ from ropewalk.reporting.readers import readers_parts
 from ropewalk.reporting.run.before_after import conclusion, difference_tables, run_differences, run_results
 from ropewalk.reporting.run.model_card import write_model_card
 from ropewalk.reporting.run.samples import SAMPLES, write_samples_page
-from ropewalk.reporting.score_tables import result_tables
 from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.rope import Default
 from ropewalk.search import goal_of, rescale_factors
@@ -38,9 +37,6 @@ from ropewalk.training.run import RunResult, StoppedRun
 from ropewalk.training.run_folder import METRICS, RECIPE, SUMMARY
 from ropewalk.training.stage_rope.auto import describe_choice
 from ropewalk.training.stage_rope.search import describe_search
-
-SHOWN_FIRST = {("perplexity", "perplexity"), ("passkey", "passkey"), ("passkey", TEACHER_FORCED)}
-"""Suites and tasks with their own tables and figures in a run's report."""
 
 KINDS = {"report.html": "report", SAMPLES: "samples"}
 """What a run's pages are called in the terminal; other files are pictures."""
@@ -132,13 +128,8 @@ def _factor_lines(summary: dict[str, Any]) -> FactorLines | None:
 
 
 def run_tables(summary: dict[str, Any]) -> list[ResultTable]:
-    """Tables of a run before and after training: perplexity by position, passkey, then all other measurements."""
-    results = run_results(summary)
-    others = {
-        when: [result for result in found if (result.suite, result.task) not in SHOWN_FIRST]
-        for when, found in results.items()
-    }
-    return [*result_tables(results), *evaluation_tables(others)]
+    """Tables of a run before and after training."""
+    return evaluation_tables(run_results(summary))
 
 
 def scores_during(summary: dict[str, Any]) -> dict[str, list[tuple[int, dict[str, Any]]]]:
