@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from ropewalk.reporting.style import MISSING
-from ropewalk.reporting.verification import describe_verification
+from ropewalk.reporting.verification import describe_trainer_probe, describe_verification
 from ropewalk.verification.result import Check, VerifyResult
+from ropewalk.verification.trainers.probe import TrainerProbeResult
 
 
 def check(name, error, budget, passed, seconds, note=""):
@@ -53,3 +54,16 @@ def test_reasons_stand_below_failures_last_and_counts_add_up():
 def test_a_part_of_the_layers_is_said_in_the_title(layers, said):
     table, _ = shown(replace(RESULT, layers=layers))
     assert table.title.startswith(said)
+
+
+def test_each_check_of_a_probe_has_one_line_with_its_result():
+    made = [
+        Check(0.0, 0.0, passed, note, name=note, compared="", seconds=0.0)
+        for passed, note in ((True, "good"), (False, "bad"), (None, "other"))
+    ]
+    result = TrainerProbeResult("file.py:make", "Trainer", 8, 80, 2, {}, 1.0, tuple(made))
+    table, _, counts = describe_trainer_probe(result)
+    assert "Trainer: one step on 8 documents of 80 tokens in all, 2 processes" in table.title
+    assert [row[1] for row in table.rows] == ["passed", "FAILED", MISSING]
+    assert counts == "1 passed, 1 failed, 1 not run in 1 s"
+    assert result.failed == ["bad"]

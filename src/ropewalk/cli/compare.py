@@ -41,7 +41,7 @@ def compare(
         from ropewalk.cli.progress import ConsoleReporter
         from ropewalk.experiments.run import compare as run
         from ropewalk.parallel.context import RunContext
-        from ropewalk.reporting.experiments import describe_experiment, report_experiment
+        from ropewalk.reporting.scores.experiments import describe_experiment, report_experiment
 
         result = run(settings, RunContext(output=out, reporter=ConsoleReporter(notes)))
         files = () if out is None else report_experiment(result, out)

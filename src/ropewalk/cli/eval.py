@@ -106,7 +106,7 @@ def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world:
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.evaluation import run
     from ropewalk.parallel.context import RunContext
-    from ropewalk.reporting.evaluation import report_evaluation
+    from ropewalk.reporting.scores.evaluation import report_evaluation
 
     if not world.is_rank_0:
         # Every rank would print the same warnings.
@@ -127,7 +127,7 @@ def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world:
 
 
 def _show(result: EvaluationResult, out: Path | None, as_json: bool) -> None:
-    from ropewalk.reporting.evaluation import describe_evaluation
+    from ropewalk.reporting.scores.evaluation import describe_evaluation
 
     if as_json:
         print_json(dict(result.record))
@@ -159,7 +159,7 @@ def compare_command(
     """Compare evaluation B with evaluation A, paired by sample, and test which differences are significant."""
     from ropewalk.evaluation.record import compare_folders
     from ropewalk.reporting import difference_figure, draw
-    from ropewalk.reporting.evaluation import describe_comparison
+    from ropewalk.reporting.scores.evaluation import describe_comparison
 
     result = compare_folders(settings)
     if plot is not None:
@@ -179,7 +179,7 @@ def rescore_command(
     page.
     """
     from ropewalk.evaluation.record import rescore
-    from ropewalk.reporting.evaluation import report_evaluation
+    from ropewalk.reporting.scores.evaluation import report_evaluation
 
     result = rescore(folder)
     # Write results.json last: if it exists, the figures and the page are complete.

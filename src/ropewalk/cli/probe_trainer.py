@@ -20,7 +20,7 @@ def probe_trainer(settings: TrainerProbeSettings, *, as_json: JsonFlag = False) 
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.parallel import joined
     from ropewalk.parallel.context import RunContext
-    from ropewalk.reporting.trainers import describe_trainer_probe
+    from ropewalk.reporting.verification import describe_trainer_probe
     from ropewalk.verification.trainers.probe import probe_trainer as run
 
     with joined() as world:

@@ -7,12 +7,11 @@ matplotlib takes a second to import, so names are imported on first use.
 
 Its files::
 
-    audit, data, dry_run, evaluation, experiments, models, planning
-    readers, recipes, rope, search, trainers, verification
+    audit, data, dry_run, models, planning, readers, recipes, rope, search, verification
                   each shows the results of its room: tables, sentences, figures
     run           pages of a training run, and the card beside its model
     data_tables   a corpus or packed rows as tables and sentences
-    score_tables  scores by position, length, depth and task; of two evaluations
+    scores        tables of scores, and the pages of an evaluation and of a comparison of recipes
     figures       figures from plain results
     style         their colours, markers, sizes and number formats
     tables        tables as text, in the terminal and on pages
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from ropewalk.reporting.evaluation import (
+    from ropewalk.reporting.scores.evaluation import (
         evaluation_figures as evaluation_figures,
         evaluation_tables as evaluation_tables,
         write_evaluation_report as write_evaluation_report,
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
         Picture as Picture,
         write_page as write_page,
     )
-    from ropewalk.reporting.score_tables import (
+    from ropewalk.reporting.scores.tables import (
         comparison_table as comparison_table,
     )
     from ropewalk.reporting.shown_text import shown as shown

@@ -1,4 +1,4 @@
-"""Show a verification."""
+"""Show a verification, and the probe of a trainer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.verification.case import first_layers
 from ropewalk.verification.result import VerifyResult
+from ropewalk.verification.trainers.probe import TrainerProbeResult
 
 PASSED = {True: "yes", False: "NO", None: MISSING}
+RESULTS = {True: "passed", False: "FAILED", None: MISSING}
 
 
 def describe_verification(result: VerifyResult) -> Iterator[Part]:
@@ -36,10 +38,29 @@ def describe_verification(result: VerifyResult) -> Iterator[Part]:
         for check in result.checks:
             if check.passed is verdict:
                 yield f"{word}: {check.name}: {check.note.removeprefix('not run here: ')}"
+    yield _counts(result)
+
+
+def describe_trainer_probe(result: TrainerProbeResult) -> Iterator[Part]:
+    """Table with one line for each check, and the counts."""
+    ranks = "" if result.ranks == 1 else f", {result.ranks} processes"
+    yield ResultTable(
+        f"{result.trainer}: one step on {result.documents} documents of {result.tokens:,} tokens in all{ranks}",
+        ("check", "result", "what was seen, and what to do"),
+        tuple((check.name, RESULTS[check.passed], check.note) for check in result.checks),
+        text_columns=3,
+    )
+    yield ""
+    yield _counts(result)
+
+
+def _counts(result: VerifyResult | TrainerProbeResult) -> str:
     found = [check.passed for check in result.checks]
     verdicts = ((True, "passed"), (False, "failed"), (None, "not run"))
-    counts = ", ".join(f"{found.count(verdict)} {word}" for verdict, word in verdicts)
-    yield f"{counts} in {result.seconds:.0f} s"
+    return (
+        ", ".join(f"{found.count(verdict)} {word}" for verdict, word in verdicts)
+        + f" in {result.seconds:.0f} s"
+    )
 
 
 def _figure(value: float | None) -> str:

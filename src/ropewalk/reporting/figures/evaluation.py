@@ -52,7 +52,7 @@ from ropewalk.reporting.figures.primitives import (
     value_axis,
     whiskers,
 )
-from ropewalk.reporting.score_tables import OVERALL, difference_words, task_words
+from ropewalk.reporting.scores.tables import OVERALL, difference_words, task_words
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import BLUE, GREY, INK, VERMILION, length_text, tokens_text
 

@@ -8,7 +8,7 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.comparison import ScoreDifference, compare
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.reporting.score_tables import OVERALL, comparison_table, difference_words, task_words
+from ropewalk.reporting.scores.tables import OVERALL, comparison_table, difference_words, task_words
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.tables import ResultTable, interval, number, one_decimal, signed
 

@@ -26,7 +26,7 @@ from ropewalk.models.export import ExportResult
 from ropewalk.models.origin import origin_of
 from ropewalk.readers import readings, sentences
 from ropewalk.reporting.run.before_after import conclusion, run_differences, run_results
-from ropewalk.reporting.score_tables import difference_words, length_words, task_words
+from ropewalk.reporting.scores.tables import difference_words, length_words, task_words
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import interval, number, one_decimal, signed

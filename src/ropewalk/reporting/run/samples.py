@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ropewalk.evaluation.store import SampleKey
 from ropewalk.io.files import write_text
-from ropewalk.reporting.evaluation import judged
 from ropewalk.reporting.page import render
-from ropewalk.reporting.score_tables import task_words
+from ropewalk.reporting.scores.evaluation import judged
+from ropewalk.reporting.scores.tables import task_words
 from ropewalk.reporting.shown_text import shown
 from ropewalk.training.answers import AnsweredSample, gaps, read_answers
 

@@ -16,7 +16,6 @@ from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
 from ropewalk.models.card import CARD, is_own_card
 from ropewalk.readers import readings
-from ropewalk.reporting.evaluation import evaluation_tables
 from ropewalk.reporting.figures.evaluation import passkey_figure, perplexity_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
 from ropewalk.reporting.figures.training import curve_figure, training_figure
@@ -25,6 +24,7 @@ from ropewalk.reporting.readers import readers_parts
 from ropewalk.reporting.run.before_after import conclusion, difference_tables, run_differences, run_results
 from ropewalk.reporting.run.model_card import write_model_card
 from ropewalk.reporting.run.samples import SAMPLES, write_samples_page
+from ropewalk.reporting.scores.evaluation import evaluation_tables
 from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.rope import Default
 from ropewalk.search import goal_of, rescale_factors

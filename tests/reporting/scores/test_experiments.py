@@ -6,7 +6,7 @@ from pathlib import Path
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.experiments.run import Cell, ExperimentResult, Failure
-from ropewalk.reporting.experiments import (
+from ropewalk.reporting.scores.experiments import (
     describe_experiment,
     experiment_figures,
     experiment_tables,

@@ -31,7 +31,7 @@ from ropewalk.reporting.figures.evaluation import (
 )
 from ropewalk.reporting.figures.primitives import Figure
 from ropewalk.reporting.page import Examples, Page, Picture, write_page
-from ropewalk.reporting.score_tables import (
+from ropewalk.reporting.scores.tables import (
     OVERALL,
     Series,
     checkpoint_tables,

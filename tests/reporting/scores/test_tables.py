@@ -11,7 +11,7 @@ from ropewalk.evaluation.comparison import compare
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.statistics import NO_INTERVAL
 from ropewalk.reporting import ResultTable, comparison_table, evaluation_tables
-from ropewalk.reporting.score_tables import Cell, grid_tables, perplexity_tables
+from ropewalk.reporting.scores.tables import Cell, grid_tables, perplexity_tables
 from tests.reporting.evaluation_results import (
     DIFFERENCES,
     LENGTHS,

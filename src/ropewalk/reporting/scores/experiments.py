@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.text import Text
 
 from ropewalk.experiments.run import Cell, ExperimentResult
-from ropewalk.reporting.evaluation import evaluation_tables
 from ropewalk.reporting.figures.evaluation import difference_figure, score_figure
 from ropewalk.reporting.figures.primitives import Figure
 from ropewalk.reporting.page import Page, Picture, write_page
-from ropewalk.reporting.score_tables import comparison_table, task_words
+from ropewalk.reporting.scores.evaluation import evaluation_tables
+from ropewalk.reporting.scores.tables import comparison_table, task_words
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MOST_LINES
 from ropewalk.reporting.tables import Part, ResultTable

@@ -17,7 +17,7 @@ from ropewalk.reporting import (
     needle_figure,
     write_evaluation_report,
 )
-from ropewalk.reporting.evaluation import chosen_examples, pictures_of
+from ropewalk.reporting.scores.evaluation import chosen_examples, pictures_of
 from tests.reporting.evaluation_results import LENGTHS, documents, needle, retrieval, ruler, scored, short
 from tests.reporting.reporting_cases import BEFORE
 from tests.reporting.specification_cases import only, rules, ticks
