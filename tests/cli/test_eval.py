@@ -91,6 +91,7 @@ def test_out_holds_results_predictions_figures_and_page(
         "report.html",
         "results.json",
         "run.json",
+        "steps",
     ]
     record = json.loads((out / "results.json").read_text())
     assert [result["suite"] for result in record["results"]] == ["perplexity", "passkey"]

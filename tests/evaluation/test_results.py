@@ -138,8 +138,3 @@ def test_what_is_no_object_is_no_result(value: object) -> None:
     """What readers of files catch, and nothing else."""
     with pytest.raises((ValueError, TypeError, KeyError)):
         TaskResult.from_json(value)  # type: ignore[arg-type]
-
-
-def test_a_task_s_name_of_before_is_read():
-    now = TaskResult.not_run("needle", "teacher_forced", 4096, "no memory")
-    assert TaskResult.from_json({**now.to_json(), "task": "forced"}) == now

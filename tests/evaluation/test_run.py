@@ -52,13 +52,33 @@ def test_a_run_writes_what_it_returns_and_goes_on(tmp_path: Path) -> None:
         measured(tmp_path, Settings(**{**WHAT.to_json(), "samples": 3}))
 
 
-def test_a_folder_of_an_earlier_version_that_knew_settings_of_all_suites_goes_on(tmp_path: Path) -> None:
+def test_what_is_done_loads_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = measured(tmp_path)
-    path = tmp_path / "out" / "run.json"
-    begun = json.loads(path.read_text())
-    begun["settings"] |= {"depths": 11, "compat": "none", "evaluator": None}
-    path.write_text(json.dumps(begun))
-    assert [r.to_json() for r in measured(tmp_path).results] == [r.to_json() for r in first.results]
+    monkeypatch.setattr("ropewalk.models.load.load_model", None)
+    again = measured(tmp_path)
+    assert [r.to_json() for r in again.results] == [r.to_json() for r in first.results]
+    assert {**again.to_json(), "date": None} == {**first.to_json(), "date": None}
+    # Nor does the refusal of other settings.
+    with pytest.raises(RopewalkError, match=r"differs in samples \(2 in the folder, 3 given\)"):
+        measured(tmp_path, Settings(**{**WHAT.to_json(), "samples": 3}))
+
+
+def test_an_answer_that_is_removed_or_lost_is_generated_again(tmp_path: Path) -> None:
+    first = measured(tmp_path)
+    path = tmp_path / "out" / "predictions.jsonl"
+    whole = path.read_text()
+    for text in (whole.splitlines(keepends=True)[0], "", None):
+        path.unlink() if text is None else path.write_text(text)
+        again = measured(tmp_path)
+        assert sorted(path.read_text().splitlines()) == sorted(whole.splitlines())
+        assert [r.to_json() for r in again.results] == [r.to_json() for r in first.results]
+
+
+def test_a_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.json").write_text('{"format": 1, "seed": 0}')
+    with pytest.raises(RopewalkError, match="was written by another version of ropewalk"):
+        measured(tmp_path)
 
 
 def test_a_folder_is_scored_again_and_compared_without_a_model(tmp_path: Path) -> None:

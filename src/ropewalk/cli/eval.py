@@ -178,13 +178,10 @@ def rescore_command(
     """Score the stored answers of an evaluation again, without the model, and rewrite its results, figures and report
     page.
     """
-    from ropewalk.evaluation.record import rescore
+    from ropewalk.evaluation.record import rescore_folder
     from ropewalk.reporting.scores.evaluation import report_evaluation
 
-    result = rescore(folder)
-    # Write results.json last: if it exists, the figures and the page are complete.
-    report_evaluation(folder, result)
-    result.write(folder)
+    result = rescore_folder(folder, lambda found: report_evaluation(folder, found))
     _show(result, folder, as_json)
 
 

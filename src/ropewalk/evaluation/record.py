@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,20 @@ from ropewalk.evaluation.aggregate import summarise, task_result
 from ropewalk.evaluation.comparison import ScoreDifference, compare
 from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.evaluation.settings import CompareSettings
-from ropewalk.evaluation.store import PREDICTIONS, RESULTS, Prediction, read_predictions, read_record
+from ropewalk.evaluation.store import (
+    EVALUATION,
+    PREDICTIONS,
+    RESULTS,
+    SCORES,
+    Prediction,
+    read_predictions,
+    read_record,
+)
 from ropewalk.evaluation.tasks.ruler.tasks import OVERALL, overall_results
 from ropewalk.io.files import write_json
 from ropewalk.io.results import Result
+from ropewalk.runs import held
+from ropewalk.runs.store import RUN
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,30 @@ def rescore(folder: Path) -> EvaluationResult:
     threshold = record["settings"]["threshold"]
     anew = {"results": [r.to_json() for r in found], "summary": summarise(found, threshold)}
     return EvaluationResult({**record, **anew}, tuple(found))
+
+
+def rescore_folder(folder: Path, present: Callable[[EvaluationResult], None]) -> EvaluationResult:
+    """Score the stored predictions of an evaluation again, and write the results to its folder.
+
+    Args:
+        folder: folder of a finished evaluation, or of a checkpoint in that of a mean.
+        present: called with the result before ``results.json`` is written, for example to draw figures.
+
+    Raises:
+        RopewalkError: as for :func:`rescore`, or if another process writes to the folder.
+    """
+    # First, because it says best what is missing.
+    rescore(folder)
+    alone = (folder / RUN).is_file()
+    with held(folder if alone else folder.parent, EVALUATION, resume=True) as store:
+        result = rescore(folder)
+        present(result)
+        result.write(folder)
+        name = SCORES if alone else folder.name
+        record = store.record(name)
+        if record is not None and record.done is not None:
+            store.renew(name, {**record.done["value"], "results": result.to_json()["results"]})
+    return result
 
 
 def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> TaskResult:

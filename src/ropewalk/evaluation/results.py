@@ -18,9 +18,6 @@ Unit = Literal["percent", "perplexity"]
 ITSELF = "the model itself"
 """Recorded as the evaluator that chose LongPPL's key tokens if the user named none."""
 
-TASKS_BEFORE = {"forced": "teacher_forced"}
-"""Task names of version 0.1.0 and their current names, to read that version's results."""
-
 SAMPLES = "samples_sha256"
 """Key in a result's details: a digest of the prompts or text, equal for two results on the same samples."""
 
@@ -188,8 +185,7 @@ class TaskResult:
             raise TypeError("a position or a sample is not a JSON object")
         return cls(
             value["suite"],
-            # Results of earlier versions stay comparable with new ones.
-            TASKS_BEFORE.get(value["task"], value["task"]),
+            value["task"],
             value["length"],
             value["n"],
             _number(value["score"]),

@@ -8,14 +8,14 @@ answer and result is saved as it arrives, and a run with the same settings resum
 from __future__ import annotations
 
 import gc
+import json
 import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +23,6 @@ from pydantic import BaseModel
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import mean_over_checkpoints, summarise
-from ropewalk.evaluation.backends.serving import Serving
 from ropewalk.evaluation.measure import Stores, check_evaluation, measured
 from ropewalk.evaluation.model_under_test import ModelUnderTest
 from ropewalk.evaluation.record import EvaluationResult
@@ -31,12 +30,12 @@ from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.rows import DrawnDocuments, documents_of
 from ropewalk.evaluation.settings import OWN, EvaluationSettings, Settings, unread
 from ropewalk.evaluation.store import (
+    EVALUATION,
     PREDICTIONS,
     RESULT_CACHE,
-    SERVED_ROOTS,
+    SCORES,
     PredictionLog,
     ResultCache,
-    begin,
     model_digest,
     path_digest,
 )
@@ -44,8 +43,8 @@ from ropewalk.evaluation.tasks.lm_eval.suites import harness_installed
 from ropewalk.evaluation.tasks.longppl import LongPplSettings
 from ropewalk.evaluation.tasks.registry import chosen_suites, chosen_tasks, reads_text
 from ropewalk.evaluation.tasks.suite import HarnessSuite
-from ropewalk.io.lock import locked
 from ropewalk.io.settings import Option, names_files
+from ropewalk.runs import Runner, Step, Todo, Work, opened
 
 if TYPE_CHECKING:
     import torch
@@ -126,30 +125,35 @@ def evaluate(
     paths = [Path(path)] if average is None else _last_checkpoints(Path(path), average, context)
     first = path if average is None else str(paths[0])
     settings = context.world.on_rank_0(lambda: _settings_for(config, first, rope_of))
-    found: dict[str, list[TaskResult]] = {}
-    identities: list[dict[str, Any]] = []
-    for each in paths:
-        # A Hub id is not a path, so it stays as it was given.
-        where = path if average is None else str(each)
-        own = context
-        if average is not None and context.output is not None:
-            # Each checkpoint has a folder, so that an interrupted average resumes at the checkpoint that it stopped in.
-            own = replace(context, output=context.output / each.name)
-        label = f"{each.name}: " if average is not None else ""
-        one = _Run(config, own, where, settings, label, rope_of)
-        found[each.name], identity = one.measured()
-        identities.append(identity if average is None else {"name": each.name, **identity})
-    results = found[paths[0].name] if average is None else mean_over_checkpoints(found)
-    several = () if average is None else zip(identities, map(tuple, found.values()), strict=True)
-    identity = identities[0] if average is None else {"checkpoints": identities}
-    record = _record(config, settings, identity, results)
-    result = EvaluationResult(record, tuple(results), tuple(several))
-    # Results are written once, by rank 0; the other ranks have the same values.
-    if context.is_rank_0:
-        if present is not None:
-            present(result)
-        if context.output is not None:
-            result.write(context.output)
+    # A list, so that the one that is measured can be freed before the next is loaded.
+    runs = [
+        _Run(
+            config, context, str(each) if average else path, settings, each.name if average else None, rope_of
+        )
+        for each in paths
+    ]
+    with opened(context.output, EVALUATION, context.world) as store:
+        runner = Runner(store, context.world, context.rank_0_reporter)
+        steps = [each.step() for each in runs]
+        # Before a model is loaded: what is done needs none, and other settings are refused at once.
+        todo = runner.survey(steps)
+        for one, step in zip(runs, steps, strict=True):
+            one.run(runner, step, todo)
+        found = {each.step_name: each.results(runner) for each in runs}
+        identities = [runner.values[each.step_name]["identity"] for each in runs]
+        if average is not None:
+            identities = [{"name": each.name, **known} for each, known in zip(paths, identities, strict=True)]
+        results = found[runs[0].step_name] if average is None else mean_over_checkpoints(found)
+        several = () if average is None else zip(identities, map(tuple, found.values()), strict=True)
+        identity = identities[0] if average is None else {"checkpoints": identities}
+        record = _record(config, settings, identity, results)
+        result = EvaluationResult(record, tuple(results), tuple(several))
+        # Results are written once, by rank 0; the other ranks have the same values.
+        if context.is_rank_0:
+            if present is not None:
+                present(result)
+            if context.output is not None:
+                result.write(context.output)
     return result
 
 
@@ -224,11 +228,11 @@ def _check_effect(settings: Settings) -> None:
     """Raise for settings that only suites read which do not run."""
     # The settings as models; model_dump() would make them dicts.
     values = dict(settings)
-    for name, field, readers in unread(values, settings.suites):
-        value = getattr(values[name], field)
+    for name, setting, readers in unread(values, settings.suites):
+        value = getattr(values[name], setting)
         value_text = ",".join(map(str, value)) if isinstance(value, tuple | dict) else value
         raise RopewalkError(
-            f"{option_name(OWN[name], field)} {value_text} has no effect without the suite {' or '.join(readers)}; "
+            f"{option_name(OWN[name], setting)} {value_text} has no effect without the suite {' or '.join(readers)}; "
             f"add {'one of these suites' if len(readers) > 1 else 'the suite'} to --suite, or remove the option"
         )
 
@@ -369,46 +373,89 @@ class _Ready:
     engine: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """A model that is measured, and the facts of its setup that results record."""
+
+    ready: _Ready
+    under_test: ModelUnderTest
+    facts: Mapping[str, Any]
+
+
+@dataclass(eq=False)
 class _Run:
-    """Measures one checkpoint."""
+    """Measures one checkpoint, as one step; ``name`` is that of a checkpoint among several."""
 
     config: EvaluationSettings
     context: RunContext
     path: str
     settings: Settings
-    label: str
+    name: str | None
     rope_of: RopeOf | None
 
-    def measured(self) -> tuple[list[TaskResult], dict[str, Any]]:
-        """Return the checkpoint's results, and the facts that they depend on."""
+    loaded: list[_Loaded] = field(default_factory=list)
+    """The model while it is measured; emptied afterwards, because the next checkpoint needs the memory."""
+    servers: list[ServerPool] = field(default_factory=list)
+    measured: list[TaskResult] | None = None
+    """Results of this process; None if they were measured before."""
+
+    @property
+    def step_name(self) -> str:
+        return self.name or SCORES
+
+    def step(self) -> Step:
+        """The measurement as a step of the run."""
+        return Step(self.step_name, lambda: self._identity, (), self._measure, precious=True)
+
+    def run(self, runner: Runner, step: Step, todo: Todo) -> None:
+        """Load the model and measure it, unless that is done."""
         from ropewalk.data import load_tokenizer
 
-        world = self.context.world
-        # Rank 0 reads the text for all ranks, so that none of them has other documents.
-        ready = world.on_rank_0(self._ready)
-        tokenizer = load_tokenizer(self.path, self._embedding_rows())
-        under_test, facts = self._loaded(ready, tokenizer)
         try:
-            # Check before creating the folder, so that rejected settings leave nothing behind.
-            world.on_rank_0(partial(check_evaluation, under_test, ready.settings, ready.documents))
-            with ExitStack() as stack:
-                stores, identity = self._stores(ready, tokenizer, facts, stack)
-                advance = stack.enter_context(
-                    self.context.rank_0_reporter.bar(f"{self.label}evaluation", None)
-                )
-                results = measured(
-                    under_test,
-                    ready.settings,
-                    ready.documents,
-                    stores,
-                    lambda what, done, total: advance(done, f"{what} {done}/{total}"),
-                )
+            if not todo.is_done(step.name):
+                world = self.context.world
+                # Rank 0 reads the text for all ranks, so that none of them has other documents.
+                ready = world.on_rank_0(self._ready)
+                tokenizer = load_tokenizer(self.path, self._embedding_rows())
+                under_test, facts = self._load(ready, tokenizer)
+                self.loaded.append(_Loaded(ready, under_test, facts))
+                # Before the step begins, so that rejected settings leave nothing behind.
+                world.on_rank_0(partial(check_evaluation, under_test, ready.settings, ready.documents))
+                del under_test
+            runner.run([step], todo)
         finally:
-            # Free the memory now: the next checkpoint needs it.
-            del under_test
+            self.loaded.clear()
             gc.collect()
-        return results, {**identity, **facts}
+
+    def results(self, runner: Runner) -> list[TaskResult]:
+        """The results, of this process or of an earlier one."""
+        if self.measured is not None:
+            return self.measured
+        return [TaskResult.from_json(each) for each in runner.values[self.step_name]["results"]]
+
+    def _measure(self, work: Work) -> dict[str, Any]:
+        (one,) = self.loaded
+        identity = self.context.world.on_rank_0(partial(self._known, one.ready, one.under_test.tokenizer))
+        stores = self._stores(work)
+        label = f"{self.name}: " if self.name else ""
+        with self.context.rank_0_reporter.bar(f"{label}evaluation", None) as advance:
+            results = measured(
+                one.under_test,
+                one.ready.settings,
+                one.ready.documents,
+                stores,
+                lambda what, done, total: advance(done, f"{what} {done}/{total}"),
+            )
+        self.measured = results
+        lacking = [each for each in results if each.status != "ok"]
+        if lacking:
+            work.cannot(f"{lacking[0].task} was not run: {lacking[0].reason}")
+        elif stores.predictions.rejected:
+            work.cannot(f"the server rejected {len(stores.predictions.rejected)} prompts")
+        value = {"results": [each.to_json() for each in results], "identity": {**identity, **one.facts}}
+        # dumps writes NaN and Infinity, which are not JSON; reading them back makes them None.
+        plain: dict[str, Any] = json.loads(json.dumps(value), parse_constant=lambda name: None)
+        return plain
 
     def _embedding_rows(self) -> int | None:
         """Rows of the model's embedding; None for a model on a server, of which only a tokenizer is here."""
@@ -472,10 +519,10 @@ class _Run:
         absent = ModelUnderTest(load_tokenizer(self.path), ShardedBackend({}), None, stated, sharded=True)
         check_evaluation(absent, ready.settings, ready.documents)
 
-    def _loaded(self, ready: _Ready, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
+    def _load(self, ready: _Ready, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
         """Load the model, and return it with the facts of its setup that affect the results."""
         if self.config.serving is not None:
-            return self._served(self.config.serving, tokenizer)
+            return self._served(tokenizer)
         if ready.shape is not None:
             return self._sharded(ready, tokenizer)
         from ropewalk.attention import check_engine
@@ -529,17 +576,10 @@ class _Run:
         facts = self._facts(under_test, ready, ready.engine, ready.dtype, device.type)
         return under_test, {**facts, "parallel": str(mesh.shape)}
 
-    def _served(self, serving: Serving, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
+    def _served(self, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
         from ropewalk.evaluation.backends.served import Served
-        from ropewalk.evaluation.backends.server_pool import server_pool
 
-        if serving.endpoint == "chat" and not self.config.what.chat:
-            raise RopewalkError(
-                "--endpoint chat needs --chat: the tokens of a prompt are counted with the tokenizer's chat template"
-            )
-        backend = server_pool(serving, tokenizer, report=self.context.rank_0_reporter.note)
-        # Before the samples are generated, so that a server that is not running costs no time.
-        backend.check()
+        backend = self._server(tokenizer)
         for note in [*backend.notes, *_other_models(backend, self.path), *_notes_on_servers(self.path)]:
             self.context.rank_0_reporter.note(note)
         notes = {"notes": backend.notes} if backend.notes else {}
@@ -548,72 +588,120 @@ class _Run:
         served = {"served": said} if said else {}
         return under_test, {"backend": backend.description, **served, **notes}
 
-    def _stores(
-        self, ready: _Ready, tokenizer: Any, facts: dict[str, Any], stack: ExitStack
-    ) -> tuple[Stores, dict[str, Any]]:
-        """Open the stores of the run, and return them with the identity of its folder.
+    def _stores(self, work: Work) -> Stores:
+        """Open the stores of the run.
 
         Only rank 0 uses the folder. The other ranks get a copy of its results and keep new ones in memory.
         """
-        # opened() runs on rank 0 only; on the others this list stays empty.
+        samples = self.config.samples_dir or default_samples_folder()
         kept: list[Stores] = []
 
-        def opened() -> tuple[dict[str, Any], dict[Any, Any]]:
-            stores, identity = self._opened(ready, tokenizer, facts, stack)
-            kept.append(stores)
-            return identity, stores.results.known
+        def logs() -> dict[Any, TaskResult]:
+            names = [f"{self.name}/{each}" if self.name else each for each in (PREDICTIONS, RESULT_CACHE)]
+            # As files: lines that are removed after the end are measured again.
+            paths = [None if work.folder is None else work.file(each) for each in names]
+            kept.append(Stores(PredictionLog(paths[0]), ResultCache(paths[1]), samples))
+            return kept[0].results.known
 
-        identity, known = self.context.world.on_rank_0(opened)
+        known = self.context.world.on_rank_0(logs)
         if kept:
-            return kept[0], identity
+            return kept[0]
         stores = Stores.in_memory()
         stores.results.known.update(known)
-        return stores, identity
+        return stores
 
-    def _opened(
-        self, ready: _Ready, tokenizer: Any, facts: dict[str, Any], stack: ExitStack
-    ) -> tuple[Stores, dict[str, Any]]:
-        from ropewalk.data import SourceSpec
-        from ropewalk.data.read.identity import inputs_identity
+    def _known(self, ready: _Ready, tokenizer: Any) -> dict[str, Any]:
+        """Digests of what was measured, and notes on it for the user."""
         from ropewalk.data.tokens.tokenise import tokenizer_identity
-        from ropewalk.io.digests import digest
 
-        settings, out = ready.settings, self.context.output
         identity: dict[str, Any] = {
-            "model_sha256": None if self.config.serving is not None else model_digest(self.path),
+            "model_sha256": self._model_sha256,
             "tokenizer_sha256": tokenizer_identity(tokenizer)["sha256"],
         }
         notes = ready.rope.notes(identity["model_sha256"]) if ready.rope else []
         for note in notes:
             self.context.rank_0_reporter.note(note)
-        noted = {**identity, "notes": notes} if notes else identity
-        samples = self.config.samples_dir or default_samples_folder()
-        if out is None:
-            return Stores(PredictionLog(), ResultCache(), samples), noted
-        # Not part of the identity: a run may resume with the server at another port, or on other devices.
-        # A run that the server's short context ended resumes after it was started with a longer one.
-        where = ("address", "addresses", "device", "parallel", "served")
-        decides = {k: v for k, v in facts.items() if k not in (*where, "backend", "notes")}
-        decides["backend"] = {k: v for k, v in facts["backend"].items() if k not in where}
-        known = {
-            **identity,
-            **decides,
-            "settings": settings.identity(),
+        return {**identity, "notes": notes} if notes else identity
+
+    @cached_property
+    def _model_sha256(self) -> str | None:
+        """Digest of the weights, which takes long; None behind a server."""
+        return None if self.config.serving is not None else model_digest(self.path)
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        """What decides the results, in the order in which a refusal names it; no model is loaded for it."""
+        from ropewalk.data import SourceSpec, load_tokenizer
+        from ropewalk.data.read.identity import inputs_identity
+        from ropewalk.data.tokens.tokenise import tokenizer_identity
+        from ropewalk.io.digests import digest
+
+        settings, served = self.settings, self.config.serving is not None
+        tokenizer = load_tokenizer(self.path, self._embedding_rows())
+        known: dict[str, Any] = {
+            **settings.identity(),
+            "model_sha256": self._model_sha256,
+            "tokenizer_sha256": tokenizer_identity(tokenizer)["sha256"],
+            **(self._decided_by_server(tokenizer) if served else self._decided_by_loading()),
             # The digest of the tokenizer covers its backend, which does not name BOS and EOS.
             "special_tokens": [tokenizer.bos_token_id, tokenizer.eos_token_id],
             "chat_template": digest(tokenizer.chat_template) if settings.chat else None,
             "haystack_sources": sources_identity(settings),
         }
-        if self.config.serving is not None:
-            # Its name alone does not identify a model: another may be served under the same one.
-            roots = {each["root"] for each in facts.get("served", ()) if "root" in each}
-            known[SERVED_ROOTS] = sorted(roots)
         if reads_text(settings):
             known["text"] = inputs_identity([SourceSpec(path=self.config.text)])
-        stack.enter_context(locked(out, "give another --out"))
-        # After the lock: two processes must not both find the folder empty.
-        begin(out, known)
-        return Stores(PredictionLog(out / PREDICTIONS), ResultCache(out / RESULT_CACHE), samples), noted
+        return known
+
+    def _decided_by_server(self, tokenizer: Any) -> dict[str, Any]:
+        """What a server does that affects results; not its address or the context it was started with."""
+        pool = self._server(tokenizer)
+        backend = {k: v for k, v in pool.description.items() if k not in ("address", "addresses", "served")}
+        # Its name alone does not identify a model: another may be served under the same one.
+        roots = {each.served.root for each in pool.backends if each.served.root is not None}
+        return {"backend": backend, "the checkpoint on the server": " and ".join(sorted(roots)) or "unknown"}
+
+    def _decided_by_loading(self) -> dict[str, Any]:
+        """What loading makes of the settings; not the devices and the mesh, on which an evaluation may change."""
+        import torch
+
+        from ropewalk.attention import check_engine
+        from ropewalk.models.load import attention_spec, choose_device, read_config
+
+        config, loading, size = read_config(self.path), self.config.loading, self.context.world.size
+        # A config without a dtype leaves it to the weights, whose digest is known.
+        dtype = (config.dtype if loading.dtype == "auto" else loading.dtype) or "auto"
+        spec = attention_spec(
+            config,
+            choose_device(loading.device),
+            getattr(torch, dtype, torch.float32),
+            backward=False,
+            ring=size > 1 and shape_for(self.config.parallel, size, config.num_heads or 1).ring > 1,
+        )
+        rope = None if self.rope_of is None else self.rope_of(self.path)
+        return {
+            "backend": "in memory" if size == 1 else "sharded",
+            "engine": check_engine(loading.engine, spec),
+            "dtype": dtype,
+            "exact_rope": loading.exact_rope,
+            **({"rope": rope.record} if rope else {}),
+        }
+
+    def _server(self, tokenizer: Any) -> ServerPool:
+        """The servers, checked once."""
+        from ropewalk.evaluation.backends.server_pool import server_pool
+
+        serving = self.config.serving
+        assert serving is not None
+        if serving.endpoint == "chat" and not self.config.what.chat:
+            raise RopewalkError(
+                "--endpoint chat needs --chat: the tokens of a prompt are counted with the tokenizer's chat template"
+            )
+        if not self.servers:
+            pool = server_pool(serving, tokenizer, report=self.context.rank_0_reporter.note)
+            # Before the samples are generated, so that a server that is not running costs no time.
+            pool.check()
+            self.servers.append(pool)
+        return self.servers[0]
 
 
 def _other_models(pool: ServerPool, path: str) -> list[str]:
@@ -645,8 +733,8 @@ def sources_identity(settings: Settings) -> dict[str, Any]:
     read_settings = {name for suite in chosen_suites(settings) for name in suite.settings}
     paths: dict[str, Any] = {}
     for own in (value for name, value in settings if name in read_settings):
-        for name, field in type(own).model_fields.items():
-            if names_files(field):
+        for name, declared in type(own).model_fields.items():
+            if names_files(declared):
                 paths |= _by_name(name, getattr(own, name))
     found: dict[str, Any] = {
         name: path_digest(Path(path).expanduser())

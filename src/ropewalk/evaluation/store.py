@@ -13,19 +13,17 @@ from ropewalk.data.tokens.tokenise import tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends import Answer
 from ropewalk.evaluation.prompt import PromptEncoder, answer_in
-from ropewalk.evaluation.results import TASKS_BEFORE, TaskResult
+from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.samples import Sample, Task, prompt_digest
 from ropewalk.evaluation.tasks.registry import METRICS
 from ropewalk.io.digests import digest
-from ropewalk.io.files import field_fault, parse_json, replacing, write_json
-from ropewalk.io.json_lines import append_line, check_types, read_lines
+from ropewalk.io.files import field_fault, parse_json, replacing
+from ropewalk.io.json_lines import check_types
 from ropewalk.models.origin import cached_folder
 from ropewalk.models.weights import weight_files
+from ropewalk.runs import Lines, Log
 
 SampleKey = tuple[str, str, int, int]
-KEYS_BEFORE = {"materials": "haystack_sources"}
-"""Identity keys of version 0.1.0 and their current names."""
-
 
 _NoneType = type(None)
 _PREDICTION_TYPES: dict[str, tuple[type, ...]] = {
@@ -58,7 +56,7 @@ class Prediction:
         finished: whether the model ended the answer before it reached the token limit; None if unknown.
         details: what the task records about the sample, such as the depth of a needle.
         thoughts_opened: whether the prompt ended inside the model's thoughts, which are not scored; None, and left out
-            of files, if the whole text is the answer: without a chat template, and in files of version 0.1.0.
+            of files, if the whole text is the answer: without a chat template.
     """
 
     suite: str
@@ -115,9 +113,7 @@ class Prediction:
             raise ValueError(f"unknown metric {value['metric']!r}")
         if not 0 <= value["score"] <= 1:
             raise ValueError(f"score must be from 0 to 1, got {value['score']!r}")
-        # Predictions of earlier versions stay comparable with new ones.
-        task = TASKS_BEFORE.get(value["task"], value["task"])
-        return cls(**{**value, "task": task, "references": tuple(value["references"])})
+        return cls(**{**value, "references": tuple(value["references"])})
 
 
 def predicted(sample: Sample, answer: Answer, thoughts_opened: bool | None = None) -> Prediction:
@@ -147,6 +143,15 @@ def predicted(sample: Sample, answer: Answer, thoughts_opened: bool | None = Non
     )
 
 
+_PREDICTIONS = Lines[SampleKey, Prediction](
+    key=lambda prediction: prediction.key,
+    write=Prediction.to_json,
+    read=Prediction.from_json,
+    repeated=lambda old, new: f"it is a second prediction for sample {new.index} of {new.task}",
+    advice="restore the file, or delete the line to generate that sample's answer again",
+)
+
+
 class PredictionLog:
     """A JSONL file of predictions that grows by whole lines; without a path, predictions stay in memory.
 
@@ -155,10 +160,15 @@ class PredictionLog:
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        self._log = Log(path, _PREDICTIONS)
         self.path = path
-        self.known = {} if path is None else {each.key: each for each in read_predictions(path)}
         self.rejected: dict[SampleKey, str] = {}
         """Samples that a server rejected in this run, with its reasons. Not written: a resumed run asks again."""
+
+    @property
+    def known(self) -> dict[SampleKey, Prediction]:
+        """The predictions so far."""
+        return self._log.known
 
     def has(self, key: SampleKey) -> bool:
         """Whether a sample was answered or rejected."""
@@ -198,9 +208,7 @@ class PredictionLog:
                 f"sample {prediction.index} of {prediction.task} at {prediction.length} tokens already has an "
                 "answer; add one answer per sample"
             )
-        if self.path is not None:
-            append_line(self.path, prediction.to_json())
-        self.known[prediction.key] = prediction
+        self._log.add(prediction)
 
 
 def read_predictions(path: Path) -> list[Prediction]:
@@ -210,18 +218,7 @@ def read_predictions(path: Path) -> list[Prediction]:
         RopewalkError: if the file cannot be read, a line is not a prediction, or two lines are for the same sample;
             the message gives the line number.
     """
-    seen: set[SampleKey] = set()
-
-    def parse(number: int, values: dict[str, Any]) -> Prediction:
-        prediction = Prediction.from_json(values)
-        if prediction.key in seen:
-            raise ValueError(f"it is a second prediction for sample {prediction.index} of {prediction.task}")
-        seen.add(prediction.key)
-        return prediction
-
-    return list(
-        read_lines(path, parse, "restore the file, or delete the line to generate that sample's answer again")
-    )
+    return list(Log(path, _PREDICTIONS).known.values())
 
 
 SAMPLES_FORMAT = 1
@@ -316,6 +313,15 @@ def _read_samples(path: Path, identity: dict[str, Any]) -> Iterator[Sample]:
 
 ResultKey = tuple[str, str, int | None]
 
+_RESULTS = Lines[ResultKey, TaskResult](
+    key=lambda result: (result.suite, result.task, result.length),
+    write=TaskResult.to_json,
+    read=TaskResult.from_json,
+    # A later result replaces an earlier one: an incomplete group of lm_eval is measured again.
+    repeated=lambda old, new: None,
+    advice="restore the file, or delete the line to measure its task again",
+)
+
 
 class ResultCache:
     """A JSONL file of results that grows by whole lines; without a path, results stay in memory.
@@ -325,12 +331,12 @@ class ResultCache:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path
-        self.known: dict[ResultKey, TaskResult] = {}
-        if path is not None:
-            advice = "restore the file, or delete the line to measure its task again"
-            for result in read_lines(path, lambda _, values: TaskResult.from_json(values), advice):
-                self._keep(result)
+        self._log = Log(path, _RESULTS)
+
+    @property
+    def known(self) -> dict[ResultKey, TaskResult]:
+        """The results so far."""
+        return self._log.known
 
     def get(self, suite: str, task: str, length: int | None) -> TaskResult | None:
         """Return the stored result, or None."""
@@ -342,96 +348,16 @@ class ResultCache:
         Raises:
             RunFailure: if the line cannot be written; earlier lines stay intact.
         """
-        if self.path is not None:
-            append_line(self.path, result.to_json())
-        self._keep(result)
-
-    def _keep(self, result: TaskResult) -> None:
-        # A later result replaces an earlier one: an incomplete group of lm_eval is measured again.
-        self.known[result.suite, result.task, result.length] = result
+        self._log.add(result)
 
 
-RUN_FILE = "run.json"
+EVALUATION = "evaluation"
+"""What the folder of an evaluation holds, as its records say."""
+SCORES = "scores"
+"""The step that measures a single model; those of a mean bear the names of their checkpoints."""
 PREDICTIONS = "predictions.jsonl"
 RESULT_CACHE = "finished.jsonl"
 RESULTS = "results.json"
-RECORD_FORMAT = 1
-SERVED_ROOTS = "served_roots"
-"""Key of the identity for the checkpoints that servers say they loaded; folders of earlier versions lack it."""
-
-
-def begin(out: Path, identity: Mapping[str, Any]) -> None:
-    """Start an evaluation in a folder, or check that the folder contains the same evaluation and can resume.
-
-    Args:
-        out: the folder; created if missing.
-        identity: everything that the results depend on, JSON values.
-
-    Raises:
-        RopewalkError: if the folder contains a different evaluation (the message lists the differences) or other
-            files, or cannot be used.
-    """
-    saved = out / RUN_FILE
-    if out.exists() and not out.is_dir():
-        raise RopewalkError(f"--out must be a folder, but {out} is a file")
-    # Through JSON, so that tuples and lists compare as equal.
-    wanted = json.loads(json.dumps({"format": RECORD_FORMAT, **identity}))
-    if saved.is_file():
-        existing = _read_json(saved)
-        changed = _differences(existing, wanted)
-        if changed:
-            raise RopewalkError(
-                f"{out} contains a different evaluation, which differs in {', '.join(changed[:5])}; give another "
-                "--out, or give the settings of that evaluation to resume it"
-            )
-    # Hidden files do not count: the lock of this run is one.
-    elif out.is_dir() and any(not each.name.startswith(".") for each in out.iterdir()):
-        raise RopewalkError(f"{out} is not empty and contains no evaluation; give another --out")
-    else:
-        write_json(saved, wanted)
-
-
-def _differences(existing: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """List the keys in which two identities differ; different settings are listed one by one with both values.
-
-    Folders of version 0.1.0 also list settings of suites that they do not run, and use another key for their sources
-    and another name for an engine.
-    """
-    existing = {KEYS_BEFORE.get(key, key): value for key, value in existing.items()}
-    if existing.get("engine") == "segments":
-        # The name of sdpa in version 0.1.0.
-        existing["engine"] = "sdpa"
-    old_settings, new_settings = existing.get("settings") or {}, wanted.get("settings") or {}
-    # The file may come from any version, or from an editor.
-    if isinstance(old_settings, Mapping):
-        existing = {
-            **existing,
-            # Settings that no longer exist decide nothing and must not keep a folder from resuming.
-            "settings": {key: old_settings[key] for key in new_settings if key in old_settings},
-        }
-    if SERVED_ROOTS not in existing:
-        wanted = {key: value for key, value in wanted.items() if key != SERVED_ROOTS}
-    changed = [key for key in sorted({*existing, *wanted}) if existing.get(key) != wanted.get(key)]
-    if SERVED_ROOTS in changed and SERVED_ROOTS in wanted:
-        # The file may come from an editor.
-        there, here = (
-            " and ".join(map(str, roots if isinstance(roots, list) else [roots])) or "unknown"
-            for roots in (existing[SERVED_ROOTS], wanted[SERVED_ROOTS])
-        )
-        changed[changed.index(SERVED_ROOTS)] = (
-            f"the checkpoint on the server ({there} in the folder, {here} now)"
-        )
-    if "settings" not in changed:
-        return changed
-    old_settings, new_settings = existing.get("settings") or {}, wanted.get("settings") or {}
-    if not isinstance(old_settings, Mapping):
-        return changed
-    differences = [
-        f"{key} ({old_settings.get(key)} in the folder, {new_settings.get(key)} given)"
-        for key in sorted({*old_settings, *new_settings})
-        if old_settings.get(key) != new_settings.get(key)
-    ]
-    return differences + [key for key in changed if key != "settings"]
 
 
 def read_record(folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from ropewalk.runs.log import Lines as Lines, Log as Log, opened_log as opened_log
     from ropewalk.runs.runner import Runner as Runner
     from ropewalk.runs.steps import Record as Record, State as State, Step as Step, Work as Work
-    from ropewalk.runs.store import Found as Found, Store as Store, Todo as Todo, opened as opened
+    from ropewalk.runs.store import (
+        Found as Found,
+        Store as Store,
+        Todo as Todo,
+        held as held,
+        opened as opened,
+    )
 else:
     __getattr__, __dir__ = on_first_use(__name__)

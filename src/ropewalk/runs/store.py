@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -277,16 +277,14 @@ class Store:
             found: what is found of ``cause``.
             cause: the step that changed: ``step`` itself, or one of its inputs.
         """
-        ways = step.why or f"{self.advice}, or give the settings of that {self.holds} to resume it"
-        if not found.differences:
-            raise RopewalkError(
-                f"{self.folder} contains {step.name} of a {self.holds}, which began with something else: {found.why}; "
-                f"{ways}"
-            )
-        began = "" if cause == step.name else f", from which {step.name} began"
+        ways = step.why or (
+            f"{self.advice}, or give the settings of that {self.holds}, with which its step {cause} began, to resume it"
+        )
+        what = listed(list(found.differences))
         raise RopewalkError(
-            f"{self.folder} contains a different {self.holds}, which differs in {listed(list(found.differences))}: "
-            f"its step {cause} began with the former{began}; {ways}"
+            f"{self.folder} contains a different {self.holds}, which differs in {what}; {ways}"
+            if what
+            else f"the step {step.name} in {self.folder} began with something else: {found.why}; {ways}"
         )
 
     def judged(self, step: Step, todo: Todo) -> Found:
@@ -402,7 +400,9 @@ class Store:
 
     def begin(self, step: Step, found: Found) -> Record:
         """Write that a step begins, or goes on."""
-        record = Record(plain(step.identity()), self.results(step), plain(step.goal))
+        # Without a folder, nobody will ask whether it is still the same, and to say so may take long.
+        identity = {} if self.folder is None else plain(step.identity())
+        record = Record(identity, self.results(step), plain(step.goal))
         before = self.record(step.name)
         if before is not None:
             record.files, record.kept = before.files, before.kept
@@ -429,7 +429,7 @@ class Store:
         """
         value, digests = plain(value), self._digests(record)
         result = digest([value, digests])
-        if record.promised is not None:
+        if record.promised is not None and any(name in each.inputs for each in self.records().values()):
             if different := differences(record.promised["value"], value):
                 raise RopewalkError(
                     f"{name} in {self.folder} was damaged and made again, but its result is another one: "
@@ -512,6 +512,38 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def held(
+    folder: Path | None,
+    holds: str,
+    resume: bool | None = None,
+    advice: str = "give another --out",
+    restarts: int = 0,
+) -> Iterator[Store]:
+    """Open an output folder in one process; see :func:`opened`.
+
+    Args:
+        restarts: number of times torchrun has restarted the processes.
+    """
+    # Before the lock, which would create the folder.
+    if folder is not None and resume and not (folder / RUN).is_file():
+        raise RopewalkError(f"nothing to resume: {folder} contains no {holds}; omit --resume to start one")
+    with nullcontext() if folder is None else locked(folder, advice):
+        store = Store(folder, holds, advice)
+        restarted = restarts > 0 and store.launched_by == launch()
+        if resume is False and store.begun and not restarted:
+            raise RopewalkError(
+                f"{folder} already contains a {holds}; either resume this {holds} with --resume, or {advice}"
+            )
+        if folder is not None:
+            # Under the lock: another process's unfinished files look the same.
+            records = store.records().values()
+            inside = {(folder / name).parent for each in records for name in (*each.files, *each.kept)}
+            for place in {folder, folder / STEPS, *inside}:
+                remove_left_overs(place)
+        yield store
+
+
+@contextmanager
 def opened(
     folder: Path | None,
     holds: str,
@@ -538,33 +570,9 @@ def opened(
         RopewalkError: if another process has locked the folder, or ``resume`` and the folder do not go together.
     """
     stores: list[Store] = []
-    with ExitStack() as held:
-
-        def begin() -> None:
-            # Before the lock too, which would create the folder.
-            if folder is not None and resume and not (folder / RUN).is_file():
-                raise RopewalkError(
-                    f"nothing to resume: {folder} contains no {holds}; omit --resume to start one"
-                )
-            if folder is not None:
-                held.enter_context(locked(folder, advice))
-            store = Store(folder, holds, advice)
-            restarted = world.restarts > 0 and store.launched_by == launch()
-            if resume is False and store.begun and not restarted:
-                raise RopewalkError(
-                    f"{folder} already contains a {holds}; either resume this {holds} with --resume, or {advice}"
-                )
-            if folder is not None:
-                # Under the lock: another process's unfinished files look the same.
-                places = {folder, folder / STEPS}
-                places |= {
-                    (folder / name).parent
-                    for each in store.records().values()
-                    for name in (*each.files, *each.kept)
-                }
-                for place in places:
-                    remove_left_overs(place)
-            stores.append(store)
-
-        world.on_rank_0(begin)
+    with ExitStack() as stack:
+        # The lock and the records are those of rank 0, which returns nothing, because others cannot have them.
+        world.on_rank_0(
+            lambda: stores.append(stack.enter_context(held(folder, holds, resume, advice, world.restarts)))
+        )
         yield stores[0] if stores else Store(folder, holds, advice, reads=False)
