@@ -24,6 +24,9 @@ from ropewalk.models.config_file import CONFIG_ERRORS, one_line, quiet, read_mod
 from ropewalk.models.load import save_model
 from ropewalk.models.rotary import rotary_module, teach_transformers
 
+INV_FREQ = re.compile("(?<!original_)inv_freq$")
+"""Name of the tensor that a rotary module uses; it keeps a second one to return from a long sequence."""
+
 
 @dataclass(frozen=True)
 class LoadedRope:
@@ -58,7 +61,7 @@ def loaded_rope(config: ModelConfig) -> list[LoadedRope] | None:
     if complete is None:
         return None
     rotary = _rotary_as_loaded(config.model, complete)
-    names = sorted(name for name, _ in rotary.named_buffers() if re.search("(?<!original_)inv_freq$", name))
+    names = sorted(name for name, _ in rotary.named_buffers() if INV_FREQ.search(name))
     return [_held(rotary, name.removesuffix("inv_freq")) for name in names]
 
 
@@ -131,8 +134,6 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-INV_FREQ = re.compile("(?<!original_)inv_freq$")
-"""Name of the tensor that a rotary module uses; it keeps a second one to return from a long sequence."""
 TRIP_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
 """Exceptions that transformers raises if a model cannot be saved or loaded again."""
 

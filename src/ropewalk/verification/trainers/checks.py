@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.models.config import ModelConfig
+from ropewalk.models.held_rope import INV_FREQ
 from ropewalk.models.losses import OutputHead, decoder_of
 from ropewalk.verification.checks.effective_rope import TOKENS, Applied, ByLayerType, angles_outcome, captured
 from ropewalk.verification.result import Outcome
@@ -483,7 +484,7 @@ def rope_in_training(
     held = {
         str(value.dtype).removeprefix("torch.")
         for name, value in model.named_buffers()
-        if name.rpartition(".")[2].endswith("inv_freq") and "original" not in name
+        if INV_FREQ.search(name)
     }
     method = next(iter(config.methods.values()))
     return Outcome(

@@ -8,8 +8,13 @@ from ropewalk.evaluation.tasks.lm_eval import catalogue as harness_tasks
 from ropewalk.evaluation.tasks.lm_eval.catalogue import Catalogue
 
 
-def test_known_tasks_are_found_without_a_search(monkeypatch):
-    monkeypatch.setattr(harness_tasks, "_names_in_files", lambda: pytest.fail("all files were searched"))
+def test_known_tasks_are_found_without_an_index_of_all(monkeypatch):
+    def of_some_folders(include_path, include_defaults):
+        assert include_path
+        assert not include_defaults
+        return TaskManager(include_path=include_path, include_defaults=False)
+
+    monkeypatch.setattr(harness_tasks, "TaskManager", of_some_folders)
     catalogue = Catalogue(("hellaswag", "mmlu", "arc_challenge", "truthfulqa_mc2", "longbench", "wikitext"))
     assert [t.name for t in catalogue.tasks_of("hellaswag")] == ["hellaswag"]
     assert len(catalogue.tasks_of("mmlu")) == 57
@@ -57,6 +62,11 @@ def test_groups_tags_and_groups_in_groups_are_followed(own):
     ]
     assert [task.evaluated for task in tasks] == ["test", "validation", "test"]
     assert not any(task.from_hub for task in tasks)
+
+
+def test_the_users_own_tasks_need_no_search_among_lm_evals(own, monkeypatch):
+    monkeypatch.setattr(harness_tasks, "_names_in_files", lambda: pytest.fail("all files were searched"))
+    assert [task.name for task in Catalogue(("own_tag",), own).tasks_of("own_tag")] == ["own_a", "own_b"]
 
 
 def test_an_index_that_lacks_a_member_is_not_complete(own):

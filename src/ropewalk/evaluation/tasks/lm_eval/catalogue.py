@@ -1,7 +1,7 @@
 """Find tasks of lm_eval, and load them with their own data or the user's.
 
-Indexing all tasks of lm_eval means reading fourteen thousand files, which takes half a minute. Usually the name of a
-task gives its folder, so only that folder is indexed. Otherwise, the names in all files are searched.
+Indexing all tasks of lm_eval means parsing fourteen thousand files, which takes half a minute. A search for the names
+in their text takes a second, and only the folders of the requested names are indexed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 """Documents of each split, with the fields of the Hub dataset."""
 
 STOCK = Path(lm_eval.tasks.__file__).parent
-FOLDERS = {"mmlu": "mmlu/default"}
-"""Subfolders to index for a name, if the folder of that name also contains other families of tasks."""
 FILE_FORMATS = frozenset({"arrow", "csv", "json", "pandas", "parquet", "text"})
 """Dataset names by which ``datasets`` reads local files; all other names are Hub datasets."""
 SPLITS = ("training_split", "validation_split", "test_split")
@@ -126,32 +124,18 @@ def _manager_for(names: Sequence[str], own: list[Path]) -> TaskManager:
     """Build an index of as few folders as possible that contains the names and their members."""
     # The user's own tasks first: a name that they define needs none of lm_eval's folders.
     index = TaskManager(include_path=own, include_defaults=False).task_index if own else {}
-    folders = [folder for name in names if name not in index and (folder := _likely_folder(name))]
-    manager = TaskManager(include_path=[*dict.fromkeys(folders), *own], include_defaults=False)
-    lost = [name for name in names if name not in manager.task_index]
-    if lost:
-        known = _names_in_files()
-        for name in lost:
-            _check_known(name, [*known, *manager.task_index])
-        folders += [known[name] for name in lost]
-        manager = TaskManager(include_path=[*dict.fromkeys(folders), *own], include_defaults=False)
+    stock = [name for name in names if name not in index]
+    known = _names_in_files() if stock else {}
+    for name in stock:
+        _check_known(name, [*known, *index])
+    folders = dict.fromkeys(known[name] for name in stock)
+    manager = TaskManager(include_path=[*folders, *own], include_defaults=False)
     if not all(_complete(manager.task_index, name) for name in names):
         # Indexing all of lm_eval's thousands of tasks takes many seconds, so it is the last resort.
         manager = TaskManager(include_path=own or None)
         for name in names:
             _check_known(name, list(manager.task_index))
     return manager
-
-
-def _likely_folder(name: str) -> Path | None:
-    """Return the lm_eval folder named like the longest possible beginning of a name, or None."""
-    ends = [match.start() for match in re.finditer("[_-]", name)]
-    # From the longest beginning down, because mmlu_pro, for example, has a folder beside that of mmlu.
-    for end in [len(name), *reversed(ends)]:
-        folder = STOCK / FOLDERS.get(name[:end], name[:end])
-        if name[:end] and folder.is_dir():
-            return folder
-    return None
 
 
 @cache
