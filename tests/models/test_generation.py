@@ -10,7 +10,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from ropewalk import RopewalkError
 from ropewalk.models.kv_cache import cache_argument, cache_of
-from ropewalk.models.load import attach
+from ropewalk.models.load import attach, cast_parameters
 
 
 def tiny_model() -> LlamaForCausalLM:
@@ -36,6 +36,22 @@ def test_a_deep_copy_of_a_cache_is_filled_by_itself() -> None:
         model(torch.tensor([[4, 5]]), **cache_argument(copied), use_cache=True)
     assert (prompt.get_seq_length(), copied.get_seq_length()) == (3, 5)
     assert torch.equal(copied.layers[0].keys[..., :3, :], prompt.layers[0].keys)
+
+
+def test_a_cache_stores_keys_in_the_dtype_of_its_values() -> None:
+    """The exact rotation gives float32; a copy of the cache and a cache that is passed again store bfloat16 too."""
+    model = tiny_model()
+    cast_parameters(model, torch.bfloat16)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        for ids in ([[1, 2, 3]], [[4]]):
+            model(torch.tensor(ids), **cache_argument(cache), use_cache=True)
+        copied = copy.deepcopy(cache)
+        model(torch.tensor([[5]]), **cache_argument(copied), use_cache=True)
+    assert [(each.layers[0].keys.dtype, each.get_seq_length()) for each in (cache, copied)] == [
+        (torch.bfloat16, 4),
+        (torch.bfloat16, 5),
+    ]
 
 
 def test_cache_is_freed_without_the_garbage_collector() -> None:
