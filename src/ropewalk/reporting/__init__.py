@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ropewalk.reporting.figures.evaluation import (
         difference_figure as difference_figure,
         needle_figure as needle_figure,
-        passkey_figure as passkey_figure,
         perplexity_figure as perplexity_figure,
         retention_figure as retention_figure,
         score_figure as score_figure,

@@ -51,7 +51,15 @@ LOCK = ".lock"
 EARLIER = "earlier"
 CURVES = "during-*.png"
 """Figures of the evaluations during training, one a suite."""
-REPORT = ("report.html", "samples.html", "perplexity.png", "passkey.png", "training.png", "factors.png")
+REPORT = (
+    "report.html",
+    "samples.html",
+    "perplexity.png",
+    "passkey.png",
+    "passkey-teacher_forced.png",
+    "training.png",
+    "factors.png",
+)
 
 PREPARED = {DATA, ROWS, VERSIONS, LAUNCH, LOCK}
 """Files that may exist in an output folder before a run starts; preparation ends with writing the recipe."""

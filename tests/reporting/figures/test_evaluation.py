@@ -23,7 +23,7 @@ from tests.reporting.evaluation_results import (
     scored,
     short,
 )
-from tests.reporting.reporting_cases import AFTER, BEFORE, passkey, perplexity
+from tests.reporting.reporting_cases import AFTER, BEFORE, perplexity
 from tests.reporting.specification_cases import (
     boxes,
     ends,
@@ -51,18 +51,11 @@ HOLED = [
 KEY_TOKENS = [TaskResult("longppl", "longppl", n, 7, 3.3, (3.1, 3.6), unit="perplexity") for n in LENGTHS[:3]]
 HALF_NEEDLE = [*needle(LENGTHS[:4]), TaskResult.not_run("needle", "generated", 65536, MEMORY)]
 CHANCE = {"hellaswag": 25.0, "mmlu": 25.0}
-SKIPPED = TaskResult.not_run("passkey", "passkey", 2048, "too long")
 
 
 def positions(**changes: Any) -> Figure:
     given = {"series": {"before": BEFORE, "after": AFTER}, "trained_length": 512}
     return evaluation.perplexity_figure(**{**given, **changes})
-
-
-def passkeys(**changes: Any) -> Figure:
-    before = [passkey(512, 20), passkey(2048, 0), passkey(1024, 3)]
-    series = {"before": before, "after": [passkey(512, 20), SKIPPED]}
-    return evaluation.passkey_figure(**{"series": series, **changes})
 
 
 def score(**changes: Any) -> Figure:
@@ -89,7 +82,7 @@ def differences(**changes: Any) -> Figure:
     return evaluation.difference_figure(**{"differences": DIFFERENCES, **changes})
 
 
-FIGURES = [score, tasks, needles, retention, differences, positions, passkeys]
+FIGURES = [score, tasks, needles, retention, differences, positions]
 EDGES = [
     (score, {"series": {"m": FALLING[:1]}, "trained_length": 4096}),
     (score, {"series": {"m": HOLED}, "trained_length": 131072}),
@@ -117,7 +110,6 @@ EDGES = [
         positions,
         {"series": {"m": perplexity([5.0 * 4**n for n in range(8)], [0, *(8192 * 2**n for n in range(8))])}},
     ),
-    (passkeys, {"series": {"m": [passkey(512, 7)]}}),
 ]
 
 
@@ -131,7 +123,6 @@ def test_a_figure_explains_itself(make: Any) -> None:
     [
         (positions, {"series": {"a": perplexity([math.nan] * 4)}}, "no finite perplexity"),
         (positions, {"series": {}}, "no finite perplexity"),
-        (passkeys, {"series": {"model": [SKIPPED]}}, "no passkey score"),
         (score, {"series": {}}, "both a finite score and a length"),
         (score, {"series": {"m": HOLED[2:3]}}, "both a finite score and a length"),
         (score, {"series": {"m": [scored("short", "mmlu", None, 1, 2)]}}, "both a finite score and a length"),
@@ -195,23 +186,6 @@ def test_perplexities_that_are_no_number_are_gaps() -> None:
     (steps,) = [mark for mark in only(positions(series={"a": holed})).marks if hasattr(mark, "edges")]
     assert [math.isnan(value) for value in steps.y] == [False, True, True, False]
     assert len(of_kind(only(positions(series={"a": holed})), Boxes)[0].left) == 2
-
-
-def test_passkey_bars_are_as_high_as_the_scores_and_say_what_was_not_run() -> None:
-    panel = only(passkeys())
-    assert [high for *_, high in boxes(panel)] == pytest.approx([100, 0, 15, 100])
-    low, high = passkey(1024, 3).ci95
-    assert whiskers(panel)[2] == (pytest.approx(0.8), pytest.approx(low), pytest.approx(high))
-    # A dot shows a score of 0, where the bar has no height.
-    assert [y for _, y in points(panel)] == pytest.approx([100, 0, 15, 100])
-    assert ticks(panel.x) == ["512", "1k", "2k"]
-    assert notes(panel) == ["not run"]
-    assert of_kind(panel, Note)[0].x == pytest.approx(2.2)
-    assert names(panel) == ["before", "after"]
-    one = evaluation.passkey_figure({"model": [passkey(512, 7)]})
-    nowhere = TaskResult.not_run("passkey", "passkey", None, "no chat template")
-    others = [passkey(512, 7), nowhere, replace(passkey(512, 3), length=None)]
-    assert evaluation.passkey_figure({"model": others}) == one
 
 
 def gaps(line: Any) -> list[bool]:

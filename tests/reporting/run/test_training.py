@@ -1,13 +1,16 @@
 """How a run is shown: its results before and after, and a report of nothing but a finished run."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation import TaskResult
+from ropewalk.reporting.figures import drawing
 from ropewalk.reporting.run.before_after import conclusion, run_differences, run_results
-from ropewalk.reporting.run.training import describe_run, run_tables, write_run_report
-from ropewalk.training.run_folder import SUMMARY
+from ropewalk.reporting.run.training import describe_run, draw_passkey, run_tables, write_run_report
+from ropewalk.training.run_folder import REPORT, SUMMARY
 from tests.reporting.reporting_cases import AFTER, BEFORE, passkey
 
 SUMMARY_VALUES = {
@@ -62,3 +65,20 @@ def test_a_damaged_summary_says_what_to_do(tmp_path, text):
     ):
         write_run_report(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [SUMMARY]
+
+
+def test_passkey_scores_are_drawn_by_task_and_what_did_not_run_is_not(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(drawing, "draw_for_page", lambda figure, path: drawn.update({path.name: figure}))
+    not_run = TaskResult.not_run("passkey", "teacher_forced", 512, "no tokenizer")
+    generated = [passkey(512, 20), passkey(1024, 3)]
+    given = {"before": [*generated, not_run], "after": [passkey(512, 20)]}
+    draw_passkey(given, 512, tmp_path)
+    assert list(drawn) == ["passkey.png"]
+    assert drawn["passkey.png"].alternative() == (
+        "Passkey retrieval. before: 100 % at 512 tokens, 15 % at 1k tokens; after: 100 % at 512 tokens."
+    )
+    forced = [replace(each, task="teacher_forced") for each in generated]
+    draw_passkey({"before": forced, "after": forced}, 512, tmp_path)
+    assert list(drawn) == ["passkey.png", "passkey-teacher_forced.png"]
+    assert set(drawn) <= set(REPORT)

@@ -162,56 +162,6 @@ def _position_axis(edges: Sequence[int]) -> Axis:
     return Axis("position in the sequence (tokens)", "log2" if grows else "linear", (left, edges[-1]), ticks)
 
 
-def passkey_figure(series: Series, title: str = "") -> Figure:
-    """Draw passkey accuracy by length as bars with 95 % intervals, one bar per model and length.
-
-    Args:
-        series: passkey results by model name. Lengths that did not run leave a gap; results without a length are not
-            drawn.
-    """
-    scores = {
-        name: {r.length: r for r in results if r.status == "ok" and r.length is not None}
-        for name, results in series.items()
-    }
-    lengths = sorted({length for by_length in scores.values() for length in by_length})
-    if not lengths:
-        raise RopewalkError("there is no passkey score to draw")
-    # The bars of one length fill 0.8 of its place; the rest separates it from the next length.
-    width = 0.8 / len(scores)
-    marks: list[Mark] = []
-    for number, (name, found) in enumerate(scores.items()):
-        middle = {n: lengths.index(n) + (number - (len(scores) - 1) / 2) * width for n in lengths}
-        at = np.array([middle[length] for length in found])
-        score, low, high = _columns(found.values())
-        # Less than half, so that there is a gap between neighbouring bars.
-        sides = at - 0.46 * width, at + 0.46 * width
-        marks += [
-            Boxes(*sides, 0 * score, score, series_fill(number, len(scores)), named(series, number)),
-            # A dot keeps a score of 0 visible, whose bar has no height.
-            Line(at, score, Look(INK, "", "o", size=4), order=4),
-            whiskers(at, score, low, high, caps=4),
-        ]
-        requested = {result.length for result in series[name]}
-        marks += [
-            Note("not run", middle[n], None, 0, 4, "foot", upright=True)
-            for n in lengths
-            if n in requested and n not in found
-        ]
-    # With room for three groups, a single bar does not fill the figure.
-    centre, half = (len(lengths) - 1) / 2, max(len(lengths), 3) / 2
-    ticks = tuple((float(n), length_text(length)) for n, length in enumerate(lengths))
-    panel = Panel(
-        tuple(marks),
-        Axis("length (tokens)", limits=(centre - half, centre + half), ticks=ticks),
-        # Above 100, so that the edge does not cut a marker at 100 %.
-        Axis(PERCENT, limits=(0, 104)),
-        key=True,
-    )
-    plotted = [result for found in scores.values() for result in found.values()]
-    told = tuple(_told_scores(name, results) for name, results in series.items())
-    return Figure((panel,), _samples_words(plotted, "bar"), title, told=told)
-
-
 def _told_scores(name: str, results: Sequence[TaskResult]) -> str:
     """Scores by length, for a text alternative."""
     words = [
@@ -645,11 +595,9 @@ def _not_run_notes(results: Sequence[TaskResult], size: float) -> list[Note]:
     ]
 
 
-def _samples_words(drawn: Sequence[TaskResult], each: str = "point") -> str:
-    words = f"{_range(sorted({result.n for result in drawn}))} samples per {each}, with 95 % intervals."
-    if each == "point" and any(
-        _band_of(result) != result.ci95 for result in drawn if _is_finite(result.ci95)
-    ):
+def _samples_words(drawn: Sequence[TaskResult]) -> str:
+    words = f"{_range(sorted({result.n for result in drawn}))} samples per point, with 95 % intervals."
+    if any(_band_of(result) != result.ci95 for result in drawn if _is_finite(result.ci95)):
         words += " No interval is drawn where it is 0 to 100 %, because there are too few samples or seeds."
     return words
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.tasks.suite import TEACHER_FORCED
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.tasks.passkey import SUITE
 from ropewalk.experiments.finished import cost_of
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
 from ropewalk.models.card import CARD, is_own_card
 from ropewalk.readers import readings
-from ropewalk.reporting.figures.evaluation import passkey_figure, perplexity_figure
+from ropewalk.reporting.figures.evaluation import perplexity_figure, score_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
 from ropewalk.reporting.figures.training import curve_figure, training_figure
-from ropewalk.reporting.page import Page, write_page
+from ropewalk.reporting.page import Page, Picture, write_page
 from ropewalk.reporting.readers import readers_parts
 from ropewalk.reporting.run.before_after import conclusion, difference_tables, run_differences, run_results
 from ropewalk.reporting.run.model_card import write_model_card
@@ -174,11 +175,7 @@ def write_run_report(output: Path) -> list[Path]:
     if perplexity:
         figure = perplexity_figure(perplexity, trained, f"Perplexity by position, {what}")
         pictures.append(draw_for_page(figure, output / "perplexity.png"))
-    passkey = {when: [r for r in found if r.suite == "passkey"] for when, found in results.items()}
-    if any(passkey.values()):
-        forced = any(result.task == TEACHER_FORCED for found in passkey.values() for result in found)
-        figure = passkey_figure(passkey, "Passkey retrieval" + (", teacher-forced" if forced else ""))
-        pictures.append(draw_for_page(figure, output / "passkey.png"))
+    pictures += draw_passkey(results, trained, output)
     if steps := MetricsLog(output / METRICS).read():
         # By tokens, because the steps of two stages may train on different numbers of them.
         figure = training_figure(steps, "Training loss", x_key="tokens")
@@ -238,6 +235,25 @@ def write_run_report(output: Path) -> list[Path]:
         page,
     )
     return [page, *([] if samples is None else [samples]), *(picture.path for picture in pictures)]
+
+
+def draw_passkey(
+    results: Mapping[str, Sequence[TaskResult]], trained_length: int, output: Path
+) -> list[Picture]:
+    """Draw the passkey scores of each task that ran, by model name, into a run's folder."""
+    from ropewalk.reporting.figures.drawing import draw_for_page
+
+    pictures = []
+    for task, title in SUITE.titles.items():
+        scores = {
+            when: [r for r in found if (r.suite, r.task) == (SUITE.name, task)]
+            for when, found in results.items()
+        }
+        if any(r.status == "ok" and r.length is not None for found in scores.values() for r in found):
+            name = SUITE.name if task == SUITE.main else f"{SUITE.name}-{task}"
+            figure = score_figure(scores, trained_length, title)
+            pictures.append(draw_for_page(figure, output / f"{name}.png"))
+    return pictures
 
 
 def reported(result: RunResult) -> RunResult:
