@@ -6,7 +6,7 @@ import torch
 from ropewalk import PackedLayout
 from ropewalk.attention import kept, packed
 from ropewalk.attention.engines.runs import Runs
-from ropewalk.attention.kept import Kept, keys_of_a_query
+from ropewalk.attention.kept import Keeping, Kept, keys_of_a_query
 from ropewalk.models.load import attach, checkpoint_activations
 from ropewalk.models.offload import Offload
 from tests.models.families import WINDOW, tiny_model
@@ -19,11 +19,11 @@ LAYOUTS = {
 }
 
 
-def gradients(family, layouts, least=None, offload=False, monkeypatch=None):
+def gradients(family, layouts, least=None, offload=False, monkeypatch=None, on_device=False):
     """Gradients, and the number of times that the kernels ran."""
     model = tiny_model(family, sharp=True).train()
     attach(model, engine="sdpa")
-    checkpoint_activations(model, least)
+    checkpoint_activations(model, None if least is None else Keeping(least, on_device))
     calls, forward = [], packed.attend_forward
     ids = torch.randint(3, 90, (len(layouts), LENGTH), generator=torch.Generator().manual_seed(0))
     kernel = packed.merge
@@ -53,6 +53,24 @@ def test_kernels_run_once_a_layer_and_gradients_are_the_same_to_the_bit(
     found, once = gradients(family, layouts, 0, offload, monkeypatch)
     assert (again, once) == (2 * 3, 3)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_results_that_stay_on_the_device_are_not_offloaded_with_the_inputs(monkeypatch):
+    layouts, beside = LAYOUTS["anchor"], []
+    expected, _ = gradients("mistral", layouts, None, False, monkeypatch)
+    send = Offload.send
+    monkeypatch.setattr(
+        Offload,
+        "send",
+        lambda self, tensor, with_last=False: beside.append(with_last) or send(self, tensor, with_last),
+    )
+    for on_device in (False, True):
+        beside.clear()
+        found, calls = gradients("mistral", layouts, 0, True, monkeypatch, on_device)
+        assert calls == 3
+        # An output and its log-sum-exp in each of three layers.
+        assert (sum(beside), beside.count(False) > 3) == (0 if on_device else 6, True)
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_results_of_windows_are_computed_again(monkeypatch):

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from ropewalk import PackedLayout, RopewalkError, Row
+from ropewalk.attention.kept import Keeping
 from ropewalk.attention.layout import IGNORED, next_token_labels
 from ropewalk.evaluation.samples import LengthTooShort
 from ropewalk.models import losses
@@ -99,7 +100,7 @@ def trained(
         model.to(torch.bfloat16)
     model.train()
     if checkpointing:
-        checkpoint_activations(model.model, 0 if checkpointing == "attention kept" else None)
+        checkpoint_activations(model.model, Keeping(0) if checkpointing == "attention kept" else None)
     if tiles is not None:
         tile_mlps(model.model, tiles)
     # The output head in as many tokens at a time, too.

@@ -1,8 +1,10 @@
 """Which rows a process reads, and what is refused before several processes begin."""
 
 import json
+import math
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,11 +13,14 @@ from pydantic import ValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, Cohere2Config, DbrxConfig, PhimoeConfig
 
 from ropewalk.attention import AttentionSpec, resolve_engine
+from ropewalk.attention.choices import KEEP_FROM
+from ropewalk.attention.kept import Keeping
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape, World
+from ropewalk.planning.sizing.mesh_choice import USABLE
 from ropewalk.training import preflight
-from ropewalk.training.preflight import refuse_on_mesh, resolve
+from ropewalk.training.preflight import Machine, announcement, refuse_on_mesh, resolve
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from tests.models.every_family import tiny_config
@@ -51,7 +56,7 @@ def test_a_host_too_small_for_what_is_sent_there_is_refused(recipe_values, monke
     """Four ranks of a machine send there what one does: quarters of rows and of the optimizer."""
     monkeypatch.setattr(preflight, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(preflight, "require_devices", lambda world, device: None)
-    memory = {"cpu": 0}
+    memory = {"cpu": 0, "cuda": 0}
     monkeypatch.setattr(preflight, "device_bytes", lambda device: memory[device.type])
     offloads = dict.fromkeys(("gradient_checkpointing", "offload_activations", "offload_optimizer"), True)
     (stage,) = recipe_values["stages"]
@@ -121,6 +126,51 @@ def test_auto_takes_a_mesh_that_fits_ranks_heads_and_rows(recipe_values):
     assert mesh.world_size == 4
     assert 2 % mesh.data_degree == 0
     assert 2 % mesh.sequence == 0
+
+
+AWAY = {"offload_activations": True}
+
+
+@pytest.mark.parametrize(
+    ("room", "settings", "expected"),
+    [
+        (0, {}, Keeping(0, on_device=True)),
+        (0, AWAY, Keeping(0, on_device=True)),
+        (-1, {}, None),
+        (-1, AWAY, Keeping(KEEP_FROM)),
+        (-1, {"keep_attention": True}, Keeping(0)),
+        (0, {"keep_attention": True}, Keeping(0)),
+        (0, {"keep_attention": False}, None),
+        (0, {"gradient_checkpointing": False}, None),
+    ],
+    ids=str,
+)
+def test_auto_keeps_attention_on_a_gpu_with_room_for_it(recipe_values, monkeypatch, room, settings, expected):
+    peak = 10**6
+    monkeypatch.setattr(preflight, "estimate_memory", lambda run: SimpleNamespace(peak=peak))
+    values = recipe_values | {"precision": "bfloat16", "engine": "varlen"}
+    values["stages"] = [values["stages"][0] | {"gradient_checkpointing": True} | settings]
+    recipe = Recipe.model_validate(values)
+    config = AutoConfig.from_pretrained(recipe.model)
+    # An output in 2 bytes a value, and 4 bytes of log-sum-exp for each head.
+    width = config.hidden_size // config.num_attention_heads
+    kept = config.num_hidden_layers * 128 * config.num_attention_heads * (2 * width + 4)
+    memory = math.ceil((peak + kept) / USABLE) + room
+    machine = Machine(torch.device("cuda", 0), memory, (9, 0))
+    resolved = resolve(recipe, World(), machine=machine)
+    assert resolved.stages[0].keeping == expected
+    assert any("results of attention are kept" in line for line in announcement(resolved)) == (
+        expected is not None
+    )
+    # Another engine computes whole rows, of which nothing is kept.
+    assert resolved.with_engine(0, "flex").stages[0].keeping is None
+
+
+def test_a_cpu_keeps_attention_with_what_is_offloaded_alone(recipe_values):
+    (stage,) = recipe_values["stages"]
+    for settings, expected in (({}, None), (AWAY, Keeping(KEEP_FROM))):
+        values = recipe_values | {"stages": [stage | {"gradient_checkpointing": True} | settings]}
+        assert resolve(Recipe.model_validate(values), World()).stages[0].keeping == expected
 
 
 def test_kept_attention_needs_checkpointing_and_a_kernel(recipe_values):

@@ -90,7 +90,7 @@ def made(
         rows_per_batch=2,
         gradient_checkpointing=False,
         offload_activations=False,
-        keep_attention_from=None,
+        keeping=None,
         tiled_mlp=None,
         offload_optimizer=False,
         compiled=False,

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import ropewalk.verification.case as cases
 from ropewalk.attention.choices import KEEP_FROM
+from ropewalk.attention.kept import Keeping
 from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_labels
 from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.errors import RopewalkError
@@ -95,7 +96,7 @@ def test_the_stages_memory_settings_are_verified(recipe, tmp_path):
     }
     case, remarks, _ = prepared(recipe, tmp_path, rows=2, length=64)
     assert (case.rows_per_batch, case.gradient_checkpointing, case.offload_activations) == (4, True, True)
-    assert (case.keep_attention_from, case.offload_optimizer) == (KEEP_FROM, True)
+    assert (case.keeping, case.offload_optimizer) == (Keeping(KEEP_FROM), True)
     assert "verified with micro-batches of 2 rows instead of the stage's 4" in remarks
 
 

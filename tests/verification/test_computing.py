@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ropewalk.attention.kept import Kept
+from ropewalk.attention.kept import Keeping, Kept
 from ropewalk.verification.computing import (
     as_in_a_run,
     largest_difference,
@@ -63,7 +63,9 @@ def test_the_recomputation_takes_the_attention_that_the_stage_keeps(case, monkey
         return results(self, *arguments)
 
     monkeypatch.setattr(Kept, "results", noted)
-    checkpointed = replace(case, gradient_checkpointing=True, keep_attention_from=least)
+    checkpointed = replace(
+        case, gradient_checkpointing=True, keeping=None if least is None else Keeping(least)
+    )
     model = as_in_a_run(load_whole(checkpointed, torch.float32), checkpointed)
     row_losses(model, case.rows[:1], packed_losses)
     assert taken == kept * (len(model.model.model.layers) // 2)

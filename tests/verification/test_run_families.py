@@ -51,7 +51,7 @@ def case_of(family, folder, scratch):
         rows_per_batch=2,
         gradient_checkpointing=False,
         offload_activations=False,
-        keep_attention_from=None,
+        keeping=None,
         tiled_mlp=None,
         offload_optimizer=False,
         compiled=False,

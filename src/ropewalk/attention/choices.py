@@ -23,6 +23,8 @@ Limit = Literal["windows", "dual_chunk_attention"]
 KEEP_FROM = 8192
 """Mean number of keys of a query from which results are cheaper to move to the host and back than to compute again.
 
+Results that stay on the GPU move nowhere, so those of any number of keys are cheaper to keep.
+
 A result takes 4 bytes a value there and back in 16 bits, and a key 4 operations. At 51 GB/s (PCI Express 5.0, 80 %) and
 0.31 to 0.57 of 989 TFLOP/s (FlashAttention 2 and cuDNN on an H200, ``docs/scaling.md``) both take as long at 6,000 to
 11,000 keys.

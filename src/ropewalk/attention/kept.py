@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -12,6 +13,24 @@ from ropewalk.attention.engines.runs import Runs
 
 Store = Callable[[Tensor], Callable[[], Tensor]]
 """Puts a tensor away, and returns what brings it back."""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What the checkpointed layers of a stage keep of their attention.
+
+    Attributes:
+        least: results of fewer keys a query, on average, are computed again.
+        on_device: whether they stay on the device; otherwise they are where the layers' inputs are.
+    """
+
+    least: float
+    on_device: bool = False
+
+    def __str__(self) -> str:
+        where = "on the GPU" if self.on_device else "beside the layer inputs"
+        some = f" where a query sees {self.least:,g} keys or more on average" if self.least else ""
+        return f"results of attention are kept {where}{some}"
 
 
 class Kept:
@@ -53,6 +72,11 @@ class Kept:
         # Without the graph that autograd builds on the tensor itself, which would then keep itself alive.
         self._results.append((self.store(out.detach()), self.store(m.detach())) if keep else None)
         return out, m
+
+
+def on_device(tensor: Tensor) -> Callable[[], Tensor]:
+    """Keep a tensor where it is."""
+    return lambda: tensor
 
 
 KEPT: ContextVar[Kept | None] = ContextVar("kept", default=None)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from ropewalk.attention import AttentionSpec, require_engine_name
 from ropewalk.attention.choices import Limit
 from ropewalk.attention.engines.capabilities import Capability
-from ropewalk.attention.kept import Kept
+from ropewalk.attention.kept import Keeping, Kept, on_device
 from ropewalk.attention.options import EVERYTHING
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.io.files import (
@@ -573,17 +573,17 @@ def attention_spec(
     )
 
 
-def checkpoint_activations(model: Any, keep_attention_from: float | None = None) -> None:
+def checkpoint_activations(model: Any, keeping: Keeping | None = None) -> None:
     """Store each layer's input instead of its activations, and recompute the layer in the backward pass.
 
     Args:
         model: a transformers model.
-        keep_attention_from: mean number of keys of a query from which attention's results are kept too, beside the
-            layer's input, so that the recomputation takes them; None to keep none.
+        keeping: which results of attention are kept too, so that the recomputation takes them; None to keep none.
     """
     options: dict[str, Any] = {"use_reentrant": False}
-    if keep_attention_from is not None:
-        options["context_fn"] = lambda: Kept(keep_attention_from, beside_the_input).contexts()
+    if keeping is not None:
+        store = on_device if keeping.on_device else beside_the_input
+        options["context_fn"] = lambda: Kept(keeping.least, store).contexts()
     # transformers 5.23 renamed it and warns about the old name.
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(options)

@@ -14,7 +14,9 @@ from pydantic import ValidationError
 
 from ropewalk.attention import EngineName, check_engine
 from ropewalk.attention.api import KERNELS
+from ropewalk.attention.choices import KEEP_FROM
 from ropewalk.attention.engines.capabilities import Capability
+from ropewalk.attention.kept import Keeping
 from ropewalk.data import PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.data.settings import RowPolicies
@@ -37,7 +39,7 @@ from ropewalk.models.load import (
 from ropewalk.models.routing import DRAWS_EXPERTS, MOST_RECORDED_SINCE, records_routing
 from ropewalk.parallel import MeshShape, World, require_devices
 from ropewalk.planning.sizing.memory import estimate_memory
-from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh
+from ropewalk.planning.sizing.mesh_choice import USABLE, check_mesh, choose_mesh
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
 from ropewalk.planning.sizing.time import H100
 from ropewalk.rope import LongRope, RopeMethod
@@ -129,9 +131,9 @@ def resolve(
     for computed in precisions:
         _engine(recipe, config, device, computed, capability=capability)
     adapter = _adapter(recipe, model, world, device, precisions)
+    trained_parameters = None if adapter is None else adapter.trained
+    places = _Places(config, world, device, trained_parameters, machine)
     if meshes is None:
-        trained_parameters = None if adapter is None else adapter.trained
-        places = _Places(config, world, device, trained_parameters, machine)
         numbers = range(len(decided)) if training is None else training
         meshes = meshes_of(recipe, places, in_stages, numbers)
         if machine is None and device.type == "cuda":
@@ -167,6 +169,7 @@ def resolve(
                 f"stages.{number}.keep_attention: true needs engine {' or '.join(KERNELS)}, but the stage runs "
                 f"{there.engine}; set keep_attention to auto"
             )
+    stages = [replace(each, keeping=_keeping(each, places)) for each in stages]
     dtype = getattr(torch, config.dtype or "float32")
     return ResolvedRecipe(
         recipe,
@@ -418,6 +421,14 @@ class _Places:
     trained: int | None
     machine: Machine | None = None
 
+    @property
+    def memory(self) -> int:
+        """Bytes of memory of a rank."""
+        if self.machine is not None:
+            return self.machine.memory
+        # CPU processes share the machine's memory; on CUDA each has a device.
+        return device_bytes(self.device) // (self.world.local_size if self.device.type == "cpu" else 1)
+
 
 def meshes_of(recipe: Recipe, places: _Places, precisions: Sequence[str], training: range) -> Meshes:
     """The mesh of the run, and that of each stage: as the recipe requests, or as ``auto`` chooses.
@@ -503,13 +514,9 @@ def _check(mesh: MeshShape, stage: Stage, places: _Places) -> None:
 
 
 def _chosen(stage: Stage, places: _Places, precision: str) -> MeshShape:
-    config, world, device = places.config, places.world, places.device
+    config, world = places.config, places.world
     shape = ModelShape.from_config(config)
-    if places.machine is not None:
-        memory = places.machine.memory
-    else:
-        # CPU processes share the machine's memory; on CUDA each has a device.
-        memory = device_bytes(device) // (world.local_size if device.type == "cpu" else 1)
+    memory = places.memory
     if precision == "bfloat16-autocast" and not stage.gradient_checkpointing:
         # Autograd keeps the bfloat16 copy of each weight that autocast made until the backward, 2 bytes per parameter.
         memory = max(0, memory - 2 * shape.layer_parameters)
@@ -517,6 +524,38 @@ def _chosen(stage: Stage, places: _Places, precision: str) -> MeshShape:
     # Only the memory is that of this device; auto compares the meshes with the speeds of H100s.
     cluster = replace(H100, ranks_per_node=world.local_size, bytes_per_rank=memory)
     return choose_mesh(run, stage.rows_per_step, world.size, cluster)
+
+
+def _keeping(stage: ResolvedStage, places: _Places) -> Keeping | None:
+    """What the checkpointed layers of a stage keep of their attention.
+
+    ``auto`` keeps all on a GPU with room for it, by an estimate that is more than a run needs. Otherwise results go to
+    CPU memory with the layers' inputs, if moving them is quicker than computing them again.
+    """
+    settings = stage.settings.stage
+    asked = settings.keep_attention
+    if asked is False or not settings.gradient_checkpointing or stage.engine not in KERNELS:
+        return None
+    if asked is True:
+        return Keeping(0)
+    if places.device.type == "cuda" and _attention_fits(stage, places):
+        return Keeping(0, on_device=True)
+    return Keeping(KEEP_FROM) if settings.offload_activations else None
+
+
+def _attention_fits(stage: ResolvedStage, places: _Places) -> bool:
+    """Whether a rank's memory has room for the results of attention of all layers beside everything else."""
+    try:
+        shape = ModelShape.from_config(places.config)
+    except RopewalkError:
+        # Not every model can be estimated.
+        return False
+    run = _sharded_run(shape, stage.settings.stage, places.trained, stage.precision)
+    run = replace(run, mesh=stage.mesh)
+    # The output, and a float32 log-sum-exp of each head. Under autocast, too, attention computes in bfloat16.
+    width = 4 if stage.precision == "float32" else 2
+    kept = shape.layers * run.places * shape.heads * (width * shape.value_dim + 4)
+    return estimate_memory(run).peak + kept <= USABLE * places.memory
 
 
 def _sharded_run(shape: ModelShape, stage: Stage, trained: int | None, precision: str) -> ShardedRun:
@@ -650,6 +689,9 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
         if here.compiled and stage.steps:
             automatic = " (auto)" if stage.compile == "auto" else ""
             lines.append(f"stage {number}: norms, MLPs or experts, and rotations are compiled{automatic}")
+        if here.keeping is not None and stage.steps:
+            automatic = " (auto)" if stage.keep_attention == "auto" else ""
+            lines.append(f"stage {number}: {here.keeping}{automatic}")
         if here.mesh != mesh:
             lines.append(f"stage {number}: {here.mesh.world_size} processes: {here.mesh}")
         if here.engine != resolved.engine:

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from ropewalk.attention import EngineName
+from ropewalk.attention.api import KERNELS
 from ropewalk.attention.engines.capabilities import Capability
+from ropewalk.attention.kept import Keeping
 from ropewalk.data import PackedRows, PackingSettings
 from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.load import ModelSetup, load_model
@@ -37,6 +39,7 @@ class ResolvedStage:
         engine: resolved attention engine.
         mesh: arrangement of the processes.
         compiled: whether pieces of the model are compiled.
+        keeping: what checkpointed layers keep of their attention; None for nothing.
     """
 
     settings: StageSettings
@@ -44,6 +47,7 @@ class ResolvedStage:
     engine: EngineName
     mesh: MeshShape
     compiled: bool = False
+    keeping: Keeping | None = None
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -110,7 +114,14 @@ class ResolvedRecipe:
 
     def with_engine(self, number: int, engine: EngineName) -> ResolvedRecipe:
         """The same with another engine for a stage, counted from 0."""
-        stages = [replace(each, engine=engine) if i == number else each for i, each in enumerate(self.stages)]
+        stages = list(self.stages)
+        keeping = stages[number].keeping if engine in KERNELS else None
+        stages[number] = replace(stages[number], engine=engine, keeping=keeping)
+        return replace(self, stages=tuple(stages))
+
+    def keeps(self, keeping: Sequence[Keeping | None]) -> ResolvedRecipe:
+        """The same with what the layers of each stage keep of their attention."""
+        stages = [replace(each, keeping=kept) for each, kept in zip(self.stages, keeping, strict=True)]
         return replace(self, stages=tuple(stages))
 
     def precision_at(self, stage: int | None) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ropewalk.attention.kept import Keeping
 from ropewalk.data import PackedRows, open_rows
 from ropewalk.data.read.embedded import EMBEDDED, RETRIEVAL
 from ropewalk.data.rows.stored import is_packed
@@ -320,16 +321,18 @@ def _finished(run: _Run, trained: _Trained, clock: float) -> RunResult:
 
 
 def _resolved(start: Start, context: RunContext) -> ResolvedRecipe:
-    """The resolved recipe, with the meshes that rank 0 chooses for all, as the choice depends on a machine's memory."""
+    """The resolved recipe, with what rank 0 chooses for all, as the choices depend on a machine's memory."""
     recipe, world = start.recipe, context.world
 
-    def meshes() -> Meshes:
+    def choices() -> tuple[Meshes, list[Keeping | None]]:
         chosen = resolve(recipe, world, training=start.training)
-        return chosen.mesh, tuple(stage.mesh for stage in chosen.stages)
+        meshes = chosen.mesh, tuple(stage.mesh for stage in chosen.stages)
+        return meshes, [stage.keeping for stage in chosen.stages]
 
     if world.size == 1:
         return resolve(recipe, world, training=start.training)
-    return resolve(recipe, world, world.on_rank_0(meshes))
+    meshes, keeping = world.on_rank_0(choices)
+    return resolve(recipe, world, meshes).keeps(keeping)
 
 
 def _on(mesh: MeshShape, resolved: ResolvedRecipe, context: RunContext) -> RunContext:

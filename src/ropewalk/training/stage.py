@@ -277,7 +277,7 @@ def ready_to_train(model: LossModel, stage: ResolvedStage, narrowed: bool) -> Ma
         cast_parameters(model, torch.bfloat16)
     model.train()
     if settings.gradient_checkpointing:
-        checkpoint_activations(model.model, settings.keep_attention_from)
+        checkpoint_activations(model.model, stage.keeping)
     # Before tiles, each of which is then a call of the compiled MLP.
     for name in fuse_pieces(model.model, "inductor" if stage.compiled else None):
         log.warning("not compiled: %s", name)

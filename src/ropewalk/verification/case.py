@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ropewalk.attention import AttentionSpec
 from ropewalk.attention.flash import describe_flash
+from ropewalk.attention.kept import Keeping
 from ropewalk.attention.layout import IGNORED, Row, next_token_labels
 from ropewalk.data import (
     PackingSettings,
@@ -71,7 +72,7 @@ class Case:
             precision.
         seed, optimizer, precision: settings of the recipe; ``auto`` is resolved.
         rows_per_batch: rows per forward pass: those of the stage, and at least 2.
-        gradient_checkpointing, offload_activations, keep_attention_from, tiled_mlp, offload_optimizer: settings of the
+        gradient_checkpointing, offload_activations, keeping, tiled_mlp, offload_optimizer: settings of the
             stage.
         compiled: whether the stage compiles pieces of the model.
         scratch: folder for files that the checks save.
@@ -90,7 +91,7 @@ class Case:
     rows_per_batch: int
     gradient_checkpointing: bool
     offload_activations: bool
-    keep_attention_from: float | None
+    keeping: Keeping | None
     tiled_mlp: int | None
     offload_optimizer: bool
     compiled: bool
@@ -215,7 +216,7 @@ def prepare(
         rows_per_batch=max(stage.rows_per_batch, LEAST_IN_BATCH),
         gradient_checkpointing=stage.gradient_checkpointing,
         offload_activations=stage.offload_activations,
-        keep_attention_from=stage.keep_attention_from,
+        keeping=here.keeping,
         tiled_mlp=stage.tiled_mlp,
         offload_optimizer=stage.offload_optimizer,
         compiled=here.compiled,

@@ -86,7 +86,7 @@ def as_in_a_run(model: LossModel, case: Case) -> LossModel:
     if model.head.linear.weight.dtype == torch.float64:
         return model
     if case.gradient_checkpointing:
-        checkpoint_activations(model.model, case.keep_attention_from)
+        checkpoint_activations(model.model, case.keeping)
     fuse_pieces(model.model, "inductor" if case.compiled else None)
     if case.tiled_mlp is not None:
         tile_mlps(model.model, case.tiled_mlp)

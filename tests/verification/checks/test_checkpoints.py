@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ropewalk.attention.kept import Keeping
 from ropewalk.parallel import MeshShape
 from ropewalk.verification import Planned, run_planned
 from ropewalk.verification.checks.checkpoints import _largest
@@ -41,7 +42,7 @@ def test_a_run_that_keeps_attention_and_its_optimizer_on_the_host_resumes_to_the
         shallow_case,
         gradient_checkpointing=True,
         offload_activations=True,
-        keep_attention_from=0.0,
+        keeping=Keeping(0),
         offload_optimizer=True,
         key="sparing",
     )

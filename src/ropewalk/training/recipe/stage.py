@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from ropewalk.attention.choices import KEEP_FROM, Pattern, Positions
+from ropewalk.attention.choices import Pattern, Positions
 from ropewalk.io.settings import FREE, ONWARD, Count, Length, OnResume, Settings
 from ropewalk.training.recipe.data import Data, StageData
 from ropewalk.training.recipe.rope import Rope
@@ -190,7 +190,8 @@ class Stage(Settings):
     keep_attention: Annotated[Literal["auto"] | bool, FREE] = Field(
         "auto",
         description="under gradient_checkpointing, keep the results of attention beside the layer inputs instead of "
-        "computing them again; auto: with offload_activations, where a query sees 8,192 keys or more on average",
+        "computing them again; auto: on the GPU if its memory has room for all; otherwise, with offload_activations, "
+        "where a query sees 8,192 keys or more on average",
     )
     tiled_mlp: Annotated[Length | None, FREE] = Field(
         None,
@@ -208,13 +209,6 @@ class Stage(Settings):
         description="compile norms, MLPs or experts, and the rotation of queries and keys into fewer kernels; auto: on "
         "a GPU where torch can compile",
     )
-
-    @property
-    def keep_attention_from(self) -> float | None:
-        """Mean number of keys of a query from which attention's results are kept; None to keep none."""
-        if self.keep_attention == "auto":
-            return KEEP_FROM if self.offload_activations else None
-        return 0 if self.keep_attention else None
 
     @property
     def own_documents(self) -> bool:
