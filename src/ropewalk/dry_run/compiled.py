@@ -1,11 +1,13 @@
 """A fused function in a dry run: what a compiler would allocate for it, and keep for its backward.
 
 Elementwise operators of a compiled function become kernels whose intermediate values stay in registers. Products have
-kernels of their own, so their operands and results have memory. For the backward, torch's compiler keeps inputs and
-results of products, and computes everything else again. The function itself runs as it is, on tensors without data,
-and autograd's graph of it stays, of which only the account says otherwise.
+kernels of their own, so their operands and results have memory. For the backward, torch's compiler keeps inputs,
+operands that products need again, and the results of products from which everything else is computed once more. The
+function itself runs as it is, on tensors without data, and autograd's graph of it stays, of which only the account says
+otherwise.
 
-Source: ``torch/_functorch/partitioners.py``, ``min_cut_rematerialization_partition``.
+Source: ``torch/_functorch/partitioners.py``, ``min_cut_rematerialization_partition``, with
+``ban_recompute_materialized_backward``.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ class FusedCall:
     Attributes:
         has_memory: whether a storage of this key has memory.
         products: results of products.
+        operands: keys of the storages that products read.
         allocated: keys of the storages that got memory.
         stand_ins: keys of the storages that stand for the inputs.
         bytes: bytes that its kernels read and write, without those of products.
@@ -41,19 +44,34 @@ class FusedCall:
 
     has_memory: Callable[[int], bool]
     products: list[Tensor] = field(default_factory=list)
+    operands: set[int] = field(default_factory=set)
     allocated: list[int] = field(default_factory=list)
     stand_ins: set[int] = field(default_factory=set)
     bytes: int = 0
     _seen: set[int] = field(default_factory=set)
     _made: dict[int, int] = field(default_factory=dict)
+    _sources: dict[int, set[int]] = field(default_factory=dict)
 
     def elementwise(self, inputs: Iterable[Tensor], made: Any) -> None:
         """An operator runs that is no product, and makes these tensors."""
+        inputs = list(inputs)
         self.reads(inputs)
         for each in tree_leaves(made):
             if isinstance(each, Tensor):
                 self._made[_key(each)] = bytes_of(each)
+                self._sources[_key(each)] = {source for x in inputs for source in self.products_of(_key(x))}
                 self._forget_when_freed(each)
+
+    def product(self, operands: Iterable[Tensor], results: Iterable[Tensor]) -> None:
+        """A product runs."""
+        self.products += results
+        for each in operands:
+            self.operands.add(_key(each))
+            self._forget_when_freed(each)
+
+    def products_of(self, key: int) -> set[int]:
+        """Keys of the products that a value is computed from, by no other product."""
+        return {key} if key in map(_key, self.products) else self._sources.get(key, set())
 
     def reads(self, tensors: Iterable[Tensor]) -> None:
         """Kernels read these tensors, each once."""
@@ -76,12 +94,17 @@ class FusedCall:
     def _forget_when_freed(self, tensor: Tensor) -> None:
         """A later tensor may get the key of one that is gone."""
         # Not a method of this object, whose products would live as long as the tensor.
-        weakref.finalize(tensor.untyped_storage(), _forget, self._seen, self._made, _key(tensor))
+        places = (self._made, self._sources, self._seen, self.operands)
+        weakref.finalize(tensor.untyped_storage(), _forget, *places, _key(tensor))
 
 
-def _forget(seen: set[int], made: dict[int, int], key: int) -> None:
-    seen.discard(key)
-    made.pop(key, None)
+def _forget(
+    made: dict[int, int], sources: dict[int, set[int]], seen: set[int], operands: set[int], key: int
+) -> None:
+    for table in (made, sources):
+        table.pop(key, None)
+    for keys in (seen, operands):
+        keys.discard(key)
 
 
 class Account(Protocol):
@@ -124,10 +147,10 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, account: Account, name: str, call: Any, number: int, *given: Tensor) -> Any:
         inputs, parameters = given[:number], given[number:]
-        saved: set[int] = set()
+        saved: dict[int, Tensor] = {}
 
         def pack(tensor: Tensor) -> Tensor:
-            saved.add(_key(tensor))
+            saved[_key(tensor)] = tensor
             return tensor
 
         with (
@@ -141,12 +164,21 @@ class _Fused(torch.autograd.Function):
             result = call(stand_ins)
             inside.writes(result)
         outputs = {_key(each) for each in tree_leaves(result)}
-        products = {_key(each): each for each in inside.products if _key(each) not in outputs}
-        own = {_key(each): each for each in stand_ins}
-        # Anything else that is saved is computed again, from the inputs.
-        again = saved - products.keys() - own.keys() - outputs - {_key(each) for each in parameters}
+        products = {_key(each): each for each in inside.products}
+        own = {_key(each) for each in (*stand_ins, *parameters)} | outputs
+        made = {key: each for key, each in saved.items() if key not in own}
+        needed = {key: each for key, each in made.items() if key in products or key in inside.operands}
+        again = {key: each for key, each in made.items() if key not in needed}
+        for key, each in again.items():
+            # Anything else that is saved is computed again, from inputs and products, unless it is smaller than those.
+            sources = inside.products_of(key) - own - needed.keys()
+            if each.nbytes < sum(products[source].nbytes for source in sources):
+                account.allocate(each, name)
+                needed[key] = each
+            else:
+                needed |= {source: products[source] for source in products if source in sources}
         kept = [x for x, each in zip(inputs, stand_ins, strict=True) if again or _key(each) in saved]
-        kept += [account.moved(each) for key, each in products.items() if key in saved]
+        kept += [account.moved(each) for each in needed.values()]
         for key in inside.allocated:
             if key not in outputs:
                 account.release(key)

@@ -252,7 +252,9 @@ class Recorder(TorchDispatchMode):
             self.allocate(result, _name(func))
         elif _is_product(func):
             self.allocate((args, kwargs, result), _name(func))
-            self._inside.products += [each for each in tree_leaves(result) if isinstance(each, FakeTensor)]
+            self._inside.product(
+                fakes, [each for each in tree_leaves(result) if isinstance(each, FakeTensor)]
+            )
         # After the results, which a kernel has besides its scratch memory.
         self._count(func, args, kwargs, tensors, result)
         return result
