@@ -283,7 +283,6 @@ STATE_OF_RUNS = {
 """What only `runs` uses: whoever takes a lock, keeps a log or compares identities asks whether a run may go on."""
 STILL_BY_HAND = {
     "cli/export.py",
-    "experiments/run.py",
     "models/export.py",
     "training/answers.py",
     "training/export_step.py",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk import RopewalkError
-from ropewalk.experiments.grid import Varied, make_grid, refuse_other_grid
+from ropewalk.experiments.grid import Varied, make_grid
 
 OUT = Path("out")
 
@@ -93,29 +93,3 @@ def test_names_are_short_unique_and_safe():
         assert run.folder.parent.parent == OUT / "cells"
         assert len(run.cell) < 100
         assert not set(run.cell) & set("/\\ ;*?'\"")
-
-
-def record(vary=("stages.*.pattern=full,anchor",), seeds=2, overrides=()):
-    return json.loads(json.dumps(make_grid("demo", vary, seeds, overrides, OUT).record()))
-
-
-def test_values_and_seeds_may_be_added():
-    refuse_other_grid(record(), record(), OUT)
-    refuse_other_grid(record(), record(["stages.*.pattern=full,anchor,intra_document"], 3), OUT)
-
-
-@pytest.mark.parametrize(
-    ("now", "message"),
-    [
-        (record(overrides=["stages.0.steps=7"]), r"another recipe, which differs in stages"),
-        (record(seeds=1), "--seeds 2 and the recipe's seed 0; keep this seed"),
-        (record(["stages.*.pattern=anchor,full"]), "keep these values in this order"),
-        (
-            record(["stages.0.pattern=full,anchor"]),
-            r"a comparison that varies stages\.\*\.pattern, not stages\.0",
-        ),
-    ],
-)
-def test_another_grid_is_refused(now, message):
-    with pytest.raises(RopewalkError, match=message):
-        refuse_other_grid(record(), now, OUT)

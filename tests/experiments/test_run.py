@@ -23,7 +23,6 @@ from ropewalk.experiments.finished import Finished
 from ropewalk.experiments.grid import make_grid
 from ropewalk.experiments.run import conclusion
 from ropewalk.experiments.settings import CompareSettings
-from ropewalk.io.files import write_json
 from ropewalk.io.lock import locked
 from tests.places import ROOT
 
@@ -154,7 +153,7 @@ def test_a_run_that_fails_ends_no_other(grid, tmp_path):
     # A learning rate that diverges fails in the run and not before it. The other run is finished already.
     vary, out = ("stages.0.learning_rate=1.0e+30,1.0e-4",), tmp_path / "out"
     failing, other = make_grid("demo", vary, 1, SMALL, out).runs
-    write_json(out / "grid.json", make_grid("demo", vary, 1, SMALL, out).record())
+    run._started(settings(vary=vary, seeds=1), out)
     shutil.copytree(grid[0] / "cells/pattern=full/seed-0", other.folder)
     result = compare(settings(vary=vary, seeds=1), RunContext(output=out))
     (failure,) = result.failures
@@ -202,24 +201,61 @@ def test_a_grid_needs_a_folder_of_its_own(tmp_path):
     with pytest.raises(RopewalkError, match="give --out"):
         compare(settings())
     (tmp_path / "mine.txt").write_text("x")
-    with pytest.raises(RopewalkError, match="is not empty, and `ropewalk compare` did not"):
+    with pytest.raises(RopewalkError, match="is not empty and contains no comparison; give another --out"):
         compare(settings(), RunContext(output=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    (tmp_path / "mine.txt").rename(tmp_path / "grid.json")
-    with pytest.raises(RopewalkError, match=r"grid\.json is damaged"):
-        compare(settings(), RunContext(output=tmp_path))
 
 
 def test_shares_that_start_at_once_wait_for_the_one_that_writes_the_recipes(tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
-    with ExitStack() as held:
-        held.enter_context(locked(tmp_path / "out", file="grid.json"))
-        release = threading.Timer(0.5, held.close)
+    with ExitStack() as others:
+        others.enter_context(locked(tmp_path / "out"))
+        release = threading.Timer(0.5, others.close)
         # The last work before the lock is asked for.
         monkeypatch.setattr(run, "resolve", lambda recipe: release.ident or release.start())
         grid = run._started(settings(share="2/2"), tmp_path / "out")
         release.join()
     assert all(each.file.is_file() for each in grid.runs)
+
+
+def test_values_and_seeds_may_be_added_and_what_is_lost_is_written_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "resolve", lambda recipe: None)
+    for more in ({}, {"vary": ("stages.*.pattern=full,anchor,intra_document",), "seeds": 3}):
+        grid = run._started(settings(**more), tmp_path / "out")
+        assert json.loads((tmp_path / "out/grid.json").read_text()) == json.loads(json.dumps(grid.record()))
+    assert len(list(tmp_path.glob("out/cells/*/*.yaml"))) == 9
+    (tmp_path / "out/grid.json").unlink()
+    grid.runs[3].file.unlink()
+    run._started(settings(**more), tmp_path / "out")
+    assert (tmp_path / "out/grid.json").is_file()
+    assert grid.runs[3].file.is_file()
+
+
+@pytest.mark.parametrize(
+    ("now", "differs"),
+    [
+        (
+            {"overrides": (*SMALL, "stages.0.steps=7")},
+            r"recipe\.stages\.0\.steps \(4 in the folder, 7 given\)",
+        ),
+        ({"seeds": 1}, r"--seeds \(\[0, 1\] in the folder, \[0\] given\)"),
+        (
+            {"vary": ("stages.*.pattern=anchor,full",)},
+            r'--vary stages\.\*\.pattern \(\["full", "anchor"\] in the folder, \["anchor", "full"\] given\)',
+        ),
+        ({"vary": ("stages.0.pattern=full,anchor",)}, r'--vary \(\["stages\.\*\.pattern"\] in the folder, '),
+    ],
+)
+def test_another_grid_is_refused(tmp_path, monkeypatch, now, differs):
+    monkeypatch.setattr(run, "resolve", lambda recipe: None)
+    run._started(settings(), tmp_path / "out")
+    before = (tmp_path / "out/grid.json").read_text()
+    with pytest.raises(
+        RopewalkError,
+        match=rf"contains a different comparison, which differs in {differs}.*; keep the recipe, and all",
+    ):
+        run._started(settings(**now), tmp_path / "out")
+    assert (tmp_path / "out/grid.json").read_text() == before
 
 
 HEEDS = "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler);"

@@ -158,13 +158,41 @@ def test_a_list_may_grow_at_its_end(tmp_path):
         with opened(tmp_path / "run", "grid", World()) as store:
             Runner(store, World()).run([step])
 
-    for values in ([1, 2], [1, 2], [1, 2, 3], [1, 2]):
+    for values in ([1, 2], [1, 2], [1, 2, 3]):
         run(values)
     assert made == [[1, 2], [1, 2, 3]]
+    with pytest.raises(
+        RopewalkError, match=r"which differs in goal \(\[1, 2, 3\] in the folder, \[1, 2\] given\)"
+    ):
+        run([1, 2])
     with pytest.raises(
         RopewalkError, match=r"which differs in goal \(\[1, 2, 3\] in the folder, \[2, 1\] given\)"
     ):
         run([2, 1])
+
+
+def test_several_lists_may_grow_each_at_its_end(tmp_path):
+    made = []
+
+    def run(**goal):
+        step = Step("grid", dict, (), lambda work: made.append(goal), goal=goal, precious=True)
+        with opened(tmp_path / "run", "grid", World()) as store:
+            Runner(store, World()).run([step])
+
+    for goal in (
+        {"a": [1], "b": [2]},
+        {"a": [1], "b": [2]},
+        {"a": [1], "b": [2, 3]},
+        {"a": [1, 4], "b": [2, 3]},
+    ):
+        run(**goal)
+    assert len(made) == 3
+    with pytest.raises(RopewalkError, match=r"which differs in b \(\[2, 3\] in the folder, \[2\] given\)"):
+        run(a=[1, 4], b=[2])
+    with pytest.raises(
+        RopewalkError, match=r"which differs in goal\.b \(\[2, 3\] in the folder, none given\)"
+    ):
+        run(a=[1, 4])
 
 
 def test_the_steps_that_use_a_result_are_made_again_with_it(job):

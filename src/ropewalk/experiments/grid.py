@@ -136,7 +136,7 @@ class Grid:
         return list(dict.fromkeys(run.cell for run in self.runs))
 
     def record(self) -> dict[str, Any]:
-        """JSON values that identify the grid."""
+        """JSON values that describe the grid."""
         return {
             "recipe": self.recipe,
             "base": self.base,
@@ -226,35 +226,3 @@ def _word(value: Any) -> str:
     if isinstance(value, str):
         return value
     return yaml.safe_dump(value, default_flow_style=True, width=10_000).splitlines()[0].strip("{} ")
-
-
-def refuse_other_grid(before: Mapping[str, Any], now: Mapping[str, Any], output: Path) -> None:
-    """Raise unless a grid continues the one in its folder: more values and seeds may be added, nothing else changes.
-
-    Raises:
-        RopewalkError: with what differs.
-    """
-    advice = "give another --out"
-    if before.get("base") != now["base"]:
-        keys = [key for key in now["base"] if before.get("base", {}).get(key) != now["base"][key]]
-        raise RopewalkError(
-            f"{output} contains a comparison of another recipe, which differs in {', '.join(keys) or 'its keys'}; "
-            f"{advice}"
-        )
-    if list(before["vary"]) != list(now["vary"]):
-        raise RopewalkError(
-            f"{output} contains a comparison that varies {', '.join(before['vary'])}, not {', '.join(now['vary'])}; "
-            f"{advice}"
-        )
-    for key, values in before["vary"].items():
-        # New values may only be appended: the first one is the reference, and names of cells must stay.
-        if now["vary"][key][: len(values)] != values:
-            raise RopewalkError(
-                f"{output} contains a comparison with --vary {key}={','.join(map(str, values))}; keep these values in "
-                f"this order and add new ones only after them, or {advice}"
-            )
-    if before["seeds"] != now["seeds"][: len(before["seeds"])]:
-        raise RopewalkError(
-            f"{output} contains a comparison with --seeds {len(before['seeds'])} and the recipe's seed "
-            f"{before['seeds'][0]}; keep this seed and give --seeds {len(before['seeds'])} or more, or {advice}"
-        )

@@ -11,11 +11,10 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 
@@ -23,15 +22,15 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.experiments.finished import Finished, cells_of, read_finished
-from ropewalk.experiments.grid import Grid, Run, make_grid, refuse_other_grid
+from ropewalk.experiments.grid import Grid, Run, make_grid
 from ropewalk.experiments.settings import CompareSettings
 from ropewalk.experiments.statistics import differences, means_over_seeds
-from ropewalk.io.files import parse_json, write_json, write_text
-from ropewalk.io.json_lines import check_types
-from ropewalk.io.lock import locked
+from ropewalk.io.files import write_json, write_text
 from ropewalk.io.orphan import ends_with_this_process
 from ropewalk.io.results import Result
+from ropewalk.parallel import World
 from ropewalk.parallel.context import RunContext
+from ropewalk.runs import Runner, Step, Store, Work, held
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import dump_recipe
 from ropewalk.training.run_folder import RECIPE, SUMMARY
@@ -143,8 +142,9 @@ def compare(settings: CompareSettings, context: RunContext | None = None) -> Exp
             raise RopewalkError(f"no run in {context.output} is finished{first}")
     result = _compared(context.output, reference, cells, failures, unfinished)
     if context.output is not None:
-        context.output.mkdir(parents=True, exist_ok=True)
-        write_json(context.output / COMPARISON, result.to_json())
+        # Under the lock of a grid, whose next holder removes files that it takes for left over.
+        with _locked(context.output) if len(settings.what) == 1 else nullcontext():
+            write_json(context.output / COMPARISON, result.to_json())
     return result
 
 
@@ -162,16 +162,8 @@ def _started(settings: CompareSettings, output: Path) -> Grid:
                     runs = f"the runs with {each.cell}" if each.cell else "the runs"
                     raise RopewalkError(f"{runs} cannot start: {error}") from error
     # An array of jobs starts at once, and each of them writes the same files, so they wait for one another.
-    with locked(output, "give another --out", file=GRID, wait=LONGEST_WAIT):
-        path = output / GRID
-        if path.is_file():
-            refuse_other_grid(_read_record(path), grid.record(), output)
-        # The lock that was just taken is no sign of another use of the folder.
-        elif any(entry.name != f".{GRID}.lock" for entry in output.iterdir()):
-            raise RopewalkError(
-                f"{output} is not empty, and `ropewalk compare` did not write what it contains; give another --out"
-            )
-        write_json(path, grid.record())
+    with _locked(output) as store:
+        Runner(store, World()).run([_recorded(grid)])
         for each in grid.runs:
             if not each.file.is_file():
                 each.file.parent.mkdir(parents=True, exist_ok=True)
@@ -179,16 +171,29 @@ def _started(settings: CompareSettings, output: Path) -> Grid:
     return grid
 
 
-def _read_record(path: Path) -> dict[str, Any]:
-    """The grid that a folder holds, with the keys that :meth:`Grid.record` writes."""
-    try:
-        record = parse_json(path.read_text(encoding="utf-8"), strict=True)
-        check_types(record, {"base": (dict,), "vary": (dict,), "seeds": (list,)})
-        check_types(record["vary"], dict.fromkeys(record["vary"], (list,)))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RopewalkError(f"{path} is damaged ({error}); give another --out") from error
-    found: dict[str, Any] = record
-    return found
+def _locked(output: Path) -> AbstractContextManager[Store]:
+    """The records of a grid's folder, for a moment: other parts (--part) run beside this one."""
+    return held(output, "comparison", wait=LONGEST_WAIT)
+
+
+def _recorded(grid: Grid) -> Step:
+    """The step that writes what a grid is: values and seeds may be added to it, and nothing else change."""
+
+    def write(work: Work) -> None:
+        write_json(work.file(GRID), grid.record())
+
+    varied = {f"--vary {each.key}": list(each.values) for each in grid.varied}
+    return Step(
+        "grid",
+        lambda: {"recipe": grid.base, "--vary": [each.key for each in grid.varied]},
+        (),
+        write,
+        # The first value is the reference, and names of cells must stay.
+        goal={**varied, "--seeds": list(grid.seeds)},
+        precious=True,
+        why="keep the recipe, and all values and seeds in this order, and add new ones only after them, or give "
+        "another --out",
+    )
 
 
 def _is_finished(run: Run) -> bool:

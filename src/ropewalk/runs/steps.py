@@ -33,8 +33,8 @@ class Step:
         inputs: names of earlier steps whose results the step uses. Their results count, not how they came about.
         run: makes the result, or goes on with it, and returns a small JSON value without any clock reading. Every rank
             continues with the value of rank 0.
-        goal: how far the step goes: a number such as training steps, or a list that may grow at its end. A smaller
-            number, or a shorter list, changes nothing about a step that is done.
+        goal: how far the step goes: a number such as training steps, or a list that may grow at its end, or several
+            lists by name. A smaller number changes nothing about a step that is done; another list is another identity.
         reached: how far the files on disk say that the step got; None if only its record says it. Asked if the step is
             done but a step that uses its result is not: whoever has deleted restart points of a complete run has not
             undone the run.
@@ -46,7 +46,7 @@ class Step:
     identity: OnRank0[Mapping[str, Any]]
     inputs: tuple[str, ...]
     run: Collective
-    goal: int | list[Any] | None = None
+    goal: int | list[Any] | dict[str, list[Any]] | None = None
     reached: OnRank0[int] | None = None
     precious: bool = False
     why: str = ""
@@ -92,7 +92,7 @@ class Record:
 
     identity: Json
     inputs: dict[str, str]
-    goal: int | list[Any] | None = None
+    goal: int | list[Any] | dict[str, list[Any]] | None = None
     files: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     done: dict[str, Any] | None = None

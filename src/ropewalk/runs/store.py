@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ _NONE = type(None)
 _TYPES: dict[str, tuple[type, ...]] = {
     "identity": (dict,),
     "inputs": (dict,),
-    "goal": (int, list, _NONE),
+    "goal": (int, list, dict, _NONE),
     "files": (list,),
     "kept": (list,),
     "done": (dict, _NONE),
@@ -476,14 +476,20 @@ def _with_followers(steps: Sequence[Step], first: str | None) -> set[str]:
 
 
 def _other_goal(then: Any, now: Any) -> list[Difference]:
-    """The difference of two goals of which neither leads to the other."""
+    """What keeps one goal from leading to another: a list may only grow at its end, and the kind of a goal stays."""
+    if isinstance(then, dict) and isinstance(now, dict) and list(then) == list(now):
+        return [replace(each, key=key) for key in now for each in _other_goal(then[key], now[key])]
     if isinstance(then, list) and isinstance(now, list):
-        short = min(len(then), len(now))
-        return [Difference("goal", then, now)] if differences(then[:short], now[:short]) else []
-    return [] if type(then) is type(now) else [Difference("goal", then, now)]
+        return [Difference("goal", then, now)] if differences(then, now[: len(then)]) else []
+    # Fewer steps than are done, say, change nothing about them.
+    return (
+        [] if isinstance(then, int) and isinstance(now, int) else differences({"goal": then}, {"goal": now})
+    )
 
 
 def _is_short(then: Any, now: Any) -> bool:
+    if isinstance(then, dict) and isinstance(now, dict):
+        return any(_is_short(then[key], now[key]) for key in now)
     if isinstance(then, list) and isinstance(now, list):
         return len(then) < len(now)
     return isinstance(then, int) and isinstance(now, int) and then < now
@@ -518,16 +524,19 @@ def held(
     resume: bool | None = None,
     advice: str = "give another --out",
     restarts: int = 0,
+    wait: float = 0,
 ) -> Iterator[Store]:
-    """Open an output folder in one process; see :func:`opened`.
+    """Open an output folder in one process.
 
     Args:
+        folder, holds, resume, advice: see :func:`opened`.
         restarts: number of times torchrun has restarted the processes.
+        wait: seconds to wait for another process that writes to the folder.
     """
     # Before the lock, which would create the folder.
     if folder is not None and resume and not (folder / RUN).is_file():
         raise RopewalkError(f"nothing to resume: {folder} contains no {holds}; omit --resume to start one")
-    with nullcontext() if folder is None else locked(folder, advice):
+    with nullcontext() if folder is None else locked(folder, advice, wait=wait):
         store = Store(folder, holds, advice)
         restarted = restarts > 0 and store.launched_by == launch()
         if resume is False and store.begun and not restarted:
