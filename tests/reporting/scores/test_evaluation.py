@@ -260,3 +260,8 @@ def test_a_task_in_foreign_results_draws_no_figure_elsewhere(tmp_path: Path) -> 
     with pytest.raises(RopewalkError, match=r"results\.json lists the file 'passkey-x/../../victim\.png'"):
         list(pictures_of(out, "model", [result], 85.0))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_star_in_a_suites_title_stands_for_the_rest_of_a_tasks_name() -> None:
+    (table,) = evaluation_tables({"m": [scored("longeval", "lines_200", 4096, 3, 5)]})
+    assert table.title.startswith("LongEval, records of 200 lines: ")
