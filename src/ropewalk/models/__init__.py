@@ -14,6 +14,7 @@ Its files::
     generation, kv_cache                answers beyond the trained length; keys and values
     losses, tiles, tiled_mlp            losses, MLPs and experts computed in tiles
     pieces                              what lies around attention, fused
+    float64                             a model computed in float64, experts one by one
     offload                             tensors in CPU memory between forward and backward
     routing                             experts' loads, and the load-balancing loss
     adapter, adapter_settings           LoRA
