@@ -19,15 +19,6 @@ def test_plan_returns_what_the_command_prints(capsys: pytest.CaptureFixture[str]
     assert [stage.context for stage in found.stages] == [65536, 262144, 1048576]
 
 
-def test_a_plan_for_a_number_of_processes_sizes_every_stage(whole: str) -> None:
-    found = plan(PlanSettings(model=whole, target=2**17, processes=16))
-    (stage,) = found.stages[:1]
-    assert [size.context for size in found.sizes] == [each.context for each in found.stages]
-    sizes = found.to_json()["sizes"]
-    assert sizes[0]["context"] == stage.context
-    assert all(0 < size["memory"]["peak"] < 80e9 and size["seconds"] > 0 for size in sizes)
-
-
 def test_what_extend_refuses_has_no_plan() -> None:
     with pytest.raises(RopewalkError, match="does not train this model"):
         plan(PlanSettings(model=str(CONFIGS / "mistral-7b-v0.1.json"), target=2**17))

@@ -1,54 +1,20 @@
-"""Plan training stages for a longer context, with reasons and, for a given number of GPUs, memory and time."""
+"""Plan training stages for a longer context, with reasons."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
 from ropewalk.models.config import ModelConfig
-from ropewalk.parallel import MeshShape
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning.advice import Advice
 from ropewalk.planning.inspection import advise_on, read_checkpoint
 from ropewalk.planning.settings import PlanSettings
-from ropewalk.planning.sizing.memory import Memory, estimate_memory
-from ropewalk.planning.sizing.mesh_choice import choose_mesh
-from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
-from ropewalk.planning.sizing.time import H100, Cluster, estimate_step
 from ropewalk.planning.stages import PlannedStage, plan_stages, recipe_stages
 from ropewalk.rope import check_candidate
-
-
-@dataclass(frozen=True)
-class StageSize:
-    """Estimated memory and time of a stage on a cluster. Each data-parallel group trains on one sequence per step.
-
-    Attributes:
-        context: sequence length in tokens.
-        mesh: degrees of parallelism.
-        memory: memory of one rank, bytes.
-        seconds: time of one step.
-        rows_per_step: sequences per step.
-    """
-
-    context: int
-    mesh: str
-    memory: Memory
-    seconds: float
-    rows_per_step: int
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values; memory in bytes, time in seconds."""
-        return {
-            "context": self.context,
-            "mesh": self.mesh,
-            "memory": {**asdict(self.memory), "peak": self.memory.peak},
-            "seconds": self.seconds,
-            "rows_per_step": self.rows_per_step,
-        }
 
 
 @dataclass(frozen=True)
@@ -61,7 +27,6 @@ class PlanResult(Result):
         notes: warnings and remarks on the checkpoint, one sentence each.
         stages: in training order.
         advice: for the target length.
-        sizes: memory and time of each stage. Empty if no number of processes was given.
     """
 
     config: ModelConfig
@@ -69,7 +34,6 @@ class PlanResult(Result):
     notes: tuple[str, ...]
     stages: tuple[PlannedStage, ...]
     advice: Advice
-    sizes: tuple[StageSize, ...] = ()
 
     @property
     def recipe(self) -> str:
@@ -77,8 +41,7 @@ class PlanResult(Result):
         return recipe_stages(self.stages, self.advice.lift)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; ``sizes`` only if a number of processes was given."""
-        sizes = {"sizes": [size.to_json() for size in self.sizes]} if self.sizes else {}
+        """JSON values."""
         return {
             "model": self.config.model,
             "trained_length": self.config.trained_length,
@@ -88,7 +51,6 @@ class PlanResult(Result):
             "stages": [stage.to_json() for stage in self.stages],
             "recipe": self.recipe,
             "advice": self.advice.to_json(),
-            **sizes,
         }
 
 
@@ -134,25 +96,4 @@ def plan(config: PlanSettings, context: RunContext | None = None) -> PlanResult:
             stages = list(advice.stages)
         else:
             stages = plan_stages(method, checkpoint.trained_length, target, config.rule, progress=progress)
-    processes = config.processes
-    sizes = (
-        ()
-        if processes is None
-        else tuple(size_of_stage(checkpoint, stage.context, processes) for stage in stages)
-    )
-    return PlanResult(checkpoint, target, notes, tuple(stages), advice, sizes)
-
-
-def size_of_stage(config: ModelConfig, context: int, processes: int, cluster: Cluster = H100) -> StageSize:
-    """Memory and time of a stage that trains all weights on so many GPUs.
-
-    Raises:
-        RopewalkError: if the model's memory is not estimated.
-    """
-    shape = ModelShape.from_config(config)
-    # The mesh of this run is ignored by choose_mesh, which gets one sequence per process and step.
-    run = ShardedRun(shape, MeshShape(), context)
-    mesh = choose_mesh(run, processes, processes, cluster)
-    run = replace(run, mesh=mesh)
-    rows = mesh.data_degree
-    return StageSize(context, str(mesh), estimate_memory(run), estimate_step(run, rows).seconds, rows)
+    return PlanResult(checkpoint, target, notes, tuple(stages), advice)

@@ -68,11 +68,6 @@ class PlanSettings(Settings):
         description="Also list other RoPE bases for the target: from papers and from published models. Takes 10 "
         "seconds at 128k and a minute or more at 1M.",
     )
-    processes: Annotated[int | None, Option(hidden=True)] = Field(
-        None,
-        ge=1,
-        description="Number of H100 GPUs, in nodes of eight, to estimate memory and time for. Default: no estimate.",
-    )
 
 
 class UnscaledRope(Settings):

@@ -31,12 +31,14 @@ from ropewalk.io.settings import (
     Option,
     Settings,
 )
+from ropewalk.parallel import MeshShape
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning import PlanSettings, plan
 from ropewalk.planning.rules import CONTEXT_BOUND
-from ropewalk.planning.run import PlanResult, size_of_stage
+from ropewalk.planning.run import PlanResult
 from ropewalk.planning.settings import RULE
-from ropewalk.planning.sizing.model_shape import STATE_BYTES, ModelShape, NotEstimated
+from ropewalk.planning.sizing.mesh_choice import choose_mesh
+from ropewalk.planning.sizing.model_shape import STATE_BYTES, ModelShape, NotEstimated, ShardedRun
 from ropewalk.planning.sizing.time import H100
 from ropewalk.training.check import check
 from ropewalk.training.recipe.file import parse_recipe
@@ -264,7 +266,7 @@ def reason_for_adapter(planned: PlanResult, machine: MachineFacts) -> str | None
     if not machine.gpus:
         return None
     try:
-        ModelShape.from_config(planned.config)
+        shape = ModelShape.from_config(planned.config)
     except NotEstimated as error:
         # Activations are unknown, but no run is smaller than its parameters, gradients and moments.
         if error.state_bytes is None or error.state_bytes <= machine.gpus * machine.gpu_bytes:
@@ -276,7 +278,8 @@ def reason_for_adapter(planned: PlanResult, machine: MachineFacts) -> str | None
     # Only the memory decides whether the training fits; the speed of an H100 has no effect on the answer.
     here = replace(H100, bytes_per_rank=machine.gpu_bytes)
     try:
-        size_of_stage(planned.config, planned.target_length, machine.gpus, here)
+        # One sequence for each process and step; choose_mesh ignores the mesh of this run.
+        choose_mesh(ShardedRun(shape, MeshShape(), planned.target_length), machine.gpus, machine.gpus, here)
     except RopewalkError as error:
         return f"training all weights does not fit on {_gpus(machine)} here ({error})"
     return None
