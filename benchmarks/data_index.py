@@ -1,6 +1,6 @@
 """Memory and time of planning rows for very many documents, from their index alone.
 
-    python -m benchmarks.data_index [--documents 1e6,1e7,1e8] [--folder /disk]
+    python -m benchmarks.data_index [--documents 1e6,1e7,1e8]
 
 The index (lengths, sources, hashes, ends) is made up: log-normal lengths of 490 tokens in the median in 20 sources, one
 document in a thousand a repeat. Each number of documents has a process of its own, which builds the corpus from the
@@ -9,14 +9,11 @@ tokens: all that ``ropewalk data pack`` does between tokenising and writing rows
 
 ``anonymous`` is the process's peak of memory that is its own, sampled each 20 ms; pages of mapped files, which the
 operating system drops when it needs room, are not part of it. ``libraries`` is what it has before the first document.
-``on_disk`` are the bytes of the arrays on disk.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import threading
 import time
 from collections import deque
@@ -55,13 +52,10 @@ class Peak:
             time.sleep(0.02)
 
 
-def _shards(documents: int, arrays: Any) -> Iterator[Any]:
+def _shards(documents: int) -> Iterator[Any]:
     """The indexes of token shards as tokenising keeps them."""
-    from dataclasses import replace
-
     import numpy as np
 
-    from ropewalk.data.tokens.corpus import INDEX
     from ropewalk.data.tokens.token_shards import TokenShard
 
     random = np.random.default_rng(0)
@@ -70,21 +64,19 @@ def _shards(documents: int, arrays: Any) -> Iterator[Any]:
         lengths = np.exp(random.normal(6.2, 1.2, count)).astype(np.int64).clip(1, 1 << 20)
         hashes = random.integers(0, 2**64, count, np.uint64)
         hashes[::1000] = hashes[0]
-        shard = TokenShard(
+        yield TokenShard(
             path=Path("none"), last=True, records=count, empty_documents=0, binary_files=0, dropped_nulls=0,
             tokens=int(lengths.sum()), sources=tuple(f"source {n}" for n in range(20)), digest="00" * 32,
             lengths=lengths, source_ids=random.integers(0, 20, count, np.int32), hashes=hashes,
             characters=lengths * 4, first_ids=np.full(count, 5, np.int32), last_ids=np.full(count, 6, np.int32),
         )  # fmt: skip
-        yield replace(shard, **{name: arrays.keep(getattr(shard, name)) for name in INDEX})
 
 
-def measure(documents: int, plan: str, folder: Path) -> dict[str, Any]:
+def measure(documents: int, plan: str) -> dict[str, Any]:
     """Plan rows in this process."""
     from types import SimpleNamespace
 
     from ropewalk.data import load_tokenizer
-    from ropewalk.data.disk_arrays import DiskArrays
     from ropewalk.data.rows import store
     from ropewalk.data.settings import PackConfig
     from ropewalk.data.tokens.corpus import Corpus
@@ -108,13 +100,11 @@ def measure(documents: int, plan: str, folder: Path) -> dict[str, Any]:
     for name in ("hold_out", "mix", "length_states", "pack_documents", "description"):
         work = getattr(store, name)
         setattr(store, name, lambda *given, name=name, work=work: step(name, work, *given))
-    arrays = DiskArrays(folder)
-    shards = step("shards", lambda: deque(_shards(documents, arrays)))
-    corpus = step("corpus", Corpus, shards, 1, arrays)
+    shards = step("shards", lambda: deque(_shards(documents)))
+    corpus = step("corpus", Corpus, shards, 1)
     packed, _, _ = store._planned(config, tokenizer, corpus)
     part = SimpleNamespace(rows=min(packed.num_rows, store.rows_per_file(packed)))
     step("one file's part of the plan", packed.rows, 0, part.rows)
-    disk = sum(os.stat(f"/proc/self/map_files/{name}").st_size for name in _mapped(folder))
     return {
         "documents": documents,
         "plan": plan,
@@ -123,39 +113,23 @@ def measure(documents: int, plan: str, folder: Path) -> dict[str, Any]:
         "libraries": libraries,
         "anonymous": max(each["anonymous"] for each in steps.values()),
         "seconds": sum(each["seconds"] for name, each in steps.items() if name != "shards"),
-        "on_disk": disk,
         "steps": steps,
     }
-
-
-def _mapped(folder: Path) -> set[str]:
-    """Files of the folder that this process maps, each once."""
-    found = {}
-    for name in os.listdir("/proc/self/map_files"):
-        try:
-            target = os.readlink(f"/proc/self/map_files/{name}")
-        except OSError:
-            continue
-        if target.startswith(str(folder)):
-            found[target] = name
-    return set(found.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--documents", default="1e6,1e7")
     parser.add_argument("--plans", default=",".join(PLANS))
-    parser.add_argument("--folder", default=tempfile.gettempdir())
     parser.add_argument("--one", nargs=2, metavar=("DOCUMENTS", "PLAN"), help="measure one in this process")
     given = parsed(parser, {"documents": "1e3", "plans": "mixed"}, arguments)
     if given.one:
-        with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-            print(json.dumps(measure(int(given.one[0]), given.one[1], Path(folder))))
+        print(json.dumps(measure(int(given.one[0]), given.one[1])))
         return
     runs = []
     for documents in given.documents.split(","):
         for plan in given.plans.split(","):
-            each = ["--folder", given.folder, "--one", str(int(float(documents))), plan]
+            each = ["--one", str(int(float(documents))), plan]
             # Always in a process of its own: it wraps the functions of the store.
             runs.append(in_own_process("benchmarks.data_index", each))
             per = (runs[-1]["anonymous"] - runs[-1]["libraries"]) / runs[-1]["documents"]

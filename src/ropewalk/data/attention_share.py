@@ -9,13 +9,12 @@ of the length. Projections, feed-forward layers and the loss grow linearly and a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ropewalk.attention.choices import PATTERNS, Pattern
-from ropewalk.data.disk_arrays import chunks
 from ropewalk.errors import RopewalkError
 
 
@@ -61,11 +60,8 @@ def share_of_documents(lengths: ArrayLike, row_length: int) -> dict[str, float]:
     shares: dict[str, float] = {"full": math.nan}
     for pattern, anchor_length in (("intra_document", 0), ("anchor", 1)):
         # The anchor takes its room from every row.
-        rows, parts = _cut(each, row_length - anchor_length)
-        tokens = triangles = 0
-        for pieces in parts:
-            tokens += int(pieces.sum())
-            triangles += _sum_of_triangles(pieces)
+        pieces, rows = cut(each, row_length - anchor_length)
+        tokens, triangles = int(pieces.sum()), _sum_of_triangles(pieces)
         # A single row may be shorter than the context; several rows are full ones.
         whole = triangle(anchor_length + tokens) if rows == 1 else rows * triangle(row_length)
         part = rows * triangle(anchor_length) + triangles + anchor_length * tokens
@@ -81,34 +77,16 @@ def cut(lengths: NDArray[np.int64], room: int) -> tuple[NDArray[np.int64], int]:
     Returns:
         int64, lengths of the pieces in complete rows, or in the only row; and the number of these rows.
     """
-    rows, parts = _cut(lengths, room)
-    return np.concatenate([np.zeros(0, np.int64), *parts]), rows
-
-
-def _cut(lengths: NDArray[np.int64], room: int) -> tuple[int, Iterator[NDArray[np.int64]]]:
-    """The number of rows and the pieces as in :func:`cut`, the pieces of a chunk of documents at a time."""
     total = int(lengths.sum())
     # Less than one full row counts as the only row.
     rows = max(total // room, min(total, 1))
     kept = min(total, rows * room)
-
-    def pieces() -> Iterator[NDArray[np.int64]]:
-        position = 0
-        for part in chunks(len(lengths)):
-            ends = position + np.cumsum(lengths[part])
-            stop = min(int(ends[-1]), kept)
-            # A chunk begins with a document, so no piece belongs to two chunks.
-            starts_of_rows = np.arange(position // room * room + room, stop, room)
-            # The input is two ascending runs, which a stable (merge) sort combines in linear time.
-            edges = np.sort(np.concatenate([[position], ends[ends < stop], starts_of_rows]), kind="stable")
-            found = np.diff(edges, append=stop)
-            # Empty documents, and documents that end with a row, leave pieces of length 0.
-            yield found[found > 0]
-            position = int(ends[-1])
-            if position >= kept:
-                return
-
-    return rows, pieces()
+    ends = np.cumsum(lengths)
+    # The input is two ascending runs, which a stable (merge) sort combines in linear time.
+    edges = np.sort(np.concatenate([np.arange(0, kept, room), ends[ends < kept]]), kind="stable")
+    pieces = np.diff(edges, append=kept)
+    # Empty documents, and documents that end with a row, leave pieces of length 0.
+    return pieces[pieces > 0], rows
 
 
 def share_of_rows(rows: Iterable[tuple[NDArray[np.int64], int]], anchor_length: int) -> dict[str, float]:

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.data.attention_share import ideal_speedup, share_of_documents, share_of_rows, skipped
-from ropewalk.data.disk_arrays import chunks
 from ropewalk.data.read.documents import TokenisedDocument, token_hash
 from ropewalk.data.rows.assemble import PADDING, PackedRow
 from ropewalk.data.settings import PackingSettings
@@ -22,9 +21,6 @@ from ropewalk.errors import RopewalkError
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 LONG_LENGTHS = (4096, 16384, 65536, 131072)
 """Lengths in tokens above which documents count as long in ``long_shares``."""
-
-RANGE_DOCUMENTS = 1 << 24
-"""Documents that are searched for repeats at a time."""
 
 
 @dataclass(frozen=True)
@@ -382,8 +378,7 @@ def _by_source(
 def _sums(values: NDArray[np.int64], groups: NDArray[np.integer], count: int) -> NDArray[np.int64]:
     """Sum of the values in each group; exact, unlike bincount with weights, which goes through float64."""
     sums = np.zeros(count, np.int64)
-    for part in chunks(len(values)):
-        np.add.at(sums, groups[part], values[part])
+    np.add.at(sums, groups, values)
     return sums
 
 
@@ -397,11 +392,7 @@ def _distinct(
         the number of documents of each.
     """
     width = int(lengths.max(initial=0)) + 1
-    keys, times = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    for part in chunks(len(lengths)):
-        new, counts = np.unique(source_ids[part].astype(np.int64) * width + lengths[part], return_counts=True)
-        keys, index = np.unique(np.concatenate([keys, new]), return_inverse=True)
-        times = _sums(np.concatenate([times, counts]), index, len(keys))
+    keys, times = np.unique(source_ids.astype(np.int64) * width + lengths, return_counts=True)
     return np.searchsorted(keys, np.arange(sources + 1) * width), keys % width, times
 
 
@@ -457,27 +448,12 @@ def _histogram(values: NDArray[np.int64], times: NDArray[np.int64]) -> list[Leng
 
 
 def _repeats(lengths: NDArray[np.int64], hashes: NDArray[np.uint64]) -> Repeats:
-    documents = tokens = most = 0
-    # Equal hashes lie in one range of hashes, and one range at a time fits into memory.
-    ranges = max(1, -(-len(hashes) // RANGE_DOCUMENTS))
-    # A byte or two a document, so that looking for those of a range does not read all hashes again.
-    range_of = np.empty(len(hashes), np.min_scalar_type(ranges))
-    for part in chunks(len(hashes)):
-        numbers = ((hashes[part] >> np.uint64(32)) * np.uint64(ranges)) >> np.uint64(32)
-        # All empty texts have the same hash; do not count them as repeats.
-        range_of[part] = np.where(lengths[part] > 0, numbers, ranges)
-    for number in range(ranges):
-        own_hashes, own_lengths = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
-        for part in chunks(len(hashes)):
-            own = np.flatnonzero(range_of[part] == number)
-            own_hashes.append(hashes[part][own])
-            own_lengths.append(lengths[part][own])
-        sizes = np.concatenate(own_lengths)
-        _, firsts, times = np.unique(np.concatenate(own_hashes), return_index=True, return_counts=True)
-        documents += int((times > 1).sum())
-        tokens += int(sizes.sum() - sizes[firsts].sum())
-        most = max(most, int(times.max(initial=0)))
-    return Repeats(documents, tokens, most)
+    # All empty texts have the same hash; do not count them as repeats.
+    full = lengths > 0
+    sizes = lengths[full]
+    _, firsts, times = np.unique(hashes[full], return_index=True, return_counts=True)
+    repeated = int(sizes.sum() - sizes[firsts].sum())
+    return Repeats(int((times > 1).sum()), repeated, int(times.max(initial=0)))
 
 
 def _ratio(part: int, whole: int) -> float:

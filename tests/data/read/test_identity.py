@@ -1,6 +1,5 @@
 """The identity of inputs: machines that share a folder agree, and whatever changes the records changes it."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ import pytest
 
 from ropewalk.data.read.documents import Document
 from ropewalk.data.read.embedded import embedded_documents
-from ropewalk.data.read.identity import file_digests, inputs_identity
+from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import plan_input_splits
 from ropewalk.data.settings import SourceSpec
 from tests.data.read.split_cases import lines
@@ -85,23 +84,3 @@ def test_the_embedded_corpus_is_known_by_its_texts(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("ropewalk.data.read.embedded.embedded_documents", changed)
     assert identities(SourceSpec(path="embedded:train")) != one
-
-
-def test_digests_of_all_files(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(mixed.parent)
-    big = mixed.parent / "big.txt"
-    big.write_bytes(b"0123456789abcdef" * 200_000)
-    specs = [
-        SourceSpec(path="mixed/"),
-        SourceSpec(path=str(big)),
-        SourceSpec(path="mixed", text_field="n"),
-        SourceSpec(path="embedded"),
-    ]
-    found = file_digests(specs)
-    assert [entry["path"] for entry in found[:2]] == ["mixed/a.txt", "mixed/b.md"]
-    assert found[-1]["path"] == str(big)
-    paths = {os.path.relpath(path, mixed.parent) for path in mixed.rglob("*.*")} | {str(big)}
-    assert sorted(str(entry["path"]) for entry in found) == sorted(paths)
-    for entry in found:
-        content = Path(str(entry["path"])).read_bytes()
-        assert (entry["bytes"], entry["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())

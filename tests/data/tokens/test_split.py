@@ -1,6 +1,5 @@
 """Validation documents are chosen by their text alone, and no copy of one is ever trained on."""
 
-from collections.abc import Iterator
 from random import Random
 
 import numpy as np
@@ -8,19 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data import disk_arrays
 from ropewalk.data.read.documents import text_hash
 from ropewalk.data.settings import ValidationSettings
 from ropewalk.data.tokens.split import split_documents
 from tests.data.cases import refusal
-
-
-@pytest.fixture(autouse=True, scope="module", params=[3, disk_arrays.CHUNK])
-def chunk(request: pytest.FixtureRequest) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disk_arrays, "CHUNK", request.param)
-        yield
-
 
 # Few letters and short texts, so that copies are common.
 corpora = st.lists(st.text("abc", min_size=1, max_size=3), max_size=40)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ropewalk.data.read.documents import Document
 from ropewalk.data.read.files import EMBEDDED, HUGGING_FACE, is_named, source_files
 from ropewalk.data.read.hub import hugging_face_identity, parse_hugging_face
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
-from ropewalk.io.digests import FileDigest, digest
+from ropewalk.io.digests import digest
 
 if TYPE_CHECKING:
     from ropewalk.data.read.embedded import Split
@@ -28,7 +27,6 @@ EMBEDDED_SPLITS: tuple[Split, ...] = ("train", "validation", "all")
 RETRIEVAL_DOCUMENTS = "retrieval-documents"
 
 _THREADS = 8
-_Result = TypeVar("_Result")
 
 FileIdentity = list[str | int]
 """[name, SHA-256 of the content], or [name, size, modification time in ns]."""
@@ -99,34 +97,11 @@ def file_identities(spec: SourceSpec, paths: Sequence[Path]) -> list[FileIdentit
     Raises:
         RopewalkError: if a file is missing or unreadable.
     """
-    return _in_threads(_file_identity, spec, paths)
-
-
-def file_digests(specs: Sequence[SourceSpec]) -> list[dict[str, str | int]]:
-    """Digests of the whole content of every file that the specs read.
-
-    Returns:
-        ``path`` as named in the spec, ``bytes`` and ``sha256``, in reading order, each file once. Datasets on the Hub
-        and the embedded corpus have no entry.
-
-    Raises:
-        RopewalkError: if a file is missing or unreadable.
-    """
-    found: dict[str, dict[str, str | int]] = {}
-    for spec in specs:
-        for entry in _in_threads(_file_digest, spec, source_files(spec)):
-            found.setdefault(str(entry["path"]), entry)
-    return list(found.values())
-
-
-def _in_threads(
-    work: Callable[[SourceSpec, Path], _Result], spec: SourceSpec, paths: Sequence[Path]
-) -> list[_Result]:
     if len(paths) < 2:
-        return [work(spec, path) for path in paths]
+        return [_file_identity(spec, path) for path in paths]
     # hashlib and file reads release the GIL, so threads keep several disks or cores busy.
     with ThreadPoolExecutor(_THREADS) as threads:
-        return list(threads.map(work, repeat(spec), paths))
+        return list(threads.map(_file_identity, repeat(spec), paths))
 
 
 def _name(spec: SourceSpec, path: Path) -> str:
@@ -147,10 +122,3 @@ def _file_identity(spec: SourceSpec, path: Path) -> FileIdentity:
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror}") from error
     return [_name(spec, path), status.st_size, status.st_mtime_ns]
-
-
-def _file_digest(spec: SourceSpec, path: Path) -> dict[str, str | int]:
-    try:
-        return {"path": _name(spec, path), **asdict(FileDigest.of(path))}
-    except OSError as error:
-        raise RopewalkError(f"cannot read {path}: {error.strerror}") from error

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.data.disk_arrays import DiskArrays
 from ropewalk.data.mixture.report import either
 from ropewalk.data.rows.plan import Pieces, RowPlan, plan_rows
 from ropewalk.data.rows.special_tokens import AddedTokens, DocumentEnds, PackingCounts, add_special_tokens
@@ -146,7 +145,6 @@ def pack_documents(
     settings: PackingSettings,
     special: SpecialTokens,
     tags: Sequence[NDArray[np.int32]] | None = None,
-    arrays: DiskArrays | None = None,
 ) -> Packed:
     """Add special tokens to documents and plan their rows.
 
@@ -156,13 +154,12 @@ def pack_documents(
         ends: lengths, first and last ids and sources of the same documents, in the same order.
         sources: the sources' names, by id.
         settings, special, tags: as in :func:`add_special_tokens`.
-        arrays: makes the arrays of a sequential plan; None keeps them in memory.
 
     Raises:
         RopewalkError: as in :func:`add_special_tokens`.
     """
     added = add_special_tokens(ends, settings, special, tags)
-    plan = plan_rows(added.lengths, settings.room(special), settings.packing, settings.remainder, arrays)
+    plan = plan_rows(added.lengths, settings.room(special), settings.packing, settings.remainder)
     return Packed(documents, ends.source_ids, sources, added, plan, settings, special, tags)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.data.disk_arrays import chunks
 from ropewalk.data.mixture.mixture import Mixture
 from ropewalk.data.rows.special_tokens import PackingCounts
 from ropewalk.data.statistics import length_statistics
@@ -37,14 +36,12 @@ def length_states(
     """
 
     def statistics(numbers: NDArray[np.int64], hashes: NDArray[np.uint64] | None) -> dict[str, Any]:
-        # The whole corpus in its own order needs no copy of its index.
-        chosen = slice(None) if len(numbers) == len(corpus) and mixed is None else numbers
         found = length_statistics(
-            corpus.arrays.take(corpus.lengths, chosen),
-            corpus.arrays.take(corpus.source_ids, chosen),
+            corpus.lengths[numbers],
+            corpus.source_ids[numbers],
             corpus.sources,
             row_length=context,
-            hashes=None if hashes is None else corpus.arrays.take(hashes, chosen),
+            hashes=None if hashes is None else hashes[numbers],
         )
         plain: dict[str, Any] = _plain(asdict(found))
         return plain
@@ -106,7 +103,7 @@ def _of_libraries() -> dict[str, str]:
 
 def _split_counts(split: Split, corpus: Corpus) -> dict[str, int]:
     held = int(corpus.lengths[split.validation].sum())
-    kept = sum(int(corpus.lengths[split.training[part]].sum()) for part in chunks(len(split.training)))
+    kept = int(corpus.lengths[split.training].sum())
     return {
         "training_documents": len(split.training),
         "validation_documents": len(split.validation),
@@ -136,12 +133,10 @@ def _mixture_counts(
 
 
 def _totals(corpus: Corpus, documents: NDArray[np.int64]) -> dict[str, dict[str, int]]:
-    counts, tokens = (np.zeros(len(corpus.sources), np.int64) for _ in range(2))
-    for part in chunks(len(documents)):
-        ids, lengths = corpus.source_ids[documents[part]], corpus.lengths[documents[part]]
-        counts += np.bincount(ids, minlength=len(counts))
-        # add.at sums integers exactly; bincount with weights would go through float64.
-        np.add.at(tokens, ids, lengths)
+    ids, tokens = corpus.source_ids[documents], np.zeros(len(corpus.sources), np.int64)
+    counts = np.bincount(ids, minlength=len(tokens))
+    # add.at sums integers exactly; bincount with weights would go through float64.
+    np.add.at(tokens, ids, corpus.lengths[documents])
     return {
         name: {"documents": int(counts[i]), "tokens": int(tokens[i])}
         for i, name in enumerate(corpus.sources)

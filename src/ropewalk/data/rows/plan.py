@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.data.disk_arrays import DiskArrays, chunks
 from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
@@ -83,7 +82,6 @@ def plan_rows(
     room: int,
     packing: Packing,
     remainder: Remainder,
-    arrays: DiskArrays | None = None,
 ) -> RowPlan:
     """Assign documents to rows.
 
@@ -99,7 +97,6 @@ def plan_rows(
         room: tokens of a row available to documents, at least 1.
         packing: ``sequential`` or ``best_fit``.
         remainder: ``drop`` leaves out the emptiest row (ties: the last one) unless it is full; ``pad`` keeps all rows.
-        arrays: makes the arrays of a sequential plan; None keeps them in memory.
 
     Raises:
         RopewalkError: if an argument is out of range.
@@ -110,7 +107,7 @@ def plan_rows(
     if remainder not in ("drop", "pad"):
         raise RopewalkError(f"unknown remainder {remainder!r}; choose one of drop, pad")
     if packing == "sequential":
-        pieces, row_starts = _sequential(lengths, room, DiskArrays() if arrays is None else arrays)
+        pieces, row_starts = _sequential(lengths, room)
     elif packing == "best_fit":
         pieces, rows = _best_fit(lengths, room)
         # The rows ascend, so their first pieces can be found by bisection.
@@ -131,8 +128,7 @@ def plan_rows(
 
 def _distinct_items(pieces: Pieces) -> int:
     """Number of documents with a piece that is not their first."""
-    later = [pieces.items[part][pieces.starts[part] > 0] for part in chunks(len(pieces))]
-    return len(np.unique(np.concatenate([np.zeros(0, np.int64), *later])))
+    return len(np.unique(pieces.items[pieces.starts > 0]))
 
 
 def _without_row(plan: RowPlan, number: int) -> RowPlan:
@@ -163,14 +159,12 @@ def _checked(lengths: NDArray[np.int64], room: int) -> NDArray[np.int64]:
     return lengths
 
 
-def _sequential(
-    lengths: NDArray[np.int64], room: int, arrays: DiskArrays
-) -> tuple[Pieces, NDArray[np.int64]]:
+def _sequential(lengths: NDArray[np.int64], room: int) -> tuple[Pieces, NDArray[np.int64]]:
     """Pieces in order, and the first piece of each row. Works in batches, so temporary arrays stay small."""
     total = int(lengths.sum())
     # Upper bound: each document gives one piece, plus one for each end of a row inside a document.
     most = int(np.count_nonzero(lengths)) + total // room
-    items, starts, sizes = (arrays.empty(most, np.int64) for _ in range(3))
+    items, starts, sizes = (np.empty(most, np.int64) for _ in range(3))
     row_starts = np.empty(-(-total // room) + 1, np.int64)
     filled = position = 0
     for first in range(0, len(lengths), _CHUNK):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ropewalk.data.cluster import RayCluster, connected, wait_until
 from ropewalk.data.mixture.mixture import mix
 from ropewalk.data.read.files import hidden_entries
-from ropewalk.data.read.identity import file_digests, inputs_identity
+from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import InputSplit, plan_input_splits
 from ropewalk.data.rows.assemble import Packed, assemble_rows, pack_documents, refuse_no_rows
 from ropewalk.data.rows.manifest import description, length_states, versions
@@ -295,7 +295,6 @@ def _pack_on(
             **job.depends,
             "tokenizer": {"name_or_path": config.tokenizer, **job.depends["tokenizer"]},
             **contents,
-            "files": file_digests(config.sources),
             "versions": versions(),
         }
         writer = RowsWriter(folder, manifest, row_files(packed.num_rows, rows_per_file(packed)))
@@ -324,17 +323,14 @@ def _planned(
         documents = documents[mixture.documents]
     # Compute before planning: both need memory per document, and this memory is free again afterwards.
     lengths = length_states(corpus, split.training, None if mixture is None else documents, settings.context)
-    take = corpus.arrays.take
     ends = DocumentEnds(
-        take(corpus.lengths, documents),
-        take(corpus.first_ids, documents),
-        take(corpus.last_ids, documents),
-        take(corpus.source_ids, documents),
+        corpus.lengths[documents],
+        corpus.first_ids[documents],
+        corpus.last_ids[documents],
+        corpus.source_ids[documents],
     )
     tags = None if settings.tag is None else tag_tokens(tokenizer, settings.tag, corpus.sources)
-    packed = pack_documents(
-        documents, ends, corpus.sources, settings, special_ids(tokenizer), tags, corpus.arrays
-    )
+    packed = pack_documents(documents, ends, corpus.sources, settings, special_ids(tokenizer), tags)
     counts = packed.counts(ends)
     refuse_no_rows(packed, counts, len(split.validation) + split.withheld_duplicates)
     contents = {**description(corpus, split, mixture, documents, counts), **lengths}

@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -20,7 +20,6 @@ import tokenizers
 from numpy.typing import NDArray
 
 from ropewalk.data.cluster import RayCluster, wait_until
-from ropewalk.data.disk_arrays import DiskArrays
 from ropewalk.data.read.documents import Document, Record, TokenisedDocument, token_hash
 from ropewalk.data.read.input_splits import NO_DOCUMENTS, InputSplit, changed, is_blank, read_input_split
 from ropewalk.data.read.readers import ReadingCounts, no_documents
@@ -105,7 +104,7 @@ class TokenReader:
 
 
 class Corpus:
-    """All documents in reading order: an index of 36 bytes a document, in memory or on disk, and token ids on disk.
+    """All documents in reading order: an index of 36 bytes a document in memory, and token ids on disk.
 
     The arrays are read-only.
 
@@ -120,22 +119,20 @@ class Corpus:
         splits: number of input splits that the documents come from.
         digest: SHA-256 over ids, lengths, sources and hashes of all documents; equal on every machine.
         reader: reads the tokens.
-        arrays: makes further arrays as long as the index.
     """
 
-    def __init__(self, shards: deque[TokenShard], splits: int, arrays: DiskArrays | None = None) -> None:
+    def __init__(self, shards: deque[TokenShard], splits: int) -> None:
         """Concatenate the shards' indexes; empties ``shards`` on the way, so that no index is held twice for long."""
-        self.arrays = arrays = DiskArrays() if arrays is None else arrays
         self.splits = splits
         starts = [0, *accumulate(len(shard.lengths) for shard in shards)]
         self.reader = TokenReader([shard.path for shard in shards], starts)
         documents = starts[-1]
-        self.lengths = arrays.empty(documents, np.int64)
-        self.source_ids = arrays.empty(documents, np.int32)
-        self.hashes = arrays.empty(documents, np.uint64)
-        self.characters = arrays.empty(documents, np.int64)
-        self.first_ids = arrays.empty(documents, np.int32)
-        self.last_ids = arrays.empty(documents, np.int32)
+        self.lengths = np.empty(documents, np.int64)
+        self.source_ids = np.empty(documents, np.int32)
+        self.hashes = np.empty(documents, np.uint64)
+        self.characters = np.empty(documents, np.int64)
+        self.first_ids = np.empty(documents, np.int32)
+        self.last_ids = np.empty(documents, np.int32)
         self.reading = ReadingCounts(documents)
         state = hashlib.sha256()
         sources: dict[str, int] = {}
@@ -188,9 +185,6 @@ class Corpus:
     def close(self) -> None:
         """Close the shards' files; later reads open them again."""
         self.reader.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "arrays": DiskArrays()}
 
 
 def tokenise_splits(
@@ -246,8 +240,7 @@ def tokenise_splits(
         )[:32]
         for split in splits
     ]
-    arrays = DiskArrays(folder)
-    made = _Work(dict(zip(folders, splits, strict=True)), progress, arrays)
+    made = _Work(dict(zip(folders, splits, strict=True)), progress)
     own = folders[index::machines]
     # Other machines work from the front of their splits, so taking over from the back collides last.
     order = list(dict.fromkeys([*own, *reversed(folders)]))
@@ -268,7 +261,7 @@ def tokenise_splits(
     shards = deque(shard for path in folders for shard in made.shards[path])
     # Corpus drops each index once it has copied it, which frees nothing while another reference is left.
     made.shards.clear()
-    return Corpus(shards, len(splits), arrays)
+    return Corpus(shards, len(splits))
 
 
 @dataclass(frozen=True)
@@ -291,7 +284,7 @@ class _Job:
 def _write_split(job: _Job, item: tuple[Path, InputSplit]) -> None:
     """Tokenise one split in this process; a task of Ray."""
     folder, split = item
-    made = _Work({folder: split}, None, DiskArrays(), whole=False)
+    made = _Work({folder: split}, None, whole=False)
     encode = partial(encode_here, state=job.state, template=job.template)
     _write(made, [folder], job.read, job.vocabulary, encode)
 
@@ -320,7 +313,6 @@ class _Work:
     Args:
         splits: the splits by the folders of their shards.
         progress: called with the numbers of documents and tokens so far.
-        arrays: keep the shards' indexes.
         whole: whether these are all splits of their sources, so that a source without documents can be refused.
     """
 
@@ -328,11 +320,9 @@ class _Work:
         self,
         splits: dict[Path, InputSplit],
         progress: Progress | None,
-        arrays: DiskArrays,
         whole: bool = True,
     ) -> None:
         self.splits = splits
-        self._arrays = arrays
         self._progress = progress
         self._whole = whole
         self._writers: dict[Path, ShardWriter] = {}
@@ -341,9 +331,7 @@ class _Work:
         # Threads suffice: opening a shard hashes all of it, and hashlib releases the GIL meanwhile.
         with ThreadPoolExecutor(_THREADS) as pool:
             found = pool.map(committed_shards, splits)
-            self.shards: dict[Path, tuple[TokenShard, ...]] = {
-                folder: self._kept(shards) for folder, shards in zip(splits, found, strict=True)
-            }
+            self.shards: dict[Path, tuple[TokenShard, ...]] = dict(zip(splits, found, strict=True))
         for folder, shards in self.shards.items():
             self._count(shards)
             if _is_done(shards):
@@ -366,7 +354,7 @@ class _Work:
         if _is_done(known):
             return True
         new = committed_shards(folder, known)[len(known) :]
-        shards = self.shards[folder] = (*known, *self._kept(new))
+        shards = self.shards[folder] = (*known, *new)
         self._count(shards[len(known) :])
         if not _is_done(shards):
             return False
@@ -387,7 +375,7 @@ class _Work:
                 )
             known = self.shards[folder]
             new = self._writers.pop(folder).finish()[len(known) :]
-            self.shards[folder] = (*known, *self._kept(new))
+            self.shards[folder] = (*known, *new)
             self._finished(folder)
             return
         writer = self._writers[folder]
@@ -409,13 +397,6 @@ class _Work:
     def report(self) -> None:
         if self._progress is not None:
             self._progress(self._documents, self._tokens)
-
-    def _kept(self, shards: Iterable[TokenShard]) -> tuple[TokenShard, ...]:
-        kept = []
-        for shard in shards:
-            columns: dict[str, Any] = {name: self._arrays.keep(getattr(shard, name)) for name in INDEX}
-            kept.append(replace(shard, **columns))
-        return tuple(kept)
 
     def _count(self, shards: Iterable[TokenShard]) -> None:
         for shard in shards:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.data.disk_arrays import DiskArrays, chunks
-
 if TYPE_CHECKING:
     from ropewalk.data.settings import ValidationSettings
     from ropewalk.data.tokens.corpus import Corpus
@@ -39,7 +37,6 @@ def split_documents(
     hashes: NDArray[np.uint64],
     settings: ValidationSettings,
     withheld: Sequence[int] = (),
-    arrays: DiskArrays | None = None,
 ) -> Split:
     """Choose the validation documents.
 
@@ -51,50 +48,27 @@ def split_documents(
         hashes: uint64 ``[documents]``, hash of each document's text (:func:`text_hash`), in reading order.
         settings: number or fraction of documents to hold out.
         withheld: hashes of texts that are neither for training nor for validation.
-        arrays: makes the array of training documents; None keeps it in memory.
     """
-    arrays = DiskArrays() if arrays is None else arrays
     chosen, validation = _chosen(hashes, settings)
     apart = np.array(withheld, np.uint64)
     validation = validation[~np.isin(hashes[validation], apart)]
     held = np.union1d(chosen, apart)
-    # A byte a document, from which the length of the result follows before it is made.
-    kept = [~_among(hashes[part], held) for part in chunks(len(hashes))] if len(held) else []
-    if not kept:
-        numbers = arrays.empty(len(hashes), np.int64)
-        for part in chunks(len(hashes)):
-            numbers[part] = np.arange(part.start, part.stop)
-        return Split(numbers, validation.astype(np.int64), 0)
-    training = arrays.empty(int(sum(each.sum() for each in kept)), np.int64)
-    filled = 0
-    for part, each in zip(chunks(len(hashes)), kept, strict=True):
-        found = np.flatnonzero(each) + part.start
-        training[filled : filled + len(found)] = found
-        filled += len(found)
-    return Split(training, validation.astype(np.int64), len(hashes) - len(training) - len(validation))
+    training = np.flatnonzero(~_among(hashes, held)) if len(held) else np.arange(len(hashes))
+    return Split(training, validation, len(hashes) - len(training) - len(validation))
 
 
 def _chosen(
     hashes: NDArray[np.uint64], settings: ValidationSettings
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """The hashes to hold out, ascending, and the number of the first document of each as in :class:`Split`."""
-    texts, first = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    if settings.documents:
+        # The smallest hashes: which documents are held out depends on their text alone, not on order or number.
+        texts, first = np.unique(hashes, return_index=True)
+        return texts[: settings.documents], first[: settings.documents]
     # An exact comparison in integers: float64 could not distinguish neighbouring hashes.
-    limit = np.uint64(int(settings.fraction * _HASHES))
-    for part in chunks(len(hashes)):
-        values = hashes[part]
-        if settings.documents:
-            # The smallest hashes: which documents are held out depends on their text alone, not on order or number.
-            full = len(texts) == settings.documents
-            numbers = np.flatnonzero(values <= texts[-1]) if full else np.arange(len(values))
-        else:
-            numbers = np.flatnonzero(values < limit)
-        # Those found before come first, so that the first document of each text stays.
-        texts, index = np.unique(np.concatenate([texts, values[numbers]]), return_index=True)
-        first = np.concatenate([first, numbers + part.start])[index]
-        if settings.documents:
-            texts, first = texts[: settings.documents], first[: settings.documents]
-    return texts, first if settings.documents else np.sort(first)
+    numbers = np.flatnonzero(hashes < np.uint64(int(settings.fraction * _HASHES)))
+    texts, first = np.unique(hashes[numbers], return_index=True)
+    return texts, np.sort(numbers[first])
 
 
 def _among(values: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -119,7 +93,7 @@ def hold_out(
         special: the tokenizer's special tokens.
         withheld: hashes of texts that are neither for training nor for validation.
     """
-    split = split_documents(corpus.hashes, settings, withheld, corpus.arrays)
+    split = split_documents(corpus.hashes, settings, withheld)
     if not len(split.validation):
         return split
     tokenised = (corpus.characters == 0) & (corpus.lengths > 0)
