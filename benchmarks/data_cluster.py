@@ -26,16 +26,16 @@ from ropewalk.versions import software_versions
 PACKING = """
 import json, os, sys, time
 import psutil
-from ropewalk.data import cluster, load_tokenizer, pack_rows
+from ropewalk.data import load_tokenizer, pack_rows
 from ropewalk.data.rows import store
 from ropewalk.data.settings import PackConfig
 folder, out, engine, workers = sys.argv[1:]
 tokenizer, times = load_tokenizer("embedded"), {}
-connected = store.connected
+executor = store._executor
 
 class Timed:
     def __init__(self, *arguments):
-        self.block = connected(*arguments)
+        self.block = executor(*arguments)
     def __enter__(self):
         start = time.perf_counter()
         try:
@@ -52,7 +52,7 @@ class Timed:
         times["cpu_seconds"] = sum(each.user + each.system for each in spent) + sum(own[:4])
         return self.block.__exit__(*error)
 
-store.connected = Timed
+store._executor = Timed
 config = PackConfig(
     sources=[folder], tokenizer="embedded", rows={"context": 8192}, work={"engine": engine, "workers": workers}
 )

@@ -26,7 +26,7 @@ ALLOWED = {
     "testing": {"attention", "parallel"},
     "recipes": set(),
     "runs": {"parallel"},
-    "data": {"attention", "parallel"},
+    "data": {"attention", "parallel", "runs"},
     "models": {"attention", "parallel", "rope"},
     "readers": {"models", "rope"},
     "evaluation": {"attention", "data", "models", "parallel", "readers", "rope", "runs"},

@@ -8,8 +8,6 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "command_outputs.py"
 
 TOLERANCE = 5e-4
@@ -49,10 +47,6 @@ SENTENCES = re.compile(r"\.(action|caveats?|compared|formula|notes?|reasons?|sou
 FORMULA = "B(m) ≥ 0"
 """A condition in sentences of version 0.1.0 that words state now: its 0 is not a number of the result."""
 
-TOKENIZERS = "0.23.3"
-"""The version that wrote the artifacts. Another one's tokens are not taken for the same: they lie beside."""
-OF_OTHER_TOKENIZERS = re.compile(r"\.artifacts/tokens/[0-9a-f]{32}/[^/]*$")
-
 GAINED = (
     ".json.source: nothing != {",
     ".own: nothing != ",
@@ -79,9 +73,7 @@ GAINED = (
 
 def _may_differ(place: str) -> bool:
     always = (OF_TRAINED_WEIGHTS, OF_OTHER_SUITES, OF_THE_INSTALLED_TRANSFORMERS, OF_READERS)
-    if any(each.search(place) for each in always):
-        return True
-    return tokenizers.__version__ != TOKENIZERS and bool(OF_OTHER_TOKENIZERS.search(place))
+    return any(each.search(place) for each in always)
 
 
 def _load() -> Any:

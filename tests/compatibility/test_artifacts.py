@@ -1,4 +1,4 @@
-"""What ropewalk 0.1.0 wrote is read and gone on with: packed rows, token shards, a run, a search, evaluations.
+"""What ropewalk 0.1.0 wrote is read and gone on with: packed rows, a run, a search, evaluations.
 
 They lie in ``artifacts/``; ``artifacts.yaml`` says what is done with each. One that can no longer be read must be
 refused by a sentence that names what changed, which then stands in :data:`REFUSED`.

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from ropewalk.attention.layout import PATTERNS, POSITIONS
 from ropewalk.data.settings import InterleaveSettings, MixtureSettings, PackingSettings, WorkSettings
@@ -154,3 +155,15 @@ def test_settings_are_read_as_the_command_line_has_them() -> None:
 @pytest.mark.parametrize("shard", [(0, 0), (2, 2), (-1, 2), (1, 1)])
 def test_no_such_shard(shard: tuple[int, int]) -> None:
     assert refusal(WorkSettings, shard=shard).startswith("shard must be i/n with i from 0")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"engine": "ray", "shard": "0/2"}, "engine ray divides the work among its nodes; omit shard"),
+        ({"address": "auto"}, "address auto is that of a Ray cluster; set engine to ray"),
+    ],
+)
+def test_settings_that_contradict_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        WorkSettings(**settings)

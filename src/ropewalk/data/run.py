@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from ropewalk.data.read.embedded import EMBEDDED
 from ropewalk.data.read.input_splits import check_specs
-from ropewalk.data.read.readers import read_texts_and_tokens
 from ropewalk.data.row_preview import RowPreview, preview_row, with_texts
 from ropewalk.data.rows.manifest import summary
 from ropewalk.data.rows.store import Part, Writing, pack_rows
 from ropewalk.data.rows.stored import PackedRows, holds_rows, is_packed, open_rows
 from ropewalk.data.settings import PackConfig, PreviewConfig, StatsConfig, processes
-from ropewalk.data.statistics import rows_report, statistics_report, tokenised_statistics
+from ropewalk.data.statistics import rows_report, statistics_report
+from ropewalk.data.tokens.count import count_splits
 from ropewalk.data.tokens.samples import sample_tokens
-from ropewalk.data.tokens.tokenise import Progress, load_tokenizer, tokenise, tokenizer_identity
+from ropewalk.data.tokens.tokenise import Progress, load_tokenizer, tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.io.results import Result, plain_json
 
@@ -217,13 +217,13 @@ def stats(config: StatsConfig, context: RunContext) -> DataStats:
     check_specs(config.sources)
     samples = [asdict(sample) for sample in sample_tokens(config.sources, tokenizer)]
     with context.rank_0_reporter.bar("documents", None) as advance:
-        documents = tokenise(
-            read_texts_and_tokens(config.sources),
+        counted = count_splits(
+            config.sources,
             tokenizer,
             processes(config.workers),
-            progress=lambda done, tokens: advance(done, f"{tokens:,} tokens"),
+            lambda done, tokens: advance(done, f"{tokens:,} tokens"),
         )
-        report = statistics_report(tokenised_statistics(documents, config.length))
+        report = statistics_report(counted.statistics(config.length))
     return DataStats(
         # Keys that only packed rows have are None, so that both reports have the same keys.
         {

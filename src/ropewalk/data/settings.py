@@ -109,7 +109,7 @@ Workers = Annotated[
 
 
 def processes(workers: int) -> int:
-    """Number of tokenisation processes to start; 0 workers means one per CPU core."""
+    """Number of processes to start; 0 workers means one per CPU core."""
     return workers or os.cpu_count() or 1
 
 
@@ -584,7 +584,7 @@ class WorkSettings(Settings):
     """How to divide the work, and where to keep intermediate files; none of this changes a row.
 
     Attributes:
-        engine, address: see :mod:`ropewalk.data.cluster`.
+        engine, address: see :mod:`ropewalk.runs.executors`.
         shard: (index from 0, number of machines). Machines that share the folder of rows share the tokenisation: each
             starts with its own share of the documents.
         token_store: if None, tokenised documents stay in the rows' folder until the rows are complete.

@@ -163,6 +163,46 @@ def length_statistics(
     )
 
 
+class DocumentCounts:
+    """Counts of tokenised documents, of which 28 bytes per document are kept in memory."""
+
+    def __init__(self, documents: Iterable[TokenisedDocument] = ()) -> None:
+        # Arrays instead of lists: 8 bytes per value instead of an object each.
+        self.lengths, self.source_ids, self.hashes, self.trained = (array(kind) for kind in "qiQq")
+        self.sources: dict[str, int] = {}
+        for document in documents:
+            self.lengths.append(len(document.input_ids))
+            self.source_ids.append(self.sources.setdefault(document.source, len(self.sources)))
+            self.hashes.append(token_hash(document.input_ids))
+            self.trained.append(len(document.input_ids) if document.trained is None else document.trained)
+
+    def extend(self, other: DocumentCounts) -> None:
+        """Append the counts of the documents that follow."""
+        numbers = [self.sources.setdefault(name, len(self.sources)) for name in other.sources]
+        self.lengths.extend(other.lengths)
+        self.source_ids.extend(numbers[number] for number in other.source_ids)
+        self.hashes.extend(other.hashes)
+        self.trained.extend(other.trained)
+
+    def statistics(self, row_length: int | None = None) -> DataStatistics:
+        """Statistics of the documents in reading order; documents with equal tokens are repeats.
+
+        Args:
+            row_length: as in :func:`length_statistics`.
+
+        Raises:
+            RopewalkError: if ``row_length`` is less than 2.
+        """
+        return length_statistics(
+            np.array(self.lengths, np.int64),
+            np.array(self.source_ids, np.int32),
+            list(self.sources),
+            row_length=row_length,
+            hashes=np.array(self.hashes, np.uint64),
+            trained=np.array(self.trained, np.int64),
+        )
+
+
 def tokenised_statistics(
     documents: Iterable[TokenisedDocument], row_length: int | None = None
 ) -> DataStatistics:
@@ -175,22 +215,7 @@ def tokenised_statistics(
     Raises:
         RopewalkError: if ``row_length`` is less than 2.
     """
-    # Arrays instead of lists: 8 bytes per value instead of an object each.
-    lengths, source_ids, hashes, trained = array("q"), array("i"), array("Q"), array("q")
-    numbers: dict[str, int] = {}
-    for document in documents:
-        lengths.append(len(document.input_ids))
-        source_ids.append(numbers.setdefault(document.source, len(numbers)))
-        hashes.append(token_hash(document.input_ids))
-        trained.append(len(document.input_ids) if document.trained is None else document.trained)
-    return length_statistics(
-        np.array(lengths, np.int64),
-        np.array(source_ids, np.int32),
-        list(numbers),
-        row_length=row_length,
-        hashes=np.array(hashes, np.uint64),
-        trained=np.array(trained, np.int64),
-    )
+    return DocumentCounts(documents).statistics(row_length)
 
 
 def packed_statistics(rows: Rows, progress: Callable[[int], None] | None = None) -> DataStatistics:

@@ -60,16 +60,6 @@ def test_the_portions_of_a_folder_are_the_folder(mixed: Path, monkeypatch: pytes
         assert read(mixed) == whole
 
 
-def test_reading_begins_anywhere(mixed: Path, small: None) -> None:
-    for split in plan_input_splits([SourceSpec(path=str(mixed))]):
-        records = [plain(record) for record in read_input_split(split)]
-        assert records
-        for skip in range(len(records) + 2):
-            assert [plain(record) for record in read_input_split(split, skip)] == records[skip:]
-    with pytest.raises(RopewalkError, match="skip must be 0 or more records, got -1"):
-        read_input_split(split, -1)
-
-
 def test_how_a_folder_is_cut(mixed: Path, small: None) -> None:
     planned = plan_input_splits([SourceSpec(path=str(mixed))])
     names = [[str(path.relative_to(mixed)) for path in split.files] for split in planned]
@@ -145,19 +135,14 @@ def test_a_line_belongs_to_the_range_of_its_first_byte(
     for number, split in enumerate(planned):
         wanted = expected.get(number, [])
         assert [plain(record) for record in read_input_split(split)] == wanted
-        for skip in (1, 3, len(wanted)):
-            assert [plain(record) for record in read_input_split(split, skip)] == wanted[skip:]
 
 
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=6),
     st.integers(0, 5),
     st.integers(0, 6),
-    st.integers(0, 30),
 )
-def test_row_groups_are_read_like_a_table(
-    folder: Path, groups: list[int], start: int, length: int, skip: int
-) -> None:
+def test_row_groups_are_read_like_a_table(folder: Path, groups: list[int], start: int, length: int) -> None:
     path = folder / "groups.parquet"
     rows = [f"text {n}" for n in range(sum(groups))]
     schema = pyarrow.schema({"text": pyarrow.string()})
@@ -172,9 +157,9 @@ def test_row_groups_are_read_like_a_table(
     stop = min(start + length, len(counts))
     split = InputSplit(SourceSpec(path=str(path)), (path,), start, stop, {}, 0)
     wanted = rows[sum(counts[:start]) : sum(counts[:stop])]
-    found = [d for r in read_input_split(split, skip) for d in r.documents if isinstance(d, Document)]
-    assert [d.text for d in found] == wanted[skip:]
-    first = sum(counts[:start]) + skip
+    found = [d for r in read_input_split(split) for d in r.documents if isinstance(d, Document)]
+    assert [d.text for d in found] == wanted
+    first = sum(counts[:start])
     assert [d.origin for d in found] == [f"{path}:row {first + n}" for n in range(len(found))]
 
 
@@ -240,10 +225,6 @@ def test_a_dataset_is_cut_into_its_shards(dataset: Path) -> None:
     assert [document.text for document in read_documents([spec])] == [
         text for p in planned for text in texts(p)
     ]
-    for split in planned:
-        records = list(read_input_split(split))
-        for skip in range(len(records) + 2):
-            assert list(read_input_split(split, skip)) == records[skip:]
     (dataset / "part-3.jsonl").write_bytes(lines(["new"]))
     with pytest.raises(RopewalkError, match="had 3 shards when reading began, but has 4 now"):
         list(read_input_split(planned[1]))
@@ -262,8 +243,6 @@ def test_a_limit_counts_records_that_have_a_document(mixed: Path, dataset: Path,
     for limit, records in ((1, 3), (2, 5), (3, 7)):
         (split,) = plan_input_splits([SourceSpec(path=str(path), max_documents=limit)])
         assert len(list(read_input_split(split))) == records
-        for skip in range(records + 2):
-            assert len(list(read_input_split(split, skip))) == max(records - skip, 0)
     assert [d.text for d in read_documents([SourceSpec(path=str(path), max_documents=2)])] == ["1", "2"]
     whole = read(mixed)
     for limit in (1, 5, 30, 1000):
@@ -284,9 +263,8 @@ def test_a_limit_counts_records_that_have_a_document(mixed: Path, dataset: Path,
 def test_the_embedded_corpus_is_one_split() -> None:
     (split,) = plan_input_splits([SourceSpec(path="embedded:validation", name="mine")])
     wanted = [(document.text, "mine") for document in embedded_documents("validation")]
-    for skip in (0, 7):
-        records = list(read_input_split(split, skip))
-        assert [(d.text, d.source) for (d,) in (r.documents for r in records)] == wanted[skip:]
+    records = list(read_input_split(split))
+    assert [(d.text, d.source) for (d,) in (r.documents for r in records)] == wanted
 
 
 def test_sources_without_anything_to_read_are_refused(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_kept_tokens_are_not_made_again(
     def fail(*_: object) -> None:
         raise AssertionError("tokenised again")
 
-    monkeypatch.setattr("ropewalk.data.tokens.tokenise._encode", fail)
+    monkeypatch.setattr("ropewalk.data.tokens.tokenise.Encoder.encode", fail)
     with pytest.raises(AssertionError, match="tokenised again"):
         longer.pack(tmp_path / "third")
     longer.pack(tmp_path / "second", tokens=tmp_path / "tokens")
@@ -104,10 +104,10 @@ def test_kept_tokens_are_not_made_again(
 COMMAND = """
 import sys
 import ropewalk.data.rows.store
-import ropewalk.data.tokens.token_shards
+import ropewalk.data.read.input_splits
 from ropewalk.cli.app import main
 ropewalk.data.rows.store.LEAST_FILE_TOKENS = 1024
-ropewalk.data.tokens.token_shards.SHARD_TOKENS = 2000
+ropewalk.data.read.input_splits.SPLIT_BYTES = 2000
 main(sys.argv[1:])
 """
 
@@ -134,7 +134,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bytes(
     # As soon as so many files are there, so that each stage meets a kill whatever the machine's speed.
     for wanted in (1, 3, 6, 12, 40):
         process = begin(out)
-        while process.poll() is None and len(list(out.rglob("*.arrow"))) < wanted:
+        while process.poll() is None and len([*out.rglob("*.arrow"), *out.rglob("*.tokens")]) < wanted:
             time.sleep(0.001)
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
@@ -224,9 +224,9 @@ def test_a_file_that_changes_and_comes_back_is_read_again(
     options = {"tokens": tmp_path / "tokens"} if kept else {}
     real = corpus_module.read_input_split
 
-    def poisoned(portion: object, skip: int) -> object:
+    def poisoned(split: object) -> object:
         path.write_bytes(content.replace(b"a", b"b"))
-        return real(portion, skip)
+        return real(split)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus_module.tokenise_splits, "__kwdefaults__", {

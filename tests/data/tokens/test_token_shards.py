@@ -1,23 +1,22 @@
-"""Shards hold what was put in, end between records, and show when a single byte of them is not as written."""
+"""Shards hold what was put in, and show when a single byte of them is not as written."""
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data.tokens import token_shards as token_shards
+from ropewalk.data.tokens import token_shards
 from ropewalk.data.tokens.token_shards import (
-    ShardWriter,
     TokenFile,
     TokenShard,
-    committed_shards,
     open_shard,
     remove_leftovers,
+    writing_shard,
 )
 from ropewalk.errors import RopewalkError
 
@@ -33,76 +32,75 @@ def all_tokens(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return ids, file.offsets
 
 
-ENTRIES = ("lengths", "source_ids", "hashes", "characters", "first_ids", "last_ids")
-
 Row = tuple[list[int], str, int, int]
 ROWS: list[Row] = [([5, 6, 7], "b", 2**64 - 1, 9), ([], "a", 0, 1), ([8], "b", 7, 2)]
 
 
-def write(
-    folder: Path, records: list[list[Row]], known: tuple[TokenShard, ...] = ()
-) -> tuple[TokenShard, ...]:
-    writer = ShardWriter(folder, known)
-    for record in records:
-        writer.next_record()
-        for ids, *rest in record:
+def write(path: Path, rows: list[Row]) -> TokenShard:
+    with writing_shard(path) as writer:
+        for ids, *rest in rows:
             writer.add(np.array(ids, np.int32), *rest)
-    return writer.finish()
-
-
-def same(first: TokenShard, second: TokenShard) -> bool:
-    plain = {name: value for name, value in vars(first).items() if name not in ENTRIES}
-    return plain == {name: vars(second)[name] for name in plain} and all(
-        getattr(first, name).dtype == getattr(second, name).dtype
-        and np.array_equal(getattr(first, name), getattr(second, name))
-        for name in ENTRIES
-    )
+    return open_shard(path)
 
 
 @pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_shards, "SHARD_TOKENS", 4)
+def shard(tmp_path: Path) -> TokenShard:
+    return write(tmp_path / "p.tokens", ROWS)
 
 
-def test_a_block_holds_what_was_put_in(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path / "p", ())
-    writer.next_record(binary=True)
-    writer.next_record()
-    writer.add_empty()
-    for ids, *rest in ROWS:
-        writer.add(np.array(ids, np.int32), *rest)
-    (written,) = writer.finish()
-    shard = open_shard(written.path)
-    assert same(written, shard)
-    assert written.path == tmp_path / "p" / "00000.arrow"
-    assert (shard.last, shard.records, shard.empty_documents, shard.binary_files) == (True, 2, 1, 1)
+def test_a_shard_holds_what_was_put_in(tmp_path: Path) -> None:
+    with writing_shard(tmp_path / "new" / "p.tokens") as writer:
+        writer.binary_files += 1
+        writer.empty_documents += 2
+        writer.dropped_nulls += 3
+        for ids, *rest in ROWS:
+            writer.add(np.array(ids, np.int32), *rest)
+        assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".tokens"]
+        assert not (tmp_path / "new" / "p.tokens").exists()
+    shard = open_shard(tmp_path / "new" / "p.tokens")
+    assert (shard.binary_files, shard.empty_documents, shard.dropped_nulls) == (1, 2, 3)
     assert shard.sources == ("b", "a")
-    assert shard.source_ids.tolist() == [0, 1, 0]
-    assert shard.lengths.tolist() == [3, 0, 1]
-    assert shard.hashes.tolist() == [2**64 - 1, 0, 7]
-    assert shard.characters.tolist() == [9, 1, 2]
-    assert shard.first_ids.tolist() == [5, -1, 8]
-    assert shard.last_ids.tolist() == [7, -1, 8]
+    expected = {
+        "lengths": (np.int64, [3, 0, 1]),
+        "source_ids": (np.int32, [0, 1, 0]),
+        "hashes": (np.uint64, [2**64 - 1, 0, 7]),
+        "characters": (np.int64, [9, 1, 2]),
+        "first_ids": (np.int32, [5, -1, 8]),
+        "last_ids": (np.int32, [7, -1, 8]),
+    }
+    for name, (kind, values) in expected.items():
+        assert (getattr(shard, name).dtype, getattr(shard, name).tolist()) == (kind, values)
     ids, offsets = all_tokens(shard.path)
     assert (shard.tokens, ids.tolist(), offsets.tolist()) == (4, [5, 6, 7, 8], [0, 3, 3, 4])
 
 
-def test_any_arrow_reader_reads_a_shard(tmp_path: Path) -> None:
-    (shard,) = write(tmp_path, [ROWS])
-    # Behind the Arrow file stands its digest.
-    table = pyarrow.ipc.open_file(pyarrow.py_buffer(shard.path.read_bytes()[:-64])).read_all()
-    assert table.column("input_ids").to_pylist() == [ids for ids, *_ in ROWS]
-    header = json.loads(table.schema.metadata[b"ropewalk"])
-    assert [header["sources"][n] for n in table.column("source").to_pylist()] == ["b", "a", "b"]
-    assert {name: header[name] for name in ("format", "last", "records", "documents", "tokens")} == {
-        "format": token_shards.FORMAT, "last": True, "records": 1, "documents": 3, "tokens": 4
-    }  # fmt: skip
+def test_tokens_that_are_never_targets_count_as_their_ids_at_the_ends(tmp_path: Path) -> None:
+    shard = write(tmp_path / "p.tokens", [([~5, 6, ~7], "a", 0, 1)])
+    assert (shard.first_ids.tolist(), shard.last_ids.tolist()) == ([5], [7])
+    assert all_tokens(shard.path)[0].tolist() == [~5, 6, ~7]
 
 
-def test_the_digest_is_that_of_the_plain_numbers(tmp_path: Path) -> None:
-    (shard,) = write(tmp_path, [ROWS])
-    content = b'[4, 3, ["b", "a"]]'
-    for numbers, size in (([5, 6, 7, 8], 4), ([3, 0, 1], 8), ([0, 1, 0], 4), ([2**64 - 1, 0, 7], 8)):
+def test_the_file_is_plain_numbers_and_a_header(shard: TokenShard) -> None:
+    content = shard.path.read_bytes()
+    body, seal = content[:-64], content[-64:]
+    assert seal == hashlib.sha256(body).hexdigest().encode()
+    size = int(body[-16:], 16)
+    header = json.loads(body[-16 - size : -16])
+    assert (header["format"], header["name"], header["documents"], header["tokens"]) == (3, "p", 3, 4)
+    numbers = b""
+    for values, width in (
+        ([5, 6, 7, 8], 4), ([3, 0, 1], 8), ([0, 1, 0], 4), ([2**64 - 1, 0, 7], 8), ([9, 1, 2], 8),
+    ):  # fmt: skip
+        numbers += b"".join(value.to_bytes(width, "little") for value in values)
+    for values in ([5, -1, 8], [7, -1, 8]):
+        numbers += b"".join(value.to_bytes(4, "little", signed=True) for value in values)
+    assert body[: -16 - size] == numbers
+
+
+def test_the_digest_is_that_of_the_plain_numbers(shard: TokenShard) -> None:
+    ids = b"".join(value.to_bytes(4, "little") for value in (5, 6, 7, 8))
+    content = json.dumps([hashlib.sha256(ids).hexdigest(), ["b", "a"]]).encode()
+    for numbers, size in (([3, 0, 1], 8), ([0, 1, 0], 4), ([2**64 - 1, 0, 7], 8)):
         content += b"".join(number.to_bytes(size, "little") for number in numbers)
     assert shard.digest == hashlib.sha256(content).hexdigest()
 
@@ -117,70 +115,49 @@ CHANGES: list[list[Row]] = [
 
 
 @pytest.mark.parametrize("rows", CHANGES)
-def test_the_digest_follows_ids_lengths_sources_and_hashes(tmp_path: Path, rows: list[Row]) -> None:
-    assert write(tmp_path / "a", [rows])[0].digest != write(tmp_path / "b", [ROWS])[0].digest
+def test_the_digest_follows_ids_lengths_sources_and_hashes(
+    shard: TokenShard, tmp_path: Path, rows: list[Row]
+) -> None:
+    assert write(tmp_path / "other.tokens", rows).digest != shard.digest
 
 
-@pytest.mark.usefixtures("small_shards")
-def test_a_block_ends_with_the_record_that_fills_it(tmp_path: Path) -> None:
-    three, five = ([1] * 3, "a", 0, 3), ([1] * 5, "a", 0, 5)
-    shards = write(tmp_path, [[three], [], [three, three], [], [five], [three], [([1], "a", 0, 1)]])
-    assert [(shard.records, shard.tokens, shard.last) for shard in shards] == [
-        (3, 9, False),
-        (2, 5, False),
-        (2, 4, True),
-    ]
-    assert [shard.path.name for shard in shards] == ["00000.arrow", "00001.arrow", "00002.arrow"]
-
-
-def test_a_portion_without_records_is_one_empty_shard(tmp_path: Path) -> None:
-    (written,) = write(tmp_path, [])
-    (shard,) = committed_shards(tmp_path)
-    assert same(written, shard)
-    assert (shard.last, shard.records, shard.tokens, len(shard.lengths)) == (True, 0, 0, 0)
+def test_a_split_without_documents_is_an_empty_shard(tmp_path: Path) -> None:
+    shard = write(tmp_path / "p.tokens", [])
+    assert (shard.tokens, len(shard.lengths), shard.sources) == (0, 0, ())
     assert all_tokens(shard.path)[0].tolist() == []
 
 
 ROW = st.tuples(
     st.lists(st.integers(0, 2**31 - 1), max_size=6),
-    st.sampled_from(["a", "b", 'quoted "file_sha256": "', "ü\n"]),
+    st.sampled_from(["a", "b", 'quoted "sha256": "', "ü\n"]),
     st.integers(0, 2**64 - 1),
     st.integers(0, 2**40),
 )
 
 
-@given(records=st.lists(st.lists(ROW, max_size=3), max_size=12), seen=st.integers(0, 12))
-@pytest.mark.usefixtures("small_shards")
-def test_blocks_put_together_are_what_was_written(
-    tmp_path_factory: pytest.TempPathFactory, records: list[list[Row]], seen: int
-) -> None:
-    folder = tmp_path_factory.mktemp("portion")
-    written = write(folder, records)
-    found = committed_shards(folder)
-    assert all(map(same, written, found))
-    assert [shard.last for shard in found] == [False] * (len(found) - 1) + [True]
-    assert sum(shard.records for shard in found) == len(records)
-    rows = []
-    for shard in found:
-        ids, offsets = all_tokens(shard.path)
-        for n, source in enumerate(shard.source_ids.tolist()):
-            own = ids[offsets[n] : offsets[n + 1]].tolist()
-            assert len(own) == shard.lengths[n]
-            rows.append((own, shard.sources[source], int(shard.hashes[n]), int(shard.characters[n])))
-    assert rows == [row for record in records for row in record]
-    content = [shard.path.read_bytes() for shard in found]
-    # From any shard on, the same bytes are written again.
-    kept = found[: min(seen, len(found) - 1)]
-    for shard in found[len(kept) :]:
-        shard.path.unlink()
-    again = write(folder, records[sum(shard.records for shard in kept) :], kept)
-    assert [shard.path.read_bytes() for shard in again] == content
+@given(rows=st.lists(ROW, max_size=30))
+def test_what_is_read_is_what_was_written(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
+    path = tmp_path_factory.mktemp("shard") / "p.tokens"
+    shard = write(path, rows)
+    ids, offsets = all_tokens(path)
+    found = [
+        (
+            ids[offsets[n] : offsets[n + 1]].tolist(),
+            shard.sources[source],
+            int(shard.hashes[n]),
+            int(shard.characters[n]),
+        )
+        for n, source in enumerate(shard.source_ids.tolist())
+    ]
+    assert found == rows
+    content = path.read_bytes()
+    assert write(path, rows).digest == shard.digest
+    assert path.read_bytes() == content
 
 
-def test_every_flipped_byte_and_every_cut_is_noticed(tmp_path: Path) -> None:
-    (shard,) = write(tmp_path, [ROWS])
+def test_every_flipped_byte_and_every_cut_is_noticed(shard: TokenShard) -> None:
     content = shard.path.read_bytes()
-    message = r"00000\.arrow is damaged; delete it and run again$"
+    message = r"p\.tokens is damaged; delete it and run again$"
     for place in range(len(content)):
         damaged = bytearray(content)
         damaged[place] ^= 1 << place % 8
@@ -195,110 +172,64 @@ def test_every_flipped_byte_and_every_cut_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(RopewalkError, match=message):
         open_shard(shard.path)
     shard.path.write_bytes(content)
-    assert same(open_shard(shard.path), shard)
+    assert open_shard(shard.path).digest == shard.digest
 
 
-def test_a_block_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_shards, "FORMAT", 99)
-    (shard,) = write(tmp_path, [ROWS])
-    monkeypatch.undo()
+def test_a_shard_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(token_shards, "FORMAT", 99)
+        write(tmp_path / "p.tokens", ROWS)
     with pytest.raises(
         RopewalkError,
-        match=r"00000\.arrow has format 99, but this version of ropewalk reads format 2; delete the file",
+        match=r"p\.tokens has format 99, but this version of ropewalk reads format 3; delete the file",
     ):
-        open_shard(shard.path)
+        open_shard(tmp_path / "p.tokens")
 
 
-@pytest.mark.usefixtures("small_shards")
-def test_a_block_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
-    shards = write(tmp_path / "one", [ROWS, ROWS])
-    shards[0].path.rename(tmp_path / "kept")
-    shards[1].path.rename(shards[0].path)
+def test_a_shard_in_the_place_of_another_is_refused(shard: TokenShard) -> None:
+    other = shard.path.rename(shard.path.with_name("other.tokens"))
     with pytest.raises(
         RopewalkError,
-        match=r"00000\.arrow has the contents of another file, one/00001\.arrow; delete 00000\.arrow",
+        match=r"other\.tokens has the contents of another file, p\.tokens; delete other\.tokens and run again",
     ):
-        committed_shards(tmp_path / "one")
-    (tmp_path / "two").mkdir()
-    (tmp_path / "kept").rename(tmp_path / "two" / "00000.arrow")
-    with pytest.raises(
-        RopewalkError,
-        match=r"00000\.arrow has the contents of another file, one/00000\.arrow; delete 00000\.arrow",
-    ):
-        committed_shards(tmp_path / "two")
+        open_shard(other)
 
 
-def test_an_unreadable_block_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RopewalkError, match=r"cannot read .*00000\.arrow: No such file or directory"):
-        open_shard(tmp_path / "00000.arrow")
-    with pytest.raises(RopewalkError, match=r"cannot read .*00000\.arrow.*; run again"):
-        TokenFile(tmp_path / "00000.arrow")
+def test_an_unreadable_shard_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RopewalkError, match=r"cannot read .*p\.tokens: No such file or directory"):
+        open_shard(tmp_path / "p.tokens")
+    with pytest.raises(RopewalkError, match=r"cannot read .*p\.tokens.*; run again"):
+        TokenFile(tmp_path / "p.tokens")
+    (tmp_path / "p.tokens").write_bytes(b"short")
+    with pytest.raises(RopewalkError, match=r"cannot read .*p\.tokens.*; run again"):
+        TokenFile(tmp_path / "p.tokens")
 
 
-@pytest.mark.usefixtures("small_shards")
-def test_blocks_count_up_to_the_first_that_is_missing(tmp_path: Path) -> None:
-    assert committed_shards(tmp_path / "nowhere") == ()
-    shards = write(tmp_path, [ROWS, ROWS, ROWS])
-    shards[1].path.unlink()
-    assert len(committed_shards(tmp_path)) == 1
-    assert committed_shards(tmp_path, shards) == shards, "known shards are not looked for again"
+def test_a_failed_shard_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RopewalkError, match="line 3"), writing_shard(tmp_path / "p.tokens"):
+        raise RopewalkError("line 3")
+    assert list(tmp_path.iterdir()) == []
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(RopewalkError, match=r"cannot write .*p\.tokens: No space left on device"):
+        write(tmp_path / "p.tokens", ROWS)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_only_this_format_s_temporary_files_are_cleared(tmp_path: Path) -> None:
-    remove_leftovers(tmp_path / "nowhere")
-    digits = "0123456789abcdef" * 2
-    names = [f".00000.{digits}.arrow", f".00012.{digits}.arrow"]
+def test_only_these_shards_temporary_files_are_cleared(tmp_path: Path) -> None:
+    name, digits = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+    mine = f".{name}.{digits}.tokens"
     others = [
-        f".00000.{digits}.txt",
-        f"00000.{digits}.arrow",
-        "00000.arrow",
+        f".{digits}.{digits}.tokens",
+        f".{name}.{digits}.arrow",
+        f"{name}.tokens",
         ".hidden",
-        f".00000.{digits[:-1]}.arrow",
+        f".{name}.{digits[:-1]}.tokens",
     ]
-    for name in [*names, *others]:
-        (tmp_path / name).touch()
-    remove_leftovers(tmp_path)
+    for each in [mine, *others]:
+        (tmp_path / each).touch()
+    remove_leftovers(tmp_path, {name})
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
-
-
-def test_a_block_is_written_although_its_temporary_file_is_cleared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    undisturbed = write(tmp_path / "a" / "p", [ROWS])[0].path.read_bytes()
-    folder = tmp_path / "b" / "p"
-    losses = []
-    replace = token_shards.replacing.__globals__["os"].replace
-
-    def disturbed(source: Path, target: Path) -> None:
-        if len(losses) < 3:
-            losses.append(source)
-            remove_leftovers(folder)
-        replace(source, target)
-
-    monkeypatch.setattr("os.replace", disturbed)
-    (shard,) = write(folder, [ROWS])
-    assert len(set(losses)) == 3, "each attempt has a name of its own"
-    assert shard.path.read_bytes() == undisturbed
-    assert [path.name for path in folder.iterdir()] == ["00000.arrow"]
-
-
-def test_a_folder_that_always_loses_its_files_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lost(source: Path, target: Path) -> None:
-        source.unlink()
-        raise FileNotFoundError(2, "No such file or directory")
-
-    monkeypatch.setattr("os.replace", lost)
-    with pytest.raises(RopewalkError, match=r"cannot write .*00000\.arrow: No such file or directory"):
-        write(tmp_path, [ROWS])
-
-
-def test_a_record_too_large_for_a_block_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_shards, "_MOST_TOKENS", 6)
-    assert len(write(tmp_path / "a", [[([1] * 6, "a", 0, 6)]])) == 1
-    with pytest.raises(
-        RopewalkError,
-        match=r"a record of source 'a' is too long: it fills .* to 7 tokens, but the limit is 6",
-    ):
-        write(tmp_path / "b", [[([1] * 6, "a", 0, 6), ([1], "a", 0, 1)]])

@@ -1,10 +1,8 @@
-"""Tokens are those of transformers without special ones, in order, whatever the number of processes."""
+"""Tokens are those of transformers without special ones, in order."""
 
 import json
-import multiprocessing
-import os
+import pickle
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from ropewalk.data.read.documents import Document, text_hash
 from ropewalk.data.tokens.tokenise import (
+    Encoder,
     SpecialTokens,
     TokenisedDocument,
-    encode_batches,
     load_tokenizer,
     special_ids,
     tokenise,
@@ -26,7 +24,6 @@ from ropewalk.data.tokens.tokenise import (
 from ropewalk.errors import RopewalkError
 from tests.checkpoint_cases import path_of
 from tests.data.tiny_tokenizer import TEXTS, make_tokenizer
-from tests.programs import Program
 
 DOCUMENTS = [Document(text, f"source {n}", "") for n, text in enumerate([*TEXTS, " ", "end"] * 3)]
 
@@ -54,15 +51,6 @@ def test_tokens_of_a_real_tokenizer(shared: Path) -> None:
         assert result.input_ids.tolist() == tokenizer(document.text, add_special_tokens=False).input_ids
 
 
-def test_worker_processes_change_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
-    calls: list[tuple[int, int]] = []
-    alone = list(tokenise(DOCUMENTS, tokenizer))
-    options = {"batch_documents": 2, "progress": lambda *totals: calls.append(totals)}
-    assert same(list(tokenise(DOCUMENTS, tokenizer, workers=2, **options)), alone)
-    assert calls[-1] == (len(DOCUMENTS), sum(len(document.input_ids) for document in alone))
-    assert len(calls) == len(DOCUMENTS) / 2
-
-
 def test_batches_change_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
     alone = list(tokenise(DOCUMENTS, tokenizer))
     assert same(list(tokenise(DOCUMENTS, tokenizer, batch_documents=1)), alone)
@@ -70,13 +58,10 @@ def test_batches_change_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
     assert list(tokenise([], tokenizer)) == []
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_tokenised_documents_pass_through_in_their_places(
-    tokenizer: PreTrainedTokenizerFast, workers: int
-) -> None:
+def test_tokenised_documents_pass_through_in_their_places(tokenizer: PreTrainedTokenizerFast) -> None:
     ready = [TokenisedDocument(np.arange(n, dtype=np.int32), f"ready {n}") for n in (0, 3, 258)]
     mixed = [ready[0], DOCUMENTS[0], ready[1], ready[2], *DOCUMENTS[1:], ready[1]]
-    result = list(tokenise(mixed, tokenizer, workers, batch_documents=2))
+    result = list(tokenise(mixed, tokenizer, batch_documents=2))
     places = [0, 2, 3, len(mixed) - 1]
     assert [result[place] for place in places] == [mixed[place] for place in places]
     texts = [document for place, document in enumerate(result) if place not in places]
@@ -92,20 +77,19 @@ def test_ids_beyond_the_vocabulary_are_refused(tokenizer: PreTrainedTokenizerFas
         list(tokenise([DOCUMENTS[0], foreign], tokenizer))
 
 
-def test_batches_carry_along_what_belongs_to_their_texts(tokenizer: PreTrainedTokenizerFast) -> None:
-    batches = [(["one", "two words"], 1), ([], 2), ([""], 3)]
-    for workers in (1, 2):
-        (first, a), (second, b), (third, c) = encode_batches(batches, tokenizer, workers)
-        assert (first, second, third) == (1, 2, 3)
-        assert [ids.tolist() for ids in a.documents()] == [
-            tokenizer(text, add_special_tokens=False).input_ids for text in batches[0][0]
-        ]
-        assert a.hashes.tolist() == [text_hash("one"), text_hash("two words")]
-        assert b.documents() == []
-        assert [ids.tolist() for ids in c.documents()] == [[]]
+def test_an_encoder_gives_ids_and_hashes_in_any_process(tokenizer: PreTrainedTokenizerFast) -> None:
+    encoder = pickle.loads(pickle.dumps(Encoder.of(tokenizer)))
+    texts = ["one", "two words", ""]
+    encoded = encoder.encode(texts)
+    assert [ids.tolist() for ids in encoded.documents()] == [
+        tokenizer(text, add_special_tokens=False).input_ids for text in texts
+    ]
+    assert encoded.hashes.tolist() == [text_hash(text) for text in texts]
+    assert encoder.encode([]).documents() == []
+    assert encoder.vocabulary == 258
 
 
-def test_documents_are_read_no_further_ahead_than_the_window(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_documents_are_read_no_further_ahead_than_a_batch(tokenizer: PreTrainedTokenizerFast) -> None:
     read = 0
 
     def endless() -> Iterator[Document]:
@@ -114,52 +98,10 @@ def test_documents_are_read_no_further_ahead_than_the_window(tokenizer: PreTrain
             read += 1
             yield Document("x", "", "")
 
-    stream = tokenise(endless(), tokenizer, workers=2, batch_documents=10)
+    stream = tokenise(endless(), tokenizer, batch_documents=10)
     for _ in range(100):
         next(stream)
-    assert read <= 100 + 10 * (2 * 2 + 2)
-    stream.close()
-
-
-def test_a_dead_worker_is_told(tokenizer: PreTrainedTokenizerFast) -> None:
-    others = set(multiprocessing.active_children())
-
-    def deadly() -> Iterator[Document]:
-        yield from DOCUMENTS
-        for process in set(multiprocessing.active_children()) - others:
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
-        yield from DOCUMENTS * 5
-
-    with pytest.raises(RopewalkError, match="a tokenisation worker died"):
-        list(tokenise(deadly(), tokenizer, workers=2, batch_documents=3))
-
-
-ORPHANS = """
-import multiprocessing, os, sys, time
-# What the workers inherit.
-os.dup2(os.open(sys.argv[2], os.O_WRONLY), 1)
-from ropewalk.data.read.documents import Document
-from ropewalk.data.tokens.tokenise import tokenise
-if __name__ == "__main__":
-    stream = tokenise((Document("x", "", "") for _ in range(1000)), sys.argv[1], workers=2, batch_documents=1)
-    next(stream)
-    print(*(process.pid for process in multiprocessing.active_children()), flush=True)
-    time.sleep(60)
-"""
-
-
-def test_workers_end_with_a_killed_parent(tokenizer_folder: str, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    parent = Program(ORPHANS, tokenizer_folder, pipe)
-    with pipe.open() as said:
-        workers = [int(word) for word in said.readline().split()]
-        parent.kill()
-        # The pipe ends when the last worker that inherited it has gone.
-        said.read()
-    parent.communicate()
-    assert len(workers) == 2
+    assert read <= 100 + 10
 
 
 def test_truncation_padding_and_post_processing_of_a_tokenizer_file_are_not_applied() -> None:
@@ -195,8 +137,6 @@ def test_anchor_is_bos_or_else_eos() -> None:
 
 
 def test_bad_requests_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    with pytest.raises(RopewalkError, match="workers must be 1 or more, got 0"):
-        list(tokenise(DOCUMENTS, tokenizer, workers=0))
     with pytest.raises(RopewalkError, match=r"there is no folder or file .*nowhere"):
         load_tokenizer(str(tmp_path / "nowhere"))
     with pytest.raises(RopewalkError, match=r"there is no folder or file \./nope"):

@@ -14,12 +14,12 @@ import numpy as np
 
 from ropewalk.data.read.documents import Document, TokenisedDocument
 from ropewalk.data.read.files import existing_path, hidden_entries, is_named, plain_stem
-from ropewalk.data.read.input_splits import SPLIT_BYTES, InputSplit, check_specs, source_splits
+from ropewalk.data.read.input_splits import InputSplit, check_specs, source_splits
 from ropewalk.data.read.readers import ReadingCounts, documents_in, no_documents, refuse_token_ids
 from ropewalk.data.settings import SourceSpec
 
-POOL_CHARACTERS = SPLIT_BYTES
-"""Number of characters of text to read before the first document is drawn."""
+POOL_CHARACTERS = SPLIT_BYTES = 1 << 26
+"""Number of characters of text to read before the first document is drawn, and size of the splits in bytes."""
 OPEN_SPLITS = 16
 """Maximum number of splits to read at a time: each holds a file open, or a connection to the Hub."""
 
@@ -110,7 +110,7 @@ def _interleaved(specs: Sequence[SourceSpec], seed: int) -> Iterator[_Candidate]
     waiting: list[tuple[int, InputSplit]] = []
     left: Counter[int] = Counter()
     for number, spec in enumerate(specs):
-        splits = list(source_splits(spec))
+        splits = list(source_splits(spec, SPLIT_BYTES))
         random.Random(seed).shuffle(splits)
         # Parts of a large file wait until each file has had its turn.
         waiting += [

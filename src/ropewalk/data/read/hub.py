@@ -39,9 +39,7 @@ def hugging_face_stem(path: str) -> str:
     return parse_hugging_face(path)[0].rstrip("/").rsplit("/", 1)[-1]
 
 
-def read_hugging_face(
-    spec: SourceSpec, shard: tuple[int, int] | None = None, skip: int = 0
-) -> Iterator[Record]:
+def read_hugging_face(spec: SourceSpec, shard: tuple[int, int] | None = None) -> Iterator[Record]:
     """Stream the records of a dataset, without running code of its repository.
 
     ``datasets`` decompresses the files. Unlike our file readers, it does not detect a zstd file that is truncated
@@ -50,7 +48,6 @@ def read_hugging_face(
     Args:
         spec: the dataset (``hf:owner/name``, or a local folder that ``datasets`` can load) and its fields.
         shard: (index, number of shards) to read one shard; None for the whole dataset, which is all shards in order.
-        skip: number of records to skip at the beginning.
 
     Raises:
         RopewalkError: if the dataset, configuration or split does not exist, the Hub cannot be reached, or the
@@ -73,8 +70,8 @@ def read_hugging_face(
             stream = stream.shard(num_shards=shards, index=number, contiguous=True)
             place = f"{spec.path}:shard {number}"
         with _failures(f"cannot load {spec.path}"):
-            records = iter(stream.skip(skip) if skip else stream)
-        row = skip
+            records = iter(stream)
+        row = 0
         # No for loop, so that an error in reading a row can name the row.
         while True:
             with _failures(f"{place}: reading failed at row {row}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -31,9 +32,8 @@ from ropewalk.data.read.hub import count_shards, hugging_face_stem, parse_huggin
 from ropewalk.data.read.identity import embedded_corpus, file_identities, named_identity
 from ropewalk.data.read.records import (
     holds_json_lines,
-    read_arrow,
     read_json_lines,
-    read_parquet,
+    read_table,
     row_group_sizes,
 )
 from ropewalk.data.read.token_files import document_ranges, read_token_file, token_file_kind
@@ -44,7 +44,7 @@ from ropewalk.io.files import refuse_lfs_pointer
 RECORDS = frozenset({"lines", "parquet", "arrow", "tokens"})
 """Kinds of files that hold many records."""
 
-SPLIT_BYTES = 1 << 26
+SPLIT_BYTES = 1 << 24
 """Intended size of a split in bytes; files are cut or combined where possible."""
 
 
@@ -87,45 +87,39 @@ def plan_input_splits(specs: Sequence[SourceSpec]) -> tuple[InputSplit, ...]:
     return tuple(split for spec in specs for split in _identified(spec))
 
 
-def read_input_split(split: InputSplit, skip: int = 0) -> Iterator[Record]:
-    """Yield the records of a split in order, without the first ``skip``.
-
-    Skipped records are not parsed, and skipped files and row groups are not read. A source with ``max_documents`` is an
-    exception: its split ends after that many records with a document that is not blank, so all must be parsed.
+def read_input_split(split: InputSplit) -> Iterator[Record]:
+    """Yield the records of a split in order; with ``max_documents``, only up to that many with documents.
 
     Raises:
         RopewalkError: while reading, with the file and the position, for a missing or damaged file, text that is not
             UTF-8, an invalid JSON line, or a field that is missing or has a wrong type.
     """
-    if skip < 0:
-        raise RopewalkError(f"skip must be 0 or more records, got {skip}")
     limit = split.spec.max_documents
-    if limit is None:
-        return _records(split, skip)
-    return islice(_until(_records(split, 0), limit), skip, None)
+    return _records(split) if limit is None else _until(_records(split), limit)
 
 
-def source_splits(spec: SourceSpec, whole: bool = False) -> tuple[InputSplit, ...]:
+def source_splits(spec: SourceSpec, most: float | None = None) -> tuple[InputSplit, ...]:
     """Splits of one source in order, without identities.
 
     Args:
         spec: the source.
-        whole: do not divide files and datasets.
+        most: intended size of a split in bytes; None for ``SPLIT_BYTES``, and infinity to divide neither files nor
+            datasets.
 
     Raises:
         RopewalkError: as in :func:`plan_input_splits`.
     """
-    limit = spec.max_documents
+    limit, most = spec.max_documents, SPLIT_BYTES if most is None else most
     if is_named(spec.path):
         # A limit counts documents from the beginning, so they must be read in order by one process.
-        if whole or limit is not None or not spec.path.startswith(HUGGING_FACE):
+        if most == math.inf or limit is not None or not spec.path.startswith(HUGGING_FACE):
             return (InputSplit(spec, (), 0, None, {}, 0),)
         shards = count_shards(spec)
         return tuple(InputSplit(spec, (), shard, shard + 1, {"shards": shards}, 0) for shard in range(shards))
     files = source_files(spec)
     if limit is not None:
         return (InputSplit(spec, files, 0, None, {}, sum(map(_size, files))),) if files else ()
-    return tuple(_file_splits(spec, files, whole))
+    return tuple(_file_splits(spec, files, most))
 
 
 def token_files(spec: SourceSpec) -> tuple[Path, ...]:
@@ -149,7 +143,7 @@ def first_tokenised(spec: SourceSpec, files: int, records: int) -> Iterator[list
     paths = [path for path in source_files(spec) if _kind(path, spec) in RECORDS - {"tokens"}]
     for number in spread(len(paths), files):
         found: list[TokenisedDocument] = []
-        with closing(_records(InputSplit(spec, (paths[number],), 0, None, {}, 0), 0)) as read:
+        with closing(_records(InputSplit(spec, (paths[number],), 0, None, {}, 0))) as read:
             for record in islice(read, records):
                 tokenised = [each for each in record.documents if isinstance(each, TokenisedDocument)]
                 if len(tokenised) < len(record.documents):
@@ -264,7 +258,7 @@ def _has_lines_by_content(split: InputSplit) -> bool:
     )
 
 
-def _file_splits(spec: SourceSpec, files: Sequence[Path], whole: bool) -> Iterator[InputSplit]:
+def _file_splits(spec: SourceSpec, files: Sequence[Path], most: float) -> Iterator[InputSplit]:
     texts: list[Path] = []
     size = 0
     for path in files:
@@ -273,36 +267,37 @@ def _file_splits(spec: SourceSpec, files: Sequence[Path], whole: bool) -> Iterat
             continue
         one_record = kind not in RECORDS
         # Splits keep the order of files, so a file of records closes the split of text files before it.
-        if texts and (not one_record or size + _size(path) > SPLIT_BYTES):
+        if texts and (not one_record or size + _size(path) > most):
             yield InputSplit(spec, tuple(texts), 0, None, {}, size)
             texts, size = [], 0
         if one_record:
             texts.append(path)
             size += _size(path)
         else:
-            yield from _stretches(spec, path, whole)
+            yield from _stretches(spec, path, most)
     if texts:
         yield InputSplit(spec, tuple(texts), 0, None, {}, size)
 
 
-def _stretches(spec: SourceSpec, path: Path, whole: bool) -> Iterator[InputSplit]:
+def _stretches(spec: SourceSpec, path: Path, most: float) -> Iterator[InputSplit]:
     """Split a file of many records if it is large; a compressed file stays whole, because it has no random access."""
     size, kind = _size(path), _kind(path, spec)
     files = (path, *(companions(path) if kind == "tokens" else ()))
     # A compressed file can only be read from its beginning, and an Arrow stream has no list of its batches.
-    if whole or size <= SPLIT_BYTES or split_suffix(path)[1] or kind == "arrow":
+    if size <= most or split_suffix(path)[1] or kind == "arrow":
         yield InputSplit(spec, files, 0, None, {}, size)
         return
+    piece = int(most)
     if kind == "tokens":
-        bounds, sizes = map(list, zip(*document_ranges(path, spec, SPLIT_BYTES), strict=True))
+        bounds, sizes = map(list, zip(*document_ranges(path, spec, piece), strict=True))
     elif kind == "lines":
-        sizes = [min(SPLIT_BYTES, size - start) for start in range(0, size, SPLIT_BYTES)]
-        bounds = list(range(0, size, SPLIT_BYTES))
+        bounds = list(range(0, size, piece))
+        sizes = [min(piece, size - start) for start in bounds]
     else:
         bounds, sizes = [0], [0]
         for number, bytes_ in enumerate(row_group_sizes(path)):
             # A split has one row group at least, however large it is.
-            if sizes[-1] and sizes[-1] + bytes_ > SPLIT_BYTES:
+            if sizes[-1] and sizes[-1] + bytes_ > piece:
                 bounds.append(number)
                 sizes.append(0)
             sizes[-1] += bytes_
@@ -310,33 +305,26 @@ def _stretches(spec: SourceSpec, path: Path, whole: bool) -> Iterator[InputSplit
         yield InputSplit(spec, files, start, stop, {}, bytes_)
 
 
-def _records(split: InputSplit, skip: int) -> Generator[Record]:
+def _records(split: InputSplit) -> Generator[Record]:
     spec = split.spec
     if spec.path.startswith(HUGGING_FACE):
         shards = split.identity.get("shards")
-        yield from read_hugging_face(spec, None if shards is None else (split.start, shards), skip)
+        yield from read_hugging_face(spec, None if shards is None else (split.start, shards))
         return
     if is_named(spec.path):
-        for document in embedded_corpus(spec.path)[skip:]:
+        for document in embedded_corpus(spec.path):
             yield Record((replace(document, source=spec.name) if spec.name else document,))
         return
     stem = _stem(spec)
     for path in split.files:
         kind = _kind(path, spec)
-        # A split holds either several text files or one file of records, so `skip` counts one kind of record.
         if kind == "lines":
-            yield from read_json_lines(path, spec, stem, split.start, split.stop, skip)
-        elif kind == "parquet":
-            yield from read_parquet(path, spec, stem, split.start, split.stop, skip)
-        elif kind == "arrow":
-            yield from read_arrow(path, spec, stem, skip)
+            yield from read_json_lines(path, spec, stem, split.start, split.stop)
+        elif kind in ("parquet", "arrow"):
+            yield from read_table(path, spec, stem, split.start, split.stop)
         elif kind == "tokens":
-            yield from read_token_file(path, spec, stem, split.start, split.stop, skip)
-        elif kind == "index":
-            continue
-        elif skip:
-            skip -= 1
-        else:
+            yield from read_token_file(path, spec, stem, split.start, split.stop)
+        elif kind != "index":
             yield _text_record(path, kind, spec, stem)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -100,7 +101,7 @@ def _stream(
         before = replace(counts)
         counts.hidden_entries += hidden_entries([spec])
         # Undivided, because a single process reads everything.
-        for split in source_splits(spec, whole=True):
+        for split in source_splits(spec, math.inf):
             for document in documents_in(split, counts):
                 yield spec, document
         if counts.documents == before.documents:

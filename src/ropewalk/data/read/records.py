@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.data.read.documents import Document, Record, TokenisedDocument
-from ropewalk.data.read.files import LONGEST_DOCUMENT, SNIFFED_BYTES, decode, open_bytes, too_long
+from ropewalk.data.read.files import (
+    ARROW,
+    LONGEST_DOCUMENT,
+    SNIFFED_BYTES,
+    decode,
+    open_bytes,
+    split_suffix,
+    too_long,
+)
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import json_fault, parse_json
@@ -25,8 +33,8 @@ _ROLE = re.compile("[a-z][a-z_]{0,31}")
 _BLANK = Record(())
 _PIECE = 1 << 20
 _SNIFFED_LINES = 8
-_PARQUET_ROWS = 256
-_PARQUET_BYTES = 1 << 24
+_TABLE_ROWS = 256
+_TABLE_BYTES = 1 << 24
 _ARROW_FILE = b"ARROW1"
 _ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -177,7 +185,7 @@ def check_characters(text: str, origin: str) -> None:
 
 
 def read_json_lines(
-    path: Path, spec: SourceSpec, stem: str, start: int = 0, stop: int | None = None, skip: int = 0
+    path: Path, spec: SourceSpec, stem: str, start: int = 0, stop: int | None = None
 ) -> Iterator[Record]:
     """Yield the records of a JSON lines file, plain or compressed; a blank line is a record without documents.
 
@@ -186,7 +194,6 @@ def read_json_lines(
         spec: the fields to read.
         stem: source name if neither the spec nor a record gives one.
         start, stop: byte range of an uncompressed file; lines that begin within it are read. A stop of None is the end.
-        skip: number of lines at the beginning of the range to skip without parsing.
 
     Raises:
         RopewalkError: for an invalid line, with file and line number; if the file ends before ``start`` or ``stop``.
@@ -199,11 +206,9 @@ def read_json_lines(
             if not line:
                 break
             number += 1
-            # A line that is too long is refused also where it would be skipped, because its end would count as another.
-            if number > skip or len(line) > LONGEST_DOCUMENT:
-                # Parsing is deferred until the origin of the record is known, which errors name.
-                record = partial(_line_record, line, path, spec, stem, offset)
-                yield _located_record(record, path, offset, number, begin)
+            # Parsing is deferred until the origin of the record is known, which errors name.
+            record = partial(_line_record, line, path, spec, stem, offset)
+            yield _located_record(record, path, offset, number, begin)
             offset += len(line)
         if stop is not None and offset < stop:
             raise RopewalkError(
@@ -211,96 +216,93 @@ def read_json_lines(
             )
 
 
-def read_parquet(
-    path: Path, spec: SourceSpec, stem: str, start: int = 0, stop: int | None = None, skip: int = 0
+def read_table(
+    path: Path, spec: SourceSpec, stem: str, start: int = 0, stop: int | None = None
 ) -> Iterator[Record]:
-    """Yield the records of a Parquet file, with a few hundred rows of one row group in memory at a time.
+    """Yield the rows of a Parquet or Arrow file as records, with a few hundred rows in memory at a time.
 
     Args:
-        path: the file.
+        path: the file; one whose name ends in ``.arrow`` is an Arrow file, as datasets writes them (a stream) or in
+            Arrow's file format, which is mapped into memory.
         spec: the fields to read.
         stem: source name if neither the spec nor a record gives one.
-        start, stop: range of row groups; a stop of None is the end.
-        skip: number of rows at the beginning of the range to skip; row groups that are skipped entirely are not read.
+        start, stop: range of row groups of a Parquet file; a stop of None is the end.
 
     Raises:
-        RopewalkError: if the file is damaged, has neither the text field nor ``input_ids``, or has too few row groups.
+        RopewalkError: if the file is damaged or cut off, has neither the text field nor ``input_ids``, or has too few
+            row groups.
     """
     import pyarrow
+
+    arrow, row = split_suffix(path)[0] in ARROW, 0
+    batches = _arrow_batches(path, spec) if arrow else _parquet_batches(path, spec, start, stop)
+    try:
+        for row, batch in batches:
+            for record in _rows(batch):
+                yield Record(record_documents(record, spec, stem, f"{path}:row {row}", padded=True))
+                row += 1
+    except RopewalkError:
+        raise
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise RopewalkError(
+            f"{path} cannot be read as {'Arrow' if arrow else 'Parquet'} near row {row}: {_first_message_line(error)}"
+        ) from error
+
+
+def _parquet_batches(path: Path, spec: SourceSpec, start: int, stop: int | None) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of some row groups in batches, each with the number of its first row."""
     import pyarrow.parquet
 
-    row = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            columns = _columns(path, spec, file.schema_arrow.names)
-            if file.num_row_groups < (start if stop is None else stop):
+    with pyarrow.parquet.ParquetFile(path) as file:
+        columns = _columns(path, spec, file.schema_arrow.names)
+        if file.num_row_groups < (start if stop is None else stop):
+            raise RopewalkError(
+                f"{path} changed while it was read: it has {file.num_row_groups} row groups, but had more before; "
+                "run again"
+            )
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        rows = [group.num_rows for group in groups]
+        if sum(rows) != file.metadata.num_rows:
+            raise RopewalkError(
+                f"{path} is damaged: its footer states {file.metadata.num_rows} rows, but its row groups have "
+                f"{sum(rows)}"
+            )
+        row = sum(rows[:start])
+        for number in range(len(rows))[start:stop]:
+            end = row + rows[number]
+            # Limited in bytes too: a row may be a whole book.
+            row_bytes = groups[number].total_byte_size // max(rows[number], 1)
+            most = max(1, min(_TABLE_ROWS, _TABLE_BYTES // max(row_bytes, 1)))
+            for batch in (
+                file.iter_batches(most, row_groups=[number], columns=columns) if rows[number] else ()
+            ):
+                batch.validate(full=True)
+                yield row, batch
+                row += len(batch)
+            if row != end:
                 raise RopewalkError(
-                    f"{path} changed while it was read: it has {file.num_row_groups} row groups, but had more before; "
-                    "run again"
+                    f"{path} is damaged: row group {number} ends at row {row}, but the footer says {end}"
                 )
-            rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-            if sum(rows) != file.metadata.num_rows:
-                raise RopewalkError(
-                    f"{path} is damaged: its footer states {file.metadata.num_rows} rows, but its row groups have "
-                    f"{sum(rows)}"
-                )
-            row = sum(rows[:start])
-            first = row + skip
-            for number in range(len(rows))[start:stop]:
-                end = row + rows[number]
-                # Groups that end before the first wanted row are not read, nor are empty ones.
-                if end > max(row, first):
-                    for at, record in _group_rows(file, path, number, row, first, columns):
-                        yield Record(record_documents(record, spec, stem, f"{path}:row {at}", padded=True))
-                row = end
-    except RopewalkError:
-        raise
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise RopewalkError(
-            f"{path} cannot be read as Parquet near row {row}: {_first_message_line(error)}"
-        ) from error
 
 
-def read_arrow(path: Path, spec: SourceSpec, stem: str, skip: int = 0) -> Iterator[Record]:
-    """Yield the records of an Arrow file, as datasets writes them (a stream) or in Arrow's file format.
-
-    The file is mapped into memory, and a few hundred rows are converted at a time.
-
-    Args:
-        path: the file.
-        spec: the fields to read.
-        stem: source name if neither the spec nor a record gives one.
-        skip: number of rows at the beginning to skip.
-
-    Raises:
-        RopewalkError: if the file is damaged or cut off, or has neither the text field nor ``input_ids``.
-    """
+def _arrow_batches(path: Path, spec: SourceSpec) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of an Arrow file in batches, each with the number of its first row."""
     import pyarrow
 
     row = 0
-    try:
-        with pyarrow.memory_map(str(path)) as file:
-            for batch in _arrow_batches(file, path):
-                batch = batch.select(_columns(path, spec, batch.schema.names))
-                # Arrow follows offsets without a check: a wrong one would read other memory, or end the process.
-                batch.validate(full=True)
-                row_bytes = max(1, batch.nbytes // max(batch.num_rows, 1))
-                step = max(1, min(_PARQUET_ROWS, _PARQUET_BYTES // row_bytes))
-                passed = min(max(skip - row, 0), batch.num_rows)
-                row += passed
-                for start in range(passed, batch.num_rows, step):
-                    for record in _rows(batch.slice(start, step)):
-                        yield Record(record_documents(record, spec, stem, f"{path}:row {row}", padded=True))
-                        row += 1
-    except RopewalkError:
-        raise
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise RopewalkError(
-            f"{path} cannot be read as Arrow near row {row}: {_first_message_line(error)}"
-        ) from error
+    with pyarrow.memory_map(str(path)) as file:
+        for batch in _stored_batches(file, path):
+            batch = batch.select(_columns(path, spec, batch.schema.names))
+            # Arrow follows offsets without a check: a wrong one would read other memory, or end the process.
+            batch.validate(full=True)
+            row_bytes = max(1, batch.nbytes // max(batch.num_rows, 1))
+            step = max(1, min(_TABLE_ROWS, _TABLE_BYTES // row_bytes))
+            for start in range(0, batch.num_rows, step):
+                yield row + start, batch.slice(start, step)
+            row += batch.num_rows
 
 
-def _arrow_batches(file: Any, path: Path) -> Iterator[Any]:
+def _stored_batches(file: Any, path: Path) -> Iterator[Any]:
     import pyarrow.ipc
 
     size = file.size()
@@ -486,28 +488,6 @@ def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
     if text is None and SPANS in names:
         wanted.add(SPANS)
     return sorted(wanted - {""})
-
-
-def _group_rows(
-    file: Any, path: Path, number: int, row: int, first: int, columns: list[str]
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rows of a row group from index ``first`` on, with their numbers in the file; it starts at ``row``."""
-    group = file.metadata.row_group(number)
-    end = row + group.num_rows
-    row_bytes = group.total_byte_size // max(group.num_rows, 1)
-    # Limited in bytes too: a row may be a whole book.
-    batch_rows = max(1, min(_PARQUET_ROWS, _PARQUET_BYTES // max(row_bytes, 1)))
-    for batch in file.iter_batches(batch_rows, row_groups=[number], columns=columns):
-        batch.validate(full=True)
-        passed = min(max(first - row, 0), len(batch))
-        row += passed
-        for record in _rows(batch.slice(passed)):
-            yield row, record
-            row += 1
-    if row != end:
-        raise RopewalkError(
-            f"{path} is damaged: row group {number} ends at row {row}, but the footer says {end}"
-        )
 
 
 def _rows(batch: Any) -> Iterator[dict[str, Any]]:

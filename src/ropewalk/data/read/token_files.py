@@ -156,7 +156,7 @@ def document_ranges(path: Path, spec: SourceSpec, most: int) -> list[tuple[int, 
 
 
 def read_token_file(
-    path: Path, spec: SourceSpec, stem: str, start: int = 0, stop: int | None = None, skip: int = 0
+    path: Path, spec: SourceSpec, stem: str, start: int = 0, stop: int | None = None
 ) -> Iterator[Record]:
     """Yield the documents of a file of token ids, each as a record.
 
@@ -165,13 +165,12 @@ def read_token_file(
         spec: the source, which may name a separator and the type of the ids.
         stem: source name if the spec gives none.
         start, stop: range of documents; a stop of None is the end.
-        skip: number of documents at the beginning of the range to skip.
 
     Raises:
         RopewalkError: as in :func:`open_token_file` and :meth:`TokenFile.document`.
     """
     file = open_token_file(path, spec)
-    for number in islice(range(len(file)), start + skip, stop):
+    for number in islice(range(len(file)), start, stop):
         yield Record(
             (TokenisedDocument(file.document(number), spec.name or stem, origin=file.origin(number)),)
         )

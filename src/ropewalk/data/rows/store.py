@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.data.cluster import RayCluster, connected, wait_until
 from ropewalk.data.mixture.mixture import mix
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.identity import inputs_identity
@@ -35,7 +35,7 @@ from ropewalk.data.rows.stored import (
     row_files,
     rows_file,
 )
-from ropewalk.data.settings import LATER_FIELDS, PackConfig, RowPolicies, SourceSpec
+from ropewalk.data.settings import LATER_FIELDS, PackConfig, RowPolicies, SourceSpec, WorkSettings, processes
 from ropewalk.data.tokens.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
 from ropewalk.data.tokens.chat import required_template, token_ids
 from ropewalk.data.tokens.corpus import Corpus, TokenReader, tokenise_splits
@@ -51,6 +51,8 @@ from ropewalk.data.tokens.tokenise import (
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import digest
 from ropewalk.io.files import refuse_url
+from ropewalk.runs.executors import on_ray
+from ropewalk.runs.tasks import Executor, Processes, run_tasks
 
 MOST_FILE_TOKENS, LEAST_FILE_TOKENS, FILES = 1 << 25, 1 << 16, 64
 """Bounds on the tokens of a row file, and the intended number of files. A file is the unit that machines share, and the
@@ -58,6 +60,9 @@ most that a killed run repeats."""
 
 BATCH_TOKENS = 1 << 20
 """Tokens that are assembled in memory before they are written."""
+
+PROCESS_TOKENS = 1 << 22
+"""Tokens of rows for which it is worth to start another process."""
 
 _COLUMNS = {
     "input_ids": INT32_LIST,
@@ -259,12 +264,23 @@ def _pack(
     if is_packed(folder) and begin(folder, job.depends):
         return open_rows(folder)
     # Connected before the folder is begun, so that a cluster that cannot take part leaves nothing behind.
-    with connected(job.config.work, [folder, tokens]) as cluster:
-        return _pack_on(cluster, job, folder, tokens, progress, written)
+    with _executor(job.config.work, [folder, tokens]) as executor:
+        return _pack_on(executor, job, folder, tokens, progress, written)
+
+
+@contextmanager
+def _executor(work: WorkSettings, folders: Sequence[Path]) -> Iterator[Executor | None]:
+    """Where the settings say that tasks run; None for as many processes of this machine as are worth it."""
+    if work.engine != "ray":
+        yield None
+        return
+    # Other versions may give other tokens.
+    with on_ray(work.address, work.workers, folders, ["tokenizers"]) as cluster:
+        yield cluster
 
 
 def _pack_on(
-    cluster: RayCluster | None,
+    executor: Executor | None,
     job: _Job,
     folder: Path,
     tokens: Path,
@@ -276,7 +292,7 @@ def _pack_on(
         return open_rows(folder)
     try:
         corpus = tokenise_splits(
-            job.splits, tokenizer, tokens, work=config.work, cluster=cluster, progress=progress
+            job.splits, tokenizer, tokens, work=config.work, executor=executor, progress=progress
         )
         # The folder's name and manifest state the inputs as they were at the start.
         if inputs_identity(config.sources) != job.depends["inputs"]:
@@ -299,7 +315,7 @@ def _pack_on(
         }
         writer = RowsWriter(folder, manifest, row_files(packed.num_rows, rows_per_file(packed)))
         try:
-            return _write(writer, packed, corpus, validation, config.work.shard, cluster, written)
+            return _write(writer, packed, corpus, validation, config.work, executor, written)
         finally:
             corpus.close()
     except (OSError, RopewalkError):
@@ -364,13 +380,13 @@ def _write(
     packed: Packed,
     corpus: Corpus,
     validation: NDArray[np.int64],
-    shard: tuple[int, int],
-    cluster: RayCluster | None,
+    work: WorkSettings,
+    executor: Executor | None,
     written: Writing | None,
 ) -> PackedRows | Part:
     """Write those of this machine's files that are missing, and finish the folder if all files are complete."""
     folder, rows, per_file = writer.folder, packed.num_rows, rows_per_file(packed)
-    number, machines = shard
+    number, machines = work.shard
     # Whole files, so that each is written by one machine and has the same bytes for any number of machines.
     mine = range(len(writer.files) * number // machines, len(writer.files) * (number + 1) // machines)
     # Not shared out: any machine may be the one that completes the folder.
@@ -390,22 +406,18 @@ def _write(
         if writer.intact(rows_file(file)):
             count(writer.files[file][1])
         else:
+            writer.forget(rows_file(file))
             wanted.append(file)
     # Made one by one, as tasks are started: a file's share of the plan takes megabytes.
-    parts = (
-        ((folder / rows_file(n)).absolute(), packed.rows(n * per_file, min(rows, (n + 1) * per_file)))
-        for n in wanted
-    )
-    made: Iterator[tuple[tuple[Path, Packed], dict[str, Any]]]
-    if cluster is None:
-        made = ((part, _write_rows(corpus.reader, part)) for part in parts)
-    else:
-        made = cluster.run(_write_rows, corpus.reader, parts)
-    for (path, part), described in made:
-        place = folder / path.name
-        if cluster is not None:
-            wait_until(place.exists, folder)
-        writer.commit(place.name, described)
+    parts = ((rows_file(n), packed.rows(n * per_file, min(rows, (n + 1) * per_file))) for n in wanted)
+    if executor is None:
+        tokens = len(wanted) * per_file * packed.settings.context
+        executor = Processes(min(processes(work.workers), -(-tokens // PROCESS_TOKENS) or 1))
+    # Absolute, because a task may have another working directory.
+    shared = (replace(writer, folder=folder.absolute()), corpus.reader)
+    for _, part in run_tasks(
+        executor, _write_rows, shared, parts, lambda part: writer.committed(part[0]) is not None, folder
+    ):
         count(part.num_rows)
     missing = writer.finish({VALIDATION, *(rows_file(file) for file in mine)})
     if not missing:
@@ -414,11 +426,11 @@ def _write(
     return Part(folder, written_rows, rows, tuple(missing))
 
 
-def _write_rows(corpus: TokenReader, part: tuple[Path, Packed]) -> dict[str, Any]:
-    """Write one file of rows; also a task of Ray."""
-    path, packed = part
+def _write_rows(shared: tuple[RowsWriter, TokenReader], part: tuple[str, Packed]) -> None:
+    """Write one file of rows; a task."""
+    (writer, corpus), (name, packed) = shared, part
     try:
-        return write_table(path, _COLUMNS, _batches(packed, corpus))
+        writer.commit(name, write_table(writer.folder / name, _COLUMNS, _batches(packed, corpus)))
     finally:
         corpus.close()
 

@@ -448,6 +448,10 @@ class RowsWriter:
         """Record that a file is complete, with its size, its digest and the rows that it belongs to."""
         write_json(self.folder / WORK / f"{name}.json", {**written, "of": self.rows_digest})
 
+    def forget(self, name: str) -> None:
+        """Remove the record of a file that is to be written again."""
+        (self.folder / WORK / f"{name}.json").unlink(missing_ok=True)
+
     def committed(self, name: str) -> dict[str, Any] | None:
         """Recorded size and digest of a file; None if it is missing or incomplete.
 

@@ -1,4 +1,8 @@
-"""Token shards: the documents of an input split as token ids on disk, in files that are written atomically."""
+"""Token shards: the documents of an input split as token ids on disk, in a file that is written atomically.
+
+A file consists of the ids (int32), the columns of ``COLUMNS`` one after the other, a header in JSON, the length of the
+header in 16 hexadecimal digits, and the SHA-256 of everything before it in 64. All numbers are little-endian.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +11,38 @@ import json
 import mmap
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.ipc
 from numpy.typing import NDArray
 
-from ropewalk.data.tokens.arrow import HashingFile, as_numpy, numbers
 from ropewalk.data.tokens.chat import token_ids
 from ropewalk.errors import RopewalkError
+from ropewalk.io.digests import HashedFile
 from ropewalk.io.files import parse_json, replacing
 
-FORMAT = 2
-"""Version of the format, part of the names of the splits' folders. Change it together with SHARD_TOKENS or the contents
-of a shard."""
+FORMAT = 3
+"""Version of the format, part of the names of the files. Change it together with the contents of a shard."""
 
-SHARD_TOKENS = 1 << 22
-"""A shard is full when it has this many tokens; it ends with a complete record."""
+SUFFIX = ".tokens"
 
-_KEY = b"ropewalk"
-_SEAL_BYTES = 64
-_LEFTOVER = re.compile(r"\.\d{5,}\.[0-9a-f]{32}\.arrow")
-# A list column of Arrow has int32 offsets.
-_MOST_TOKENS = 2**31 - 1
-_ATTEMPTS = 10
-_SCHEMA = pyarrow.schema(
-    [
-        ("input_ids", pyarrow.list_(pyarrow.int32())),
-        ("source", pyarrow.int32()),
-        ("hash", pyarrow.uint64()),
-        ("characters", pyarrow.int64()),
-    ]
-)
+COLUMNS: dict[str, np.dtype[Any]] = {
+    "lengths": np.dtype("<i8"),
+    "source_ids": np.dtype("<i4"),
+    "hashes": np.dtype("<u8"),
+    "characters": np.dtype("<i8"),
+    "first_ids": np.dtype("<i4"),
+    "last_ids": np.dtype("<i4"),
+}
+"""The index of the documents: names and types of its columns, in the order of the file."""
+
+_LENGTH_BYTES, _SEAL_BYTES = 16, 64
+_LEFTOVER = re.compile(r"\.(?P<name>[0-9a-f]{32})\.[0-9a-f]{32}\.tokens")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +51,7 @@ class TokenShard:
 
     Attributes:
         path: path of the file.
-        last: whether it is the last shard of its split.
-        records: number of the split's records in it, including those without documents.
-        empty_documents, binary_files: numbers of blank documents and binary files skipped in these records.
+        empty_documents, binary_files: numbers of blank documents and binary files that were skipped.
         dropped_nulls: number of nulls left out of chats in tables (:class:`Document`).
         tokens: number of token ids.
         sources: names of the sources, in the order of their first documents.
@@ -67,8 +64,6 @@ class TokenShard:
     """
 
     path: Path
-    last: bool
-    records: int
     empty_documents: int
     binary_files: int
     dropped_nulls: int
@@ -83,140 +78,80 @@ class TokenShard:
     last_ids: NDArray[np.int32]
 
 
-class ShardWriter:
-    """Writes the shards of one split, each as soon as it is full.
+@contextmanager
+def writing_shard(path: Path) -> Iterator[ShardWriter]:
+    """A shard to be filled; it gets its name when the block succeeds.
 
-    Args:
-        folder: the split's folder.
-        shards: the shards that exist already, from the first on.
+    Raises:
+        RopewalkError: if it cannot be written.
     """
+    with replacing(path) as temporary, HashedFile(temporary) as file:
+        writer = ShardWriter(file)
+        yield writer
+        writer.finish(path.stem)
 
-    def __init__(self, folder: Path, shards: Sequence[TokenShard]) -> None:
-        self._folder = folder
-        self._shards = list(shards)
-        self._begin()
 
-    def _begin(self) -> None:
-        self._ids: list[NDArray[np.int32]] = []
+class ShardWriter:
+    """Writes the documents of a split; made by :func:`writing_shard`."""
+
+    def __init__(self, file: HashedFile) -> None:
+        self._file = file
+        self._ids = hashlib.sha256()
         self._sources: dict[str, int] = {}
-        self._source_ids = array("i")
-        self._hashes = array("Q")
-        self._characters = array("q")
-        self._tokens = self._records = self._empty = self._binary = self._nulls = 0
-
-    def next_record(self, binary: bool = False) -> None:
-        """Start a record; documents added from now on belong to it.
-
-        Args:
-            binary: whether the record is a binary file that was skipped.
-
-        Raises:
-            RopewalkError: if a shard is full and cannot be written.
-        """
-        # Write a full shard only once another record follows, because the header marks the split's last shard.
-        if self._tokens >= SHARD_TOKENS:
-            self._write(last=False)
-        self._records += 1
-        self._binary += binary
-
-    def add_nulls(self, count: int) -> None:
-        """Count nulls that were left out of a document of the record."""
-        self._nulls += count
-
-    def add_empty(self) -> None:
-        """Count a document of the record that was skipped because its text is blank."""
-        self._empty += 1
+        self._columns = [array(kind) for kind in "qiQqii"]
+        self._tokens = 0
+        self.empty_documents = 0
+        self.binary_files = 0
+        self.dropped_nulls = 0
 
     def add(self, input_ids: NDArray[np.int32], source: str, text_hash: int, characters: int) -> None:
-        """Add a document of the record.
+        """Add a document.
 
-        Raises:
-            RopewalkError: if one record has more tokens than a shard can hold.
+        Args:
+            input_ids: int32 ``[tokens]``, ``~id`` for tokens that are never targets.
+            source: name of its source.
+            text_hash: hash of the text or token ids.
+            characters: characters of the text; 0 if the input was tokenised.
         """
+        content = np.ascontiguousarray(input_ids, "<i4").tobytes()
+        self._file.write(content)
+        self._ids.update(content)
         self._tokens += len(input_ids)
-        if self._tokens > _MOST_TOKENS:
-            raise RopewalkError(
-                f"a record of source {source!r} is too long: it fills a file of token ids to {self._tokens} tokens, "
-                f"but the limit is {_MOST_TOKENS}; split the record"
-            )
-        self._ids.append(input_ids)
-        self._source_ids.append(self._sources.setdefault(source, len(self._sources)))
-        self._hashes.append(text_hash)
-        self._characters.append(characters)
+        # Compared with BOS and EOS, tokens that are never targets count as their ids.
+        ends = token_ids(input_ids[[0, -1]]).tolist() if len(input_ids) else [-1, -1]
+        source_id = self._sources.setdefault(source, len(self._sources))
+        for column, value in zip(
+            self._columns, (len(input_ids), source_id, text_hash, characters, *ends), strict=True
+        ):
+            column.append(value)
 
-    def finish(self) -> tuple[TokenShard, ...]:
-        """Write the last shard, and return all shards of the split, including earlier ones.
-
-        Raises:
-            RopewalkError: if it cannot be written.
-        """
-        self._write(last=True)
-        return tuple(self._shards)
-
-    def _write(self, last: bool) -> None:
-        path = _shard_path(self._folder, len(self._shards))
-        lengths = np.fromiter(map(len, self._ids), np.int64, len(self._ids))
-        # The empty array comes first because np.concatenate refuses an empty list.
-        ids = np.concatenate([np.zeros(0, np.int32), *self._ids])
-        first_ids, last_ids = _ends(ids, lengths)
-        source_ids, hashes = np.array(self._source_ids, np.int32), np.array(self._hashes, np.uint64)
-        sources = tuple(self._sources)
-        shard = TokenShard(
-            path=path,
-            last=last,
-            records=self._records,
-            empty_documents=self._empty,
-            binary_files=self._binary,
-            dropped_nulls=self._nulls,
-            tokens=len(ids),
-            sources=sources,
-            digest=_content_digest(ids, lengths, sources, source_ids, hashes),
-            lengths=lengths,
-            source_ids=source_ids,
-            hashes=hashes,
-            characters=np.array(self._characters, np.int64),
-            first_ids=first_ids,
-            last_ids=last_ids,
-        )
-        _commit(shard, ids)
-        self._shards.append(shard)
-        self._begin()
-
-
-def committed_shards(folder: Path, known: Sequence[TokenShard] = ()) -> tuple[TokenShard, ...]:
-    """Open the shards of a split on disk, from the first to the last one or to the first gap.
-
-    Args:
-        folder: the split's folder, which may not exist yet.
-        known: shards that are already open, from the first on; they are not read again.
-
-    Raises:
-        RopewalkError: as in :func:`open_shard`.
-    """
-    shards = list(known)
-    while not (shards and shards[-1].last):
-        path = _shard_path(folder, len(shards))
-        if not path.exists():
-            break
-        shards.append(open_shard(path))
-    return tuple(shards)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of killed runs.
-
-    A temporary file may belong to a running process that works on the same split; that process then writes its shard
-    again.
-
-    Raises:
-        RopewalkError: if the folder cannot be read or written.
-    """
-    try:
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if _LEFTOVER.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-    except OSError as error:
-        raise RopewalkError(f"cannot clear {folder}: {error.strerror or error}") from error
+    def finish(self, name: str) -> None:
+        """Write the index, the header and the digest."""
+        columns = {
+            each: np.array(column, kind)
+            for (each, kind), column in zip(COLUMNS.items(), self._columns, strict=True)
+        }
+        sources = list(self._sources)
+        # Depends on what the documents are, and not on how the file is laid out.
+        state = hashlib.sha256(json.dumps([self._ids.hexdigest(), sources]).encode())
+        for column in ("lengths", "source_ids", "hashes"):
+            state.update(columns[column].data)
+        header = {
+            "format": FORMAT,
+            "name": name,
+            "documents": len(columns["lengths"]),
+            "tokens": self._tokens,
+            "empty_documents": self.empty_documents,
+            "binary_files": self.binary_files,
+            "dropped_nulls": self.dropped_nulls,
+            "sources": sources,
+            "sha256": state.hexdigest(),
+        }
+        for values in columns.values():
+            self._file.write(values.tobytes())
+        content = json.dumps(header).encode()
+        self._file.write(content + f"{len(content):016x}".encode())
+        self._file.write(self._file.digest().sha256.encode())
 
 
 def open_shard(path: Path) -> TokenShard:
@@ -241,42 +176,38 @@ def open_shard(path: Path) -> TokenShard:
         raise damaged from error
     if not whole:
         raise damaged
-    try:
-        table, header, _ = _table(path)
-    except (OSError, pyarrow.ArrowException, KeyError, ValueError) as error:
-        raise damaged from error
-    if header.get("format") != FORMAT:
+    header, columns = _index(path)
+    if header["format"] != FORMAT:
         raise RopewalkError(
-            f"{path} has format {header.get('format')}, but this version of ropewalk reads format {FORMAT}; delete "
+            f"{path} has format {header['format']}, but this version of ropewalk reads format {FORMAT}; delete "
             "the file and run again"
         )
-    if (header["portion"], f"{header['block']:05}") != (path.parent.name, path.stem):
+    if header["name"] != path.stem:
         raise RopewalkError(
-            f"{path} has the contents of another file, {header['portion']}/{header['block']:05}.arrow; delete "
-            f"{path.name} and run again"
+            f"{path} has the contents of another file, {header['name']}{SUFFIX}; delete {path.name} and run again"
         )
-    column = table.column("input_ids")
-    ids, offsets = as_numpy(column.values, np.int32), as_numpy(column.offsets, np.int32)
-    lengths = np.diff(offsets).astype(np.int64)
-    first_ids, last_ids = _ends(ids, lengths)
+    counts = ("empty_documents", "binary_files", "dropped_nulls", "tokens")
     return TokenShard(
         path=path,
-        last=header["last"],
-        records=header["records"],
-        empty_documents=header["empty_documents"],
-        binary_files=header["binary_files"],
-        dropped_nulls=header.get("dropped_nulls", 0),
-        tokens=header["tokens"],
         sources=tuple(header["sources"]),
         digest=header["sha256"],
-        lengths=lengths,
-        # Copies: the index outlives the memory map.
-        source_ids=as_numpy(table.column("source"), np.int32).copy(),
-        hashes=as_numpy(table.column("hash"), np.uint64).copy(),
-        characters=as_numpy(table.column("characters"), np.int64).copy(),
-        first_ids=first_ids,
-        last_ids=last_ids,
+        **{name: header[name] for name in counts},
+        **columns,
     )
+
+
+def remove_leftovers(folder: Path, names: Collection[str]) -> None:
+    """Delete the temporary files that killed runs left of these shards, which are complete.
+
+    Raises:
+        RopewalkError: if the folder cannot be read or written.
+    """
+    try:
+        for path in folder.iterdir():
+            if (found := _LEFTOVER.fullmatch(path.name)) and found["name"] in names:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise RopewalkError(f"cannot clear {folder}: {error.strerror or error}") from error
 
 
 class TokenFile:
@@ -286,7 +217,7 @@ class TokenFile:
     many shards.
 
     Attributes:
-        offsets: int32 ``[documents + 1]``, start of each document among the ids, and the end of the last one.
+        offsets: int64 ``[documents + 1]``, start of each document among the ids, and the end of the last one.
 
     Raises:
         RopewalkError: if the file is missing or has changed.
@@ -297,14 +228,10 @@ class TokenFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            table, _, start = _table(path)
-            column = table.column("input_ids")
-            self.offsets: NDArray[np.int32] = as_numpy(column.offsets, np.int32).copy()
-            # Only the place of the ids is kept: they are read with plain file reads, since pages of a memory map would
-            # count as this process's memory.
-            self._place = column.values.buffers()[1].address - start if len(column.values) else 0
+            lengths = _index(path, ("lengths",))[1]["lengths"]
+            self.offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(lengths)])
             self._file = FileIO(path)
-        except (OSError, pyarrow.ArrowException, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError) as error:
             raise RopewalkError(f"cannot read {path}: {error}; run again to recreate it") from error
 
     def read(self, first: int, out: NDArray[np.int32]) -> None:
@@ -318,7 +245,7 @@ class TokenFile:
         assert self._file is not None
         view = out.view(np.uint8).data
         try:
-            self._file.seek(self._place + first * out.itemsize)
+            self._file.seek(first * out.itemsize)
             # readinto may return fewer bytes than requested, on network file systems for example.
             while len(view):
                 count = self._file.readinto(view)
@@ -336,85 +263,17 @@ class TokenFile:
     __del__ = close
 
 
-def _shard_path(folder: Path, number: int) -> Path:
-    return folder / f"{number:05}.arrow"
-
-
-def _table(path: Path) -> tuple[Any, dict[str, Any], int]:
-    """The only batch of a shard's file, its header, and the address in memory at which the file begins."""
-    with pyarrow.memory_map(str(path)) as file:
-        # Without the seal: Arrow expects its footer at the end of the file.
-        content = file.read_buffer(max(0, file.size() - _SEAL_BYTES))
-    with pyarrow.ipc.open_file(pyarrow.BufferReader(content)) as reader:
-        header = parse_json(reader.schema.metadata[_KEY])
-        return reader.get_batch(0), header, content.address
-
-
-def _ends(ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """First and last id of each document; -1 for an empty one."""
-    ends = np.cumsum(lengths)
-    full = lengths > 0
-    first, last = (np.full(len(lengths), -1, np.int32) for _ in range(2))
-    # Tokens that are never targets are stored as ~id; compared with BOS and EOS, they count as their ids.
-    first[full] = token_ids(ids[(ends - lengths)[full]])
-    last[full] = token_ids(ids[ends[full] - 1])
-    return first, last
-
-
-def _content_digest(
-    ids: NDArray[np.int32],
-    lengths: NDArray[np.int64],
-    sources: tuple[str, ...],
-    source_ids: NDArray[np.int32],
-    hashes: NDArray[np.uint64],
-) -> str:
-    """Digest of a shard's contents that depends neither on the machine nor on the version of Arrow."""
-    state = hashlib.sha256(json.dumps([len(ids), len(lengths), sources]).encode())
-    # Little-endian whatever the machine, so that digests agree everywhere.
-    for values, kind in ((ids, "<i4"), (lengths, "<i8"), (source_ids, "<i4"), (hashes, "<u8")):
-        state.update(np.ascontiguousarray(values, kind).data)
-    return state.hexdigest()
-
-
-def _commit(shard: TokenShard, ids: NDArray[np.int32]) -> None:
-    for attempt in range(_ATTEMPTS):
-        try:
-            with replacing(shard.path) as temporary, temporary.open("wb") as file:
-                _write_file(file, shard, ids)
-            return
-        except RopewalkError as error:
-            # Another process that starts the same split deletes temporary files, possibly this one; write it again.
-            lost = isinstance(error.__cause__, FileNotFoundError)
-            if not lost or attempt == _ATTEMPTS - 1:
-                raise
-
-
-def _write_file(file: BinaryIO, shard: TokenShard, ids: NDArray[np.int32]) -> None:
-    """Write an Arrow file, followed by the SHA-256 of its bytes in 64 hexadecimal digits."""
-    header = {
-        "format": FORMAT,
-        # Other names for these keys would need another FORMAT, and all documents would be tokenised again.
-        "portion": shard.path.parent.name,
-        "block": int(shard.path.stem),
-        "last": shard.last,
-        "records": shard.records,
-        "documents": len(shard.lengths),
-        "empty_documents": shard.empty_documents,
-        "binary_files": shard.binary_files,
-        # Absent in most shards, so that their bytes are those of earlier versions.
-        **({"dropped_nulls": shard.dropped_nulls} if shard.dropped_nulls else {}),
-        "tokens": shard.tokens,
-        "sources": shard.sources,
-        "sha256": shard.digest,
-    }
-    schema = _SCHEMA.with_metadata({_KEY: json.dumps(header).encode()})
-    offsets = np.concatenate([[0], np.cumsum(shard.lengths)]).astype(np.int32)
-    columns = [
-        pyarrow.ListArray.from_arrays(numbers(offsets), numbers(ids)),
-        *(numbers(column) for column in (shard.source_ids, shard.hashes, shard.characters)),
-    ]
-    hashing = HashingFile(file)
-    with pyarrow.ipc.new_file(pyarrow.PythonFile(hashing, "w"), schema) as writer:
-        writer.write_batch(pyarrow.record_batch(columns, schema=schema))
-    # Behind the Arrow file, so that the digest covers all of it; _table cuts it off again.
-    file.write(hashing.digest.hexdigest().encode())
+def _index(path: Path, wanted: Collection[str] = COLUMNS.keys()) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The header of a file that was verified, and columns of its index."""
+    with path.open("rb") as file:
+        end = file.seek(-_LENGTH_BYTES - _SEAL_BYTES, 2)
+        end -= int(file.read(_LENGTH_BYTES), 16)
+        file.seek(end)
+        header = parse_json(file.read()[: -_LENGTH_BYTES - _SEAL_BYTES])
+        columns, start = {}, 4 * header["tokens"]
+        for name, kind in COLUMNS.items():
+            if name in wanted:
+                file.seek(start)
+                columns[name] = np.frombuffer(file.read(header["documents"] * kind.itemsize), kind)
+            start += header["documents"] * kind.itemsize
+    return header, columns

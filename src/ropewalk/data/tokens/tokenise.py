@@ -1,22 +1,13 @@
-"""Tokenise documents in worker processes, in order and in bounded memory, without special tokens."""
+"""Tokenise documents, in order and in bounded memory, without special tokens."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
-import os
-import signal
-import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,11 +32,10 @@ from ropewalk.io.files import (
     parse_json,
     refuse_adapter,
     refuse_lfs_pointer,
-    writing,
 )
 
 Progress = Callable[[int, int], None]
-"""Called after each batch with the numbers of documents and tokens so far."""
+"""Called again and again with the numbers of documents and tokens so far."""
 
 TOKENIZER_ERRORS = (
     *(OSError, ValueError, LookupError, ImportError),
@@ -59,12 +49,12 @@ BATCH_CHARACTERS = 1 << 18
 Carried = TypeVar("Carried")
 
 Text = str | Conversation
-"""What a worker encodes: a text, or a conversation that it renders first."""
+"""What is encoded: a text, or a conversation that is rendered first."""
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedTexts:
-    """The tokens of a batch of texts, as arrays that cost little to send from one process to another.
+    """The tokens of a batch of texts.
 
     Attributes:
         lengths: int64 ``[texts]``, tokens of each text.
@@ -203,13 +193,63 @@ def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Encoder:
+    """What makes tokens of texts, as plain values that another process can use without transformers.
+
+    Attributes:
+        state: a tokenizer's backend as JSON, from :func:`backend_tokenizer`.
+        template: its chat template, if it has one.
+        vocabulary: number of its tokens.
+    """
+
+    state: str
+    template: ChatTemplate | None
+    vocabulary: int
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Encoder:
+        """The encoder of a transformers tokenizer with a fast backend."""
+        return cls(backend_tokenizer(tokenizer).to_str(), chat_template(tokenizer), len(tokenizer))
+
+    def encode(self, texts: list[Text]) -> EncodedTexts:
+        """Tokenise a batch of texts. It takes 200 to 400 bytes of memory per token."""
+        return _encode(_backend(self.state), texts, self.template)
+
+    def tokenise(
+        self,
+        documents: Iterable[Document | TokenisedDocument],
+        batch_documents: int = BATCH_DOCUMENTS,
+        batch_characters: int = BATCH_CHARACTERS,
+    ) -> Iterator[TokenisedDocument]:
+        """As :func:`tokenise`."""
+        items = ((document, (document,)) for document in documents)
+        for texts, entries in in_batches(items, batch_documents, batch_characters):
+            encoded = iter(self.encode(texts).documents())
+            for entry in entries:
+                if isinstance(entry, TokenisedDocument):
+                    check_ids(entry, self.vocabulary)
+                    yield entry
+                    continue
+                stored = next(encoded)
+                trained = int((stored >= 0).sum())
+                # A chat that is trained on whole counts as plain text.
+                yield TokenisedDocument(
+                    token_ids(stored), entry.source, None if trained == len(stored) else trained
+                )
+
+
+# Tasks follow one another in a process, and to read a large vocabulary takes a second.
+@lru_cache(maxsize=1)
+def _backend(state: str) -> Tokenizer:
+    return Tokenizer.from_str(state)
+
+
 def tokenise(
     documents: Iterable[Document | TokenisedDocument],
     tokenizer: Any,
-    workers: int = 1,
     batch_documents: int = BATCH_DOCUMENTS,
     batch_characters: int = BATCH_CHARACTERS,
-    progress: Progress | None = None,
 ) -> Iterator[TokenisedDocument]:
     """Tokenise a stream of documents, in order.
 
@@ -217,46 +257,18 @@ def tokenise(
     (``<s>``) becomes that token, as in transformers.
 
     Args:
-        documents: read only as far ahead as the batches in progress, so memory does not grow with the corpus.
-            Tokenised documents pass through unchanged.
+        documents: read only as far ahead as one batch, so memory does not grow with the corpus. Tokenised documents
+            pass through unchanged.
         tokenizer: a transformers tokenizer with a fast backend, or the folder or hub name of one.
-        workers: number of processes, as in :func:`encode_batches`.
         batch_documents: maximum number of documents per batch.
         batch_characters: a batch ends with the document that reaches this many characters; tokens of tokenised
             documents count as characters.
-        progress: called after each batch.
 
     Raises:
-        RopewalkError: as in :func:`encode_batches` and :func:`check_ids`.
+        RopewalkError: as in :func:`check_ids`.
     """
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-    vocabulary = len(tokenizer)
-    num_documents = num_tokens = 0
-    # Keep only the source of a text while a worker tokenises it; the text itself would double the memory.
-    items = (
-        (document if isinstance(document, TokenisedDocument) else document.source, (document,))
-        for document in documents
-    )
-    batches = in_batches(items, batch_documents, batch_characters)
-    with closing(encode_batches(batches, tokenizer, workers)) as encoded:
-        for entries, batch in encoded:
-            texts = iter(batch.documents())
-            for entry in entries:
-                if isinstance(entry, TokenisedDocument):
-                    check_ids(entry, vocabulary)
-                    document = entry
-                else:
-                    stored = next(texts)
-                    trained = int((stored >= 0).sum())
-                    # A chat that is trained on whole counts as plain text.
-                    document = TokenisedDocument(
-                        token_ids(stored), entry, None if trained == len(stored) else trained
-                    )
-                num_tokens += len(document.input_ids)
-                yield document
-            num_documents += len(entries)
-            if progress is not None:
-                progress(num_documents, num_tokens)
+    return Encoder.of(tokenizer).tokenise(documents, batch_documents, batch_characters)
 
 
 def check_ids(document: TokenisedDocument, vocabulary: int) -> None:
@@ -275,34 +287,6 @@ def check_ids(document: TokenisedDocument, vocabulary: int) -> None:
         )
 
 
-def encode_batches(
-    batches: Iterable[tuple[list[Text], Carried]], tokenizer: Any, workers: int = 1
-) -> Generator[tuple[Carried, EncodedTexts], None, None]:
-    """Tokenise batches of texts; each batch comes with a value that stays in this process and is yielded beside it.
-
-    Args:
-        batches: pairs of texts and a value; read only as far ahead as the batches in progress.
-        tokenizer: a transformers tokenizer with a fast backend.
-        workers: number of processes. With 1, or for a single batch, this process tokenises. With more, a script needs
-            the usual ``if __name__ == "__main__"``, because processes are spawned. Tokenisation takes 200 to 400
-            bytes of memory per token of a batch, so a single text of 50 MB takes 5 to 7 GB.
-
-    Raises:
-        RopewalkError: if ``workers`` is less than 1, or a worker dies.
-    """
-    if workers < 1:
-        raise RopewalkError(f"workers must be 1 or more, got {workers}")
-    state = backend_tokenizer(tokenizer).to_str()
-    stream = iter(batches)
-    # Two, to learn whether there is more than one batch.
-    first = list(islice(stream, 2))
-    stream = chain(first, stream)
-    # Starting a process takes longer than tokenising a single batch.
-    alone = workers == 1 or len(first) < 2
-    template = chat_template(tokenizer)
-    return encode_here(stream, state, template) if alone else _in_workers(stream, state, template, workers)
-
-
 def backend_tokenizer(tokenizer: Any) -> Tokenizer:
     """A copy of the tokenizer's backend without truncation and padding, which some ``tokenizer.json`` files enable."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -316,7 +300,7 @@ def in_batches(
     most: int,
     characters: int,
 ) -> Iterator[tuple[list[Text], list[Carried]]]:
-    """Group items into batches for :func:`encode_batches`.
+    """Group items into batches for :meth:`Encoder.encode`.
 
     Args:
         items: pairs of a value and its documents. Tokenised documents add to the size of a batch but not to its texts.
@@ -364,80 +348,3 @@ def _encode(tokenizer: Tokenizer, texts: list[Text], template: ChatTemplate | No
 
 def _text_hash(text: Text) -> int:
     return text_hash(text if isinstance(text, str) else text.content)
-
-
-def encode_here(
-    batches: Iterable[tuple[list[Text], Carried]], state: str, template: ChatTemplate | None
-) -> Generator[tuple[Carried, EncodedTexts], None, None]:
-    """Tokenise batches as :func:`encode_batches` does, in this process and without transformers.
-
-    Args:
-        batches: pairs of texts and a value.
-        state: the tokenizer's backend as JSON, from :func:`backend_tokenizer`.
-        template: the tokenizer's chat template; None without chats.
-    """
-    tokenizer = Tokenizer.from_str(state)
-    for texts, carried in batches:
-        yield carried, _encode(tokenizer, texts, template)
-
-
-_worker_tokenizer: Tokenizer | None = None
-_worker_template: ChatTemplate | None = None
-
-
-def _start_worker(state: Path, template: ChatTemplate | None) -> None:
-    global _worker_tokenizer, _worker_template
-    _worker_template = template
-    # Ctrl-C signals every process of a command; only the parent handles it and then ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    # The workers already use all requested cores; tokenizer threads would only compete for them.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker_tokenizer = Tokenizer.from_str(state.read_text(encoding="utf-8"))
-
-
-def _end_with_parent() -> None:
-    """Exit when the parent process is killed; the pool's queue alone would keep a worker waiting forever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    # Not sys.exit, which in a thread would end that thread alone.
-    os._exit(1)
-
-
-def _encode_in_worker(texts: list[Text]) -> EncodedTexts:
-    assert _worker_tokenizer is not None
-    return _encode(_worker_tokenizer, texts, _worker_template)
-
-
-def _in_workers(
-    batches: Iterator[tuple[list[Text], Carried]], state: str, template: ChatTemplate | None, workers: int
-) -> Generator[tuple[Carried, EncodedTexts], None, None]:
-    # Spawned, not forked: the parent may hold threads and locks (torch, tokenizers) that a fork would copy.
-    context = multiprocessing.get_context("spawn")
-    folder = TemporaryDirectory(prefix="ropewalk-")
-    # Pass the tokenizer as a file: a pipe would block this process until every worker has read megabytes from it.
-    path = Path(folder.name) / "tokenizer.json"
-    with writing(path):
-        path.write_text(state, encoding="utf-8")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(path, template))
-    window: deque[tuple[Carried, Future[EncodedTexts]]] = deque()
-    try:
-        for texts, carried in batches:
-            window.append((carried, pool.submit(_encode_in_worker, texts)))
-            # Two batches per worker: one in progress and one waiting, so that no worker is idle.
-            if len(window) > 2 * workers:
-                carried, future = window.popleft()
-                yield carried, future.result()
-        while window:
-            carried, future = window.popleft()
-            yield carried, future.result()
-    except BrokenProcessPool as error:
-        raise RopewalkError(
-            "a tokenisation worker died; if memory ran out, use fewer workers (--workers); if a script started the "
-            'worker, put the code of the script under `if __name__ == "__main__":`'
-        ) from error
-    finally:
-        # Reached as well when the caller stops early and closes the generator.
-        pool.shutdown(wait=True, cancel_futures=True)
-        folder.cleanup()

@@ -1,4 +1,4 @@
-"""Ray as an engine of data preparation: tasks on the cores of this machine or of a cluster's nodes.
+"""Ray as an executor: tasks on the cores of this machine or of a cluster's nodes.
 
 Ray places the tasks, repeats those of workers and nodes that die, and spills what does not fit into memory. Tasks hand
 their data over as files in folders that all nodes share, so Ray itself carries only small values.
@@ -14,20 +14,17 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tokenizers
-
-from ropewalk.data.settings import WorkSettings, processes
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import check_writable, writing
 from ropewalk.io.orphan import clean_up_after_this_process
+from ropewalk.runs.tasks import Failed, attempt, wait_until
 from ropewalk.versions import VERSION
 
 RETRIES = 8
@@ -42,30 +39,17 @@ RAY_FOLDER = "ROPEWALK_RAY_FOLDER"
 _LONGEST_FOLDER = 40
 """Ray puts sockets into the folder, adding up to 67 of the 107 bytes that the path of a socket may have."""
 
-_CONNECT_SECONDS, _HEALTH_SECONDS, _NODE_SECONDS, _VISIBLE_SECONDS, _STOP_SECONDS = (
-    5.0,
-    20.0,
-    60.0,
-    90.0,
-    30.0,
-)
+_CONNECT_SECONDS, _HEALTH_SECONDS, _NODE_SECONDS, _STOP_SECONDS = 5.0, 20.0, 60.0, 30.0
 _HOST_AND_PORT = re.compile(r"(?P<host>[^:/\s]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})")
 _LAST_PORT = 65535
 
 Shared = TypeVar("Shared")
 Item = TypeVar("Item")
-Done = TypeVar("Done")
-
-
-@dataclass(frozen=True)
-class _Failed:
-    """What a task returns in place of raising a RopewalkError."""
-
-    message: str
+Result = TypeVar("Result")
 
 
 class RayCluster:
-    """Runs tasks on a connected Ray; made by :func:`connected`."""
+    """Runs tasks on a connected Ray; made by :func:`on_ray`."""
 
     def __init__(self, ray: Any, workers: int) -> None:
         self._ray = ray
@@ -73,9 +57,9 @@ class RayCluster:
         self._remote = ray.remote(num_cpus=1, max_retries=RETRIES)(_task)
 
     def run(
-        self, function: Callable[[Shared, Item], Done], shared: Shared, items: Iterable[Item]
-    ) -> Iterator[tuple[Item, Done]]:
-        """Call ``function(shared, item)`` for every item, each as a task; yield items and results as they are finished.
+        self, function: Callable[[Shared, Item], Result], shared: Shared, items: Iterable[Item]
+    ) -> Iterator[tuple[Item, Result | Failed]]:
+        """As :meth:`ropewalk.runs.tasks.Executor.run`; errors of tasks have the name of the node.
 
         Args:
             function: a function of a module of ropewalk. Its tasks may be repeated, and must give the same files.
@@ -83,7 +67,7 @@ class RayCluster:
             items: read only as far ahead as the tasks in flight: two for each core, or ``workers``.
 
         Raises:
-            RopewalkError: as in ``function``, with the name of the node; or if Ray gives a task up.
+            RopewalkError: if Ray gives a task up.
         """
         from ray.exceptions import RayError, RayTaskError
 
@@ -103,10 +87,7 @@ class RayCluster:
                     return
                 for reference in self._ray.wait(list(flying), num_returns=1)[0]:
                     item = flying.pop(reference)
-                    done = self._ray.get(reference)
-                    if isinstance(done, _Failed):
-                        raise RopewalkError(done.message)
-                    yield item, done
+                    yield item, self._ray.get(reference)
         except RayTaskError:
             # An error of our own code on a node; its traceback is what a report needs.
             raise
@@ -126,8 +107,8 @@ class RayCluster:
         cores = int(self._ray.cluster_resources().get("CPU", 1))
         return self._workers or max(2, 2 * cores)
 
-    def check_nodes(self, folders: Sequence[Path]) -> None:
-        """Make sure that every node has this version of ropewalk and sees the folders that this process writes to.
+    def check_nodes(self, folders: Sequence[Path], packages: Sequence[str]) -> None:
+        """Make sure that every node has these versions of packages and sees the folders that this process writes to.
 
         Raises:
             RopewalkError: naming the node and what it lacks.
@@ -147,7 +128,7 @@ class RayCluster:
             asked = []
             for node in nodes:
                 there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                reference = probe.options(scheduling_strategy=there).remote(_versions(), markers)
+                reference = probe.options(scheduling_strategy=there).remote(_versions(packages), markers)
                 asked.append((node["NodeManagerAddress"], reference))
             for name, reference in asked:
                 try:
@@ -171,22 +152,23 @@ class RayCluster:
 
 
 @contextmanager
-def connected(work: WorkSettings, folders: Sequence[Path]) -> Iterator[RayCluster | None]:
-    """Connect to the Ray that the settings name, or start one on this machine; None for the embedded engine.
+def on_ray(
+    address: str | None, workers: int, folders: Sequence[Path], packages: Sequence[str] = ()
+) -> Iterator[RayCluster]:
+    """Connect to a Ray, or start one on this machine.
 
     A Ray that the calling program has already connected to is used, and stays connected. One that is started here ends
     with the block.
 
     Args:
-        work: engine, address and number of workers.
+        address: ``auto`` or HOST:PORT; None for that of the environment variable RAY_ADDRESS, or else a new Ray.
+        workers: number of tasks at a time; 0 for two for each core. A new Ray has as many cores.
         folders: those that tasks will write to, which all nodes must share.
+        packages: packages that must have the same versions on all nodes, besides ropewalk.
 
     Raises:
         RopewalkError: if the package is missing, the address is wrong or unreachable, or a node cannot take part.
     """
-    if work.engine != "ray":
-        yield None
-        return
     # Ray sends usage statistics to its makers unless it is told not to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -196,12 +178,13 @@ def connected(work: WorkSettings, folders: Sequence[Path]) -> Iterator[RayCluste
             "engine ray needs the package ray, which is not installed; run pip install 'ropewalk[ray]'"
         ) from error
     own = not ray.is_initialized()
-    started = own and (work.address or os.environ.get("RAY_ADDRESS")) is None
+    address = address or os.environ.get("RAY_ADDRESS")
+    started = own and address is None
     with _ray_folder() if started else nullcontext() as folder, _left(ray, own):
         if own:
-            _start(ray, work, folder)
-        cluster = RayCluster(ray, work.workers)
-        cluster.check_nodes([each.absolute() for each in folders])
+            _start(ray, address, workers, folder)
+        cluster = RayCluster(ray, workers)
+        cluster.check_nodes([each.absolute() for each in folders], packages)
         yield cluster
 
 
@@ -235,16 +218,14 @@ def _ray_folder() -> Iterator[Path]:
         cleaner.communicate()
 
 
-def _start(ray: Any, work: WorkSettings, folder: Path | None) -> None:
-    address = work.address or os.environ.get("RAY_ADDRESS")
+def _start(ray: Any, address: str | None, workers: int, folder: Path | None) -> None:
     # Only what the user can act on: Ray reports its own start and end at length.
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     try:
         if address is None:
-            cores = processes(work.workers)
             ray.init(
                 "local",
-                num_cpus=cores,
+                num_cpus=workers or os.cpu_count() or 1,
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 _temp_dir=str(folder),
@@ -286,47 +267,30 @@ def _check_address(address: str) -> None:
     )
 
 
-def wait_until(seen: Callable[[], bool], folder: Path) -> None:
-    """Wait until this process sees what a task has written to a folder.
-
-    Raises:
-        RopewalkError: if it does not see it within a minute and a half, longer than network file systems cache names.
-    """
-    end, pause = time.monotonic() + _VISIBLE_SECONDS, 0.05
-    while not seen():
-        if time.monotonic() > end:
-            raise RopewalkError(
-                f"a node of the Ray cluster has written to {folder}, but the files do not appear on this machine; "
-                "set --out and --token-store to folders that all nodes mount at the same path"
-            )
-        time.sleep(pause)
-        pause = min(2 * pause, 5.0)
-
-
 def _task(function: Callable[[Any, Any], Any], shared: Any, item: Any, folder: str) -> Any:
     # A task has one core; the tokenizer's threads would compete with the other tasks.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Sources may be named relative to the folder in which the command was started.
     with suppress(OSError):
         os.chdir(folder)
-    try:
-        return function(shared, item)
-    except RopewalkError as error:
-        return _Failed(f"{error} (on node {platform.node()})")
+    result = attempt(function, shared, item)
+    if isinstance(result, Failed):
+        return Failed(RopewalkError(f"{result.error} (on node {platform.node()})"))
+    return result
 
 
-def _versions() -> dict[str, str]:
-    """What all nodes must have in common: other versions may give other tokens."""
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    """What all nodes must have in common: other versions may give other files."""
     return {
         "ropewalk": VERSION,
-        "tokenizers": tokenizers.__version__,
+        **{name: version(name) for name in packages},
         "Python": ".".join(platform.python_version_tuple()[:2]),
     }
 
 
 def _probe(versions: dict[str, str], markers: Sequence[Path]) -> str | None:
     """What keeps this node from taking part, as the end of a sentence; None if nothing does."""
-    for name, here in _versions().items():
+    for name, here in _versions(versions.keys() - {"ropewalk", "Python"}).items():
         if here != versions[name]:
             return f"has {name} {here}, but this process has {versions[name]}; install the same version on all nodes"
     for marker in markers:

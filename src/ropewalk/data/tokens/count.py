@@ -1,0 +1,64 @@
+"""Count the documents and tokens of sources, split by split, without writing them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ropewalk.data.read.files import hidden_entries
+from ropewalk.data.read.input_splits import InputSplit, source_splits
+from ropewalk.data.read.readers import ReadingCounts, documents_in, no_documents
+from ropewalk.data.settings import SourceSpec
+from ropewalk.data.statistics import DocumentCounts
+from ropewalk.data.tokens.tokenise import Encoder, Progress
+from ropewalk.runs.tasks import Failed, Processes
+
+PROCESS_BYTES = 1 << 20
+"""Bytes of documents for which it is worth to start another process."""
+
+
+def count_splits(
+    specs: Sequence[SourceSpec], tokenizer: Any, workers: int, progress: Progress
+) -> DocumentCounts:
+    """Count the documents of sources, in reading order.
+
+    Args:
+        specs: the sources.
+        tokenizer: a transformers tokenizer with a fast backend.
+        workers: number of processes at most.
+        progress: called after each split with the numbers of documents and tokens so far.
+
+    Raises:
+        RopewalkError: if a source has no documents, token ids do not fit the tokenizer, or reading fails.
+    """
+    splits = [split for spec in specs for split in source_splits(spec)]
+    # A size of 0 is unknown.
+    size = sum(split.size or PROCESS_BYTES for split in splits)
+    executor = Processes(min(workers, -(-size // PROCESS_BYTES) or 1))
+    found: dict[int, tuple[DocumentCounts, ReadingCounts]] = {}
+    documents = tokens = 0
+    for (number, _), result in executor.run(_count_split, Encoder.of(tokenizer), enumerate(splits)):
+        if isinstance(result, Failed):
+            raise result.error
+        found[number] = result
+        documents += len(result[0].lengths)
+        tokens += sum(result[0].lengths)
+        progress(documents, tokens)
+    for spec in specs:
+        readings = [found[number][1] for number, split in enumerate(splits) if split.spec == spec]
+        if not any(each.documents for each in readings):
+            empty, binary = (sum(getattr(each, name) for each in readings) for name in _SKIPPED)
+            raise no_documents(spec, ReadingCounts(0, empty, binary, hidden_entries([spec])))
+    counts = DocumentCounts()
+    for number in range(len(splits)):
+        counts.extend(found.pop(number)[0])
+    return counts
+
+
+_SKIPPED = ("empty_documents", "binary_files")
+
+
+def _count_split(encoder: Encoder, item: tuple[int, InputSplit]) -> tuple[DocumentCounts, ReadingCounts]:
+    """Count one split; a task."""
+    reading = ReadingCounts()
+    return DocumentCounts(encoder.tokenise(documents_in(item[1], reading))), reading
