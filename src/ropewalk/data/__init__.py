@@ -1,6 +1,6 @@
 """From documents to packed training rows: reading, tokenising, packing, storing, counting.
 
-Names are imported on first use: a tokenisation worker imports this package and must not load torch.
+Names are imported on first use: a worker process imports this package and must not load torch.
 
 Its files::
 
@@ -10,8 +10,6 @@ Its files::
     tokens           tokenised documents on disk, and their index
     mixture          which documents are read, how often, in which order
     rows             packed rows: planned from lengths, filled, kept on disk
-    cluster          Ray: tasks on one machine or many
-    disk_arrays      the index of very many documents, outside of memory
     statistics       sources, lengths, repeats, skipped attention
     attention_share  the share of full attention that a pattern computes
     row_preview      a packed row as text with its tags

@@ -23,6 +23,8 @@ something is done. What a change replaces is moved to ``earlier/``.
 - ``runner.py``: runs what is not done. Rank 0 decides, and every rank follows.
 - ``log.py``: logs of JSON lines; with a step, or alone (:func:`opened_log`).
 - ``identity.py``: which keys of two identities differ.
+- ``tasks.py``: independent tasks that leave files, in this process or several.
+- ``executors.py``: tasks on Ray.
 """
 
 from typing import TYPE_CHECKING
