@@ -148,7 +148,7 @@ def rescore_folder(folder: Path, present: Callable[[EvaluationResult], None]) ->
         name = SCORES if alone else folder.name
         record = store.record(name)
         if record is not None and record.done is not None:
-            store.renew(name, {**record.done["value"], "results": result.to_json()["results"]})
+            store.renew(name, {**record.done.value, "results": result.to_json()["results"]})
     return result
 
 

@@ -108,7 +108,7 @@ class Runner:
         if found.state is State.DONE:
             assert record is not None
             assert record.done is not None
-            return False, False, record.done["value"]
+            return False, False, record.done.value
         if found.state in (State.OTHER, State.OUTDATED):
             assert record is not None
             # What is on its way was decided before, and so was what the caller wants again.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import BaseModel
+
+from ropewalk.io.digests import FileDigest
 from ropewalk.runs.log import Lines, Log
 
 if TYPE_CHECKING:
@@ -73,8 +76,23 @@ class State(StrEnum):
     """An input is not done yet, and decides."""
 
 
-@dataclass
-class Record:
+class Done(BaseModel, extra="forbid", strict=True):
+    """The result of a step.
+
+    Attributes:
+        value: what its body returned.
+        result: digest of the value and the files, which followers key on.
+        digests: of its files by name.
+        seconds: how long the last run of its body took; no part of the result.
+    """
+
+    value: Json
+    result: str
+    digests: dict[str, FileDigest]
+    seconds: float
+
+
+class Record(BaseModel, extra="forbid", strict=True):
     """What ``steps/NAME.json`` says of a step: written when the step begins, and again when it is done.
 
     Attributes:
@@ -82,23 +100,21 @@ class Record:
         inputs: results of its inputs, as digests.
         files: files and folders that it wrote, which are digested.
         kept: its logs and restart points, which check themselves and may be deleted by people.
-        done: ``value``, ``result`` (digest of the value and the files), ``digests`` and ``seconds``; None while it is
-            only begun.
+        done: its result; None while it is only begun.
         open: what could not run; None if everything did.
         aside: folder that its files are being moved to; None otherwise.
-        promised: ``value`` and ``result`` of a step that is made again because it was damaged: what followers were made
-            of.
+        promised: earlier result of a step that is made again because it was damaged: what followers were made of.
     """
 
-    identity: Json
+    identity: dict[str, Any]
     inputs: dict[str, str]
     goal: int | list[Any] | dict[str, list[Any]] | None = None
-    files: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
-    done: dict[str, Any] | None = None
+    files: list[str] = []
+    kept: list[str] = []
+    done: Done | None = None
     open: str | None = None
     aside: str | None = None
-    promised: dict[str, Any] | None = None
+    promised: Done | None = None
 
 
 class Work:

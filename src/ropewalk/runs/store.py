@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import FileDigest, damage, digest
 from ropewalk.io.files import (
-    field_fault,
     is_plain,
     parse_json,
     path_inside,
@@ -21,31 +23,37 @@ from ropewalk.io.files import (
     write_json,
     writing,
 )
-from ropewalk.io.json_lines import check_types
 from ropewalk.io.lock import locked
+from ropewalk.io.settings import explain
 from ropewalk.runs.identity import Difference, differences, listed, plain, shown
-from ropewalk.runs.steps import Json, Record, State, Step
+from ropewalk.runs.steps import Done, Json, Record, State, Step
 
 if TYPE_CHECKING:
     from ropewalk.parallel.world import World
 
+M = TypeVar("M", bound=BaseModel)
 RUN, STEPS, EARLIER = "run.json", "steps", "earlier"
 FORMAT = 1
 SMALL = 4 << 20
 """Bytes up to which a file is hashed at every start; of larger ones only the size is compared."""
 
-_NONE = type(None)
-_TYPES: dict[str, tuple[type, ...]] = {
-    "identity": (dict,),
-    "inputs": (dict,),
-    "goal": (int, list, dict, _NONE),
-    "files": (list,),
-    "kept": (list,),
-    "done": (dict, _NONE),
-    "open": (str, _NONE),
-    "aside": (str, _NONE),
-    "promised": (dict, _NONE),
-}
+
+class Folder(BaseModel, extra="forbid", strict=True):
+    """What ``run.json`` says of a folder.
+
+    Attributes:
+        format: version of the records.
+        holds: what the folder holds, such as ``evaluation``.
+        launch: the launch that began or resumed it last, see :func:`launch`.
+        free: settings that decide no result.
+        history: changes of those settings, a date, a key and two values each.
+    """
+
+    format: int = FORMAT
+    holds: str
+    launch: str = ""
+    free: dict[str, Any] = {}
+    history: list[dict[str, Any]] = []
 
 
 @dataclass(frozen=True)
@@ -101,38 +109,24 @@ class Store:
     ) -> None:
         self.folder, self.holds, self.advice = folder, holds, advice
         self._memory: dict[str, Record] = {}
-        self._history: list[dict[str, Any]] = []
-        self._free: dict[str, Any] = {}
-        self.begun = False
-        """Whether a step of this run has begun, in this process or before."""
         self._written = False
-        self.launched_by: str | None = None
+        self.about = Folder(holds=holds)
+        self.begun = folder is not None and reads and (folder / RUN).is_file()
+        """Whether a step of this run has begun, in this process or before."""
         if folder is None or not reads:
             return
-        if (folder / RUN).is_file():
+        if self.begun:
             values = _read(folder / RUN)
-            self._check_kind(values)
-            self._history, self._free = list(values["history"]), dict(values["free"])
-            self.launched_by, self.begun = values["launch"], True
+            if values.get("format") != FORMAT or "holds" not in values:
+                raise RopewalkError(
+                    f"{folder} was written by another version of ropewalk, which this one cannot continue; {advice}"
+                )
+            self.about = _checked(Folder, values, folder / RUN, advice)
+            if self.about.holds != holds:
+                raise RopewalkError(f"{folder} holds a {self.about.holds}, not a {holds}; {advice}")
         # Hidden files do not count: the lock of this run is one.
         elif folder.is_dir() and any(not each.name.startswith(".") for each in folder.iterdir()):
             raise RopewalkError(f"{folder} is not empty and contains no {holds}; {advice}")
-
-    def _check_kind(self, values: Mapping[str, Any]) -> None:
-        if values.get("holds") is None or values.get("format") != FORMAT:
-            raise RopewalkError(
-                f"{self.folder} was written by another version of ropewalk, which this one cannot continue; "
-                f"{self.advice}"
-            )
-        if values["holds"] != self.holds:
-            raise RopewalkError(f"{self.folder} holds a {values['holds']}, not a {self.holds}; {self.advice}")
-        try:
-            types = {"history": (list,), "free": (dict,), "launch": (str,)}
-            check_types(values, types)
-        except (KeyError, TypeError) as error:
-            raise RopewalkError(
-                f"{self.folder}/{RUN} is damaged: {field_fault(error)}; {self.advice}"
-            ) from error
 
     def note_settings(self, free: Mapping[str, Any]) -> list[str]:
         """Take over settings that decide no result; each change since the last time becomes a line of the history.
@@ -143,12 +137,10 @@ class Store:
         Returns:
             A sentence for each change. They are written when the next step begins.
         """
-        changed = differences(self._free, free) if self.begun else []
+        changed = differences(self.about.free, free) if self.begun else []
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        self._history += [
-            {"date": date, "key": each.key, "was": each.was, "now": each.now} for each in changed
-        ]
-        self._free, self._written = plain(free), False
+        self.about.history += [{"date": date, **asdict(each)} for each in changed]
+        self.about.free, self._written = plain(free), False
         return [f"{each.key} changes from {shown(each.was)} to {shown(each.now)}" for each in changed]
 
     # Records
@@ -164,25 +156,9 @@ class Store:
         path = self._path(name)
         if not path.is_file():
             return None
-        values = _read(path)
-        try:
-            check_types(values, _TYPES)
-            for part in ("done", "promised"):
-                if values[part] is not None:
-                    check_types(values[part], {"result": (str,)})
-                    values[part]["value"]
-            if values["done"] is not None:
-                for known in values["done"]["digests"].values():
-                    check_types(known, {"bytes": (int,), "sha256": (str,)})
-            found = Record(**values)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RopewalkError(
-                f"{path} is damaged: {field_fault(error)}; restore the file, or delete it to make this step again"
-            ) from error
-        aside = [] if found.aside is None else [found.aside]
-        digested = [] if found.done is None else found.done["digests"]
-        for each in (*found.files, *found.kept, *digested, *aside):
-            if not isinstance(each, str) or path_inside(self.folder, each) is None:
+        found = _checked(Record, _read(path), path, "restore the file, or delete it to make this step again")
+        for each in (*found.files, *found.kept, *(found.done.digests if found.done else ()), found.aside):
+            if each is not None and path_inside(self.folder, each) is None:
                 raise RopewalkError(
                     f"{path} lists the file {each!r}, but may list only files in {self.folder}; do not use this folder"
                 )
@@ -204,10 +180,10 @@ class Store:
             return
         # Before the record, so that no folder has steps but not what they are steps of.
         if not self._written:
-            values = {"format": FORMAT, "holds": self.holds, "launch": launch()}
-            write_json(self.folder / RUN, {**values, "free": self._free, "history": self._history})
+            self.about.launch = launch()
+            write_json(self.folder / RUN, self.about.model_dump())
             self.begun = self._written = True
-        write_json(self._path(name), asdict(record))
+        write_json(self._path(name), record.model_dump())
 
     def _path(self, name: str) -> Path:
         assert self.folder is not None
@@ -216,15 +192,12 @@ class Store:
 
     # Is it still the same?
 
-    def survey(
-        self, steps: Sequence[Step], again: str | None = None, short: Collection[str] = (), deep: bool = False
-    ) -> Todo:
+    def survey(self, steps: Sequence[Step], again: str | None = None, deep: bool = False) -> Todo:
         """Find out what there is to do, before anything is changed.
 
         Args:
             steps: all steps of the job, in order.
             again: name of a step to be made again, with all steps that use its result; None for none.
-            short: steps whose files are known not to reach their goal.
             deep: whether to hash large files too.
 
         Raises:
@@ -233,41 +206,27 @@ class Store:
         """
         anew = _with_followers(steps, again)
         asked: set[str] = set()
-        lacking = set(short)
+        short: set[str] = set()
         while True:
             found: dict[str, Found] = {}
             for step in steps:
-                found[step.name] = self._judged(step, found, anew, lacking, deep)
-            needed = {
-                name for step in steps if found[step.name].state is not State.DONE for name in step.inputs
-            }
-            new = [
-                step
-                for step in steps
-                if step.reached is not None
-                and step.name in needed - asked
-                and found[step.name].state is State.DONE
-            ]
-            if not new:
+                found[step.name] = self._judged(step, found, anew, short, deep)
+            needed = {name for step in steps if found[step.name].state != State.DONE for name in step.inputs}
+            names = {name for name in needed - asked if name in found and found[name].state == State.DONE}
+            if not names:
                 break
-            asked |= {step.name for step in new}
-            lacking |= {
-                step.name
-                for step in new
-                if step.reached is not None and isinstance(step.goal, int) and step.reached() < step.goal
-            }
+            asked |= names
+            for step in steps:
+                if step.name in names and step.reached is not None and isinstance(step.goal, int):
+                    short |= {step.name} if step.reached() < step.goal else set()
         for step in steps:
             if step.precious and step.name not in anew and self.record(step.name) is not None:
-                self._refuse_change(step, found)
-        return Todo(found, frozenset(anew), frozenset(lacking))
-
-    def _refuse_change(self, step: Step, found: Mapping[str, Found]) -> None:
-        """Raise if a precious step, or a step whose result it uses, would become another."""
-        for name in (step.name, *step.inputs):
-            if name in found and found[name].state is State.OTHER and found[name].differences:
-                self.refuse(step, found[name], name)
-        if found[step.name].state is State.OUTDATED:
-            self.refuse(step, found[step.name], step.name)
+                for name in (step.name, *step.inputs):
+                    if name in found and found[name].differences:
+                        self.refuse(step, found[name], name)
+                if found[step.name].state is State.OUTDATED:
+                    self.refuse(step, found[step.name], step.name)
+        return Todo(found, frozenset(anew), frozenset(short))
 
     def refuse(self, step: Step, found: Found, cause: str) -> None:
         """Raise the refusal of a change that would throw away what a precious step has reached.
@@ -330,11 +289,7 @@ class Store:
     def results(self, step: Step) -> dict[str, str]:
         """Digests of the results that a step uses, as far as they are there."""
         records = {name: self.record(name) for name in step.inputs}
-        return {
-            name: record.done["result"]
-            for name, record in records.items()
-            if record and record.done is not None
-        }
+        return {name: each.done.result for name, each in records.items() if each and each.done}
 
     def damage(self, record: Record, deep: bool = False) -> list[str]:
         """What is wrong with the files of a step that is done, a sentence each.
@@ -346,13 +301,13 @@ class Store:
         if record.done is None or self.folder is None:
             return []
         found = []
-        for name, known in record.done["digests"].items():
-            wanted, path = FileDigest(known["bytes"], known["sha256"]), self.folder / name
+        for name, wanted in record.done.digests.items():
+            path = self.folder / name
             if not deep and wanted.bytes > SMALL and path.is_file() and path.stat().st_size == wanted.bytes:
                 continue
             if (wrong := damage(path, wanted)) is not None:
                 # Of its path, `damage` gives the last part alone.
-                found.append(f"{self.folder / name}: {wrong}")
+                found.append(f"{path}: {wrong}")
         return found
 
     # What moves and what is written
@@ -402,14 +357,14 @@ class Store:
         """Write that a step begins, or goes on."""
         # Without a folder, nobody will ask whether it is still the same, and to say so may take long.
         identity = {} if self.folder is None else plain(step.identity())
-        record = Record(identity, self.results(step), plain(step.goal))
+        record = Record(identity=identity, inputs=self.results(step), goal=plain(step.goal))
         before = self.record(step.name)
         if before is not None:
             record.files, record.kept = before.files, before.kept
             # Whoever goes further than before gets another result, and shall.
             record.promised = before.promised if before.goal == record.goal else None
-            if found.state is State.DAMAGED and before.done is not None:
-                record.promised = {key: before.done[key] for key in ("value", "result")}
+            if found.state is State.DAMAGED:
+                record.promised = before.done
         self.write(step.name, record)
         return record
 
@@ -428,17 +383,17 @@ class Store:
             RopewalkError: if a damaged step that was made again has another result than the one that later steps used.
         """
         value, digests = plain(value), self._digests(record)
-        result = digest([value, digests])
+        result = digest([value, {each: known.sha256 for each, known in digests.items()}])
         if record.promised is not None and any(name in each.inputs for each in self.records().values()):
-            if different := differences(record.promised["value"], value):
+            if different := differences(record.promised.value, value):
                 raise RopewalkError(
                     f"{name} in {self.folder} was damaged and made again, but its result is another one: "
                     f"{different[0].key or 'it'} was {shown(different[0].was)} and is {shown(different[0].now)}; start "
                     f"again in another folder, or delete {self._path(name)} to make all that follows again"
                 )
             # Files may differ in what decides nothing, such as a date.
-            result = record.promised["result"]
-        record.done = {"value": value, "result": result, "digests": digests, "seconds": round(seconds, 3)}
+            result = record.promised.result
+        record.done = Done(value=value, result=result, digests=digests, seconds=round(seconds, 3))
         record.open, record.promised = unable, None
         self.write(name, record)
         return value
@@ -448,22 +403,16 @@ class Store:
         record = self.record(name)
         assert record is not None
         assert record.done is not None
-        self.finish(name, record, value, record.open, record.done["seconds"])
+        self.finish(name, record, value, record.open, record.done.seconds)
 
-    def _digests(self, record: Record) -> dict[str, Any]:
+    def _digests(self, record: Record) -> dict[str, FileDigest]:
         if self.folder is None:
             return {}
-        found: dict[str, Any] = {}
-        for name in record.files:
-            path = self.folder / name
-            inside = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-            with _reading(path):
-                found |= {
-                    each.relative_to(self.folder).as_posix(): asdict(FileDigest.of(each))
-                    for each in inside
-                    if each.exists()
-                }
-        return found
+        paths = [self.folder / name for name in record.files]
+        inside = [each for path in paths for each in ([path] if path.is_file() else sorted(path.rglob("*")))]
+        with _reading(self.folder):
+            files = [each for each in inside if each.is_file()]
+            return {each.relative_to(self.folder).as_posix(): FileDigest.of(each) for each in files}
 
 
 def _with_followers(steps: Sequence[Step], first: str | None) -> set[str]:
@@ -509,6 +458,14 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
+def _checked(kind: type[M], values: Mapping[str, Any], path: Path, advice: str) -> M:
+    try:
+        # As JSON, whose objects stand for digests.
+        return kind.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise RopewalkError(f"{path} is damaged: {explain(error, kind)}; {advice}") from error
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
@@ -538,7 +495,7 @@ def held(
         raise RopewalkError(f"nothing to resume: {folder} contains no {holds}; omit --resume to start one")
     with nullcontext() if folder is None else locked(folder, advice, wait=wait):
         store = Store(folder, holds, advice)
-        restarted = restarts > 0 and store.launched_by == launch()
+        restarted = restarts > 0 and store.about.launch == launch()
         if resume is False and store.begun and not restarted:
             raise RopewalkError(
                 f"{folder} already contains a {holds}; either resume this {holds} with --resume, or {advice}"
