@@ -96,6 +96,15 @@ def reads_a_list(device):
     torch.ones(3, device=device).tolist()
 
 
+READS = 20
+
+
+def reads_one_after_another(device):
+    """Each tensor may get the address of the one before it, which is gone."""
+    for _ in range(READS):
+        torch.ones(1, device=device).item()
+
+
 class Planted(nn.Module):
     """A layer with a mistake before it."""
 

@@ -34,6 +34,10 @@ def test_reading_a_list_of_values_waits_once(aside):
     assert list(aside(cases.recorded, cases.reads_a_list).waits.values()) == [1]
 
 
+def test_reading_tensors_one_after_another_waits_for_each(aside):
+    assert list(aside(cases.recorded, cases.reads_one_after_another).waits.values()) == [cases.READS]
+
+
 def test_a_planted_wait_is_found_and_named(aside, tmp_path):
     recipe = recipe_of(model_folder(tmp_path / "model"))
     clean = aside(cases.waits, recipe)

@@ -457,6 +457,9 @@ class Recorder(TorchDispatchMode):
 
     def _freed(self, key: int) -> None:
         self._values.pop(key, None)
+        # A later tensor with this address is another one, for which the host waits again.
+        if self._last_read is not None and self._last_read[0] == key:
+            self._last_read = None
         allocation = self._live.pop(key, None)
         if allocation is not None and allocation.bytes:
             self.recording.events.append(Event(allocation, -allocation.bytes, self._moment()))
