@@ -2,12 +2,10 @@
 
 import json
 import random
-import signal
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -15,10 +13,8 @@ from ropewalk import RopewalkError
 from ropewalk.attention.layout import IGNORED
 from ropewalk.data import load_tokenizer, open_rows
 from ropewalk.data.rows.training_rows import rows_for_step
-from tests.programs import run_program
 from tests.training.resume_cases import recipe_of, weights_of
 from tests.training.run_cases import cut_off_after, extend, extended
-from tests.training.test_run_during import KILLED
 from tests.training.tiny import WORDS, save_tiny
 
 CHATML = (
@@ -202,22 +198,3 @@ def test_two_processes_train_as_one_does(values, tmp_path, two_ranks, parallel):
     for found, expected in zip(steps_of(two["output"]), steps_of(one["output"]), strict=True):
         assert found[:2] + found[3:] == expected[:2] + expected[3:]
         assert found[2] == pytest.approx(expected[2], rel=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_killed_at_random_points_the_bytes_are_the_same(values, tmp_path):
-    def killed(values, at, *options):
-        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(values))
-        return run_program(
-            KILLED, values["output"], at, "extend", tmp_path / "recipe.yaml", "--json", *options
-        )
-
-    whole = beside(values, tmp_path, "whole")
-    events = int(killed(whole, 0).stderr.split("events")[-1])
-    for point in random.Random(1).sample(range(events // 8, events), 2):
-        cut = beside(values, tmp_path, f"run{point}")
-        assert killed(cut, point).returncode == -signal.SIGKILL
-        assert killed(cut, 0, "--resume").returncode == 0
-        for read in (steps_of, measured_in, weights_of):
-            assert read(cut["output"]) == read(whole["output"]), point

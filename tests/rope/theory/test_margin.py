@@ -140,6 +140,14 @@ def test_a_margin_of_exactly_zero_counts_as_reached() -> None:
     assert context_bound(theta, limit=1000) is None
 
 
+def test_pairs_that_stand_still_outweigh_as_many_that_rotate() -> None:
+    rotate = [1.0, 0.9, 0.8, 0.7]
+    assert context_bound([*rotate, 0, 0, 0, 0]) is None
+    theta = np.array([*rotate, 0, 0, 0])
+    below = np.flatnonzero(margins(theta, 1000) < 0)
+    assert context_bound(theta) == below[0] - 1
+
+
 def test_a_bound_beyond_the_limit_is_none_and_far_ones_are_found() -> None:
     theta = inv_freq(128, 1e9)
     assert context_bound(theta, limit=10**6) is None

@@ -1,14 +1,11 @@
 """Each fault in a transformers Trainer is named, and no other; a correct trainer is silent."""
 
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from ropewalk.verification.settings import TrainerProbeSettings
 from ropewalk.verification.trainers.probe import probe_trainer
-from tests.programs import run_together
 from tests.verification.trainers.trainer_cases import FAULTS, faulty_trainer, llama
 
 NAMED = {
@@ -24,16 +21,15 @@ NAMED = {
     "wrong window": (["windows"], "reaches the whole document of 16 tokens"),
 }
 SETTINGS = TrainerProbeSettings(target="here", tokens=2)
-QUICK = ("none", "leak", "mean of means")
+ONE_PROCESS = ("none", "leak", "mean of means")
+"""The others are planted on two processes, which check what one does (``test_probe_torchrun.py``)."""
 
 
 def test_every_planted_fault_has_its_words():
     assert NAMED.keys() == FAULTS.keys()
 
 
-@pytest.mark.parametrize(
-    "fault", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in FAULTS]
-)
+@pytest.mark.parametrize("fault", ONE_PROCESS)
 def test_a_planted_fault_alone_is_named(fault, tmp_path):
     result = probe_trainer(SETTINGS, function=lambda: faulty_trainer(tmp_path, fault))
     names, words = NAMED[fault]
@@ -87,15 +83,3 @@ def test_a_checkpoint_may_state_the_config(tmp_path):
     settings = SETTINGS.model_copy(update={"config": str(tmp_path)})
     result = probe_trainer(settings, function=lambda: faulty_trainer(tmp_path, "none"))
     assert result.failed == ["RoPE in training", "RoPE after save and load"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "status"), [("mean_over_ranks", 0), ("mean_of_ranks", 1)])
-def test_two_processes_find_a_mean_of_the_means_of_ranks(name, status):
-    target = f"tests.verification.trainers.trainer_cases:{name}"
-    first, second = run_together(2, "probe-trainer", target, "--tokens", "2", "--json")
-    assert first.returncode == status, first.stderr
-    failed = [check for check in json.loads(first.stdout)["checks"] if check["passed"] is False]
-    assert [check["name"] for check in failed] == ["token mean"] * status
-    assert all("a mean of the means of ranks" in check["note"] for check in failed)
-    assert second.stdout == ""

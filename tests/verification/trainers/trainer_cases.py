@@ -162,10 +162,3 @@ def mean_of_ranks(documents):
     made.args.average_tokens_across_devices = False
     made.train_dataset = [{"input_ids": each, "labels": each} for each in documents]
     return made
-
-
-def mean_over_ranks(documents):
-    """The same Trainer, which divides by the tokens of all ranks."""
-    made = mean_of_ranks(documents)
-    made.args.average_tokens_across_devices = True
-    return made

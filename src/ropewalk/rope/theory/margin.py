@@ -117,6 +117,9 @@ def _violations(theta: Floats, limit: int) -> Iterator[NDArray[np.int64]]:
     """Distances with a negative margin in increasing order, block by block; one product finds them, cosines decide."""
     if limit < 0:
         raise RopewalkError(f"the number of tokens to examine must be 0 or more, got {limit}")
+    # Each pair that stands still adds 1, and each that rotates at least -1.
+    if 2 * np.count_nonzero(theta) <= len(theta):
+        return
     # B(0) is the number of pairs, which is never negative, so the search starts at 1.
     first, size = 1, _FIRST_BLOCK
     while first <= limit:
