@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from ropewalk.errors import RopewalkError
+from ropewalk.io.files import write_json
 from ropewalk.parallel import World
 from ropewalk.runs import Runner, Step, opened
 from tests.disk_cases import files_no_larger_than
@@ -182,6 +183,21 @@ def test_a_damaged_step_must_give_the_result_again_that_others_used(whole):
         ):
             job.run()
     assert Job(whole).run()["after"] == 18
+
+
+def test_a_damaged_step_whose_file_comes_back_with_another_date_keeps_its_followers(whole):
+    (whole / "table.json").write_text("{}")
+    job = Job(whole)
+
+    def dated(work):
+        write_json(work.file("table.json"), {"sum": 3, "date": "today"})
+        return {"sum": 3}
+
+    job._table = dated
+    assert job.run()["after"] == 18
+    again = Job(whole)
+    again.run()
+    assert (job.calls, again.calls) == ([], [])
 
 
 def test_a_damaged_step_that_nothing_uses_may_give_another_result(whole):
