@@ -284,7 +284,7 @@ STATE_OF_RUNS = {
 STILL_BY_HAND = {
     "cli/export.py",
     "models/export.py",
-    "training/answers.py",
+    "evaluation/answers.py",
     "training/export_step.py",
     "training/metrics.py",
     "training/run.py",

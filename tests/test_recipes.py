@@ -11,10 +11,10 @@ import yaml
 
 from ropewalk import RopewalkError
 from ropewalk.data.read.embedded import demo_model_path
+from ropewalk.dry_run.check import check
 from ropewalk.recipes import recipe_text, shipped_recipes
 from ropewalk.search.algorithms import EvolutionSettings
 from ropewalk.training import extend, load_recipe
-from ropewalk.training.check import check
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "recipes.md"
 SHORTER = 256

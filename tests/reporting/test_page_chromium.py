@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from ropewalk.evaluation.answers import write_answers
 from ropewalk.reporting.page import Page, Picture, write_page
 from ropewalk.reporting.run.samples import write_samples_page
 from ropewalk.reporting.tables import ResultTable
-from ropewalk.training.answers import write_answers
+from tests.evaluation.test_answers import answered
 from tests.places import ROOT
-from tests.training.test_answers import answered
 
 CHROMIUM = runpy.run_path(str(ROOT / "scripts" / "build_site.py"), run_name="build_site")["browser"]()
 

@@ -6,9 +6,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from ropewalk.dry_run.check import RecipeCheck, StageOutline
 from ropewalk.reporting.recipes import describe_check, describe_recipes, summary_of
 from ropewalk.reporting.tables import ResultTable
-from ropewalk.training.check import RecipeCheck, StageOutline
 
 FOUND = RecipeCheck(
     "a/model",

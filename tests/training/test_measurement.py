@@ -9,10 +9,10 @@ import yaml
 from ropewalk import RopewalkError
 from ropewalk.data import load_tokenizer
 from ropewalk.evaluation import TaskResult
+from ropewalk.evaluation.answers import answers_file, read_answers
 from ropewalk.io.progress import Silent
 from ropewalk.reporting import ResultTable
 from ropewalk.reporting.run.training import run_tables
-from ropewalk.training.answers import answers_file, read_answers
 from ropewalk.training.measurement import evaluation_file, prompt_lengths, requested_lengths, results_in
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import parse_recipe

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from ropewalk.models.export import ExportResult
     from ropewalk.models.gguf import GgufResult
+    from ropewalk.reporting.run.publish import PushResult, Repository
     from ropewalk.training.export_step import ExportedStep
-    from ropewalk.training.publish import PushResult, Repository
 
 
 def export(
@@ -226,7 +226,7 @@ def _about_gguf(found: GgufResult) -> list[tuple[str, str]]:
 
 
 def _repository(name: str, public: bool) -> Repository:
-    from ropewalk.training.publish import writable_repository
+    from ropewalk.reporting.run.publish import writable_repository
 
     return writable_repository(name, public)
 
@@ -247,7 +247,7 @@ def _pushed(model: str, repository: Repository, programs: Sequence[str]) -> Push
     from ropewalk.io.lock import locked
     from ropewalk.readers import cautions, readings, refuse_wrong
     from ropewalk.reporting.run.model_card import write_model_card
-    from ropewalk.training.publish import folder_to_push, push
+    from ropewalk.reporting.run.publish import folder_to_push, push
     from ropewalk.training.run_folder import RECIPE
 
     folder, run = folder_to_push(model), Path(model).expanduser()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ropewalk.cli.binding import make_command
 from ropewalk.cli.output import JsonFlag, notes, print_json, results
-from ropewalk.training.proposal import InitSettings
+from ropewalk.dry_run.init import InitSettings
 
 
 def init(settings: InitSettings, *, as_json: JsonFlag = False) -> None:
@@ -14,8 +14,8 @@ def init(settings: InitSettings, *, as_json: JsonFlag = False) -> None:
     in the recipe give the reasons for its values.
     """
     from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.dry_run.init import propose
     from ropewalk.parallel.context import RunContext
-    from ropewalk.training.proposal import propose
 
     found = propose(settings, RunContext(reporter=ConsoleReporter(notes)))
     if as_json:

@@ -45,10 +45,10 @@ def check_command(
     before it trains. Downloads and writes nothing. Exits with status 2 if the recipe is wrong, or names documents or
     a model that a run would not find.
     """
+    from ropewalk.dry_run.check import check
     from ropewalk.errors import RopewalkError
     from ropewalk.reporting.recipes import describe_check
     from ropewalk.training import load_recipe
-    from ropewalk.training.check import check
 
     result = check(load_recipe(recipe, list(overrides)))
     if as_json:

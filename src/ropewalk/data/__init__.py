@@ -10,6 +10,7 @@ Its files::
     tokens           tokenised documents on disk, and their index
     mixture          which documents are read, how often, in which order
     rows             packed rows: planned from lengths, filled, kept on disk
+    collator         packed rows for other people's trainers
     statistics       sources, lengths, repeats, skipped attention
     attention_share  the share of full attention that a pattern computes
     row_preview      a packed row as text with its tags

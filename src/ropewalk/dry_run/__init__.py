@@ -1,6 +1,7 @@
 """Plan a run without its hardware: the real training step on tensors without data, on a mesh of simulated ranks.
 
-:func:`plan` gives memory, operations, bytes sent and time of every stage of a recipe on named GPUs.
+:func:`plan` gives memory, operations, bytes sent and time of every stage of a recipe on named GPUs. Two more modules
+work before a run: ``init`` proposes a recipe, and ``check`` checks one.
 """
 
 from typing import TYPE_CHECKING

@@ -17,10 +17,10 @@ from ropewalk.data.rows.assemble import PackedRow
 from ropewalk.data.rows.plan import plan_rows
 from ropewalk.data.rows.stored import PackedRows
 from ropewalk.data.settings import Packing
+from ropewalk.dry_run.init import first_lengths
 from ropewalk.dry_run.operations import visible_pairs
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel.context import RunContext
-from ropewalk.training.proposal import first_lengths
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.recipe.stage import Stage
 

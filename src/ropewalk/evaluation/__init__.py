@@ -12,6 +12,7 @@ Its files::
     run               the job: a checkpoint, the mean of several, or a server
     measure           the loop over suites
     store             answers on disk, line by line, so that a run resumes
+    answers           prompts with their answers, for people to read
     record            the folder of an evaluation: written, scored again, compared
     results           plain values of a result
     aggregate         answers into results, results into summary figures

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from rich.text import Text
 
+from ropewalk.dry_run.check import RecipeCheck
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.tables import Part, ResultTable
-from ropewalk.training.check import RecipeCheck
 
 
 def summary_of(text: str) -> str:

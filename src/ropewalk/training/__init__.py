@@ -3,15 +3,12 @@
 Its files::
 
     recipe                     everything that decides a run, as a person writes it
-    proposal                   a recipe for a model, documents and this machine
-    check                      what a recipe would train, and what is missing
     preflight                  refuse before the work starts what would fail later
     resolved                   a recipe with every ``auto`` resolved
     run                        the main job, from a recipe to an extended checkpoint
     run_folder                 may a run start or resume in its folder; results and progress
     documents                  packed rows to train on, held-out documents to evaluate on
     measurement                evaluation before, during and after training
-    answers                    prompts and answers of these evaluations, for people to read
     stage                      one stage: from a checkpoint to a checkpoint at its context
     stage_rope                 a stage's RoPE: given, from a table, searched or chosen
     stage_engine               ``engine: auto``: the engines timed on a stage's first rows
@@ -21,10 +18,8 @@ Its files::
     checkpoint                 checkpoints of one process and of several
     final_weights              which checkpoints are exported: last, best, or a mean
     export_step                the model as it was after a step
-    publish                    a model to the Hugging Face Hub
     metrics                    one line a step, and experiment trackers
     clock, speed, peak_memory  seconds, operations and memory of a step
-    collator                   packed rows for other people's trainers
 """
 
 from typing import TYPE_CHECKING
@@ -32,7 +27,7 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from ropewalk.training.collator import RowCollator as RowCollator
+    from ropewalk.data.collator import RowCollator as RowCollator
     from ropewalk.training.recipe.file import load_recipe as load_recipe
     from ropewalk.training.recipe.recipe import Recipe as Recipe
     from ropewalk.training.run import (

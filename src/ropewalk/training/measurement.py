@@ -16,6 +16,7 @@ import numpy as np
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import ModelUnderTest, TaskResult, evaluate_model
+from ropewalk.evaluation.answers import Prompts, write_answers
 from ropewalk.evaluation.measure import Stores, generated_tasks, generates
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import SAMPLES
@@ -29,7 +30,6 @@ from ropewalk.io.files import parse_json, write_text
 from ropewalk.io.progress import Reporter
 from ropewalk.models.losses import LossModel
 from ropewalk.parallel.context import RunContext
-from ropewalk.training.answers import Prompts, write_answers
 from ropewalk.training.checkpoint.files import Position, checkpoint_name, is_place, place_of
 from ropewalk.training.checkpoint.single import random_states, set_random_states
 from ropewalk.training.documents import full_rows

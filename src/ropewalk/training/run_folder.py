@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.answers import answers_file
 from ropewalk.evaluation.store import model_digest
 from ropewalk.io.files import is_left_over, remove_left_overs, writing
 from ropewalk.parallel import World
-from ropewalk.training.answers import answers_file
 from ropewalk.training.checkpoint.files import (
     CHECKPOINTS,
     RECORD,

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from ropewalk.evaluation.answers import write_answers
 from ropewalk.reporting.run.samples import write_samples_page
-from ropewalk.training.answers import write_answers
+from tests.evaluation.test_answers import answered
 from tests.reporting.test_page import Reader
-from tests.training.test_answers import answered
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m\ud800"
 

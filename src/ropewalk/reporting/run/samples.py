@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from ropewalk.evaluation.answers import AnsweredSample, gaps, read_answers
 from ropewalk.evaluation.store import SampleKey
 from ropewalk.io.files import write_text
 from ropewalk.reporting.page import render
 from ropewalk.reporting.scores.evaluation import judged
 from ropewalk.reporting.scores.tables import task_words
 from ropewalk.reporting.shown_text import shown
-from ropewalk.training.answers import AnsweredSample, gaps, read_answers
 
 SAMPLES = "samples.html"
 MOST_ON_PAGE = 4_000_000

@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.samples import Sample
-from ropewalk.evaluation.store import Prediction
-from ropewalk.training.answers import (
+from ropewalk.evaluation.answers import (
     AT_EACH_END,
     AnsweredSample,
     Prompts,
@@ -19,6 +17,8 @@ from ropewalk.training.answers import (
     read_answers,
     write_answers,
 )
+from ropewalk.evaluation.samples import Sample
+from ropewalk.evaluation.store import Prediction
 
 
 def prediction(index: int = 0, answer: str = " 42", score: float = 1.0, task: str = "passkey") -> Prediction:

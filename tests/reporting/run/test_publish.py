@@ -10,8 +10,8 @@ from huggingface_hub import HfApi
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.io.progress import Silent
 from ropewalk.models.card import signed_card
+from ropewalk.reporting.run.publish import folder_to_push, push, writable_repository
 from ropewalk.training.checkpoint.files import Position, write_export_record
-from ropewalk.training.publish import folder_to_push, push, writable_repository
 from ropewalk.training.run_folder import RECIPE, SUMMARY
 
 USER = {"name": "me", "orgs": [{"name": "lab"}], "auth": {"accessToken": {"role": "write"}}}

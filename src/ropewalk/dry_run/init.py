@@ -16,6 +16,7 @@ from ropewalk.data import load_tokenizer, read_documents
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.data.read.records import NoTextFieldError
 from ropewalk.data.settings import SourceSpec
+from ropewalk.dry_run.check import check
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import write_text
 from ropewalk.io.lengths import format_length
@@ -40,7 +41,6 @@ from ropewalk.planning.settings import RULE
 from ropewalk.planning.sizing.mesh_choice import choose_mesh
 from ropewalk.planning.sizing.model_shape import STATE_BYTES, ModelShape, NotEstimated, ShardedRun
 from ropewalk.planning.sizing.time import H100
-from ropewalk.training.check import check
 from ropewalk.training.recipe.file import parse_recipe
 
 TEXT_FIELDS = ("text", "content", "document", "body", "raw_content")

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from ropewalk.data import load_tokenizer
 from ropewalk.data.settings import SourceSpec
-from ropewalk.errors import RopewalkError
-from ropewalk.parallel.context import RunContext
-from ropewalk.planning import PlanSettings, plan
-from ropewalk.planning.run import PlanResult
-from ropewalk.training import extend
-from ropewalk.training.proposal import (
+from ropewalk.dry_run.init import (
     DocumentFacts,
     InitSettings,
     MachineFacts,
@@ -24,6 +19,11 @@ from ropewalk.training.proposal import (
     reason_for_adapter,
     recipe_of,
 )
+from ropewalk.errors import RopewalkError
+from ropewalk.parallel.context import RunContext
+from ropewalk.planning import PlanSettings, plan
+from ropewalk.planning.run import PlanResult
+from ropewalk.training import extend
 from ropewalk.training.recipe.file import parse_recipe
 from tests.checkpoint_cases import path_of
 from tests.models import every_family

@@ -3,8 +3,8 @@
 import pytest
 
 from ropewalk import RopewalkError
+from ropewalk.dry_run.check import check
 from ropewalk.training import load_recipe
-from ropewalk.training.check import check
 
 
 def test_a_recipe_whose_model_is_here_is_compared_with_it(tmp_path, monkeypatch):
