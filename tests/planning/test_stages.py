@@ -9,14 +9,13 @@ from ropewalk.planning.stages import kept_stages
 from ropewalk.rope import Default, Yarn, bound_at, method_for_target
 from ropewalk.rope.theory import recommended_theta
 from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.stage_rope import stage_ropes
-from ropewalk.training.stage_rope.base import bounds_of
+from ropewalk.training.stage_rope.decide import bounds_of
 from tests.planning.planning_cases import DEEPSEEK_CODER, LLAMA_2, LLAMA_3, LLAMA_3_1, QWEN_YARN
 
 
 def possible_methods(recipe, checkpoint):
     """The methods of each stage with the smallest and the largest base that it may get."""
-    return [(each.low, each.high) for each in bounds_of(stage_ropes(recipe), checkpoint)]
+    return [(each.low, each.high) for each in bounds_of(recipe, checkpoint)]
 
 
 def test_stages_compose_and_each_says_whether_its_bound_covers_it() -> None:

@@ -51,8 +51,8 @@ from ropewalk.training.recipe.recipe import Parallel, Precision, Recipe, Stage
 from ropewalk.training.recipe.stage import describe_own_settings
 from ropewalk.training.resolved import ResolvedRecipe, ResolvedStage
 from ropewalk.training.stage_engine import measures_engine
-from ropewalk.training.stage_rope import stage_ropes
-from ropewalk.training.stage_rope.base import bounds_of, takes_recommended_base
+from ropewalk.training.stage_rope.base import takes_recommended_base
+from ropewalk.training.stage_rope.decide import bounds_of
 from ropewalk.training.stage_rope.other_layers import described, ropes_of_other_layers
 from ropewalk.versions import older_transformers
 
@@ -110,7 +110,7 @@ def resolve(
         require_trackers(recipe.trackers)
     current = config.full_attention_rope
     tables = tuple(_table(stage) for stage in recipe.stages)
-    bounds = bounds_of(stage_ropes(recipe, tables), (current, trained))
+    bounds = bounds_of(recipe, (current, trained), tables)
     others = ropes_of_other_layers(recipe, config, trained)
     possible = [method for each in bounds for method in (each.low, each.high)]
     # The configs are discarded: making them raises now for a RoPE that the model could not have in the run.

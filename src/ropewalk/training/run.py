@@ -90,9 +90,9 @@ from ropewalk.training.run_folder import (
 )
 from ropewalk.training.stage import StageRun, run_stage
 from ropewalk.training.stage_engine import choices_in
-from ropewalk.training.stage_rope import stage_ropes
 from ropewalk.training.stage_rope.auto import forget_choices
 from ropewalk.training.stage_rope.base import Before, Decision, factors_file, refuse_other_rope, stage_name
+from ropewalk.training.stage_rope.decide import check_stage, decide, settled
 from ropewalk.training.stage_rope.search import (
     SHORT,
     SHORT_LABEL,
@@ -468,22 +468,23 @@ def decisions_so_far(resolved: ResolvedRecipe, at: Reached, output: Path) -> lis
         return []
     before = Before.first((resolved.rope, resolved.trained_length))
     decisions = []
-    for rope in stage_ropes(resolved.recipe, resolved.tables)[: at.position.stage + 1]:
-        decision = rope.settled(before, resolved, output, True)
+    for number, stage in enumerate(resolved.recipe.stages[: at.position.stage + 1]):
+        decision = settled(resolved, number, before, output, True)
         assert decision is not None
-        if rope.number == at.position.stage and at.checkpoint is not None:
-            refuse_other_rope(at.checkpoint, decision.method, rope, resolved.other_ropes[rope.number])
+        if number == at.position.stage and at.checkpoint is not None:
+            others = resolved.other_ropes[number]
+            refuse_other_rope(at.checkpoint, decision.method, stage, number, others)
         decisions.append(decision)
-        before = before.after(rope.stage, decision.method)
+        before = before.after(stage, decision.method)
     return decisions
 
 
 def _check_stages(run: _Run) -> None:
     """Raise now if a stage, or the search after the last stage, would fail when the run reaches it."""
     trained = run.resolved.trained_length
-    for rope in stage_ropes(run.resolved.recipe, run.resolved.tables):
-        rope.check(trained, run.at(None, rope.number), run.reached.outdated)
-        trained = rope.stage.context
+    for number, stage in enumerate(run.resolved.recipe.stages):
+        check_stage(number, trained, run.at(None, number), run.reached.outdated)
+        trained = stage.context
     check_short_rows(run.at(None), run.reached.outdated)
 
 
@@ -577,11 +578,10 @@ def _train(run: _Run, metrics: MetricsLog) -> _Trained:
     tokens = steps = 0
     before = Before.first((resolved.rope, resolved.trained_length))
     decisions = list(run.decisions)
-    for rope in stage_ropes(resolved.recipe, resolved.tables)[: run.training.stop]:
-        number, stage = rope.number, rope.stage
+    for number, stage in enumerate(resolved.recipe.stages[: run.training.stop]):
         here = run.at(latest, number)
         if number == len(decisions):
-            decisions.append(rope.decide(before, here))
+            decisions.append(decide(number, before, here))
         method = decisions[number].method
         before = before.after(stage, method)
         if done is None or (done.stage, done.step) < (number, stage.steps):

@@ -43,8 +43,8 @@ from ropewalk.rope import RopeMethod
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.recipe import Optimizer, Recipe
 from ropewalk.training.resolved import ResolvedRecipe
-from ropewalk.training.stage_rope import stage_ropes
 from ropewalk.training.stage_rope.base import Before
+from ropewalk.training.stage_rope.decide import provisional_method
 
 WORK = 6e8
 """Budget of parameters x tokens of all rows; a forward and backward in float64 takes about a second on a CPU core."""
@@ -162,7 +162,7 @@ def prepare(
     if method is None:
         before = Before.first((resolved.rope, resolved.trained_length))
         # The run would measure and choose this RoPE first; the checks hold for any, so a provisional one stands in.
-        method, remark = stage_ropes(recipe, resolved.tables)[0].provisional(before)
+        method, remark = provisional_method(recipe, 0, before, resolved.tables[0])
         remarks.append(remark)
     model = resolved.model
     if layers is not None:

@@ -33,8 +33,7 @@ from ropewalk.rope import (
 from ropewalk.rope.config import for_all_readers, replace_methods
 from ropewalk.rope.methods.base import FACTOR, ORIGINAL, Origin
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
-from ropewalk.training.stage_rope import stage_ropes
-from ropewalk.training.stage_rope.base import bounds_of
+from ropewalk.training.stage_rope.decide import bounds_of
 
 RECIPE = """
 model: some/model
@@ -83,7 +82,7 @@ def registered() -> Iterator[None]:
 
 def possible_methods(recipe, checkpoint):
     """The methods of each stage with the smallest and the largest base that it may get."""
-    return [(each.low, each.high) for each in bounds_of(stage_ropes(recipe), checkpoint)]
+    return [(each.low, each.high) for each in bounds_of(recipe, checkpoint)]
 
 
 def test_a_recipe_chooses_it_and_sets_its_parameters() -> None:

@@ -19,7 +19,7 @@ from ropewalk.evaluation.rows import take_documents
 from ropewalk.parallel.context import RunContext
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.resolved import AtStage
-from ropewalk.training.stage_rope import stage_ropes
+from ropewalk.training.stage_rope.decide import check_stage
 from ropewalk.training.stage_rope.search import WantedRows, evaluated_documents, rows_for_search
 from tests.marks import slow_after
 from tests.training.run_cases import extend
@@ -36,6 +36,7 @@ def resolved_of(recipe, bos, original=ORIGINAL):
         original_length=original,
         trained_length=ORIGINAL,
         target=recipe.stages[-1].context,
+        tables=(None,) * len(recipe.stages),
     )
 
 
@@ -200,14 +201,13 @@ def test_the_refusal_comes_before_any_work(recipe_values):
 def test_a_search_whose_table_is_there_needs_no_documents(held_out, tmp_path, monkeypatch):
     held_out([70] * 3, stream=False)
     resolved = resolved_of(recipe_of(3, 3, 64), BOS)
-    (rope,) = stage_ropes(resolved.recipe)
     at = AtStage(resolved, RunContext(output=tmp_path))
     with pytest.raises(RopewalkError, match="hold out about"):
-        rope.check(ORIGINAL, at, ())
+        check_stage(0, ORIGINAL, at, ())
     table_of(tmp_path, monkeypatch, material_room.TRAINING, "")
-    rope.check(ORIGINAL, at, ())
+    check_stage(0, ORIGINAL, at, ())
     with pytest.raises(RopewalkError, match="hold out about"):
-        rope.check(ORIGINAL, at, ["factors-stage1.json"])
+        check_stage(0, ORIGINAL, at, ["factors-stage1.json"])
 
 
 @pytest.mark.parametrize(("documents", "seen"), [(15, True), (16, False)])
@@ -224,17 +224,16 @@ def test_a_later_stage_is_not_evaluated_on_what_a_search_has_seen(
     resolved = resolved_of(longer, BOS)
     evaluated = evaluated_documents(resolved, None)
     assert bool(evaluated & numbers_in(found.rows)) == seen
-    rope = stage_ropes(first)[0]
     at = AtStage(resolved, RunContext(output=tmp_path))
     if not seen:
-        rope.check(ORIGINAL, at, ())
+        check_stage(0, ORIGINAL, at, ())
         return
     with pytest.raises(RopewalkError, match="held-out documents that the evaluation at 512 tokens may read"):
-        rope.check(ORIGINAL, at, ())
+        check_stage(0, ORIGINAL, at, ())
     # Without text nothing of it can be seen again, and the documents may be gone when the run is resumed.
     held_out([], stream=False)
     nothing = longer.model_copy(update={"evaluation": longer.evaluation.model_copy(update={"suites": ()})})
-    rope.check(ORIGINAL, AtStage(resolved_of(nothing, BOS), RunContext(output=tmp_path)), ())
+    check_stage(0, ORIGINAL, AtStage(resolved_of(nothing, BOS), RunContext(output=tmp_path)), ())
 
 
 def table_of(folder, monkeypatch, text, sha256):

@@ -16,8 +16,9 @@ from ropewalk.io.files import parse_json, write_json
 from ropewalk.rope import Default, RopeMethod, candidate
 from ropewalk.training.checkpoint.sharded import load_weights
 from ropewalk.training.documents import probe_rows
-from ropewalk.training.resolved import AtStage, ResolvedRecipe, load_for_run
-from ropewalk.training.stage_rope.base import Before, Decision, StageRope
+from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.resolved import AtStage, load_for_run
+from ropewalk.training.stage_rope.base import Before
 from ropewalk.training.step import autocast
 
 CHOICES = "rope-choices.json"
@@ -65,122 +66,138 @@ class Choice:
         )
 
 
-@dataclass(frozen=True)
-class AutoRope(StageRope):
-    """A base chosen among candidates by their loss right before the stage's training."""
+def auto_candidates(recipe: Recipe, number: int, before: Before) -> dict[str, RopeMethod]:
+    """The bases that ``auto`` chooses from, by name.
 
-    def candidates(self, before: Before) -> dict[str, Default]:
-        """The bases to choose from, by name.
+    Args:
+        recipe: the recipe.
+        number: index of the stage, counted from 0.
+        before: state before the stage.
 
-        Raises:
-            RopewalkError: if the checkpoint is scaled, or a candidate has no base for this context.
-        """
-        current, number = before.method, self.number
-        # A dynamic-NTK checkpoint was trained unscaled: at its trained length dynamic NTK changes nothing.
-        base = current.plain
-        if not isinstance(base, Default):
-            scaled = "the checkpoint is" if number == 0 else "the model after the previous stage is"
-            raise RopewalkError(
-                f"stages.{number}.rope: method 'auto' compares bases of unscaled RoPE, but {scaled} scaled by "
-                f"{current.name}; set method to {current.name!r} to scale further, or to 'default' to keep the RoPE"
-            )
-        bases = {}
-        for name in self.stage.rope.limiting.candidates or AUTO_CANDIDATES:
-            try:
-                method = candidate(name, base, before.length, self.stage.context)
-            except RopewalkError as error:
-                raise RopewalkError(f"stages.{number}.rope.candidates: {name}: {error}") from error
-            # Only the base of the rule's method counts: the stage trains without scaling.
-            bases[name] = Default(method.rotary_dim, method.rope_theta)
-        return bases
-
-    def bounds(self, low: Before, high: Before) -> tuple[RopeMethod, RopeMethod]:
-        if not self.recipe.exact_rope:
-            raise RopewalkError(
-                f"stages.{self.number}.rope: method 'auto' needs ropewalk's rotary module, which exact_rope: false "
-                "disables; set exact_rope: true"
-            )
-        bases = [*self.candidates(low).values()]
-        if high.method != low.method:
-            bases += self.candidates(high).values()
-        # Which candidate wins is unknown before the run, so the bounds are the extremes of all of them.
-        first, last = (end(bases, key=lambda base: base.rope_theta) for end in (min, max))
-        return first, last
-
-    def provisional(self, before: Before) -> tuple[RopeMethod, str]:
-        name, method = next(iter(self.candidates(before).items()))
-        return method, f"rope auto chooses the base during the run; verified with its first candidate, {name}"
-
-    def settled(self, before: Before, resolved: ResolvedRecipe, output: Path, begun: bool) -> Decision | None:
-        choice = choices_in(output).get(self.number)
-        if choice is not None and self.candidates(before).get(choice.name) != choice.method:
-            raise RopewalkError(
-                f"{output / CHOICES} records {choice.name} with rope_theta {choice.method.rope_theta:g} for stage "
-                f"{self.number + 1}, but the stage has no candidate with this name and base; restore the file as the "
-                "run wrote it, or start a new run"
-            )
-        if choice is None and begun:
-            raise RopewalkError(
-                f"stage {self.number + 1} has started, but {output / CHOICES} does not record the rope_theta of that "
-                "stage; restore the file, or start a new run"
-            )
-        return None if choice is None else Decision(choice.method, {"choice": choice.to_json()})
-
-    def measured(self, before: Before, at: AtStage) -> Decision:
-        context, rows = at.context, at.rows
-        assert rows is not None
-        candidates = self.candidates(before)
-        limit = self.stage.rope.limiting.probe_rows or AUTO_ROWS
-        measured_on, text = context.world.on_rank_0(
-            lambda: probe_rows(at.resolved, rows, self.stage.context, limit)
+    Raises:
+        RopewalkError: if the checkpoint is scaled, a candidate has no base for this context, or the recipe disables
+            ropewalk's rotary module.
+    """
+    if not recipe.exact_rope:
+        raise RopewalkError(
+            f"stages.{number}.rope: method 'auto' needs ropewalk's rotary module, which exact_rope: false disables; "
+            "set exact_rope: true"
         )
-        results = self._probe(candidates, measured_on, before.length, at)
-        # The best comes first, so if its loss is not finite, none is.
-        if not math.isfinite(results[0].loss):
-            raise context.world.known_to_all(
-                RunFailure(
-                    f"stage {self.number + 1}: with rope: auto, the loss of every candidate is NaN or infinite "
-                    f"({', '.join(candidates)}); check the checkpoint, or set rope_theta with method theta"
-                )
-            )
-        best = results[0].name
-        found = tuple(result.to_json() for result in results)
-        choice = Choice(self.number, best, candidates[best], len(measured_on), text, found)
-        if context.is_rank_0:
-            # On disk before the stage begins, so that a resumed run keeps the choice and does not measure again.
-            choices = [*choices_in(at.output).values(), choice]
-            write_json(at.output / CHOICES, [each.to_json() for each in choices])
-        context.rank_0_reporter.note(f"stage {self.number + 1}: {describe_choice(choice.to_json())}")
-        return Decision(choice.method, {"choice": choice.to_json()})
-
-    def _probe(
-        self, candidates: Mapping[str, Default], rows: Sequence[Row], length: int, at: AtStage
-    ) -> list[ProbedSetting]:
-        resolved, context = at.resolved, at.context
-        here = resolved.stages[self.number]
-        model = load_for_run(
-            resolved,
-            context,
-            resolved.model,
-            dtype=here.compute_dtype,
-            other_ropes=resolved.other_ropes[self.number],
-            # Checkpoints of a run with an adapter contain its parameters alone.
-            with_adapter=at.weights is not None,
+    stage, current = recipe.stages[number], before.method
+    # A dynamic-NTK checkpoint was trained unscaled: at its trained length dynamic NTK changes nothing.
+    base = current.plain
+    if not isinstance(base, Default):
+        scaled = "the checkpoint is" if number == 0 else "the model after the previous stage is"
+        raise RopewalkError(
+            f"stages.{number}.rope: method 'auto' compares bases of unscaled RoPE, but {scaled} scaled by "
+            f"{current.name}; set method to {current.name!r} to scale further, or to 'default' to keep the RoPE"
         )
-        if at.weights is not None:
-            load_weights(at.weights, model, context.world, context.mesh)
-        label = f"stage {self.number + 1}: compare bases"
-        with (
-            context.rank_0_reporter.bar(label, len(candidates) * len(rows)) as advance,
-            autocast(resolved.device, here.precision, context.mesh is not None),
-        ):
+    bases: dict[str, RopeMethod] = {}
+    for name in stage.rope.limiting.candidates or AUTO_CANDIDATES:
+        try:
+            method = candidate(name, base, before.length, stage.context)
+        except RopewalkError as error:
+            raise RopewalkError(f"stages.{number}.rope.candidates: {name}: {error}") from error
+        # Only the base of the rule's method counts: the stage trains without scaling.
+        bases[name] = Default(method.rotary_dim, method.rope_theta)
+    return bases
 
-            def progress(done: int, total: int) -> None:
-                advance(done, "rows")
 
-            return probe_model(
-                model.model, candidates, rows, length, progress, row_losses_of(model, context.mesh)
+def recorded_choice(
+    candidates: Mapping[str, RopeMethod], number: int, output: Path, begun: bool
+) -> Choice | None:
+    """The base that a stage of a run has chosen; None if it has yet to choose.
+
+    Args:
+        candidates: the bases to choose from.
+        number: index of the stage, counted from 0.
+        output: folder of the run.
+        begun: whether the stage has already been trained.
+
+    Raises:
+        RopewalkError: if the choice is missing although the stage has begun, or is none of the candidates.
+    """
+    choice = choices_in(output).get(number)
+    if choice is not None and candidates.get(choice.name) != choice.method:
+        raise RopewalkError(
+            f"{output / CHOICES} records {choice.name} with rope_theta {choice.method.rope_theta:g} for stage "
+            f"{number + 1}, but the stage has no candidate with this name and base; restore the file as the run wrote "
+            "it, or start a new run"
+        )
+    if choice is None and begun:
+        raise RopewalkError(
+            f"stage {number + 1} has started, but {output / CHOICES} does not record the rope_theta of that stage; "
+            "restore the file, or start a new run"
+        )
+    return choice
+
+
+def choose(candidates: Mapping[str, RopeMethod], number: int, length: int, at: AtStage) -> Choice:
+    """Choose the base with the lowest loss, and record it; every rank must call this function.
+
+    Args:
+        candidates: the bases to choose from.
+        number: index of the stage, counted from 0.
+        length: trained length of the model before the stage, tokens.
+        at: state of the run at the stage, with its rows.
+
+    Raises:
+        RopewalkError: if there are too few documents to measure on.
+        RunFailure: if no candidate has a finite loss.
+    """
+    context, rows, stage = at.context, at.rows, at.resolved.recipe.stages[number]
+    assert rows is not None
+    limit = stage.rope.limiting.probe_rows or AUTO_ROWS
+    measured_on, text = context.world.on_rank_0(lambda: probe_rows(at.resolved, rows, stage.context, limit))
+    results = _probe(candidates, measured_on, number, length, at)
+    # The best comes first, so if its loss is not finite, none is.
+    if not math.isfinite(results[0].loss):
+        raise context.world.known_to_all(
+            RunFailure(
+                f"stage {number + 1}: with rope: auto, the loss of every candidate is NaN or infinite "
+                f"({', '.join(candidates)}); check the checkpoint, or set rope_theta with method theta"
             )
+        )
+    best = candidates[results[0].name]
+    assert isinstance(best, Default)
+    found = tuple(result.to_json() for result in results)
+    choice = Choice(number, results[0].name, best, len(measured_on), text, found)
+    if context.is_rank_0:
+        # On disk before the stage begins, so that a resumed run keeps the choice and does not measure again.
+        choices = [*choices_in(at.output).values(), choice]
+        write_json(at.output / CHOICES, [each.to_json() for each in choices])
+    context.rank_0_reporter.note(f"stage {number + 1}: {describe_choice(choice.to_json())}")
+    return choice
+
+
+def _probe(
+    candidates: Mapping[str, RopeMethod], rows: Sequence[Row], number: int, length: int, at: AtStage
+) -> list[ProbedSetting]:
+    resolved, context = at.resolved, at.context
+    here = resolved.stages[number]
+    model = load_for_run(
+        resolved,
+        context,
+        resolved.model,
+        dtype=here.compute_dtype,
+        other_ropes=resolved.other_ropes[number],
+        # Checkpoints of a run with an adapter contain its parameters alone.
+        with_adapter=at.weights is not None,
+    )
+    if at.weights is not None:
+        load_weights(at.weights, model, context.world, context.mesh)
+    label = f"stage {number + 1}: compare bases"
+    with (
+        context.rank_0_reporter.bar(label, len(candidates) * len(rows)) as advance,
+        autocast(resolved.device, here.precision, context.mesh is not None),
+    ):
+
+        def progress(done: int, total: int) -> None:
+            advance(done, "rows")
+
+        return probe_model(
+            model.model, candidates, rows, length, progress, row_losses_of(model, context.mesh)
+        )
 
 
 def describe_choice(choice: Mapping[str, Any]) -> str:

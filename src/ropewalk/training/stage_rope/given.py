@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,108 +13,87 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import explain
 from ropewalk.rope import LongRope, RopeMethod, method_for_target
 from ropewalk.search import Factors, read_factors
-from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.recipe.recipe import Recipe, Stage
 from ropewalk.training.recipe.rope import Rope
-from ropewalk.training.resolved import AtStage, ResolvedRecipe
 from ropewalk.training.stage_rope.base import (
     Before,
-    Decision,
-    StageRope,
-    factors_file,
     refuse_start_tokens,
-    stage_name,
     takes_recommended_base,
 )
 
 
-@dataclass(frozen=True)
-class _Settled(StageRope):
-    """RoPE that follows from the recipe and from the RoPE before the stage, without a measurement."""
+def given_method(stage: Stage, number: int, before: Before) -> RopeMethod:
+    """A method with its parameters from the recipe; parameters that are not given are derived.
 
-    @abstractmethod
-    def method(self, before: Before) -> RopeMethod:
-        """The stage's method.
+    Args:
+        stage: the stage's section of the recipe.
+        number: index of the stage, counted from 0.
+        before: state before the stage.
 
-        Raises:
-            RopewalkError: if the method, its parameters or the table are invalid; the message says what is valid.
-        """
-
-    def bounds(self, low: Before, high: Before) -> tuple[RopeMethod, RopeMethod]:
-        return self.method(low), self.method(high)
-
-    def provisional(self, before: Before) -> tuple[RopeMethod, str]:
-        return self.method(before), "verified with the method of the run"
-
-    def settled(self, before: Before, resolved: ResolvedRecipe, output: Path, begun: bool) -> Decision | None:
-        return Decision(self.method(before))
-
-
-@dataclass(frozen=True)
-class GivenRope(_Settled):
-    """A method with its parameters; parameters that are not given are derived."""
-
-    def method(self, before: Before) -> RopeMethod:
-        rope, context = self.stage.rope.limiting, self.stage.context
-        refuse_start_tokens(rope)
-        parameters = rope.method_parameters()
-        if rope.method == LongRope.name:
-            if parameters["long_factor"] is None:
-                raise RopewalkError(
-                    f"stages.{self.number}.rope: longrope needs factors; set either long_factor (a list), factors (a "
-                    f"file that `ropewalk search` wrote), or search: {{}} (the run then searches for factors before "
-                    "the stage)"
-                )
-            if parameters["short_factor"] is None:
-                # Texts up to the original length then keep the angles that they had before the run.
-                parameters["short_factor"] = _short_factor(before.method)
-        if takes_recommended_base(rope):
-            # From the origin and not from the stage before, so that a run of three stages ends at the same base as
-            # a run of one.
-            return method_for_target(rope.method, *before.origin, context, parameters=parameters)
-        rope_theta = None if rope.rope_theta == "auto" else float(rope.rope_theta)
-        return method_for_target(
-            rope.method, before.method, before.length, context, rope_theta=rope_theta, parameters=parameters
-        )
-
-
-@dataclass(frozen=True)
-class TableRope(_Settled):
-    """LongRoPE factors from a table that the recipe names.
-
-    Attributes:
-        table: content of the table.
+    Raises:
+        RopewalkError: if the method or its parameters are invalid; the message says what is valid.
     """
-
-    table: Factors
-
-    def method(self, before: Before) -> RopeMethod:
-        rope, context, table = self.stage.rope.limiting, self.stage.context, self.table
-        refuse_start_tokens(rope)
-        if table.start_tokens:
+    rope = stage.rope.limiting
+    refuse_start_tokens(rope)
+    parameters = rope.method_parameters()
+    if rope.method == LongRope.name:
+        if parameters["long_factor"] is None:
             raise RopewalkError(
-                f"the factor table {rope.factors} has start_tokens {table.start_tokens}, which a transformers config "
-                "cannot store, so other programs could not load the result; search again with --start-tokens 0"
+                f"stages.{number}.rope: longrope needs factors; set either long_factor (a list), factors (a file that "
+                "`ropewalk search` wrote), or search: {} (the run then searches for factors before the stage)"
             )
-        if table.target_length < context:
-            raise RopewalkError(
-                f"the factor table {rope.factors} is for {table.target_length} tokens, but the stage has a context of "
-                f"{context}; search factors for {context} tokens, or set a context of at most {table.target_length}"
-            )
-        method = table.method(before.method, before.length)
-        attention_factor = rope.parameter("attention_factor")
-        if attention_factor is not None:
-            method = replace(method, attention_factor=attention_factor)
-        return method
+        if parameters["short_factor"] is None:
+            # Texts up to the original length then keep the angles that they had before the run.
+            parameters["short_factor"] = _short_factor(before.method)
+    if takes_recommended_base(rope):
+        # From the origin and not from the stage before, so that a run of three stages ends at the same base as a run of
+        # one.
+        return method_for_target(rope.method, *before.origin, stage.context, parameters=parameters)
+    rope_theta = None if rope.rope_theta == "auto" else float(rope.rope_theta)
+    return method_for_target(
+        rope.method, before.method, before.length, stage.context, rope_theta=rope_theta, parameters=parameters
+    )
 
-    def check(self, trained: int, at: AtStage, outdated: Collection[str]) -> None:
-        """Raise if the table has changed since the run started: a resumed run must train with the same factors."""
-        name = factors_file(stage_name(self.number))
-        kept = at.output / name
-        # Without a copy, or with one that is about to be moved away, there is nothing to contradict.
-        if name in outdated or not kept.is_file() or read_factors(kept) == self.table:
-            return
+
+def table_method(stage: Stage, table: Factors, before: Before) -> RopeMethod:
+    """LongRoPE with the factors of a table that the recipe names.
+
+    Args:
+        stage: the stage's section of the recipe.
+        table: content of the table.
+        before: state before the stage.
+
+    Raises:
+        RopewalkError: if the table does not fit the model or the stage.
+    """
+    rope, context = stage.rope.limiting, stage.context
+    refuse_start_tokens(rope)
+    if table.start_tokens:
         raise RopewalkError(
-            f"the factor table {self.stage.rope.limiting.factors} has changed since the run started (the run's copy is "
+            f"the factor table {rope.factors} has start_tokens {table.start_tokens}, which a transformers config "
+            "cannot store, so other programs could not load the result; search again with --start-tokens 0"
+        )
+    if table.target_length < context:
+        raise RopewalkError(
+            f"the factor table {rope.factors} is for {table.target_length} tokens, but the stage has a context of "
+            f"{context}; search factors for {context} tokens, or set a context of at most {table.target_length}"
+        )
+    method = table.method(before.method, before.length)
+    attention_factor = rope.parameter("attention_factor")
+    return method if attention_factor is None else replace(method, attention_factor=attention_factor)
+
+
+def refuse_other_table(stage: Stage, table: Factors, kept: Path) -> None:
+    """Raise if a table has changed since the run started: a resumed run must train with the same factors.
+
+    Args:
+        stage: the stage's section of the recipe.
+        table: content of the table.
+        kept: the run's copy of the table as it was, which exists.
+    """
+    if read_factors(kept) != table:
+        raise RopewalkError(
+            f"the factor table {stage.rope.limiting.factors} has changed since the run started (the run's copy is "
             f"{kept}); restore the table, or start a new run"
         )
 

@@ -17,11 +17,10 @@ from ropewalk.evaluation.rows import Ids, evaluation_rows
 from ropewalk.evaluation.store import model_digest
 from ropewalk.io.digests import digest
 from ropewalk.parallel.context import RunContext
-from ropewalk.rope import RopeMethod
 from ropewalk.search import Candidate, Factors, Goal, Ledger, goal_of, read_factors, write_factors
 from ropewalk.search.data import SearchData, rows_digest, search_rows
 from ropewalk.search.factor_table import FactorsModel
-from ropewalk.search.goal import NTK, TITLES
+from ropewalk.search.goal import TITLES
 from ropewalk.search.run import SearchOutcome, SearchProblem, factors_found, find, search_ledger
 from ropewalk.search.settings import LongFactorSearch, SearchSettings, ShortFactorSearch
 from ropewalk.training.checkpoint.files import read_record
@@ -34,12 +33,9 @@ from ropewalk.training.documents import (
 )
 from ropewalk.training.measurement import perplexity_lengths
 from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.recipe.rope import Search
 from ropewalk.training.resolved import AtStage, ResolvedRecipe, load_for_run
 from ropewalk.training.stage_rope.base import (
     Before,
-    Decision,
-    StageRope,
     factors_file,
     refuse_start_tokens,
     stage_name,
@@ -284,87 +280,78 @@ def search_factors(search: FactorSearch, at: AtStage) -> Factors:
     return table
 
 
-@dataclass(frozen=True)
-class SearchRope(StageRope):
-    """LongRoPE factors that are searched right before the stage's training."""
+def search_goals(recipe: Recipe, number: int, before: Before) -> tuple[Goal, Goal]:
+    """The goal that a stage's candidates are measured for, and the goal that the result is applied to.
 
-    @property
-    def searches(self) -> bool:
-        return True
+    They differ if the search measures on the recipe's model instead of the current weights.
 
-    @property
-    def settings(self) -> Search:
-        """Settings of the search in the recipe."""
-        assert self.stage.rope.limiting.search is not None
-        return self.stage.rope.limiting.search
+    Args:
+        recipe: the recipe.
+        number: index of the stage, counted from 0.
+        before: state before the stage.
 
-    def bounds(self, low: Before, high: Before) -> tuple[RopeMethod, RopeMethod]:
-        refuse_start_tokens(self.stage.rope.limiting)
-        if not self.recipe.exact_rope:
-            raise RopewalkError(
-                f"stages.{self.number}.rope: a search needs ropewalk's rotary module, which exact_rope: false "
-                "disables; set exact_rope: true"
-            )
-        # The factors are unknown before the run; 1s suffice to check everything else.
-        ones = Candidate((1.0,) * (low.checkpoint[0].rotary_dim // 2))
-        first, second = (self.goals(before)[1].extended(ones) for before in (low, high))
-        return first, second
-
-    def provisional(self, before: Before) -> tuple[RopeMethod, str]:
-        goal = self.goals(before)[1]
-        return (
-            goal.extended(goal.seeds(goal.space())[NTK]),
-            "the factors are searched during the run; verified with NTK, an initial candidate of the search",
+    Raises:
+        RopewalkError: if the model is already scaled by another method, or the length needs no scaling; if the recipe's
+            model has other frequencies than the model before the stage; or if the recipe disables ropewalk's rotary
+            module.
+    """
+    stage = recipe.stages[number]
+    rope, search = stage.rope.limiting, stage.rope.limiting.search
+    assert search is not None
+    refuse_start_tokens(rope)
+    if not recipe.exact_rope:
+        raise RopewalkError(
+            f"stages.{number}.rope: a search needs ropewalk's rotary module, which exact_rope: false disables; set "
+            "exact_rope: true"
         )
+    attention_factor = rope.parameter("attention_factor")
+    try:
+        goal = goal_of(before.method, before.length, stage.context, attention_factor)
+        if search.weights == "current":
+            return goal, goal
+        own = goal_of(*before.checkpoint, stage.context, attention_factor)
+    except RopewalkError as error:
+        raise RopewalkError(f"stages.{number}.rope.search: {error}") from error
+    here, there = ((g.current.rope_theta, g.original_length) for g in (goal, own))
+    if here != there:
+        raise RopewalkError(
+            f"stages.{number}.rope.search.weights: the checkpoint has rope_theta {there[0]:g} and original length "
+            f"{there[1]}, but the stage starts from rope_theta {here[0]:g} and original length {here[1]}, so factors "
+            "found on the checkpoint do not fit; set weights: current"
+        )
+    return own, goal
 
-    def goals(self, before: Before) -> tuple[Goal, Goal]:
-        """The goal that candidates are measured for, and the goal that the result is applied to.
 
-        They differ if the search measures on the recipe's model instead of the current weights.
+def search_of(recipe: Recipe, number: int, before: Before, weights: Path | None = None) -> FactorSearch:
+    """The search of a stage.
 
-        Raises:
-            RopewalkError: if the model is already scaled by another method, or the length needs no scaling; or if the
-                recipe's model has other frequencies than the model before the stage.
-        """
-        context, attention_factor = self.stage.context, self.stage.rope.limiting.parameter("attention_factor")
-        try:
-            goal = goal_of(before.method, before.length, context, attention_factor)
-            if self.settings.weights == "current":
-                return goal, goal
-            own = goal_of(*before.checkpoint, context, attention_factor)
-        except RopewalkError as error:
-            raise RopewalkError(f"stages.{self.number}.rope.search: {error}") from error
-        here, there = ((g.current.rope_theta, g.original_length) for g in (goal, own))
-        if here != there:
-            raise RopewalkError(
-                f"stages.{self.number}.rope.search.weights: the checkpoint has rope_theta {there[0]:g} and original "
-                f"length {there[1]}, but the stage starts from rope_theta {here[0]:g} and original length {here[1]}, "
-                "so factors found on the checkpoint do not fit; set weights: current"
-            )
-        return own, goal
+    Args:
+        recipe, number, before: as for :func:`search_goals`.
+        weights: the latest checkpoint of the run, if there is one.
+    """
+    settings = recipe.stages[number].rope.limiting.search
+    assert settings is not None
+    goal = search_goals(recipe, number, before)[0]
+    on = weights if settings.weights == "current" else None
+    return FactorSearch(stage_name(number), f"stage {number + 1}", goal, settings, on, number)
 
-    def check(self, trained: int, at: AtStage, outdated: Collection[str]) -> None:
-        """Raise before the run if the documents do not suffice for the search."""
-        own = trained if self.settings.weights == "current" else at.resolved.trained_length
-        wanted = WantedRows(f"stage {self.number + 1}", self.settings, self.stage.context, own)
-        _check_rows(stage_name(self.number), wanted, at, outdated)
 
-    def settled(self, before: Before, resolved: ResolvedRecipe, output: Path, begun: bool) -> Decision | None:
-        table = kept_factors(self._search(before), self.recipe, output, begun)
-        return None if table is None else self._decision(before, table)
+def check_stage_rows(number: int, trained: int, at: AtStage, outdated: Collection[str]) -> None:
+    """Raise before the run if the documents do not suffice for a stage's search, as :func:`check_short_rows` does.
 
-    def measured(self, before: Before, at: AtStage) -> Decision:
-        weights = at.weights if self.settings.weights == "current" else None
-        return self._decision(before, search_factors(self._search(before, weights), at))
-
-    def _search(self, before: Before, weights: Path | None = None) -> FactorSearch:
-        label = f"stage {self.number + 1}"
-        goal = self.goals(before)[0]
-        return FactorSearch(stage_name(self.number), label, goal, self.settings, weights, self.number)
-
-    def _decision(self, before: Before, table: Factors) -> Decision:
-        method = self.goals(before)[1].extended(candidate_of(table))
-        return Decision(method, {"search": search_summary(table, factors_file(stage_name(self.number)))})
+    Args:
+        number: index of the stage, counted from 0.
+        trained: trained length of the model at the stage, tokens.
+        at: state of the run at the stage; its weights are not used.
+        outdated: files in the run's folder that will be moved away.
+    """
+    stage = at.resolved.recipe.stages[number]
+    search = stage.rope.limiting.search
+    assert search is not None
+    own = trained if search.weights == "current" else at.resolved.trained_length
+    _check_rows(
+        stage_name(number), WantedRows(f"stage {number + 1}", search, stage.context, own), at, outdated
+    )
 
 
 def checkpoint_digest(path: Path) -> str:
