@@ -57,8 +57,15 @@ def test_bounds_are_the_extremes_of_all_candidates_and_reach_into_the_next_stage
     assert first.method is second.method is None
     (known,) = bounds_of(recipe_of({"method": "yarn", "factor": 2.0}), CHECKPOINT)
     assert known.low == known.high == known.method
-    (searched,) = bounds_of(recipe_of(SEARCH), CHECKPOINT)
-    assert searched.method is None
+
+
+def test_nothing_that_a_search_has_yet_to_find_counts_as_known():
+    searched, kept, after = bounds_of(
+        recipe_of(SEARCH, {"method": "default"}, {"method": "default"}), CHECKPOINT
+    )
+    assert searched.method is kept.method is after.method is None
+    assert searched.origin == CHECKPOINT
+    assert kept.origin is after.origin is None
 
 
 @pytest.mark.parametrize(
