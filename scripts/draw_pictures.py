@@ -27,9 +27,8 @@ from ropewalk import PackedLayout
 from ropewalk.attention.choices import Pattern, Positions
 from ropewalk.attention.layout import NO_DOCUMENT
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.reporting.figures.drawing import draw
+from ropewalk.reporting.figures.drawing import Figure, draw
 from ropewalk.reporting.figures.evaluation import needle_figure
-from ropewalk.reporting.figures.primitives import Figure
 from ropewalk.reporting.figures.rope import feasible_bases_figure
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -13,7 +13,7 @@ from ropewalk.reporting.planning import (
     inspection_figure,
 )
 from tests.places import CONFIGS
-from tests.reporting.specification_cases import lines, only
+from tests.reporting.axes_cases import lines, only
 
 LLAMA = str(CONFIGS / "llama-3-8b.json")
 

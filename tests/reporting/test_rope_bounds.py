@@ -17,7 +17,7 @@ from ropewalk.reporting.rope import (
     describe_theta,
     frequencies_figure,
 )
-from tests.reporting.specification_cases import lines, only
+from tests.reporting.axes_cases import lines, only, panels
 
 
 def shown(parts):
@@ -43,7 +43,7 @@ def test_each_base_has_its_bound_and_the_first_violation_its_depth():
 def test_figures_of_a_bound_have_a_panel_or_a_curve_for_each_base():
     result = bound_of(BoundSettings(rope_theta=1e4, rotary_dim=8, compare=(2e4,)))
     margin, decay = bound_figures(result)
-    assert len(margin.panels) == 2
+    assert len(panels(margin)) == 2
     assert {name.strip() for name in lines(only(decay))} == {"base 10,000", "base 20,000"}
 
 

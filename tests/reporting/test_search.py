@@ -2,6 +2,7 @@
 
 from ropewalk.reporting.search import describe_factors, factors_figure, objectives_table
 from ropewalk.reporting.tables import ResultTable
+from tests.reporting.axes_cases import only
 from tests.search.factor_table_cases import searched
 
 
@@ -35,4 +36,4 @@ def test_a_table_is_shown_with_what_it_reaches_and_its_cautions():
 
 
 def test_a_table_without_losses_is_drawn_without_a_search():
-    assert len(factors_figure(searched()).panels) == 1
+    assert only(factors_figure(searched()))

@@ -2,7 +2,7 @@
 
 Each module named after a package (``audit``, ``search``, ...) shows that package's results: its ``describe_...``
 functions yield the terminal output, and its ``..._figure`` functions build figures. The functions in ``figures`` build
-a :class:`~ropewalk.reporting.figures.primitives.Figure` from plain values, and ``draw`` writes it to a file.
+a :class:`~ropewalk.reporting.figures.drawing.Figure` from plain values, and ``draw`` writes it to a file.
 matplotlib takes a second to import, so names are imported on first use.
 
 Its files::
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         score_figure as score_figure,
         tasks_figure as tasks_figure,
     )
-    from ropewalk.reporting.figures.primitives import Figure as Figure
+    from ropewalk.reporting.figures.drawing import Figure as Figure
     from ropewalk.reporting.figures.search import search_figure as search_figure
     from ropewalk.reporting.figures.training import training_figure as training_figure
     from ropewalk.reporting.page import (

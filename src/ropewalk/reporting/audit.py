@@ -19,7 +19,7 @@ from ropewalk.reporting.figures.audit import (
     samples_figure,
     tokens_figure,
 )
-from ropewalk.reporting.figures.primitives import Figure
+from ropewalk.reporting.figures.drawing import Figure
 from ropewalk.reporting.tables import Part, ResultTable
 
 SHIFTED_NAMES = {"first": "first token", "others": "all other tokens", "all": "whole sequence"}

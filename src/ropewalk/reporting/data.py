@@ -24,7 +24,7 @@ from ropewalk.reporting.data_tables import (
     source_table,
 )
 from ropewalk.reporting.figures.data import length_figure, source_lengths
-from ropewalk.reporting.figures.primitives import Figure
+from ropewalk.reporting.figures.drawing import Figure
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.tables import Part
 

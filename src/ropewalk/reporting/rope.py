@@ -13,7 +13,7 @@ from rich.text import Text
 from ropewalk.evaluation.probe import ProbedSetting, ProbeResult
 from ropewalk.planning.bases import BasesResult, BoundResult, FrequenciesResult, ThetaResult
 from ropewalk.planning.rules import CONTEXT_BOUND, SYMBOLS, tokens_text
-from ropewalk.reporting.figures.primitives import Figure
+from ropewalk.reporting.figures.drawing import Figure
 from ropewalk.reporting.figures.rope import (
     decay_figure,
     feasible_bases_figure,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ropewalk.reporting.figures.primitives import Figure
+from ropewalk.reporting.figures.drawing import Figure
 from ropewalk.reporting.figures.search import FactorLines, SearchCurve, search_figure
 from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.search.factor_table import Factors, perplexity_text

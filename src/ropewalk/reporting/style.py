@@ -1,6 +1,6 @@
 """Style of all figures: colours that stay distinct in greyscale, markers, sizes, and number formats.
 
-Imports no plotting library: figures choose from these values, and ``figures.drawing`` draws them.
+Imports no plotting library: figures choose from these values.
 """
 
 from __future__ import annotations

@@ -8,21 +8,31 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting.figures import audit
-from ropewalk.reporting.figures.primitives import Figure, HeatMap, Line, Note, Rule
+from ropewalk.reporting.figures.drawing import Figure
 from ropewalk.reporting.style import LONG_DASHED, number_text, shift_text
-from tests.reporting.specification_cases import (
+from tests.reporting.axes_cases import (
     NAN,
+    blank,
+    bold,
     boxes,
+    cells,
+    close,
+    drawn,
     ends,
+    every_line,
     lines,
     names,
+    note_texts,
     notes,
-    of_kind,
     only,
+    panels,
     points,
+    rule_dashes,
     rules,
+    scale,
     ticks,
     whiskers,
+    words,
 )
 
 SHIFTS = (0, 16, 100, 1000, 10_000, 100_000, 1_000_000)
@@ -160,9 +170,12 @@ EDGES = [
 
 
 @pytest.mark.parametrize("make", FIGURES)
-def test_a_figure_explains_itself_unless_the_caller_does(make: Any) -> None:
+def test_a_figure_explains_itself(make: Any) -> None:
     assert make().caption.endswith(".")
-    assert make(caption="What to see.").caption == "What to see."
+
+
+def test_a_caption_of_the_caller_takes_the_place_of_the_own_one() -> None:
+    assert heads(caption="What to see.").caption == "What to see."
 
 
 @pytest.mark.parametrize(
@@ -207,10 +220,6 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(
     assert "\n" not in str(refusal.value)
 
 
-def drawn(line: Any) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in zip(line.x, line.y, strict=True) if not math.isnan(y)]
-
-
 def test_drift_leaves_out_zeros_and_says_so() -> None:
     figure = drift()
     panel = only(figure)
@@ -219,8 +228,8 @@ def test_drift_leaves_out_zeros_and_says_so() -> None:
     for name, each in found.items():
         assert drawn(each) == [(shift, d) for shift, d, _, _ in DRIFT[name] if d > 0]
         assert len(each.x) == len(SHIFTS)
-    assert panel.y.scale == "log"
-    assert ticks(panel.x) == ["0", "16", "100", "1k", "10k", "100k", "1M"]
+    assert scale(panel.yaxis) == "log"
+    assert ticks(panel.xaxis) == ["0", "16", "100", "1k", "10k", "100k", "1M"]
     assert rules(panel) == {"Δ₁ = Δ₂: D = 0": SAME}
     assert "points with D = 0 (as at Δ₁ = Δ₂) are left out" in figure.caption
     whole = drift(series={"a": [(0, 1.0, 0.9, 1.1), (100, 2.0, NAN, NAN)]}).caption
@@ -233,15 +242,13 @@ def test_drift_leaves_out_zeros_and_says_so() -> None:
 def test_drift_series_can_be_told_apart_without_colour_and_stand_at_their_ends() -> None:
     panel = only(drift())
     found = lines(panel)
-    assert len({(each.look.marker, each.look.dash, each.look.hollow) for each in found.values()}) == len(
-        DRIFT
-    )
+    assert len({(each.marker, each.dash, each.hollow) for each in found.values()}) == len(DRIFT)
     for name, each in found.items():
         is_random = "random" in name
-        assert (each.look.dash == "--", each.look.hollow) == (is_random, is_random)
+        assert (each.dash == "--", each.hollow) == (is_random, is_random)
         if is_random:
-            trained = found[name.split(", random")[0]].look
-            assert (each.look.marker, each.look.colour) == (trained.marker, trained.colour)
+            trained = found[name.split(", random")[0]]
+            assert (each.marker, each.colour) == (trained.marker, trained.colour)
     assert ends(panel) == list(DRIFT)
     assert names(panel) == []
 
@@ -250,43 +257,43 @@ def test_drift_intervals_are_drawn_where_they_are_known() -> None:
     rows = [(0, 10.0, 8.0, 12.0), (100, 11.0, NAN, NAN), (1000, 12.0, 0.0, 14.0), (2000, 9.0, 9.1, 8.9)]
     panel = only(drift(series={"a": rows}))
     # An end at 0 has no place: the bar reaches the lower edge. Rounding may put an end past its D.
-    assert whiskers(panel) == [(0, 8, 12), (1000, panel.y.limits[0], 14), (2000, 9, 9)]
+    assert close(whiskers(panel), [(0, 8, 12), (1000, panel.get_ylim()[0], 14), (2000, 9, 9)])
 
 
 def test_samples_show_each_row_the_mean_and_a_line_for_each_second_shift() -> None:
-    left, right = samples().panels
+    left, right = panels(samples())
     mean = lines(left)["mean"]
     assert mean.x == tuple(sorted(SHIFTS))
     expected = [np.mean([dict(row)[s] for row in CURVES]) for s in SHIFTS if s != SAME]
     assert [y for _, y in drawn(mean)] == pytest.approx(expected)
-    thin = [each for each in of_kind(left, Line) if each.look.dash and each is not mean]
+    thin = [each for each in every_line(left) if each.dash and each.name != "mean"]
     assert len(thin) == len(CURVES)
-    assert mean.look.width > 3 * thin[0].look.width
+    assert mean.width > 3 * thin[0].width
     # Points without neighbours have no line: the shift 0, beside the one without a D.
     assert len(points(left, marker="_")) == len(CURVES)
     assert list(lines(right)) == [shift_text(shift) for shift in SHIFTS]
     for shift, each in zip(SHIFTS, lines(right).values(), strict=True):
         assert set(each.x) - {x for x, _ in drawn(each)} == {shift}
-    looks = {(each.look.marker, each.look.dash) for each in lines(right).values()}
+    looks = {(each.marker, each.dash) for each in lines(right).values()}
     assert len(looks) == len(SHIFTS)
     assert ends(right) == [f"Δ₂ = {shift_text(shift)}" for shift in SHIFTS]
 
 
 def test_samples_axes_do_not_make_much_of_little() -> None:
-    left, right = samples().panels
-    assert left.y.limits[0] == 0
-    low, high = right.y.limits
+    left, right = panels(samples())
+    assert left.get_ylim()[0] == 0
+    low, high = right.get_ylim()
     assert low > 0
-    assert "does not start at 0" in right.y.label
+    assert "does not start at 0" in words(right.yaxis)
     assert high - low > 0.2 * high
-    assert samples(curves=[[(0, 0.001), (100, 50.0)]]).panels[0].y.scale == "log"
+    assert scale(panels(samples(curves=[[(0, 0.001), (100, 50.0)]]))[0].yaxis) == "log"
 
 
 def test_samples_draw_some_of_many_second_shifts() -> None:
     figure = samples(sweep=[(a, b, 1.0 + a) for b in range(0, 40, 2) for a in (1, 3)])
     # Each pair stands for both orders: 1 and 3 are second shifts too.
     assert "(8 of 22)" in figure.caption
-    found = lines(figure.panels[1])
+    found = lines(panels(figure)[1])
     assert len(found) == 8
     assert {"0", "38"} <= set(found)
 
@@ -299,13 +306,14 @@ def test_tokens_mark_the_first_and_the_sink_with_their_share(sink: int) -> None:
         expected = ["first token: 60 % of D", "token 6, most attended: 30 % of D"]
     assert notes(panel) == expected
     assert [x for x, _ in drawn(lines(panel)["tokens"])] == [1, 2, 5, 6]
-    assert (panel.x.scale, panel.y.scale) == ("log", "log")
+    assert (scale(panel.xaxis), scale(panel.yaxis)) == ("log", "log")
 
 
 def test_a_marked_token_without_a_value_or_a_small_share_is_said_to_be_so() -> None:
     panel = only(tokens(per_token=[0.0, 1.0, NAN], sink=2))
     assert notes(panel) == ["first token: 0 % of D", "token 3, most attended: no value"]
-    assert [note.y for note in of_kind(panel, Note)] == [None, None]
+    assert [note.xycoords for note in note_texts(panel)] == [("data", "axes fraction")] * 2
+    assert [note.xy for note in note_texts(panel)] == [(1, 0), (3, 0)]
     assert notes(only(tokens(per_token=[0.005, 9.0, 1.0], sink=1)))[0] == "first token: 0.05 % of D"
 
 
@@ -317,7 +325,7 @@ def test_thousands_of_tokens_stay_readable_and_an_image() -> None:
     assert "1 of 8,192 tokens" in figure.caption
     assert 20 < len(found["median"].x) < 60
     assert found["median"].y[-1] == pytest.approx(np.median(parts[7000:]), rel=0.2)
-    assert found["tokens"].look.size < 2
+    assert found["tokens"].size < 2
     assert found["tokens"].raster
 
 
@@ -332,21 +340,21 @@ def test_median_of_tokens_leaves_out_the_marked_ones() -> None:
 
 def test_tokens_axis_does_not_reach_down_to_rounding() -> None:
     figure = tokens(per_token=[1.0, 0.1, 1e-12, 0.2])
-    assert only(figure).y.limits[0] > 1e-3
+    assert only(figure).get_ylim()[0] > 1e-3
     assert "1 of 4 tokens" in figure.caption
 
 
 def test_lengths_are_two_logarithmic_panels() -> None:
     figure = lengths()
-    for column, panel in enumerate(figure.panels, start=1):
-        assert (panel.x.scale, panel.y.scale) == ("log2", "log")
-        assert ticks(panel.x) == ["128", "512", "2k", "8k"]
+    for column, panel in enumerate(panels(figure), start=1):
+        assert (scale(panel.xaxis), scale(panel.yaxis)) == ("log2", "log")
+        assert ticks(panel.xaxis) == ["128", "512", "2k", "8k"]
         for name, each in lines(panel).items():
             assert each.y == tuple(row[column] for row in LENGTHS[name])
-    left, right = figure.panels
+    left, right = panels(figure)
     assert (ends(left), ends(right)) == ([], list(LENGTHS))
     odd = lengths(series={"a": [(1, 0.0, 0.1), (2048, 3.0, 0.2)], "b": [(64, 1.0, NAN)]})
-    left, right = odd.panels
+    left, right = panels(odd)
     assert drawn(lines(left)["a"]) == [(2048, 3)]
     assert (ends(left), ends(right)) == (["b"], ["a"])
     assert "a difference of 0 or no value" in odd.caption
@@ -355,30 +363,28 @@ def test_lengths_are_two_logarithmic_panels() -> None:
 def test_heads_are_cells_with_the_first_layer_at_the_bottom() -> None:
     figure = heads()
     panel = only(figure)
-    (cells,) = of_kind(panel, HeatMap)
-    assert cells.values == tuple(map(tuple, grid(24, 14)))
-    assert (cells.colours, cells.low, cells.high) == ("dark", 0, max(map(max, grid(24, 14))))
-    assert (cells.label, cells.numbers) == ("D", 0)
-    assert "0 at the bottom" in panel.y.label
-    assert panel.y.limits == (-0.5, 23.5)
-    assert ticks(panel.x)[:3] == ["0", "1", "2"]
+    found = cells(panel)
+    assert found.values == grid(24, 14)
+    assert (found.colours, found.low, found.high) == ("pale to dark", 0, max(map(max, grid(24, 14))))
+    assert (found.words, found.numbers) == ("D", [])
+    assert "0 at the bottom" in words(panel.yaxis)
+    assert panel.get_ylim() == (-0.5, 23.5)
+    assert ticks(panel.xaxis)[:3] == ["0", "1", "2"]
     top = np.unravel_index(np.argmax(grid(24, 14)), (24, 14))
     assert f"head {top[1]} of layer {top[0]}" in figure.caption
-    assert ticks(only(heads(heads=grid(32, 32))).x) == [str(n) for n in range(0, 32, 2)]
+    assert ticks(only(heads(heads=grid(32, 32))).xaxis) == [str(n) for n in range(0, 32, 2)]
 
 
 def test_few_heads_have_numbers_and_unknown_ones_are_said_to_be_hatched() -> None:
     figure = heads(heads=[[1.5, NAN], [0.0, 2.0]])
-    (cells,) = of_kind(only(figure), HeatMap)
-    assert cells.numbers > 0
-    assert cells.text is number_text
+    assert cells(only(figure)).numbers == [number_text(value) for value in (1.5, 0.0, 2.0)]
     assert "hatched: no value" in figure.caption
     assert "hatched" not in heads().caption
 
 
 def test_heads_that_differ_much_are_logarithmic() -> None:
-    (cells,) = of_kind(only(heads(heads=[[0.01, 0.02, 0.0, 5.0]])), HeatMap)
-    assert (cells.logarithmic, cells.low, cells.label) == (True, 0.01, "D (logarithmic)")
+    found = cells(only(heads(heads=[[0.01, 0.02, 0.0, 5.0]])))
+    assert (found.logarithmic, found.low, found.words) == (True, 0.01, "D (logarithmic)")
 
 
 def bars(figure: Figure) -> list[float]:
@@ -388,10 +394,10 @@ def bars(figure: Figure) -> list[float]:
 def test_ablation_emphasises_the_largest_single_operation_and_clips_the_floor() -> None:
     figure = ablation()
     panel = only(figure)
-    assert ticks(panel.y) == [name for name, _ in OPERATIONS if name != "none"] + ["none"]
-    assert [ticks(panel.y)[row] for row in panel.y.bold] == ["q·k product"]
+    assert ticks(panel.yaxis) == [name for name, _ in OPERATIONS if name != "none"] + ["none"]
+    assert bold(panel.yaxis) == ["q·k product"]
     assert "“q·k product”" in figure.caption
-    low = panel.x.limits[0]
+    low = panel.get_xlim()[0]
     assert low == pytest.approx(1e-4)
     # Every value has a bar from the left edge, but for the two beyond it.
     assert bars(figure) == sorted(d for name, values in OPERATIONS for d in values if name != "none")
@@ -404,7 +410,7 @@ def test_ablation_emphasises_the_largest_single_operation_and_clips_the_floor() 
 
 def test_ablation_axis_reaches_down_to_a_millionth() -> None:
     figure = ablation(operations=[("a", [1.0, 1.1e-6]), ("b", [1e-7, 1e-3])])
-    assert only(figure).x.limits[0] == pytest.approx(1e-6)
+    assert only(figure).get_xlim()[0] == pytest.approx(1e-6)
     assert len(bars(figure)) == 3
     assert "1e-7" in notes(only(figure))
 
@@ -419,19 +425,19 @@ def test_ablation_draws_a_floor_within_the_axis_as_a_line() -> None:
 
 def test_mitigations_compare_two_shifts_with_the_first_row() -> None:
     panel = only(mitigations())
-    assert panel.x.scale == "log"
-    low = panel.x.limits[0]
+    assert scale(panel.xaxis) == "log"
+    low = panel.get_xlim()[0]
     assert low >= 13e-6
     assert rules(panel) == {"baseline, near shift": 11.4}
-    assert of_kind(panel, Rule)[0].dash == LONG_DASHED
+    assert rule_dashes(panel)[0] == LONG_DASHED
     for marker, column in (("o", 1), ("D", 2)):
         found = {row: value for value, row in points(panel, marker=marker)}
         assert found == {row: each[column] for row, each in enumerate(MITIGATIONS) if each[column] > 1e-9}
     said = notes(panel)
-    (zero,) = [note for note in of_kind(panel, Note) if note.text == "0"]
-    assert (zero.x, zero.y) == (low, 4)
+    (zero,) = [note for note in note_texts(panel) if note.get_text() == "0"]
+    assert zero.xy == (low, 4)
     assert "near 1e-12, far 2e-12" in said
-    assert ticks(panel.y)[0] == "bfloat16 (as is)"
+    assert ticks(panel.yaxis)[0] == "bfloat16 (as is)"
     assert names(panel) == ["near shift", "far shift", "baseline, near shift"]
 
 
@@ -444,17 +450,17 @@ def test_mitigations_say_which_shift_has_no_point() -> None:
 
 def test_first_token_bars_are_linear_unless_they_spread() -> None:
     panel = only(first_token())
-    assert (panel.x.scale, panel.x.limits[0]) == ("linear", 0)
+    assert (scale(panel.xaxis), panel.get_xlim()[0]) == ("linear", 0)
     # One of the nine, 1e-12, has a bar too thin to see and its number.
     assert bars(first_token()) == sorted(d for each in EFFECTS for d in each[1:])
     assert "1e-12" in notes(panel)
     assert names(panel) == ["in low precision", "in float64", "caused by rounding"]
     wide = first_token(effects=[("first token", 0.02, 0.0, NAN), ("whole row", 11.4, 1e-12, 11.4)])
     panel = only(wide)
-    assert panel.x.scale == "log"
+    assert scale(panel.xaxis) == "log"
     assert {"0", "1e-12", "not finite", "0.02", "11.4"} <= set(notes(panel))
-    assert "(logarithmic)" in panel.x.label
-    assert panel.x.limits[0] < 0.02
+    assert "(logarithmic)" in words(panel.xaxis)
+    assert panel.get_xlim()[0] < 0.02
 
 
 @pytest.mark.parametrize(
@@ -468,4 +474,6 @@ def test_first_token_bars_are_linear_unless_they_spread() -> None:
     ],
 )
 def test_ticks_of_shifts(shifts: list[int], expected: list[str]) -> None:
-    assert ticks(audit.shift_axis("", [shifts])) == expected
+    axis = blank().xaxis
+    audit.shift_scale(axis, "", [shifts])
+    assert ticks(axis) == expected

@@ -7,13 +7,13 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting.figures.data import SourceLengths, length_figure, source_lengths
-from ropewalk.reporting.figures.primitives import Boxes, Figure
+from ropewalk.reporting.figures.drawing import Figure
+from tests.reporting.axes_cases import bars, boxes, heading, names, only, panels, ticks
 from tests.reporting.data_reports import AFTER, BEFORE, report
-from tests.reporting.specification_cases import boxes, names, of_kind, only
 
 
 def headings(figure: Figure) -> list[Any]:
-    return [panel.heading for panel in figure.panels]
+    return [heading(panel) for panel in panels(figure)]
 
 
 def test_two_states_stand_side_by_side_and_are_named() -> None:
@@ -25,17 +25,18 @@ def test_two_states_stand_side_by_side_and_are_named() -> None:
         ("web", "17.0 % → 14.4 % of tokens"),
         ("ev[red]il\\x1b[31m $x$", "0.0 % → 0.3 % of tokens"),
     ]
-    assert names(figure.panels[0]) == ["before", "after"]
+    assert names(panels(figure)[0]) == ["before", "after"]
     assert (figure.title, figure.caption) == ("Title", "Caption.")
     # Told apart without colour: what was before is hatched.
-    assert [mark.fill.hatch for mark in of_kind(figure.panels[0], Boxes)] == ["///", ""]
-    assert figure.y_label == "share of the source's tokens"
+    assert [each.get_hatch() for each in bars(panels(figure)[0])] == ["///", None]
+    assert figure.page.get_supylabel() == "share of the source's tokens"
 
 
 def test_bars_are_shares_of_the_source_and_lie_in_their_bins() -> None:
-    books, web = length_figure({"documents": source_lengths(BEFORE)}).panels
-    assert web.x == books.x
-    assert web.x.limits == (1, 7)
+    books, web = panels(length_figure({"documents": source_lengths(BEFORE)}))
+    assert ticks(web.xaxis) == ticks(books.xaxis)
+    assert books.get_shared_y_axes().joined(books, web)
+    assert web.get_xlim() == (1, 7)
     # 3 lies in [2, 4), 5 and 6 in [4, 8), 20 in [16, 32).
     assert [high for *_, high in boxes(web)] == pytest.approx([3 / 34, 11 / 34, 0, 20 / 34, 0, 0])
     for power, (left, right, _, _) in enumerate(boxes(web), start=1):
@@ -45,25 +46,25 @@ def test_bars_are_shares_of_the_source_and_lie_in_their_bins() -> None:
 
 
 def test_bars_of_two_states_do_not_cover_each_other() -> None:
-    panel = length_figure({"a": source_lengths(BEFORE), "b": source_lengths(AFTER)}).panels[0]
-    ends = sorted((left, right) for left, right, _, _ in boxes(panel))
-    assert all(left[1] <= right[0] + 1e-9 for left, right in pairwise(ends))
-    low, high = panel.x.limits
-    assert len(ends) == 2 * (high - low)
+    panel = panels(length_figure({"a": source_lengths(BEFORE), "b": source_lengths(AFTER)}))[0]
+    sides = sorted((left, right) for left, right, _, _ in boxes(panel))
+    assert all(left[1] <= right[0] + 1e-9 for left, right in pairwise(sides))
+    low, high = panel.get_xlim()
+    assert len(sides) == 2 * (high - low)
 
 
 def test_many_sources_share_the_last_panel() -> None:
     sources = {f"s{n}": SourceLengths([(4, 8, n), (8, 16, 1)], n / 78) for n in range(1, 13)}
     figure = length_figure({"documents": sources})
-    assert len(figure.panels) == 8
+    assert len(panels(figure)) == 8
     assert headings(figure)[0] == ("s12", "15.4 % of tokens")
     assert headings(figure)[-1] == ("5 other sources", "19.2 % of tokens")
-    assert [high for *_, high in boxes(figure.panels[-1])] == pytest.approx([15 / 20, 5 / 20])
+    assert [high for *_, high in boxes(panels(figure)[-1])] == pytest.approx([15 / 20, 5 / 20])
 
 
 def test_the_largest_length_has_a_tick() -> None:
     panel = only(length_figure({"documents": {"a": SourceLengths([(64, 128, 1)], 1.0)}}))
-    assert panel.x.ticks == ((7.0, "128"), (6.0, "64"))
+    assert (ticks(panel.xaxis), panel.get_xticks().tolist()) == (["128", "64"], [7, 6])
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:

@@ -6,7 +6,7 @@ import struct
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -16,34 +16,39 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from matplotlib import colormaps
-from matplotlib.colors import to_rgba
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.text import Text
 
 from ropewalk.errors import RopewalkError
-from ropewalk.reporting.figures import drawing, primitives
 from ropewalk.reporting.figures.data import SourceLengths, length_figure
-from ropewalk.reporting.figures.drawing import draw, luminance, render, spread
-from ropewalk.reporting.figures.evaluation import needle_figure, perplexity_figure
-from ropewalk.reporting.figures.primitives import (
-    Area,
-    Axis,
-    Boxes,
+from ropewalk.reporting.figures.drawing import (
+    DARKER,
     Figure,
-    Fill,
-    HeatMap,
-    Line,
-    Look,
-    Note,
-    Panel,
-    Rule,
-    Span,
-    Steps,
-    Whiskers,
+    area,
+    boxes,
+    canvas,
+    captioned,
+    complete,
+    draw,
+    end_label,
+    heading,
+    heat_map,
+    label,
+    look,
+    luminance,
+    note,
+    panel_title,
+    rule,
+    scale,
+    spread,
+    whiskers,
 )
+from ropewalk.reporting.figures.evaluation import needle_figure, perplexity_figure
 from ropewalk.reporting.figures.search import search_figure
 from ropewalk.reporting.figures.training import training_figure
 from tests.marks import slow_after
 from tests.places import ROOT
+from tests.reporting.axes_cases import blank
 from tests.reporting.evaluation_results import needle
 from tests.reporting.figures import test_audit, test_evaluation, test_rope, test_search
 from tests.reporting.figures.test_training import METRICS
@@ -53,21 +58,25 @@ NASTY = ("$^$ a\x1b[31m", "$x_1$ b\u202e", "c \udcff", "_d")
 SHOWN = ("$^$ a\\x1b[31m", "$x_1$ b\\u202e", "c \\udcff", "_d")
 NAN = float("nan")
 
-MARKS = {
-    "line": Line([0, 1, NAN, 3], [0, 1, 2, 1], Look(marker="o"), "series", "at the end"),
-    "steps": Steps([0, 1, 3], [1, 2], name="series"),
-    "area": Area([0, 3], [0, 1], [1, 3], Fill("#9cc3e4"), "series"),
-    "whiskers": Whiskers([0, 1], [0, 1], [2, 3]),
-    "boxes": Boxes([0, 2], [1, 3], [0, 0], [2, 3], Fill("white", "#0b4f8a", "///"), "series"),
-    "rule": Rule(1.5, words="a mark", name="series"),
-    "span": Span(0.5, 1.5, Fill("#9cc3e4"), name="series"),
-    "note": Note("words", 1, 1, paper=True),
-    "heat map": HeatMap(((0.0, 1.0), (NAN, 3.0)), "dark", 0, 3, "values", str, numbers=9),
+
+def line(axes: Any) -> None:
+    axes.plot([0, 1, NAN, 3], [0, 1, 2, 1], label="series", **look(marker="o"))
+
+
+MARKS: dict[str, Callable[[Any], Any]] = {
+    "line": line,
+    "end label": lambda axes: end_label(axes, "at the end", [0, 1, 3], [0, 1, NAN], "red"),
+    "whiskers": lambda axes: whiskers(axes, [0, 1], [1, 1], [0, 1], [2, 3]),
+    "boxes": lambda axes: boxes(axes, [0, 2], [1, 3], 0, [2, 3], area("white", "#0b4f8a", "///"), "series"),
+    "rule": lambda axes: rule(axes, 1.5, "a mark", name="series"),
+    "note": lambda axes: note(axes, "words", (1, 1)),
+    "heading": lambda axes: heading(axes, "a name", "words"),
+    "heat map": lambda axes: heat_map(axes, [[0.0, 1.0], [NAN, 3.0]], "dark", 0, 3, "values", str, numbers=9),
 }
 CASES: list[Any] = [
     *(make for room in (test_rope, test_audit, test_evaluation) for make in room.FIGURES),
-    lambda **changes: replace(search_figure(test_search.CURVE, test_search.factors(64, 8192)), **changes),
-    lambda **changes: replace(training_figure(METRICS), **changes),
+    lambda **changes: search_figure(test_search.CURVE, test_search.factors(64, 8192), **changes),
+    lambda **changes: training_figure(METRICS, **changes),
 ]
 WIDE = "a title of many words that goes on and on " * 8
 CAPTION = "WIDE WORDS " * 30
@@ -101,15 +110,18 @@ def words(page: Any) -> list[tuple[str, Any]]:
     return [(each.get_text(), Text.get_window_extent(each, renderer)) for each in found if each not in hidden]
 
 
-def is_readable(page: Any) -> None:
+def is_readable(figure: Figure) -> None:
     """No text lies on another one, and none leaves the picture."""
-    page.draw_without_rendering()
-    boxes = words(page)
-    for text, box in boxes:
-        assert box.x0 >= -1, text
-        assert box.y0 >= -1, text
-        assert box.x1 <= page.bbox.x1 + 1, text
-        assert box.y1 <= page.bbox.y1 + 1, text
+    page = figure.page
+    with captioned(figure) as box:
+        page.draw_without_rendering()
+        boxes = words(page)
+    edge = box.extents * page.dpi
+    for text, found in boxes:
+        assert found.x0 >= edge[0] - 1, text
+        assert found.y0 >= edge[1] - 1, text
+        assert found.x1 <= edge[2] + 1, text
+        assert found.y1 <= edge[3] + 1, text
     for (one, a), (two, b) in combinations(boxes, 2):
         across = min(a.x1, b.x1) - max(a.x0, b.x0)
         along = min(a.y1, b.y1) - max(a.y0, b.y0)
@@ -121,46 +133,44 @@ def is_readable(page: Any) -> None:
 @pytest.mark.parametrize("changes", slow_after(1, [{"title": WIDE}, {}]))
 def test_every_figure_is_readable(make: Any, changes: dict[str, Any]) -> None:
     figure = make(**changes)
-    is_readable(render(replace(figure, caption=CAPTION) if changes else figure))
+    is_readable(replace(figure, caption=CAPTION) if changes else figure)
 
 
 @pytest.mark.parametrize(("make", "changes"), slow_after(8, [*test_audit.EDGES, *test_evaluation.EDGES]))
 def test_edge_cases_are_readable(make: Any, changes: dict[str, Any]) -> None:
-    is_readable(render(make(**changes, title=WIDE)))
+    is_readable(make(**changes, title=WIDE))
+
+
+def marked(*names: str) -> Figure:
+    axes = blank()
+    for axis in (axes.xaxis, axes.yaxis):
+        scale(axis, limits=(-1, 4))
+    for name in names:
+        MARKS[name](axes)
+    return complete([axes])
 
 
 @pytest.mark.parametrize("name", slow_after(3, MARKS))
-def test_every_mark_is_seen_and_makes_the_same_file_twice(name: str, tmp_path: Path) -> None:
-    empty = Figure((Panel((), Axis(limits=(-1, 4)), Axis(limits=(-1, 4)), grid=""),))
-    figure = replace(empty, panels=(replace(empty.panels[0], marks=(MARKS[name],)),))
+def test_every_helper_draws_something_and_makes_the_same_file_twice(name: str, tmp_path: Path) -> None:
     for suffix in ("png", "svg"):
-        for path in (tmp_path / f"1.{suffix}", tmp_path / f"2.{suffix}"):
+        paths = [tmp_path / f"{n}.{suffix}" for n in range(3)]
+        figure = marked(name)
+        for path in paths[:2]:
             draw(figure, path)
-        assert (tmp_path / f"1.{suffix}").read_bytes() == (tmp_path / f"2.{suffix}").read_bytes()
+        draw(marked(name), paths[2])
+        assert len({path.read_bytes() for path in paths}) == 1
 
-    def pixels(drawn: Figure) -> np.ndarray:
-        page = render(drawn)
-        page.canvas.draw()
-        return np.asarray(page.canvas.buffer_rgba())[:, :, :3].astype(int)
+    def pixels(figure: Figure) -> np.ndarray:
+        figure.page.canvas.draw()
+        return np.asarray(figure.page.canvas.buffer_rgba())[:, :, :3].astype(int)
 
-    bare, marked = pixels(empty), pixels(figure)
-    assert bare.shape != marked.shape or np.abs(bare - marked).sum() > 1000
-
-
-def test_every_kind_of_mark_is_drawn_here() -> None:
-    assert {type(mark) for mark in MARKS.values()} == set(primitives.Mark.__args__)
-
-
-def test_a_mark_that_is_none_is_refused() -> None:
-    with pytest.raises(TypeError, match="no way to draw a str"):
-        render(Figure((Panel(("x",)),)))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="a HeatMap has no place in a key"):
-        drawing._handle(MARKS["heat map"])
+    bare, full = pixels(marked()), pixels(marked(name))
+    assert bare.shape != full.shape or np.abs(bare - full).sum() > 1000
 
 
 def test_a_file_of_a_known_size_is_whole_and_alone(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.png"
-    picture = draw(Figure((Panel((MARKS["line"],)),)), path)
+    picture = draw(marked("line"), path)
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert struct.unpack(">II", content[16:24]) == (1152, 672)
@@ -169,7 +179,7 @@ def test_a_file_of_a_known_size_is_whole_and_alone(tmp_path: Path) -> None:
 
 
 def test_bad_paths_are_refused_and_leave_nothing(tmp_path: Path) -> None:
-    figure = Figure((Panel((MARKS["line"],)),))
+    figure = marked("line")
     with pytest.raises(RopewalkError, match=r"\.png or \.svg, got a\.pdf"):
         draw(figure, tmp_path / "a.pdf")
     (tmp_path / "file").write_text("")
@@ -180,11 +190,17 @@ def test_bad_paths_are_refused_and_leave_nothing(tmp_path: Path) -> None:
 
 def test_text_of_others_is_text_and_does_no_harm_wherever_it_stands(tmp_path: Path) -> None:
     # The first is no formula that matplotlib can read, and the second would be drawn as one.
-    marks: list[Any] = [Line([0, 1], [n, n], name=name, end=name) for n, name in enumerate(NASTY)]
-    marks += [Note(NASTY[0], 0, 0), Rule(0, words=NASTY[0])]
-    axes = [Axis(NASTY[n], ticks=tuple((float(n), name) for n, name in enumerate(NASTY))) for n in (0, 1)]
-    panel = Panel(tuple(marks), *axes, title=NASTY[0], heading=(NASTY[0], NASTY[1]), key=True)
-    figure = Figure((panel,), f"{NASTY[0]}.", NASTY[1], y_label=NASTY[2])
+    axes = blank()
+    for n, axis in enumerate((axes.xaxis, axes.yaxis)):
+        scale(axis, NASTY[n], ticks=list(enumerate(NASTY)))
+    for n, name in enumerate(NASTY):
+        axes.plot([0, 1], [n, n], label=label(name))
+        end_label(axes, name, [0, 1], [n, n], "red")
+    note(axes, NASTY[0], (0, 0))
+    rule(axes, 0, NASTY[0])
+    panel_title(axes, NASTY[0])
+    heading(axes, NASTY[0], NASTY[1])
+    figure = complete([axes], NASTY[1], f"{NASTY[0]}.", keys=[axes], y_label=NASTY[2])
     draw(figure, tmp_path / "a.svg")
     texts = [text.strip() for text in said(tmp_path / "a.svg")]
     # The key, the ends and two axes; and the panel's title, its heading, note, rule and label of an axis.
@@ -198,7 +214,7 @@ def test_text_of_others_is_text_and_does_no_harm_wherever_it_stands(tmp_path: Pa
 
 
 def test_title_caption_and_costs_in_dollars_are_written(tmp_path: Path) -> None:
-    figure = Figure((Panel((MARKS["line"],)),), "What to see: $x$ rises. " * 8, "costs $1 or $2")
+    figure = complete([blank()], "costs $1 or $2", "What to see: $x$ rises. " * 8)
     draw(figure, tmp_path / "a.svg")
     texts = "\n".join(said(tmp_path / "a.svg"))
     assert "costs $1 or $2" in texts
@@ -206,14 +222,27 @@ def test_title_caption_and_costs_in_dollars_are_written(tmp_path: Path) -> None:
     assert draw(figure, tmp_path / "a.png").caption.startswith("What to see: $x$ rises.")
 
 
-def test_a_long_caption_makes_the_figure_higher_and_not_the_panel_lower() -> None:
-    figure = Figure((Panel((MARKS["line"],)),), "Words.")
-    short, long = render(figure), render(replace(figure, caption=CAPTION, title=WIDE))
-    for page in (short, long):
-        page.draw_without_rendering()
-    heights = [page.axes[0].get_window_extent().height for page in (short, long)]
+def test_a_long_caption_makes_the_figure_higher_and_not_the_panel_lower(tmp_path: Path) -> None:
+    heights, panels = [], []
+    for title, caption in (("T", "Words."), (WIDE, CAPTION)):
+        figure = complete([blank()], title, caption)
+        panels.append(figure.page.axes[0].get_window_extent().height)
+        draw(figure, tmp_path / "a.png")
+        heights.append(struct.unpack(">II", (tmp_path / "a.png").read_bytes()[16:24])[1])
+        # The caption is there only while it is drawn.
+        assert caption not in [text.get_text() for text in figure.page.findobj(Text)]
+    assert panels[0] == panels[1]
+    assert heights[1] > heights[0] + 50
+
+
+def test_a_key_makes_the_figure_higher_and_not_the_panel_lower() -> None:
+    heights = []
+    for keyed in (False, True):
+        (axes,) = canvas()
+        line(axes)
+        complete([axes], keys=[axes] if keyed else [])
+        heights.append(axes.get_window_extent().height)
     assert heights[0] == pytest.approx(heights[1], rel=0.05)
-    assert long.bbox.height > short.bbox.height + 50
 
 
 @pytest.mark.slow
@@ -226,7 +255,7 @@ def test_thousands_of_points_and_boxes_are_an_image_in_an_svg(tmp_path: Path) ->
 
 
 def test_holes_between_boxes_are_blank() -> None:
-    page = render(test_rope.bases_of())
+    page = test_rope.bases_of().page
     page.canvas.draw()
     image, (axes,) = np.asarray(page.canvas.buffer_rgba()), page.axes
 
@@ -242,14 +271,14 @@ def test_holes_between_boxes_are_blank() -> None:
 
 
 def test_heat_maps_are_as_many_greys_and_what_has_no_value_is_hatched() -> None:
-    for colours, falls in ((colormaps["cividis"], False), (drawing.DARKER, True)):
+    darker = LinearSegmentedColormap.from_list("", DARKER)
+    for colours, falls in ((colormaps["cividis"], False), (darker, True)):
         red, green, blue, _ = colours(np.linspace(0, 1, 101)).T
         grey = 0.299 * red + 0.587 * green + 0.114 * blue
         assert (np.diff(-grey if falls else grey) > 0).all()
-    logarithmic = replace(
-        MARKS["heat map"], values=((0.0, 0.01, NAN, 5.0),), low=0.01, high=5, logarithmic=True
-    )
-    cells, hatched = render(Figure((Panel((logarithmic,)),))).axes[0].collections
+    axes = blank()
+    heat_map(axes, [[0.0, 0.01, NAN, 5.0]], "dark", 0.01, 5, "", str, logarithmic=True)
+    cells, hatched = axes.collections
     assert cells.to_rgba([0.0])[0].tolist() == list(to_rgba("white"))
     (cell,) = hatched.get_paths()
     assert hatched.get_hatch()
@@ -265,7 +294,7 @@ def test_numbers_in_cells_stand_out() -> None:
     (whole,) = needle((4096,), 101, 100)
     cells = [{**cell, "score": float(n)} for n, cell in enumerate(whole.details["depths"])]
     for part in (cells[:25], cells[25:50], cells[50:75], cells[75:100]):
-        axes = render(needle_figure([replace(whole, details={"depths": part})])).axes[0]
+        axes = needle_figure([replace(whole, details={"depths": part})]).page.axes[0]
         for text, cell in zip(axes.texts, part, strict=True):
             paper = luminance(colormaps["cividis"](cell["score"] / 100))
             ink = {"white": 1.0, "black": 0.0}[text.get_color()]
@@ -273,7 +302,7 @@ def test_numbers_in_cells_stand_out() -> None:
 
 
 def test_words_at_the_ends_of_lines_stand_in_the_order_of_the_lines() -> None:
-    page = render(test_audit.drift())
+    page = test_audit.drift().page
     (axes,) = page.axes
     last = {name.replace("\n", " "): points[-1][1] for name, points in test_audit.DRIFT.items()}
     labels = {text.get_text().replace("\n", " "): text for text in axes.texts}
@@ -302,15 +331,16 @@ def test_labels_of_several_lines_take_more_room() -> None:
 
 
 def test_small_panels_share_axes_and_the_last_of_each_column_has_numbers() -> None:
-    page = render(test_evaluation.tasks(results=test_evaluation.ruler()))
-    is_readable(page)
+    figure = test_evaluation.tasks(results=test_evaluation.ruler())
+    is_readable(figure)
+    page = figure.page
     assert len({(axes.get_xlim(), axes.get_ylim()) for axes in page.axes}) == 1
     labelled = [axes.xaxis.get_tick_params()["labelbottom"] for axes in page.axes]
     assert labelled == [False] * 10 + [True] * 4
 
 
 def test_keys_side_by_side_keep_to_their_panels() -> None:
-    page = render(search_figure(test_search.CURVE, test_search.factors(64, 8192), "stories"))
+    page = search_figure(test_search.CURVE, test_search.factors(64, 8192), "stories").page
     page.draw_without_rendering()
     first, second = (axes.get_legend().get_window_extent() for axes in page.axes)
     assert page.bbox.x0 <= first.x0 < first.x1 < second.x0 < second.x1 <= page.bbox.x1
@@ -347,7 +377,7 @@ def test_headings_and_numbers_keep_to_their_panels(count: int, longest: int, man
     states = {name: state(NAMES[:count], longest, n) for n, name in enumerate(("before", "after")[:many], 2)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        page = render(length_figure(states, "Title", "Caption."))
+        page = length_figure(states, "Title", "Caption.").page
         page.draw_without_rendering()
     renderer = page.canvas.get_renderer()
     columns = min(2, len(page.axes))
@@ -374,11 +404,11 @@ def test_headings_and_numbers_keep_to_their_panels(count: int, longest: int, man
 
 
 def test_a_long_heading_loses_its_middle() -> None:
-    page = render(length_figure({"documents": state(NAMES[:2], 9, 2)}))
+    page = length_figure({"documents": state(NAMES[:2], 9, 2)}).page
     second, first = (axes.texts[0].get_text().split("\n")[0] for axes in page.axes)
     assert re.fullmatch(r"common-crawl-2023.*….*-part-1", first)
     assert re.fullmatch(r"common-crawl-2023.*….*-part-2", second)
-    page = render(length_figure({"documents": state(["a-short-name"], 9, 2)}))
+    page = length_figure({"documents": state(["a-short-name"], 9, 2)}).page
     assert page.axes[0].texts[0].get_text() == "a-short-name\n1.3 % of tokens"
 
 

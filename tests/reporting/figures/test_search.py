@@ -8,7 +8,7 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting.figures.search import FactorLines, SearchCurve, search_figure
-from tests.reporting.specification_cases import lines, names, only, rules
+from tests.reporting.axes_cases import lines, names, only, panels, rules, scale
 
 POINTS = [(5, 3.4), (10, None), (14, 3.0), (20, 5.0), (25, 2.9), (31, 3.2), (40, 2.95)]
 CURVE = SearchCurve(POINTS, {"pi": 20.9, "ntk": 3.03, "yarn": 3.42}, 2048)
@@ -28,7 +28,7 @@ def places(line: Any) -> list[tuple[float, float]]:
 def test_every_finite_candidate_is_drawn_once_inside_or_at_the_edge() -> None:
     panel = only(search_figure(CURVE))
     found = lines(panel)
-    top = panel.y.limits[1]
+    top = panel.get_ylim()[1]
     assert places(found["candidate"]) == [(x, y) for x, y in POINTS if y is not None and y < 4]
     assert places(found["↑ candidate above the axis"]) == [(20, top)]
     assert top < 5
@@ -69,15 +69,17 @@ def test_factors_are_drawn_by_pair_and_the_unseen_ones_marked() -> None:
 
 def test_a_wide_range_is_logarithmic_and_a_narrow_one_is_not() -> None:
     wide = FactorLines({"long": [1.0, 2.0, 60.0]}, {}, [6.0, 60.0, 600.0], 100)
-    assert only(search_figure(None, wide)).y.scale == "log"
-    assert only(search_figure(None, factors())).y.scale == "linear"
+    assert scale(only(search_figure(None, wide)).yaxis) == "log"
+    assert scale(only(search_figure(None, factors())).yaxis) == "linear"
 
 
 def test_both_stand_side_by_side_with_both_captions() -> None:
     both = search_figure(CURVE, factors(), "a title")
-    assert both.panels == (only(search_figure(CURVE)), only(search_figure(None, factors())))
-    assert both.columns == 2
-    assert both.width > search_figure(CURVE).width
+    alone = only(search_figure(CURVE)), only(search_figure(None, factors()))
+    for panel, one in zip(panels(both), alone, strict=True):
+        assert (lines(panel), rules(panel)) == (lines(one), rules(one))
+    assert [panel.get_gridspec().ncols for panel in panels(both)] == [2, 2]
+    assert both.page.get_figwidth() > search_figure(CURVE).page.get_figwidth()
     assert "found after 25 forward passes" in both.caption
     assert "do not complete a turn within the original 512 tokens" in both.caption
 

@@ -7,9 +7,8 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import training_figure
-from ropewalk.reporting.figures.primitives import Area, Line
 from ropewalk.reporting.figures.training import curve_figure
-from tests.reporting.specification_cases import lines, names, of_kind, only, rules
+from tests.reporting.axes_cases import areas, every_line, lines, names, only, panels, rules, words
 
 METRICS: list[dict[str, Any]] = [
     {"loss": None if n == 7 else 3 - n / 100, "stage": n // 40, "seen": n * 2048} for n in range(80)
@@ -27,22 +26,22 @@ def test_many_steps_are_smoothed_and_stages_marked() -> None:
     assert mean.y[8] == pytest.approx(sum(known) / 4)
     assert mean.y[0] == each.y[0]
     assert list(rules(panel).values()) == [39.5 * 2048]
-    assert (panel.x.label, panel.y.label) == ("seen", "loss (nats per token)")
+    assert (words(panel.xaxis), words(panel.yaxis)) == ("seen", "loss (nats per token)")
 
 
 def test_few_steps_are_points_by_step() -> None:
     panel = only(training_figure(METRICS[:5]))
-    (line,) = of_kind(panel, Line)
+    (line,) = every_line(panel)
     assert line.x == (1, 2, 3, 4, 5)
-    assert line.look.marker
-    assert (names(panel), panel.x.label) == ([], "optimizer step")
+    assert line.marker
+    assert (names(panel), words(panel.xaxis)) == ([], "optimizer step")
 
 
 def test_the_load_of_experts_has_a_panel_of_its_own() -> None:
     metrics = [{"loss": 2.0, "seen": n, "max_violation": n / 4} for n in range(3)]
     figure = training_figure(metrics, x_key="seen")
-    assert [panel.y.label for panel in figure.panels] == ["loss (nats per token)", "max violation"]
-    (line,) = of_kind(figure.panels[1], Line)
+    assert [words(panel.yaxis) for panel in panels(figure)] == ["loss (nats per token)", "max violation"]
+    (line,) = every_line(panels(figure)[1])
     assert (line.x, line.y) == ((0, 1, 2), (0, 0.25, 0.5))
 
 
@@ -70,10 +69,11 @@ def test_curves_have_a_line_and_a_band_a_length():
         (4, score(512, 75.0, ends=(40, 90))),
     ]
     panel = only(curve_figure(scores, "passkey during training"))
-    lines = {mark.name: (mark.x, mark.y) for mark in panel.marks if isinstance(mark, Line)}
-    assert lines == {"512 tokens": ((2, 4), (50, 75)), "1k tokens": ((2,), (0,))}
-    (band, _) = [mark for mark in panel.marks if isinstance(mark, Area)]
-    assert (band.low, band.high) == ((20, 40), (80, 90))
+    assert {name: (line.x, line.y) for name, line in lines(panel).items()} == {
+        "512 tokens": ((2, 4), (50, 75)),
+        "1k tokens": ((2,), (0,)),
+    }
+    assert areas(panel) == [{2: (20, 80), 4: (40, 90)}, {}]
     with pytest.raises(RopewalkError, match="no score from an evaluation during training"):
         curve_figure([])
 
@@ -81,6 +81,6 @@ def test_curves_have_a_line_and_a_band_a_length():
 def test_many_tasks_are_drawn_as_their_mean():
     scores = [(2, score(512, 10.0 * n, f"task{n}")) for n in range(9)]
     figure = curve_figure(scores)
-    (line,) = [mark for mark in only(figure).marks if isinstance(mark, Line)]
+    (line,) = every_line(only(figure))
     assert (line.name, line.y) == ("512 tokens", (40.0,))
     assert "Mean over all tasks" in figure.caption

@@ -18,9 +18,9 @@ from ropewalk.reporting import (
     write_evaluation_report,
 )
 from ropewalk.reporting.scores.evaluation import chosen_examples, pictures_of
+from tests.reporting.axes_cases import only, panels, rules, ticks
 from tests.reporting.evaluation_results import LENGTHS, documents, needle, retrieval, ruler, scored, short
 from tests.reporting.reporting_cases import BEFORE
-from tests.reporting.specification_cases import only, rules, ticks
 from tests.reporting.test_page import Reader
 
 RECORD: dict[str, Any] = {
@@ -245,13 +245,13 @@ def test_a_benchmark_that_nobody_named_is_shown_by_what_its_results_say() -> Non
     (table,) = evaluation_tables({"m": with_overall})
     assert [row[0] for row in table.rows] == ["a", "b", "overall"]
     ((stem, figure),) = evaluation_figures("m", with_overall, 85.6)
-    assert (stem, [panel.title for panel in figure.panels]) == ("new", ["a", "b", "overall"])
+    assert (stem, [panel.get_title() for panel in panels(figure)]) == ("new", ["a", "b", "overall"])
 
 
 def test_perplexity_by_position_is_drawn_of_the_longest_rows() -> None:
     ((stem, figure),) = evaluation_figures("m", [BEFORE], 85.6)
     assert (stem, figure.title) == ("perplexity", "m: perplexity by position")
-    assert ticks(only(figure).x)[-1] == "2k"
+    assert ticks(only(figure).xaxis)[-1] == "2k"
 
 
 def test_a_task_in_foreign_results_draws_no_figure_elsewhere(tmp_path: Path) -> None:

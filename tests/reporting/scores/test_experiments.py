@@ -12,6 +12,7 @@ from ropewalk.reporting.scores.experiments import (
     experiment_tables,
     report_experiment,
 )
+from tests.reporting.axes_cases import panels
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
 
@@ -71,8 +72,8 @@ def test_the_tasks_of_a_suite_are_panels_of_one_figure(tmp_path):
     ]
     figures = experiment_figures(replace(RESULT, cells=tuple(second)))
     assert list(figures) == ["passkey.png", "difference-1.png"]
-    assert len(figures["passkey.png"].panels) == 2
-    assert len({panel.title for panel in figures["passkey.png"].panels}) == 2
+    assert len(panels(figures["passkey.png"])) == 2
+    assert len({panel.get_title("left") for panel in panels(figures["passkey.png"])}) == 2
     report_experiment(replace(RESULT, cells=tuple(second)), tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""Build figures from plain results, as the specifications in ``primitives``; ``drawing`` writes them to files."""
+"""Build figures from plain results. ``drawing`` draws on axes and writes files; ``prepare`` prepares the numbers."""

@@ -1,46 +1,52 @@
 """Draw a precision audit: how much attention changes when all positions of a sequence shift by a constant.
 
 A shift is the position of a sequence's first token. D, the attention difference, is the attention (one unit per query)
-that lands on other tokens after a change of shift. All functions take plain numbers, a ``title`` above the panels, and
-a ``caption`` below them, for which None or an empty string means the default caption. Each raises RopewalkError if
-there is nothing to draw, or a value is negative or infinite. NaN marks a missing value, which is not drawn.
+that lands on other tokens after a change of shift. All functions take plain numbers and a ``title`` above the panels.
+Each raises RopewalkError if there is nothing to draw, or a value is negative or infinite. NaN marks a missing value,
+which is not drawn.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import style
-from ropewalk.reporting.figures.primitives import (
-    Axis,
-    Boxes,
+from ropewalk.reporting.figures.drawing import (
+    PAPER,
+    Axes,
     Figure,
-    Fill,
+    Options,
+    area,
+    boxes,
+    canvas,
+    complete,
+    end_label,
+    heat_map,
+    label,
+    log_scale,
+    look,
+    note,
+    panel_title,
+    row_scale,
+    rule,
+    scale,
+    whiskers,
+)
+from ropewalk.reporting.figures.prepare import (
     Floats,
-    HeatMap,
-    Line,
-    Look,
-    Mark,
-    Note,
-    Panel,
-    Rule,
     alone,
     check_amounts,
     check_count,
     length_ticks,
-    log_axis,
     positive,
     power_ticks,
-    row_axis,
     tell,
-    whiskers,
 )
 from ropewalk.reporting.style import BLUE, CLIP, GREY, INK, VERMILION, number_text, shift_text, tokens_text
 
@@ -69,11 +75,7 @@ NUMBERED_CELLS = 64
 MOST_TICKS = 16
 
 
-def drift_figure(
-    series: Mapping[str, Sequence[tuple[int, float, float, float]]],
-    title: str = "",
-    caption: str | None = None,
-) -> Figure:
+def drift_figure(series: Mapping[str, Sequence[tuple[int, float, float, float]]], title: str = "") -> Figure:
     """Draw D against the shift, one line per series, with 95 % intervals.
 
     Args:
@@ -83,27 +85,30 @@ def drift_figure(
     """
     rows = _checked_lines("attention difference", series, 4)
     plotted = positive(D_LABEL, np.concatenate([each[:, 1:].ravel() for each in rows.values()]))
+    (axes,) = canvas(height=4.3)
+    words = "position of the sequence's first token, Δ₁"
+    shift_scale(axes.xaxis, words, [each[:, 0] for each in rows.values()])
     # Leave room above the lines for the label of the shift at which D is 0.
-    y = log_axis(D_LABEL, plotted.min(), plotted.max(), (0.05, 0.12))
-    assert y.limits is not None
-    marks: list[Mark] = []
+    log_scale(axes.yaxis, D_LABEL, plotted.min(), plotted.max(), (0.05, 0.12))
+    bottom = axes.get_ylim()[0]
     kinds: dict[str, int] = {}
     for name, row in rows.items():
         is_random = RANDOM in name
         # The random control gets the colour of the pretrained series it belongs to and differs by dash and marker.
-        look = _look(kinds.setdefault(_kind(name), len(kinds)), "--" if is_random else "-", hollow=is_random)
+        number = kinds.setdefault(_kind(name), len(kinds))
+        options = _look(number, "--" if is_random else "-", hollow=is_random)
         x, d = row[:, 0], _on_log(row[:, 1])
+        axes.plot(x, d, label=label(name), **options)
+        end_label(axes, name, x, d, options["color"])
         known = np.isfinite(row[:, 2:]).all(axis=1) & np.isfinite(d)
         # A logarithmic axis cannot show 0, so an interval that reaches 0 ends at the lower edge.
-        low = np.maximum(row[known, 2], y.limits[0])
-        marks += [
-            Line(x, d, look, name, end=name if np.isfinite(d).any() else ""),
-            whiskers(x[known], d[known], low, row[known, 3], colour=look.colour, caps=3, order=2),
-        ]
+        low = np.maximum(row[known, 2], bottom)
+        ends = low, row[known, 3]
+        whiskers(axes, x[known], d[known], *ends, colour=options["color"], caps=3, order=2)
     # D is 0 where Δ₁ equals Δ₂; only a shift that all series agree on is marked.
     same = {float(x) for row in rows.values() for x in row[row[:, 1] == 0, 0]}
     if len(same) == 1:
-        marks.append(Rule(same.pop(), words="Δ₁ = Δ₂: D = 0", dash=(0, (1, 3)), order=1))
+        rule(axes, same.pop(), "Δ₁ = Δ₂: D = 0", dash=(0, (1, 3)), order=1)
     every = np.concatenate([row[:, 1] for row in rows.values()])
     parts = [
         "D measures how much the attention that each token receives changes if the sequence starts at position Δ₁ "
@@ -111,18 +116,14 @@ def drift_figure(
     ]
     if any(RANDOM in name for name in rows):
         parts.append("hollow and dashed: randomly initialised parameters")
-    x_axis = shift_axis("position of the sequence's first token, Δ₁", [each[:, 0] for each in rows.values()])
-    told = tuple(tell(name, row[:, 0], row[:, 1], _at_shift) for name, row in rows.items())
-    return Figure(
-        (Panel(tuple(marks), x_axis, y),), caption or _sentence(parts, every), title, 4.3, told=told
-    )
+    told = (tell(name, row[:, 0], row[:, 1], _at_shift) for name, row in rows.items())
+    return complete([axes], title, _sentence(parts, every), told)
 
 
 def samples_figure(
     curves: Sequence[Sequence[tuple[int, float]]],
     sweep: Sequence[tuple[int, int, float]],
     title: str = "",
-    caption: str | None = None,
 ) -> Figure:
     """Draw D against the shift: on the left each sequence and their mean, on the right the mean for several delta2.
 
@@ -143,23 +144,19 @@ def samples_figure(
         {shift_text(b): sorted((a, d) for (a, other), d in pairs.items() if other == b) for b in chosen},
         2,
     )
-    right: list[Mark] = []
+    panels = canvas(2, 2, height=3.7)
+    for axes, drawn, words, y_words in (
+        (panels[0], rows, "each sequence", D_LABEL),
+        (panels[1], list(lines.values()), "mean, by Δ₂", ""),
+    ):
+        shift_scale(axes.xaxis, "Δ₁", [each[:, 0] for each in drawn], 3)
+        _d_scale(axes.yaxis, y_words, positive(D_LABEL, np.concatenate([each[:, 1] for each in drawn])))
+        panel_title(axes, words)
+    mean = _draw_rows(panels[0], rows)
     for number, (name, row) in enumerate(lines.items()):
-        look = _look(number, style.LINE_DASHES[number % 4], size=5)
-        d = _on_log(row[:, 1])
-        right.append(Line(row[:, 0], d, look, name, end=f"Δ₂ = {name}" if np.isfinite(d).any() else ""))
-    panels = tuple(
-        Panel(
-            tuple(marks),
-            shift_axis("Δ₁", [each[:, 0] for each in plotted], 3),
-            _d_axis(label, positive(D_LABEL, np.concatenate([each[:, 1] for each in plotted]))),
-            words,
-        )
-        for marks, plotted, words, label in (
-            (_row_curves(rows), rows, "each sequence", D_LABEL),
-            (right, list(lines.values()), "mean, by Δ₂", ""),
-        )
-    )
+        options, d = _look(number, style.LINE_DASHES[number % 4], size=5), _on_log(row[:, 1])
+        panels[1].plot(row[:, 0], d, label=name, **options)
+        end_label(panels[1], f"Δ₂ = {name}", row[:, 0], d, options["color"])
     count = (
         "for the only sequence"
         if len(rows) == 1
@@ -171,18 +168,14 @@ def samples_figure(
         f"right, the mean for several Δ₂{some}"
     )
     every = np.concatenate([row[:, 1] for row in [*rows, *lines.values()]])
-    mean = panels[0].marks[-1]
-    assert isinstance(mean, Line)
     told = (
-        tell("mean of the sequences", mean.x, mean.y, _at_shift),
+        tell("mean of the sequences", *mean, _at_shift),
         *(tell(f"mean at Δ₂ = {name}", row[:, 0], row[:, 1], _at_shift) for name, row in lines.items()),
     )
-    return Figure(panels, caption or _sentence([part], every), title, 3.7, columns=2, told=told)
+    return complete(panels, title, _sentence([part], every), told)
 
 
-def lengths_figure(
-    series: Mapping[str, Sequence[tuple[int, float, float]]], title: str = "", caption: str | None = None
-) -> Figure:
+def lengths_figure(series: Mapping[str, Sequence[tuple[int, float, float]]], title: str = "") -> Figure:
     """Draw D and the change of the first token's attention score against sequence length, on logarithmic axes.
 
     Args:
@@ -197,36 +190,35 @@ def lengths_figure(
     room = max(1.1, (high / low) ** 0.04)
     # Each of the two panels has room for half the ticks.
     ticks = _thinned(power_ticks(low, high), 4.0 if high > 16 * low else 2.0)
-    x = Axis("sequence length (tokens)", "log2", (low / room, high * room), ticks)
-    panels = []
-    for column, words in ((1, D_LABEL), (2, "mean logit difference of the first token")):
+    panels = canvas(2, 2, height=3.5)
+    for axes, column, words in zip(
+        panels, (1, 2), (D_LABEL, "mean logit difference of the first token"), strict=True
+    ):
         values = positive(words, np.concatenate([each[:, column] for each in rows.values()]))
-        marks = []
+        scale(axes.xaxis, "sequence length (tokens)", "log2", (low / room, high * room), ticks)
+        log_scale(axes.yaxis, "", values.min(), values.max())
+        panel_title(axes, words)
         for number, (name, row) in enumerate(rows.items()):
+            options, y = _look(number, style.LINE_DASHES[number % 4]), _on_log(row[:, column])
+            axes.plot(row[:, 0], y, label=label(name), **options)
             # Series are labelled in the right panel, or in the left one if they have no points in the right one.
-            has_score = bool((row[:, 2] > 0).any())
-            end = name if (column == 2) == has_score and (row[:, column] > 0).any() else ""
-            look = _look(number, style.LINE_DASHES[number % 4])
-            marks.append(Line(row[:, 0], _on_log(row[:, column]), look, name, end=end))
-        panels.append(Panel(tuple(marks), x, log_axis("", values.min(), values.max()), words))
+            if (column == 2) == bool((row[:, 2] > 0).any()):
+                end_label(axes, name, row[:, 0], y, options["color"])
     every = np.concatenate([row[:, 1:].ravel() for row in rows.values()])
     part = (
         "difference between two shifts of the same sequences, truncated to a length: left in attention, right in the "
         "first token's attention score before softmax (mean over layers and heads); a steeper line grows faster with "
         "length"
     )
-    sentence = _sentence([part], every, "a difference of 0")
-    told = tuple(
+    told = (
         tell(f"{words} in {name}", row[:, 0], row[:, column], tokens_text)
         for column, words in ((1, "D"), (2, "difference of the first token's score"))
         for name, row in rows.items()
     )
-    return Figure(tuple(panels), caption or sentence, title, 3.5, columns=2, told=told)
+    return complete(panels, title, _sentence([part], every, "a difference of 0"), told)
 
 
-def tokens_figure(
-    per_token: Sequence[float], sink: int, title: str = "", caption: str | None = None
-) -> Figure:
+def tokens_figure(per_token: Sequence[float], sink: int, title: str = "") -> Figure:
     """Draw each token's contribution to D against its position, labelling the shares of the first token and the sink.
 
     Args:
@@ -242,29 +234,26 @@ def tokens_figure(
     place = np.arange(1, len(parts) + 1, dtype=np.float64)
     # Values too small for the axis, including 0, are left out and counted in the caption.
     seen = np.where(parts >= floor, parts, np.nan)
-    x = Axis(
-        "position of the token (1 is the first)",
-        "log",
-        (0.8, max(1.25 * len(parts), 10)),
-        text=style.count_text,
-    )
-    y = log_axis("token’s contribution to D", floor, float(plotted.max()), (0.05, 0.1))
-    size, raster = (3 if len(parts) <= EACH_POINT else 1.3), len(parts) > RASTERISED_POINTS
-    marks: list[Mark] = [
-        Line(place, seen, Look("#9a9a9a", "", "o", size=size, edge="none"), "tokens", raster=raster, order=2)
-    ]
+    (axes,) = canvas(height=3.9)
+    end = max(1.25 * len(parts), 10)
+    x_words = "position of the token (1 is the first)"
+    scale(axes.xaxis, x_words, "log", (0.8, end), text=style.count_text)
+    log_scale(axes.yaxis, "token’s contribution to D", floor, float(plotted.max()), (0.05, 0.1))
+    size = 3 if len(parts) <= EACH_POINT else 1.3
+    points = look("#9a9a9a", "", "o", size=size, edge="none", order=2)
+    axes.plot(place, seen, label="tokens", rasterized=len(parts) > RASTERISED_POINTS, **points)
     marked = list(dict.fromkeys((0, sink)))
     # Without the marked tokens, whose large values would bend the line.
     median = _running_median(np.where(np.isin(np.arange(len(parts)), marked), np.nan, seen))
     if len(median):
-        marks.append(Line(median[:, 0], median[:, 1], Look(width=2), "median"))
+        axes.plot(*median.T, label="median", **look(width=2))
     total = float(np.nansum(parts))
     for at in marked:
         # Two labels move apart vertically, so that neither covers the other's marker.
         lower = len(marked) == 2 and not parts[at] >= np.nanmax(parts[marked])
         rise = 0 if len(marked) == 1 else -10 if lower else 10
-        assert x.limits is not None
-        marks += _marked_token(at, seen[at], parts[at] / total, at == sink, (rise, at > 0.3 * x.limits[1]))
+        words = f"{_token_name(at, at == sink)}: {_share(parts[at] / total)}"
+        _mark_token(axes, at, seen[at], words, rise, at > 0.3 * end)
     left_out = int(len(parts) - np.isfinite(seen).sum())
     missing = f" {left_out:,} of {len(parts):,} tokens with less than {number_text(floor)} or no value are left out."
     words = (
@@ -278,7 +267,7 @@ def tokens_figure(
         ),
         tell("median of the others", median[:, 0], median[:, 1], lambda at: f"position {at:,.0f}"),
     )
-    return Figure((Panel(tuple(marks), x, y),), caption or words, title, 3.9, told=told)
+    return complete([axes], title, words, told)
 
 
 def heads_figure(heads: Sequence[Sequence[float]], title: str = "", caption: str | None = None) -> Figure:
@@ -286,6 +275,7 @@ def heads_figure(heads: Sequence[Sequence[float]], title: str = "", caption: str
 
     Args:
         heads: D as ``[layers][heads]``, with the same number of heads in each layer.
+        caption: caption below the panel. None or an empty string means the default one.
     """
     if not heads or any(len(layer) != len(heads[0]) for layer in heads):
         counts = ", ".join(str(len(layer)) for layer in heads)
@@ -300,28 +290,23 @@ def heads_figure(heads: Sequence[Sequence[float]], title: str = "", caption: str
     spread = bool(len(above)) and bool(high > BROADEST_BARS * np.median(above))
     low = max(float(above.min()), CLIP * high) if spread else 0.0
     few = layers * count <= NUMBERED_CELLS
-    cells = HeatMap(
-        tuple(map(tuple, values.tolist())),
-        "dark",
-        low,
-        high or 1.0,
-        f"D{' (logarithmic)' if spread else ''}",
-        number_text,
-        spread,
-        0 if not few else 8 if count <= 10 else 6.5,
-    )
-    x, y = (
-        Axis(words, limits=(-0.5, each - 0.5), ticks=tuple((float(n), str(n)) for n in _every(each)))
-        for words, each in (("head", count), ("layer (0 at the bottom)", layers))
-    )
+    (axes,) = canvas(height=min(6.4, max(2.9, 1.2 + (0.34 if few else 0.15) * layers)), grid="")
+    for axis, words, each in (
+        (axes.xaxis, "head", count),
+        (axes.yaxis, "layer (0 at the bottom)", layers),
+    ):
+        scale(axis, words, limits=(-0.5, each - 0.5), ticks=[(n, str(n)) for n in _every(each)])
+    words = f"D{' (logarithmic)' if spread else ''}"
+    numbers = 0 if not few else 8 if count <= 10 else 6.5
+    top_value = high or 1.0
+    heat_map(*(axes, values, "dark", low, top_value, words, number_text), logarithmic=spread, numbers=numbers)
     hatched = "; hatched: no value" if np.isnan(values).any() else ""
     top = np.unravel_index(int(np.nanargmax(values)), values.shape)
     words = (
         f"Attention difference D of each head; darker is larger. The largest is in head {top[1]} of layer {top[0]} "
         f"(D = {number_text(float(values[top]))}){hatched}."
     )
-    height = min(6.4, max(2.9, 1.2 + (0.34 if few else 0.15) * layers))
-    told = tuple(
+    told = (
         f"layer {n}: "
         + (
             "no value"
@@ -330,14 +315,13 @@ def heads_figure(heads: Sequence[Sequence[float]], title: str = "", caption: str
         )
         for n, row in enumerate(values)
     )
-    return Figure((Panel((cells,), x, y, grid=""),), caption or words, title, height, told=told)
+    return complete([axes], title, caption or words, told)
 
 
 def ablation_figure(
     operations: Sequence[tuple[str, Sequence[float]]],
     shifts: Sequence[str],
     title: str = "",
-    caption: str | None = None,
 ) -> Figure:
     """Draw D for each operation computed alone in low precision, as bars on a logarithmic axis.
 
@@ -363,35 +347,27 @@ def ablation_figure(
         for name, each in zip(names, values, strict=True)
     ]
     best = int(np.argmax(largest)) if max(largest) > 0 else None
-    scale = _scale(values, logarithmic=True)
-    marks = _grouped_bars(values, scale, best, shifts)
+    ends = _ends(values, logarithmic=True)
+    (axes,) = canvas(height=1.0 + ROW_INCHES * len(names) * (0.45 + 0.55 * len(shifts)), grid="x")
+    _row_axes(axes, ends, f"{D_LABEL} (logarithmic)", names, [] if best is None else [best])
+    _grouped_bars(axes, values, ends, best, shifts)
     dashed = ""
     for name, row in zip(names, values, strict=True):
-        if name in FLOOR and (floor := np.nanmax(row, initial=-1)) > scale.low:
-            marks.append(Rule(floor, dash=style.LONG_DASHED, order=3))
+        if name in FLOOR and (floor := np.nanmax(row, initial=-1)) > ends.low:
+            rule(axes, floor, dash=style.LONG_DASHED, order=3)
             dashed = " The dashed line is D with everything in float64."
-    clipped = bool(((values > 0) & (values <= scale.low)).any())
+    clipped = bool(((values > 0) & (values <= ends.low)).any())
     beyond = " Arrow heads mark values left of the axis." if clipped else ""
     strongest = "" if best is None else f" The operation with the largest effect is “{names[best]}”."
     words = (
         "Attention difference D if only the named operation is computed in low precision and everything else in "
         f"float64.{strongest}{dashed}{beyond}"
     )
-    panel = Panel(
-        tuple(marks),
-        scale.axis(f"{D_LABEL} (logarithmic)"),
-        row_axis(names, [] if best is None else [best]),
-        key=len(shifts) > 1,
-        grid="x",
-    )
-    height = 1.0 + ROW_INCHES * len(names) * (0.45 + 0.55 * len(shifts))
-    told = _told_rows(names, shifts, values)
-    return Figure((panel,), caption or words, title, height, told=told)
+    keys = [axes] if len(shifts) > 1 else []
+    return complete([axes], title, words, _told_rows(names, shifts, values), keys=keys)
 
 
-def mitigations_figure(
-    mitigations: Sequence[tuple[str, float, float]], title: str = "", caption: str | None = None
-) -> Figure:
+def mitigations_figure(mitigations: Sequence[tuple[str, float, float]], title: str = "") -> Figure:
     """Draw D with each mitigation at a near and a far shift, as points on a logarithmic axis.
 
     Args:
@@ -400,42 +376,33 @@ def mitigations_figure(
     if not mitigations:
         raise RopewalkError("there is no mitigation to draw")
     values = _table("attention difference by mitigation", [each[1:] for each in mitigations], 2)
-    scale = _scale(values, logarithmic=True)
-    near_look = Look(BLUE, "", "o", size=5, stroke=1.4)
-    far_look = Look(VERMILION, "", "D", hollow=True, size=9, stroke=1.4)
+    ends, names = _ends(values, logarithmic=True), [each[0] for each in mitigations]
+    (axes,) = canvas(height=1.05 + ROW_INCHES * len(mitigations), grid="x")
+    _row_axes(axes, ends, f"{D_LABEL} (logarithmic)", names, [0])
+    near_look = look(BLUE, "", "o", size=5, stroke=1.4, order=4)
+    far_look = look(VERMILION, "", "D", hollow=True, size=9, stroke=1.4, order=4)
     # Lines without points make the entries of the key.
-    marks: list[Mark] = [Line([], [], near_look, "near shift"), Line([], [], far_look, "far shift")]
-    if values[0, 0] > scale.low:
-        marks.append(Rule(values[0, 0], dash=style.LONG_DASHED, name="baseline, near shift", order=1))
+    axes.plot([], [], label="near shift", **near_look)
+    axes.plot([], [], label="far shift", **far_look)
+    if values[0, 0] > ends.low:
+        rule(axes, values[0, 0], dash=style.LONG_DASHED, name="baseline, near shift", order=1)
     for row, (near, far) in enumerate(values):
-        both = [value for value in (near, far) if scale.shown(value)]
+        both = [value for value in (near, far) if ends.shown(value)]
         if len(both) == 2:
-            marks.append(Line(both, [row, row], Look(GREY, width=1.2), order=2))
+            axes.plot(both, [row, row], **look(GREY, width=1.2, order=2))
         # The far point is larger and drawn first, so that both stay visible where they coincide.
-        marks += [
-            Line([value], [row], look, order=4)
-            for value, look in ((far, far_look), (near, near_look))
-            if scale.shown(value)
-        ]
-        marks += _beyond(row, {n: v for n, v in (("near", near), ("far", far)) if not scale.shown(v)}, scale)
+        for value, options in ((far, far_look), (near, near_look)):
+            if ends.shown(value):
+                axes.plot([value], [row], **options)
+        _beyond(axes, row, {n: v for n, v in (("near", near), ("far", far)) if not ends.shown(v)}, ends)
     words = (
         "Attention difference D with each mitigation; further left is better. The dashed line is the baseline in the "
         "first row."
     )
-    panel = Panel(
-        tuple(marks),
-        scale.axis(f"{D_LABEL} (logarithmic)"),
-        row_axis([each[0] for each in mitigations], [0]),
-        key=True,
-        grid="x",
-    )
-    told = _told_rows([each[0] for each in mitigations], ["near", "far"], values)
-    return Figure((panel,), caption or words, title, 1.05 + ROW_INCHES * len(mitigations), told=told)
+    return complete([axes], title, words, _told_rows(names, ["near", "far"], values), keys=[axes])
 
 
-def first_token_figure(
-    effects: Sequence[tuple[str, float, float, float]], title: str = "", caption: str | None = None
-) -> Figure:
+def first_token_figure(effects: Sequence[tuple[str, float, float, float]], title: str = "") -> Figure:
     """Draw D if only the first token, all others, or the whole sequence shift, and the part that rounding causes.
 
     Args:
@@ -450,21 +417,17 @@ def first_token_figure(
     # A value that is 0 up to rounding must not force a logarithmic axis.
     seen = values[values > CLIP * np.nanmax(values)]
     logarithmic = bool(len(seen)) and bool(seen.max() > BROADEST_BARS * seen.min())
-    scale = _scale(values, logarithmic)
-    names = ["in low precision", "in float64", "caused by rounding"]
-    panel = Panel(
-        tuple(_grouped_bars(values, scale, None, names)),
-        scale.axis(f"{D_LABEL}{' (logarithmic)' if logarithmic else ''}"),
-        row_axis([each[0] for each in effects], label="shifted tokens"),
-        key=True,
-        grid="x",
-    )
+    ends = _ends(values, logarithmic)
+    columns, rows = ["in low precision", "in float64", "caused by rounding"], [each[0] for each in effects]
+    (axes,) = canvas(height=1.0 + 2.1 * ROW_INCHES * len(effects), grid="x")
+    x_words = f"{D_LABEL}{' (logarithmic)' if logarithmic else ''}"
+    _row_axes(axes, ends, x_words, rows, y_words="shifted tokens")
+    _grouped_bars(axes, values, ends, None, columns)
     words = (
         "Attention difference D if only some tokens of a sequence change position. The change in float64 is the true "
         "effect of new relative positions; the rest is rounding in low precision."
     )
-    told = _told_rows([each[0] for each in effects], names, values)
-    return Figure((panel,), caption or words, title, 1.0 + 2.1 * ROW_INCHES * len(effects), told=told)
+    return complete([axes], title, words, _told_rows(rows, columns, values), keys=[axes])
 
 
 def _told_rows(rows: Sequence[str], columns: Sequence[str], values: Floats) -> tuple[str, ...]:
@@ -483,7 +446,7 @@ def _at_shift(shift: float) -> str:
     return f"shift {shift_text(shift)}"
 
 
-class _Scale(NamedTuple):
+class _Ends(NamedTuple):
     """Axis of a bar chart: its ends, and whether it is logarithmic."""
 
     low: float
@@ -494,24 +457,28 @@ class _Scale(NamedTuple):
         """Whether a bar of this value is visible."""
         return value > self.low or (value == self.low and not self.logarithmic)
 
-    def axis(self, label: str) -> Axis:
-        """Build the axis with room for the number after the longest bar."""
-        if not self.logarithmic:
-            return Axis(label, limits=(0, 1.14 * self.high))
-        axis = log_axis(label, self.low, self.high, (0, 0.14))
-        assert axis.limits is not None
-        return replace(axis, limits=(self.low, axis.limits[1]))
 
-
-def _scale(values: Floats, logarithmic: bool) -> _Scale:
+def _ends(values: Floats, logarithmic: bool) -> _Ends:
     """Choose an axis from about a decade below the smallest unclipped value to the largest value."""
     if not logarithmic:
-        return _Scale(0.0, float(np.nanmax(values)) or 1.0, False)
+        return _Ends(0.0, float(np.nanmax(values)) or 1.0, False)
     plotted = positive(D_LABEL, values)
     high = float(plotted.max())
     least = float(plotted[plotted >= CLIP * high].min())
     # Down to a power of ten somewhat below the least value, so that its bar has a length.
-    return _Scale(max(CLIP * high, 10.0 ** math.floor(math.log10(0.7 * least))), high, True)
+    return _Ends(max(CLIP * high, 10.0 ** math.floor(math.log10(0.7 * least))), high, True)
+
+
+def _row_axes(
+    axes: Axes, ends: _Ends, words: str, names: Sequence[str], bold: Sequence[int] = (), y_words: str = ""
+) -> None:
+    """Set axes of named rows, with room for the number after the longest bar."""
+    if ends.logarithmic:
+        log_scale(axes.xaxis, words, ends.low, ends.high, (0, 0.14))
+        axes.set_xlim(left=ends.low)
+    else:
+        scale(axes.xaxis, words, limits=(0, 1.14 * ends.high))
+    row_scale(axes, names, bold, y_words)
 
 
 def _table(what: str, rows: Sequence[Sequence[float]], columns: int) -> Floats:
@@ -523,47 +490,45 @@ def _table(what: str, rows: Sequence[Sequence[float]], columns: int) -> Floats:
     return check_amounts(what, rows)
 
 
-def _grouped_bars(values: Floats, scale: _Scale, best: int | None, names: Sequence[str]) -> list[Mark]:
+def _grouped_bars(axes: Axes, values: Floats, ends: _Ends, best: int | None, names: Sequence[str]) -> None:
     """Draw ``[rows, columns]`` as grouped bars with numbers. Columns differ in hatch, and row ``best`` in colour."""
     count = values.shape[1]
     height = 0.78 / count
-    marks: list[Mark] = []
     for column in range(count):
         hatch = style.BAR_HATCHES[column]
-        plain = Fill(BAR_FILLS[column], "#555555", hatch, 0.8)
-        strong = Fill(STRONG_FILLS[column], BLUE, hatch, 1.6)
+        plain = area(BAR_FILLS[column], "#555555", hatch, width=0.8)
+        strong = area(STRONG_FILLS[column], BLUE, hatch, width=1.6)
         # Boxes without a bar make the entry of the key, in the colour of ordinary rows.
-        marks.append(Boxes([], [], [], [], plain, names[column]))
+        boxes(axes, [], [], [], [], plain, names[column])
         for row, value in enumerate(values[:, column]):
             y = row + (column - (count - 1) / 2) * height
             # A linear axis can show 0, but a bar of no length needs its number in words.
-            if not scale.shown(value) or value == 0:
-                marks += _beyond(y, {"": value}, scale)
+            if not ends.shown(value) or value == 0:
+                _beyond(axes, y, {"": value}, ends)
                 continue
-            edges = [y - 0.44 * height], [y + 0.44 * height]
-            marks += [
-                Boxes([scale.low], [value], *edges, strong if row == best else plain),
-                Note(number_text(value), value, y, 4, size=8.5, bold=row == best, paper=True),
-            ]
-    return marks
+            options = strong if row == best else plain
+            boxes(axes, [ends.low], value, y - 0.44 * height, y + 0.44 * height, options)
+            weight = "bold" if row == best else "normal"
+            note(axes, number_text(value), (value, y), (4, 0), size=8.5, weight=weight, bbox=PAPER)
 
 
-def _beyond(y: float, values: Mapping[str, float], scale: _Scale) -> list[Mark]:
+def _beyond(axes: Axes, y: float, values: Mapping[str, float], ends: _Ends) -> None:
     """Write values that the axis cannot show at its left edge, with an arrow head if one lies below the axis."""
     if not values:
-        return []
+        return
     texts = {name: _number(each) for name, each in values.items()}
     # A positive value lies beyond the axis and gets an arrow; 0 and NaN lie nowhere on it.
     below = any(each > 0 for each in values.values())
     alike = len(values) == 2 and len(set(texts.values())) == 1
     words = [texts.popitem()[1]] if alike else [f"{name} {text}".strip() for name, text in texts.items()]
-    arrow = Line([scale.low], [y], Look(INK, "", style.CARET_LEFT, size=7), clip=False, order=4)
-    note = Note(", ".join(words), scale.low, y, 9 if below else 4, size=8.5, paper=True)
-    return [arrow, note] if below else [note]
+    if below:
+        arrow = look(INK, "", style.CARET_LEFT, size=7, order=4)
+        axes.plot([ends.low], [y], clip_on=False, **arrow)
+    note(axes, ", ".join(words), (ends.low, y), (9 if below else 4, 0), size=8.5, bbox=PAPER)
 
 
-def shift_axis(words: str, shifts: Sequence[Any], most: int = 9) -> Axis:
-    """Build a horizontal axis of shifts: linear from 0 to the smallest positive shift and logarithmic above.
+def shift_scale(axis: Any, words: str, shifts: Sequence[Any], most: int = 9) -> None:
+    """Set an axis of shifts: linear from 0 to the smallest positive shift and logarithmic above.
 
     Args:
         words: label, to which the unit and the linear range are added.
@@ -587,37 +552,30 @@ def shift_axis(words: str, shifts: Sequence[Any], most: int = 9) -> Axis:
     ends = [smallest, *([largest] if not powers else [])] if len(above) else []
     ticks = sorted({0.0, *ends, *(10.0**power for power in powers)})
     linear = f"; linear below {shift_text(smallest)}" if limits[0] < smallest else ""
-    return Axis(
-        f"{words} (tokens, {UNIT}{linear})",
-        "symlog",
-        limits,
-        tuple((tick, shift_text(tick)) for tick in ticks if limits[0] <= tick <= limits[1]),
-        linear_to=smallest,
-    )
+    named = [(tick, shift_text(tick)) for tick in ticks if limits[0] <= tick <= limits[1]]
+    scale(axis, f"{words} (tokens, {UNIT}{linear})", "symlog", limits, named, linear_to=smallest)
 
 
-def _d_axis(label: str, values: Floats) -> Axis:
-    """Build an axis for D: logarithmic if D spreads far; otherwise linear, from 0 if differences stay visible."""
+def _d_scale(axis: Any, words: str, values: Floats) -> None:
+    """Set an axis for D: logarithmic if D spreads far; otherwise linear, from 0 if differences stay visible."""
     low, high = float(values.min()), float(values.max())
     if high > style.LOG_RATIO * low:
-        return log_axis(label, low, high)
-    if low <= 0.7 * high:
-        return Axis(label, limits=(0, 1.08 * high))
-    # A minimum span keeps differences of a few percent from looking large.
-    room = max(0.08 * (high - low), (LEAST_SPAN * high - (high - low)) / 2)
-    return Axis(f"{label} (does not start at 0)".strip(), limits=(low - room, high + room))
+        log_scale(axis, words, low, high)
+    elif low <= 0.7 * high:
+        scale(axis, words, limits=(0, 1.08 * high))
+    else:
+        # A minimum span keeps differences of a few percent from looking large.
+        room = max(0.08 * (high - low), (LEAST_SPAN * high - (high - low)) / 2)
+        scale(axis, f"{words} (does not start at 0)".strip(), limits=(low - room, high + room))
 
 
-def _row_curves(rows: Sequence[Floats]) -> list[Mark]:
-    """Draw a thin line per sequence and a bold line for their mean."""
-    marks: list[Mark] = []
+def _draw_rows(axes: Axes, rows: Sequence[Floats]) -> tuple[list[float], list[float]]:
+    """Draw a thin line per sequence and a bold line for their mean; returns the points of the mean."""
     for row in rows:
         d = _on_log(row[:, 1])
         single = alone(d)
-        marks += [
-            Line(row[:, 0], d, Look("#a3a3a3", width=0.6), order=2),
-            Line(row[single, 0], d[single], Look("#a3a3a3", "", "_", size=5), order=2),
-        ]
+        axes.plot(row[:, 0], d, **look("#a3a3a3", width=0.6, order=2))
+        axes.plot(row[single, 0], d[single], **look("#a3a3a3", "", "_", size=5, order=2))
     points = sorted((float(x), float(d)) for row in rows for x, d in row if d > 0)
     means = {
         x: float(np.mean([d for _, d in each])) for x, each in groupby(points, key=lambda point: point[0])
@@ -625,22 +583,19 @@ def _row_curves(rows: Sequence[Floats]) -> list[Mark]:
     # Where no sequence has a D, NaN breaks the mean as well.
     places = sorted({float(x) for row in rows for x in row[:, 0]})
     mean = [means.get(x, np.nan) for x in places]
-    return [*marks, Line(places, mean, Look(BLUE, "-", "o", width=2.4, size=5), "mean")]
+    axes.plot(places, mean, label="mean", **look(BLUE, "-", "o", width=2.4, size=5))
+    return places, mean
 
 
-def _marked_token(
-    at: int, value: float, share: float, is_sink: bool, place: tuple[float, bool]
-) -> list[Mark]:
-    """Mark a token with its share of D. ``place``: the label's vertical offset in points, and whether it is left."""
-    rise, far = place
-    name = _token_name(at, is_sink)
-    words = f"{name}: {_share(share)}"
-    offset = -8 if far else 8
-    anchor: Literal["left", "right"] = "right" if far else "left"
+def _mark_token(axes: Axes, at: int, value: float, words: str, rise: float, is_far: bool) -> None:
+    """Mark a token; its label is ``rise`` points above, at the left if the token is far to the right."""
     known = bool(np.isfinite(value))
-    note = Note(words, at + 1, value if known else None, offset, rise if known else 8, anchor, paper=True)
-    look = Look(VERMILION if at == 0 else BLUE, "", "D" if at == 0 else "s", size=7, edge=INK)
-    return [Line([at + 1], [value], look, name, order=5), note] if known else [note]
+    if known:
+        options = look(VERMILION if at == 0 else BLUE, "", "D" if at == 0 else "s", size=7, edge=INK, order=5)
+        axes.plot([at + 1], [value], **options)
+    offset = (-8 if is_far else 8, rise if known else 8)
+    side = "right" if is_far else "left"
+    note(axes, words, (at + 1, value if known else None), offset, ha=side, bbox=PAPER)
 
 
 def _token_name(at: int, is_sink: bool) -> str:
@@ -697,10 +652,10 @@ def _checked_lines(
     return rows
 
 
-def _look(number: int, dash: str, size: float = 6.0, hollow: bool = False) -> Look:
-    """Style of one of up to eight lines, each with its own marker."""
+def _look(number: int, dash: str, size: float = 6.0, hollow: bool = False) -> Options:
+    """Options of one of up to eight lines, each with its own marker."""
     at = number % style.MOST_LINES
-    return Look(style.LINE_COLOURS[at], dash, style.LINE_MARKERS[at], hollow, 1.5, size)
+    return look(style.LINE_COLOURS[at], dash, style.LINE_MARKERS[at], hollow=hollow, width=1.5, size=size)
 
 
 def _on_log(values: Floats) -> Floats:

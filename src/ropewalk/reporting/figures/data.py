@@ -10,16 +10,8 @@ import numpy as np
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting.data_tables import source_name
-from ropewalk.reporting.figures.primitives import (
-    Axis,
-    Boxes,
-    Figure,
-    Mark,
-    Panel,
-    length_ticks,
-    named,
-    series_fill,
-)
+from ropewalk.reporting.figures.drawing import Figure, boxes, canvas, complete, heading, scale, series_area
+from ropewalk.reporting.figures.prepare import Floats, length_ticks, named
 from ropewalk.reporting.style import length_text, percent_text, share_text, tokens_text
 
 MOST_PANELS = 8
@@ -93,36 +85,30 @@ def length_figure(
         raise RopewalkError("the sources have no tokens, so there are no document lengths to draw")
     columns = min(COLUMNS, len(sources))
     low, high = _powers(sources)
-    bars = [_bars(each, states, low, high) for _, each in sources]
-    highest = max(max(box.high, default=0.0) for boxes in bars for box in boxes)
+    bars = [[_shares(state, low, high) for state in each] for _, each in sources]
+    highest = max(float(shares.max()) for each in bars for shares in each)
     # Rounded up, so that no more than INTERVALS fit across the figure.
     step = max(1, -(-(high - low) // (INTERVALS // columns)))
     # Counted down, so that the upper end always has a tick.
     powers = range(high, low - 1, -step)
-    ticks = tuple(
-        (float(power), words)
-        for power, (_, words) in zip(powers, length_ticks(2.0**p for p in powers), strict=True)
-    )
-    x = Axis("document length (tokens)", limits=(low, high), ticks=ticks)
-    y = Axis(limits=(0, HEAD_ROOM * highest), text=percent_text, most_ticks=4)
-    panels = []
-    for number, ((name, each), boxes) in enumerate(zip(sources, bars, strict=True)):
-        # Two states read as "before → after".
-        shares = " → ".join(share_text(state.token_ratio if state else 0.0) for state in each)
-        marks: tuple[Mark, ...] = tuple(boxes)
-        # One key is enough, because it is the same in all panels.
-        panels.append(Panel(marks, x, y, heading=(name, f"{shares} of tokens"), key=number == 0))
+    ticks = [(power, length_ticks([2.0**power])[0][1]) for power in powers]
     height = FRAME_INCHES + max(PANEL_INCHES * -(-len(sources) // columns), LEAST_INCHES)
-    return Figure(
-        tuple(panels),
-        caption,
-        title,
-        height,
-        columns=columns,
-        shared=True,
-        y_label="share of the source's tokens",
-        told=tuple(_told(name, each, states) for name, each in sources),
-    )
+    panels = canvas(len(sources), columns, height=height, shared=True)
+    for axes, (name, each), states_bars in zip(panels, sources, bars, strict=True):
+        # A bin spans one unit of the axis, whose values are exponents of two.
+        scale(axes.xaxis, "document length (tokens)", limits=(low, high), ticks=ticks)
+        scale(axes.yaxis, limits=(0, HEAD_ROOM * highest), text=percent_text, most=4)
+        width = 0.84 / len(each)
+        for number, shares in enumerate(states_bars):
+            left = np.arange(low, high) + 0.08 + number * width
+            options = series_area(number, len(each))
+            boxes(axes, left, left + width, 0, shares, options, named(states, number))
+        # Two states read as "before → after".
+        ratios = " → ".join(share_text(state.token_ratio if state else 0.0) for state in each)
+        heading(axes, name, f"{ratios} of tokens")
+    told = (_told(name, each, states) for name, each in sources)
+    # One key is enough, because it is the same in all panels.
+    return complete(panels, title, caption, told, keys=panels[:1], y_label="share of the source's tokens")
 
 
 def _told(name: str, each: Sequence[SourceLengths | None], states: Mapping[str, Any]) -> str:
@@ -183,21 +169,12 @@ def _powers(panels: Sequence[_Panel]) -> tuple[int, int]:
     return max(min(starts), 1).bit_length() - 1, max(starts).bit_length()
 
 
-def _bars(
-    each: Sequence[SourceLengths | None], states: Mapping[str, Any], low: int, high: int
-) -> list[Boxes]:
-    """Bars of one source. A bin spans one unit of the axis, whose values are exponents of two."""
-    width = 0.84 / len(each)
-    bars = []
-    for number, state in enumerate(each):
-        shares = np.zeros(high - low)
-        if state is not None:
-            for start, _, tokens in state.bins:
-                if tokens:
-                    # Bins are powers of two, so the bit length of a bin's start is its column.
-                    shares[start.bit_length() - 1 - low] += tokens
-            shares /= shares.sum() or 1.0
-        left = np.arange(low, high) + 0.08 + number * width
-        look = series_fill(number, len(each))
-        bars.append(Boxes(left, left + width, 0 * shares, shares, look, named(states, number)))
-    return bars
+def _shares(state: SourceLengths | None, low: int, high: int) -> Floats:
+    """Share of a source's tokens in each bin from ``2**low`` to ``2**high`` tokens."""
+    shares = np.zeros(high - low)
+    for start, _, tokens in state.bins if state is not None else ():
+        if tokens:
+            # Bins are powers of two, so the bit length of a bin's start is its column.
+            shares[start.bit_length() - 1 - low] += tokens
+    found: Floats = shares / (shares.sum() or 1.0)
+    return found

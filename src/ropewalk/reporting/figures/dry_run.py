@@ -7,17 +7,18 @@ import numpy as np
 from ropewalk.dry_run.memory import MOMENTS
 from ropewalk.dry_run.run import PlannedRun, PlannedStage
 from ropewalk.reporting import style
-from ropewalk.reporting.figures.primitives import (
-    Area,
-    Axis,
+from ropewalk.reporting.figures.drawing import (
+    PAPER,
+    Axes,
     Figure,
-    Line,
-    Look,
-    Mark,
-    Note,
-    Panel,
-    Rule,
-    series_fill,
+    canvas,
+    complete,
+    heading,
+    look,
+    note,
+    rule,
+    scale,
+    series_area,
 )
 
 BANDS = {
@@ -31,16 +32,17 @@ BANDS = {
 
 def memory_figure(result: PlannedRun) -> Figure:
     """Draw the memory of a GPU over the course of a step, one panel per stage."""
-    panels = tuple(_panel(stage, first=number == 0) for number, stage in enumerate(result.stages))
-    return Figure(
-        panels,
-        title=f"{result.model} on {result.ranks} x {result.device}: memory of a GPU during a step",
-        caption="Memory of a GPU from the forward pass to the update, estimated by running the step without data. "
+    count = len(result.stages)
+    panels = canvas(count, height=style.HEIGHT_INCHES * (1 if count == 1 else 0.7 * count))
+    for axes, stage in zip(panels, result.stages, strict=True):
+        _draw_stage(axes, stage)
+    caption = (
+        "Memory of a GPU from the forward pass to the update, estimated by running the step without data. "
         "States: parameters, gradients and AdamW's moments; gathered: FSDP's buffers. The dashed line is the usable "
-        "memory.",
-        height=style.HEIGHT_INCHES * (1 if len(panels) == 1 else 0.7 * len(panels)),
-        told=tuple(map(_told, result.stages)),
+        "memory."
     )
+    title = f"{result.model} on {result.ranks} x {result.device}: memory of a GPU during a step"
+    return complete(panels, title, caption, map(_told, result.stages), keys=panels[:1])
 
 
 def _told(stage: PlannedStage) -> str:
@@ -54,30 +56,25 @@ def _told(stage: PlannedStage) -> str:
     return f"stage {stage.number}, {stage.context:,} tokens: {moments}; usable: {stage.usable / 1e9:.0f} GB"
 
 
-def _panel(stage: PlannedStage, first: bool) -> Panel:
-    course = stage.memory.course
-    x = np.arange(len(course), dtype=np.float64)
+def _draw_stage(axes: Axes, stage: PlannedStage) -> None:
+    course, usable = stage.memory.course, stage.usable / 1e9
+    x = np.arange(len(course))
+    highest = max(sum(parts.values()) for parts in course) / 1e9
+    scale(axes.xaxis, "course of the step", ticks=())
+    # Room for the heading above the highest point.
+    scale(axes.yaxis, "GB", limits=(0.0, max(highest, usable) * 1.25))
     low = np.zeros(len(course))
-    marks: list[Mark] = []
     for number, (name, parts) in enumerate(BANDS.items()):
         high = low + np.array([sum(each[part] for part in parts) for each in course]) / 1e9
-        marks.append(Area(x, low, high, series_fill(number, len(BANDS)), name))
+        options = {**series_area(number, len(BANDS)), "linewidth": 0}
+        axes.fill_between(x, low, high, label=name, zorder=1, **options)
         low = high
-    marks.append(Line(x, low, Look(style.INK, width=1.2)))
-    usable = stage.usable / 1e9
-    # Room for the heading above the highest point.
-    top = max(float(low.max()), usable) * 1.25
-    marks.append(Rule(usable, "y", f"usable: {usable:.0f} GB", "above", dash="--"))
+    axes.plot(x, low, **look(style.INK, width=1.2))
+    rule(axes, usable, f"usable: {usable:.0f} GB", "above", across=True, dash="--")
     # A step of several passes repeats its forward and backward, which are named once.
     begun: set[str] = set()
     for place, moment in enumerate(stage.memory.course_moments):
         if moment not in begun and moment in ("forward", "backward", "update"):
-            marks.append(Note(MOMENTS[moment], float(place), 0.0, 3, 4, size=8, paper=True))
+            note(axes, MOMENTS[moment], (place, 0.0), (3, 4), size=8, bbox=PAPER)
             begun.add(moment)
-    return Panel(
-        tuple(marks),
-        Axis("course of the step", ticks=()),
-        Axis("GB", limits=(0.0, top)),
-        heading=(f"stage {stage.number}: {stage.context:,} tokens", stage.mesh),
-        key=first,
-    )
+    heading(axes, f"stage {stage.number}: {stage.context:,} tokens", stage.mesh)

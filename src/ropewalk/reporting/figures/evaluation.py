@@ -1,17 +1,16 @@
 """Draw an evaluation: scores by length, depth and task, and differences between two evaluations.
 
-All functions take a ``title`` above the panels, and most take a ``caption`` that replaces the default one. Each raises
-RopewalkError if there is nothing to draw. A task or length that did not run is labelled "not run", never drawn as 0.
+All functions take a ``title`` above the panels. Each raises RopewalkError if there is nothing to draw. A task or length
+that did not run is labelled "not run", never drawn as 0.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,46 +19,51 @@ from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting import style
-from ropewalk.reporting.figures.primitives import (
-    Axis,
-    Boxes,
+from ropewalk.reporting.figures.drawing import (
+    PAPER,
+    Axes,
     Figure,
-    Fill,
-    HeatMap,
-    Line,
-    Look,
-    Mark,
-    Note,
-    Panel,
-    Rule,
-    Steps,
-    Ticks,
-    alone,
+    Options,
+    area,
     band,
     beside,
+    boxes,
+    canvas,
+    complete,
+    end_label,
+    heat_map,
+    label,
+    look,
+    mark_length,
+    note,
+    panel_title,
+    percent_scale,
+    row_scale,
+    rule,
+    scale,
+    series_area,
+    series_look,
+    value_scale,
+    whiskers,
+)
+from ropewalk.reporting.figures.prepare import (
+    alone,
     check_count,
+    folded,
     index_ticks,
     length_ticks,
     linear_length_ticks,
-    mark_length,
     named,
     power_ticks,
-    row_axis,
-    series_fill,
-    series_look,
     spaced,
     tell,
-    value_axis,
-    whiskers,
 )
 from ropewalk.reporting.scores.tables import OVERALL, difference_words, task_words
 from ropewalk.reporting.shown_text import shown
-from ropewalk.reporting.style import BLUE, GREY, INK, VERMILION, length_text, tokens_text
+from ropewalk.reporting.style import BLUE, GREY, INK, length_text, tokens_text
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.comparison import ScoreDifference
-
-    pass
 
 Series = Mapping[str, Sequence[TaskResult]]
 PERCENT = "correct (%)"
@@ -89,37 +93,39 @@ def perplexity_figure(
     if not any(math.isfinite(each.perplexity) for each in bins):
         raise RopewalkError("there is no finite perplexity to draw")
     edges = sorted({edge for each in bins for edge in (each.start, each.end)})
-    x = _position_axis(edges)
-    assert x.limits is not None
-    marks: list[Mark] = []
-    for number, result in enumerate(series.values()):
+    (axes,) = canvas()
+    left_end = _position_scale(axes, edges)
+    values = [value for each in bins for value in (each.perplexity, *each.ci95) if math.isfinite(value)]
+    value_scale(axes.yaxis, "perplexity", min(values), max(values))
+    for number, (name, result) in enumerate(series.items()):
         found = result.positions
-        look = series_look(number, len(series), marker="", width=2)
+        if not found:
+            continue
         # The first bin starts at position 0, which a logarithmic axis cannot show.
-        own = [max(x.limits[0], found[0].start), *(each.end for each in found)] if found else [0]
-        banded = [
-            (ends, each) for ends, each in zip(pairwise(own), found, strict=True) if _is_finite(each.ci95)
-        ]
+        own = [max(left_end, found[0].start), *(each.end for each in found)]
+        options = series_look(number, len(series), marker="", width=2)
+        colour = options["color"]
+        ends = [(*sides, *each.ci95) for sides, each in zip(pairwise(own), found, strict=True)]
         # reshape gives four columns even if there is no row.
-        left, right, low, high = np.array([(*ends, *each.ci95) for ends, each in banded]).reshape(-1, 4).T
-        marks.append(Boxes(left, right, low, high, Fill(look.colour, alpha=style.BAND_ALPHA), order=1))
-        if found:
-            steps = Steps(own, [_finite(each.perplexity) for each in found], look, named(series, number))
-            marks += [steps, *_end_label(steps, series)]
+        left, right, low, high = np.array([each for each in ends if _is_finite(each)]).reshape(-1, 4).T
+        boxes(axes, left, right, low, high, area(colour, alpha=style.BAND_ALPHA), order=1)
+        y = [_finite(each.perplexity) for each in found]
+        steps = {key: options[key] for key in ("color", "linestyle", "linewidth", "zorder")}
+        # Without a baseline, no vertical lines run down to 0 at the two ends.
+        axes.stairs(y, own, baseline=None, label=label(named(series, number)), **steps)
+        if _has_end_labels(series):
+            end_label(axes, name, own[1:], y, colour)
     if trained_length is not None and edges[0] < trained_length <= edges[-1]:
         # At the right edge of the axis there is room on the left only.
         side = beside(trained_length == edges[-1])
-        marks.append(Rule(trained_length, words=f"trained length {length_text(trained_length)}", side=side))
-    values = [value for each in bins for value in (each.perplexity, *each.ci95) if math.isfinite(value)]
-    axis = value_axis("perplexity", min(values), max(values))
-    panel = Panel(tuple(marks), x, axis, key=not _has_end_labels(series))
+        rule(axes, trained_length, f"trained length {length_text(trained_length)}", side)
     counts = sorted({result.n for result in series.values()})
     caption = (
         f"Perplexity of the tokens in each range of positions, over {_range(counts)} sequences. Bands are 95 % "
         "intervals over sequences."
     )
-    told = tuple(_told_positions(name, result) for name, result in series.items())
-    return Figure((panel,), caption, title, told=told)
+    told = (_told_positions(name, result) for name, result in series.items())
+    return complete([axes], title, caption, told, keys=[] if _has_end_labels(series) else [axes])
 
 
 def _told_positions(name: str, result: TaskResult) -> str:
@@ -138,28 +144,21 @@ def _has_end_labels(series: Mapping[str, Any]) -> bool:
     return 1 < len(series) <= style.MOST_SERIES
 
 
-def _end_label(steps: Steps, series: Mapping[str, Any]) -> list[Mark]:
-    """Label a step line at its last value; steps carry no label of their own."""
-    known = [at for at, value in enumerate(steps.y) if math.isfinite(value)]
-    if not known or not _has_end_labels(series):
-        return []
-    invisible = replace(steps.look, dash="", marker="")
-    return [Line([steps.edges[known[-1] + 1]], [steps.y[known[-1]]], invisible, end=steps.name)]
-
-
-def _position_axis(edges: Sequence[int]) -> Axis:
-    """Build an axis with ticks at bin edges, or at round lengths if there are many edges.
+def _position_scale(axes: Axes, edges: Sequence[int]) -> float:
+    """Set an axis with ticks at bin edges, or at round lengths if there are many edges; returns its left end.
 
     The axis is logarithmic if bins grow, because the first would vanish.
     """
     widths = np.diff(edges)
-    grows = edges[0] == 0 and len(edges) > 2 and widths.max() >= style.LOG_RATIO * widths.min()
+    grows = edges[0] == 0 and len(edges) > 2 and bool(widths.max() >= style.LOG_RATIO * widths.min())
     # Half of the first edge stands for position 0.
     left = edges[1] / 2 if grows else edges[0]
     ticks = length_ticks(edges[1:] if grows else edges)
     if len(ticks) > MOST_EDGES:
         ticks = power_ticks(edges[1], edges[-1]) if grows else linear_length_ticks(edges[-1])
-    return Axis("position in the sequence (tokens)", "log2" if grows else "linear", (left, edges[-1]), ticks)
+    kind: Literal["log2", "linear"] = "log2" if grows else "linear"
+    scale(axes.xaxis, "position in the sequence (tokens)", kind, (left, edges[-1]), ticks)
+    return left
 
 
 def _told_scores(name: str, results: Sequence[TaskResult]) -> str:
@@ -183,7 +182,6 @@ def score_figure(
     trained_length: int | None = None,
     title: str = "",
     threshold: float | None = None,
-    caption: str | None = None,
 ) -> Figure:
     """Draw the score of one task by length as lines with 95 % bands, one line per model.
 
@@ -192,32 +190,39 @@ def score_figure(
         trained_length: trained length in tokens, marked if it lies within the axis.
         threshold: score to mark, such as the threshold of the effective length.
     """
+    (axes,) = canvas()
+    caption, told, keys = draw_scores(axes, series, trained_length, threshold)
+    return complete([axes], title, caption, told, keys=keys)
+
+
+def draw_scores(
+    axes: Axes, series: Series, trained_length: int | None = None, threshold: float | None = None
+) -> tuple[str, tuple[str, ...], list[Axes]]:
+    """Draw the panel of :func:`score_figure`.
+
+    Returns:
+        its caption, the parts of its text alternative, and the axes if they need a key.
+    """
     plotted = _one_task(series)
     check_count("scores", len(series), style.MOST_LINES)
     lengths = _lengths([result for results in series.values() for result in results])
-    x, y = _score_axes(lengths, plotted, MOST_LENGTHS)
-    x = replace(x, label="length (tokens)")
-    if plotted[0].unit == "percent":
-        # Leave room above 100 % for the label of the trained length.
-        y = replace(y, label=PERCENT, limits=(0, 110))
-    marks: list[Mark] = []
+    # Leave room above 100 % for the label of the trained length.
+    limits = _score_scales(axes, lengths, plotted, MOST_LENGTHS, "length (tokens)", PERCENT, 110)
     # The threshold is labelled at the right edge, where the ends of lines would be.
     direct = threshold is None and _has_end_labels(series)
     for number, results in enumerate(series.values()):
-        look = _line_look(number, len(series))
-        marks += _score_line(results, lengths, look, named(series, number), direct)
+        options = _line_look(number, len(series))
+        _draw_line(axes, results, lengths, options, named(series, number), direct)
         # With several series, a note could not say whose score is missing; the caption does.
         if len(series) == 1:
-            marks += _not_run_notes(results, 9)
+            _note_not_run(axes, results, 9)
     if threshold is not None:
-        marks.append(
-            Rule(threshold, "y", f"threshold\n{threshold:g}", "outside", dash=THRESHOLD_DASH, order=1)
-        )
-    if trained_length is not None and x.limits is not None:
-        marks += mark_length(trained_length, "trained length", *x.limits)
-    words = caption or " ".join([_samples_words(plotted), *_missing_words(series)])
+        words = f"threshold\n{threshold:g}"
+        rule(axes, threshold, words, "outside", across=True, dash=THRESHOLD_DASH, order=1)
+    if trained_length is not None:
+        mark_length(axes, trained_length, "trained length", *limits)
     told = tuple(_told_scores(name, results) for name, results in series.items())
-    return Figure((Panel(tuple(marks), x, y, key=not direct),), words, title, told=told)
+    return " ".join([_samples_words(plotted), *_missing_words(series)]), told, [] if direct else [axes]
 
 
 def tasks_figure(
@@ -225,7 +230,6 @@ def tasks_figure(
     trained_length: int | None = None,
     title: str = "",
     threshold: float | None = None,
-    caption: str | None = None,
 ) -> Figure:
     """Draw all tasks of one model by length in small panels with shared axes; ``overall`` comes last, in bold.
 
@@ -237,50 +241,46 @@ def tasks_figure(
     tasks = sorted(dict.fromkeys(each.task for each in results), key=lambda task: task == OVERALL)
     plotted = _measured(results)
     lengths = _lengths(results)
-    x, y = _score_axes(lengths, plotted, PANEL_LENGTHS)
-    assert x.limits is not None
-    rules, notes = [], []
-    if trained_length is not None and x.limits[0] < trained_length < x.limits[1]:
-        rules.append(Rule(trained_length, width=0.8, order=1))
-        notes.append(f"The vertical line is the trained length, {length_text(trained_length)}.")
-    if threshold is not None:
-        rules.append(Rule(threshold, "y", dash=THRESHOLD_DASH, width=0.8, order=1))
-        notes.append(f"The horizontal line is the threshold of the effective length, {threshold:g} %.")
-    panels = []
-    for task in tasks:
-        marks = _task_marks([each for each in results if each.task == task], lengths, x.limits)
-        heading = fill(task, style.PANEL_CHARACTERS)
-        panels.append(Panel((*marks, *rules), x, y, heading, bold=task == OVERALL, small=True))
     columns = min(PANEL_COLUMNS, len(tasks))
-    # The overall score counts the samples of all tasks.
-    samples = _samples_words([r for r in plotted if r.task != OVERALL] or plotted)
-    words = " ".join(["Score of each task by length in tokens.", samples, *notes])
     height = 0.25 + PANEL_INCHES * -(-len(tasks) // columns)
+    panels = canvas(len(tasks), columns, height=height, shared=True, small=True)
+    for axes, task in zip(panels, tasks, strict=True):
+        own = [each for each in results if each.task == task]
+        limits = _score_scales(axes, lengths, plotted, PANEL_LENGTHS)
+        _draw_task(axes, own, lengths, limits)
+        panel_title(axes, fill(task, style.PANEL_CHARACTERS), small=True, bold=task == OVERALL)
+        if trained_length is not None and limits[0] < trained_length < limits[1]:
+            rule(axes, trained_length, width=0.8, order=1)
+        if threshold is not None:
+            rule(axes, threshold, across=True, dash=THRESHOLD_DASH, width=0.8, order=1)
+    # The overall score counts the samples of all tasks.
+    words = ["Score of each task by length in tokens."]
+    words.append(_samples_words([r for r in plotted if r.task != OVERALL] or plotted))
+    if trained_length is not None and limits[0] < trained_length < limits[1]:
+        words.append(f"The vertical line is the trained length, {length_text(trained_length)}.")
+    if threshold is not None:
+        words.append(f"The horizontal line is the threshold of the effective length, {threshold:g} %.")
     told = (_told_scores(task, [each for each in results if each.task == task]) for task in tasks)
-    return Figure(
-        *(tuple(panels), caption or words, title, height),
-        columns=columns,
-        shared=True,
-        y_label=PERCENT,
-        told=tuple(told),
-    )
+    return complete(panels, title, " ".join(words), told, y_label=PERCENT)
 
 
-def _task_marks(
-    results: Sequence[TaskResult], lengths: Sequence[int], ends: tuple[float, float]
-) -> list[Mark]:
+def _draw_task(
+    axes: Axes, results: Sequence[TaskResult], lengths: Sequence[int], limits: tuple[float, float]
+) -> None:
     """Draw one task's line in a small panel, or write why it did not run."""
     missing = [each for each in results if each.status != "ok"]
     if len(missing) == len(results):
         reasons = dict.fromkeys(shown(each.reason or "", 90) for each in missing)
         words = fill(f"not run: {'; '.join(reasons)}", style.PANEL_CHARACTERS)
         # The geometric mean is the middle of a logarithmic axis.
-        return [Note(words, math.sqrt(ends[0] * ends[1]), 52, anchor="centre", size=7, paper=True)]
-    look = Look(BLUE, "-", "o", width=1.6, size=4)
-    return [*_score_line(results, lengths, look, ""), *_not_run_notes(results, 7)]
+        middle = (math.sqrt(limits[0] * limits[1]), 52)
+        note(axes, words, middle, size=7, ha="center", va="center", bbox=PAPER)
+        return
+    _draw_line(axes, results, lengths, look(BLUE, "-", "o", width=1.6, size=4), "")
+    _note_not_run(axes, results, 7)
 
 
-def needle_figure(results: Sequence[TaskResult], title: str = "", caption: str | None = None) -> Figure:
+def needle_figure(results: Sequence[TaskResult], title: str = "") -> Figure:
     """Draw correct answers by length and depth as a heat map, with a depth of 0 % at the top.
 
     Args:
@@ -297,45 +297,27 @@ def needle_figure(results: Sequence[TaskResult], title: str = "", caption: str |
         )
     is_numbered = len(depths) <= NUMBERED_ROWS and len(columns) <= NUMBERED_COLUMNS
     size = (8.5 if len(columns) <= 8 else 7.0) if is_numbered else 0.0
-    rows = tuple(map(tuple, values))
+    height = 1.1 + (0.25 * len(depths) if len(depths) <= NUMBERED_ROWS else 5)
+    (axes,) = canvas(height=max(2.4, height), grid="")
+    names = index_ticks([length_text(each.length or 0) for each in columns], NUMBERED_COLUMNS)
+    scale(axes.xaxis, "length (tokens)", limits=(-0.5, len(columns) - 0.5), ticks=names)
+    names = index_ticks([f"{100 * depth:.3g}" for depth in depths], MOST_DEPTHS)
+    scale(axes.yaxis, "depth (%)", limits=(len(depths) - 0.5, -0.5), ticks=names)
     # From 0 to 100 whatever the scores, so that a colour means the same in every figure.
-    marks: list[Mark] = [HeatMap(rows, "even", 0, 100, PERCENT, lambda value: f"{value:.0f}", numbers=size)]
+    heat_map(axes, values, "even", 0, 100, PERCENT, lambda value: f"{value:.0f}", numbers=size)
     # Fewer rows are too low for upright words.
     flat = len(depths) < 4
-    marks += [
-        Note(
-            *("not run", column, (len(depths) - 1) / 2),
-            anchor="centre",
-            upright=not flat,
-            size=7 if flat else 9,
-            paper=True,
-        )
-        for column, result in enumerate(columns)
-        if result.status != "ok"
-    ]
-    panel = Panel(
-        tuple(marks),
-        Axis(
-            "length (tokens)",
-            limits=(-0.5, len(columns) - 0.5),
-            ticks=index_ticks([length_text(each.length or 0) for each in columns], NUMBERED_COLUMNS),
-        ),
-        Axis(
-            "depth (%)",
-            limits=(len(depths) - 0.5, -0.5),
-            ticks=index_ticks([f"{100 * depth:.3g}" for depth in depths], MOST_DEPTHS),
-        ),
-        grid="",
-    )
-    told = tuple(
+    for column, result in enumerate(columns):
+        if result.status != "ok":
+            options: Options = {"ha": "center", "va": "center", "rotation": 0 if flat else 90, "bbox": PAPER}
+            place = (column, (len(depths) - 1) / 2)
+            note(axes, "not run", place, size=7 if flat else 9, **options)
+    told = (
         f"{tokens_text(result.length or 0)}: "
         + ("not run" if result.status != "ok" else _told_depths(depths, [row[column] for row in values]))
         for column, result in enumerate(columns)
     )
-    height = 1.1 + (0.25 * len(depths) if len(depths) <= NUMBERED_ROWS else 5)
-    return Figure(
-        (panel,), caption or _depth_words(columns, cells, values), title, max(2.4, height), told=told
-    )
+    return complete([axes], title, _depth_words(columns, cells, values), told)
 
 
 def _told_depths(depths: Sequence[float], scores: Sequence[float]) -> str:
@@ -377,18 +359,12 @@ def _depth_words(
     return " ".join(words)
 
 
-def retention_figure(
-    series: Series,
-    title: str = "",
-    chance: Mapping[str, float] | None = None,
-    caption: str | None = None,
-) -> Figure:
+def retention_figure(series: Series, title: str = "") -> Figure:
     """Draw short-context tasks as bars with 95 % intervals, one bar per task and model.
 
     Args:
         series: results in percent by model name, such as ``before`` and ``after``. Results in other units have no bar;
             the caption names them.
-        chance: accuracy of random guessing in percent, by task; marked if given.
     """
     if len(series) > style.MOST_SERIES:
         check_count("scores", len(series))
@@ -397,8 +373,13 @@ def retention_figure(
     plotted = [r for r in every if r.unit == "percent" and r.status == "ok" and math.isfinite(r.score)]
     if not plotted:
         raise RopewalkError("no result has a score in percent, so there is nothing to draw")
+    sizes = _sizes(plotted)
+    alike = set(sizes.values())
+    names = [task if len(alike) == 1 or task not in sizes else f"{task}, n {sizes[task]}" for task in tasks]
+    (axes,) = canvas(height=_rows_height(names, len(series)), grid="x")
+    scale(axes.xaxis, "score (%)", limits=(0, 104))
+    row_scale(axes, names)
     height = 0.8 / len(series)
-    marks: list[Mark] = []
     for number, results in enumerate(series.values()):
         found = {each.task: each for each in results if each.unit == "percent"}
         # Bars of one task are centred on its row, whatever the number of models.
@@ -406,38 +387,27 @@ def retention_figure(
         ran = [task for task in tasks if task in found and found[task].status == "ok"]
         y = np.array([at[task] for task in ran])
         score, low, high = _columns(found[task] for task in ran)
-        sides = y - 0.45 * height, y + 0.45 * height
-        marks += [
-            Boxes(0 * score, score, *sides, series_fill(number, len(series)), named(series, number)),
-            Line(score, y, Look(INK, "", "o", size=3), order=4),
-            whiskers(y, score, low, high, lying=True, caps=3),
-        ]
-        marks += [Note("not run", 1, at[task], size=8) for task in tasks if task in found and task not in ran]
-    for row, task in enumerate(tasks):
-        if chance and task in chance:
-            mark = Look(VERMILION, "-", width=2)
-            marks.append(Line([chance[task]] * 2, [row - 0.46, row + 0.46], mark, "chance", order=4))
-    sizes = _sizes(plotted)
-    alike = set(sizes.values())
-    names = [task if len(alike) == 1 or task not in sizes else f"{task}, n {sizes[task]}" for task in tasks]
-    axis = row_axis(names)
-    panel = Panel(tuple(marks), Axis("score (%)", limits=(0, 104)), axis, key=True, grid="x")
+        bars = series_area(number, len(series))
+        boxes(axes, 0, score, y - 0.45 * height, y + 0.45 * height, bars, named(series, number))
+        axes.plot(score, y, **look(INK, "", "o", size=3, order=4))
+        whiskers(axes, y, score, low, high, lying=True, caps=3)
+        for task in (task for task in tasks if task in found and task not in ran):
+            note(axes, "not run", (1, at[task]), size=8)
     counted = f"{alike.pop()} samples per task" if len(alike) == 1 else "n is the number of samples"
     others = dict.fromkeys(each.task for each in every if each.unit != "percent")
     left_out = f" Not shown because not in percent: {', '.join(others)}." if others else ""
     words = f"Scores with 95 % intervals; {counted}.{left_out}"
-    told = tuple(
+    told = (
         f"{name}: {', '.join(f'{each.task} {_score_words(each)}' for each in results if each.unit == 'percent')}"
         for name, results in series.items()
     )
-    return Figure((panel,), caption or words, title, _rows_height(axis.ticks, len(series)), told=told)
+    return complete([axes], title, words, told, keys=[axes])
 
 
 def difference_figure(
     differences: Sequence[ScoreDifference],
     title: str = "",
     names: tuple[str, str] = ("A", "B"),
-    caption: str | None = None,
 ) -> Figure:
     """Draw paired differences with 95 % intervals as points in rows, against a line at 0.
 
@@ -450,20 +420,20 @@ def difference_figure(
     if not plotted:
         raise RopewalkError("there is no finite score difference to draw")
     units = [unit for unit in UNITS if any(each.unit == unit for each in plotted)]
-    panels: list[Panel] = []
-    heights, inches = [], 0.35 * (len(units) - 1)
-    for unit in units:
-        group = [each for each in differences if each.unit == unit]
-        marks, axis = _forest(group)
-        label = f"{names[1]} minus {names[0]} ({UNITS[unit]})"
-        rows = row_axis([_row_name(each) for each in group])
-        # Only the first panel has a key, because filled points mean the same in every panel.
-        kinds = {each.real for each in plotted} if not panels else set()
-        words = {True: "significant", False: "not significant"}
-        key = [Line([], [], _point(real), text) for real, text in words.items() if real in kinds]
-        panels.append(Panel((*key, *marks), replace(axis, label=label), rows, key=not panels, grid="x"))
-        heights.append(len(group) + 1.0)
-        inches += _rows_height(rows.ticks, 1)
+    groups = [[each for each in differences if each.unit == unit] for unit in units]
+    heights = [_rows_height(list(map(_row_name, group)), 1) for group in groups]
+    panels = canvas(
+        len(units),
+        height=sum(heights) + 0.35 * (len(units) - 1),
+        heights=[len(group) + 1.0 for group in groups],
+        grid="x",
+    )
+    for axes, unit, group in zip(panels, units, groups, strict=True):
+        _draw_forest(axes, group, f"{names[1]} minus {names[0]} ({UNITS[unit]})")
+    # Only the first panel has a key, because filled points mean the same in every panel.
+    for real, words in ((True, "significant"), (False, "not significant")):
+        if any(each.real == real for each in plotted):
+            panels[0].plot([], [], label=words, **_point(real))
     without = sum(each.unit not in units for each in differences)
     text = "Differences on the same samples with 95 % intervals. Filled points are significant (adjusted p below 0.05)."
     text += f" {without} other results could not be compared." if without else ""
@@ -473,27 +443,26 @@ def difference_figure(
         + (", significant" if each.real else "")
         for each in differences
     )
-    return Figure(tuple(panels), caption or text, title, inches, heights=tuple(heights), told=tuple(told))
+    return complete(panels, title, text, told, keys=panels[:1])
 
 
-def _forest(group: Sequence[ScoreDifference]) -> tuple[list[Mark], Axis]:
-    """Build the points in rows and an axis that covers them."""
-    marks: list[Mark] = [Rule(0, dash="-", order=1)]
-    values = [0.0]
+def _draw_forest(axes: Axes, group: Sequence[ScoreDifference], words: str) -> None:
+    """Draw points in rows, on an axis that covers them and 0."""
+    ends = [end for each in group for end in (each.difference, *each.ci95) if math.isfinite(end)]
+    low, high = min([0.0, *ends]), max([0.0, *ends])
+    room = 0.06 * ((high - low) or 1)
+    scale(axes.xaxis, words, limits=(low - room, high + room))
+    row_scale(axes, list(map(_row_name, group)))
+    rule(axes, 0, dash="-", order=1)
     for row, each in enumerate(group):
         if not math.isfinite(each.difference):
-            marks.append(Note(" not compared", 0, row, size=8))
+            note(axes, " not compared", (0, row), size=8)
             continue
-        low, high = each.ci95 if _is_finite(each.ci95) else (each.difference,) * 2
-        values += [each.difference, low, high]
-        look = _point(each.real)
-        marks += [
-            Line([low, high], [row, row], Look(look.colour, width=1.4), order=2),
-            Line([each.difference], [row], look),
-            Note(difference_words(each), None, row, 6, size=8.5, bold=each.real),
-        ]
-    room = 0.06 * ((max(values) - min(values)) or 1)
-    return marks, Axis(limits=(min(values) - room, max(values) + room))
+        options, at = _point(each.real), each.ci95 if _is_finite(each.ci95) else (each.difference,) * 2
+        axes.plot(at, [row, row], **look(options["color"], width=1.4, order=2))
+        axes.plot([each.difference], [row], **options)
+        weight = "bold" if each.real else "normal"
+        note(axes, difference_words(each), (None, row), (6, 0), size=8.5, weight=weight)
 
 
 def _row_name(each: ScoreDifference) -> str:
@@ -501,14 +470,14 @@ def _row_name(each: ScoreDifference) -> str:
     return name if each.length is None else f"{name}, {format_length(each.length)}"
 
 
-def _point(is_real: bool) -> Look:
-    return Look(BLUE, "", "D") if is_real else Look(GREY, "", "o", hollow=True)
+def _point(is_real: bool) -> Options:
+    return look(BLUE, "", "D") if is_real else look(GREY, "", "o", hollow=True)
 
 
-def _rows_height(names: Ticks | None, bars: int) -> float:
+def _rows_height(names: Sequence[str], bars: int) -> float:
     """Height in inches of rows with this many bars each and names of one or more lines."""
-    lines = 1 + max(name.count("\n") for _, name in names or [(0, "")])
-    return max(1.6, 0.75 + len(names or ()) * max(BAR_INCHES * bars, NAME_INCHES * (lines + 0.3)))
+    lines = max(1 + folded(name).count("\n") for name in names)
+    return max(1.6, 0.75 + len(names) * max(BAR_INCHES * bars, NAME_INCHES * (lines + 0.3)))
 
 
 def _measured(results: Sequence[TaskResult]) -> list[TaskResult]:
@@ -540,22 +509,37 @@ def _lengths(results: Sequence[TaskResult]) -> list[int]:
     return sorted({each.length for each in results if each.length is not None})
 
 
-def _score_axes(lengths: Sequence[int], drawn: Sequence[TaskResult], most: int) -> tuple[Axis, Axis]:
-    """Build an axis of lengths with ticks at the measured ones, and an axis of percent or perplexity."""
+def _score_scales(
+    axes: Axes,
+    lengths: Sequence[int],
+    drawn: Sequence[TaskResult],
+    most: int,
+    x_words: str = "",
+    percent: str = "",
+    top: float = 104,
+) -> tuple[float, float]:
+    """Set axes of lengths, with ticks at measured ones, and of percent or perplexity; returns the limits of x."""
     # A single length spans no axis of which to take a share.
     room = (lengths[-1] / lengths[0]) ** 0.06 if len(lengths) > 1 else 2
     limits = lengths[0] / room, lengths[-1] * room
-    x = Axis("", "log2", limits, length_ticks(spaced(lengths, most)))
+    scale(axes.xaxis, x_words, "log2", limits, length_ticks(spaced(lengths, most)))
     if drawn[0].unit == "percent":
-        return x, Axis(limits=(0, 104), ticks=tuple((float(n), str(n)) for n in range(0, 101, 20)))
-    values = [value for each in drawn for value in (each.score, *each.ci95) if math.isfinite(value)]
-    return x, value_axis("perplexity", min(values), max(values))
+        percent_scale(axes.yaxis, percent, top)
+    else:
+        values = [value for each in drawn for value in (each.score, *each.ci95) if math.isfinite(value)]
+        value_scale(axes.yaxis, "perplexity", min(values), max(values))
+    return limits
 
 
-def _score_line(
-    results: Sequence[TaskResult], lengths: Sequence[int], look: Look, name: str, direct: bool = False
-) -> list[Mark]:
-    """Build a line with gaps for missing scores, its band, and error bars for isolated points."""
+def _draw_line(
+    axes: Axes,
+    results: Sequence[TaskResult],
+    lengths: Sequence[int],
+    options: Options,
+    name: str,
+    direct: bool = False,
+) -> None:
+    """Draw a line with gaps for missing scores, its band, and error bars for isolated points."""
     found = {each.length: each for each in results if math.isfinite(each.score)}
     # A length that was requested and did not run stays as NaN, which interrupts the line.
     at = np.array([length for length in lengths if any(each.length == length for each in results)])
@@ -563,13 +547,14 @@ def _score_line(
     low, high = (
         np.array([_finite(_band_of(found[n])[end]) if n in found else math.nan for n in at]) for end in (0, 1)
     )
-    end = name if direct and np.isfinite(score).any() else ""
-    marks: list[Mark] = [Line(at, score, look, name, end, clip=False), band(at, low, high, look.colour)]
+    axes.plot(at, score, label=label(name), clip_on=False, **options)
+    band(axes, at, low, high, options["color"])
+    if direct:
+        end_label(axes, name, at, score, options["color"])
     single = alone(score)
     if single.any():
         bars = [each[single] for each in (at, score, low, high)]
-        marks.append(whiskers(*bars, colour=look.colour, caps=4))
-    return marks
+        whiskers(axes, *bars, colour=options["color"], caps=4)
 
 
 def _band_of(result: TaskResult) -> Interval:
@@ -578,21 +563,20 @@ def _band_of(result: TaskResult) -> Interval:
     return NO_INTERVAL if result.unit == "percent" and low <= 0 and high >= 100 else result.ci95
 
 
-def _line_look(number: int, count: int) -> Look:
-    """Style of one of up to eight lines, each with its own marker."""
+def _line_look(number: int, count: int) -> Options:
+    """Options of one of up to eight lines, each with its own marker."""
     if number < style.MOST_SERIES:
         return series_look(number, count, **({"marker": "o"} if count == 1 else {}))
     dash = style.DASHES[number % len(style.DASHES)]
-    return Look(style.LINE_COLOURS[number], dash, style.LINE_MARKERS[number])
+    return look(style.LINE_COLOURS[number], dash, style.LINE_MARKERS[number])
 
 
-def _not_run_notes(results: Sequence[TaskResult], size: float) -> list[Note]:
+def _note_not_run(axes: Axes, results: Sequence[TaskResult], size: float) -> None:
     """Label lengths that did not run, which would otherwise look as if nobody had requested them."""
-    return [
-        Note("not run", each.length, None, 0, 4, "foot", upright=True, size=size)
-        for each in results
-        if each.status != "ok" and each.length is not None
-    ]
+    for each in results:
+        if each.status != "ok" and each.length is not None:
+            place = (each.length, None)
+            note(axes, "not run", place, (0, 4), size=size, ha="center", va="bottom", rotation=90)
 
 
 def _samples_words(drawn: Sequence[TaskResult]) -> str:

@@ -1,8 +1,7 @@
 """Draw RoPE theory: feasible bases, margins, decay, angles, periods, and the losses of a probe.
 
-All functions take plain numbers. Each also takes a ``title`` above the panels and a ``caption`` below them, for which
-None or an empty string means the default caption. Each raises RopewalkError if there is nothing to draw or a value is
-not finite.
+All functions take plain numbers and a ``title`` above the panels. Each raises RopewalkError if there is nothing to draw
+or a value is not finite.
 """
 
 from __future__ import annotations
@@ -15,35 +14,37 @@ from numpy.typing import ArrayLike
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import style
-from ropewalk.reporting.figures.primitives import (
-    Area,
-    Axis,
-    Boxes,
-    Envelope,
+from ropewalk.reporting.figures.drawing import (
+    Axes,
     Figure,
-    Fill,
-    Floats,
-    Line,
-    Look,
-    Mark,
-    Note,
-    Panel,
-    Rule,
-    Span,
+    area,
     beside,
+    boxes,
+    canvas,
+    complete,
+    end_label,
+    label,
+    look,
+    note,
+    panel_title,
+    row_scale,
+    rule,
+    scale,
+    series_look,
+    value_scale,
+    whiskers,
+)
+from ropewalk.reporting.figures.prepare import (
+    Envelope,
+    Floats,
     check_count,
     check_finite,
     envelope,
     is_spread,
     length_ticks,
     linear_length_ticks,
-    named,
     power_ticks,
-    row_axis,
-    series_look,
     tell,
-    value_axis,
-    whiskers,
 )
 from ropewalk.reporting.style import (
     BLUE,
@@ -65,9 +66,7 @@ RASTERISED_BANDS = 1000
 """Number of intervals above which an SVG stores the bands as an image."""
 
 
-def margin_figure(
-    series: Mapping[str, tuple[ArrayLike, ArrayLike, int | None]], title: str = "", caption: str | None = None
-) -> Figure:
+def margin_figure(series: Mapping[str, tuple[ArrayLike, ArrayLike, int | None]], title: str = "") -> Figure:
     """Draw the similarity margin ``B(m)`` against distance, one panel per series.
 
     Args:
@@ -77,44 +76,38 @@ def margin_figure(
     values = _checked_series("margin", {name: each[:2] for name, each in series.items()}, 1)
     longest = max(float(m[-1]) for m, _ in values.values())
     several = len(values) > 1
-    x = Axis("distance m (tokens)", "log2", (1, longest), power_ticks(1, longest))
-    panels = []
-    for name, each in values.items():
-        marks = _margin_marks(envelope(*each), series[name][2], longest)
-        heading = fill(name, style.TITLE_CHARACTERS) if several or not title else ""
-        panels.append(Panel(tuple(marks), x, Axis("margin B(m)"), heading))
-    words = (
+    curves = {name: envelope(*each) for name, each in values.items()}
+    panels = canvas(len(values), height=1.0 + 1.75 * len(values) if several else 4.0, shared=True)
+    for axes, (name, curve) in zip(panels, curves.items(), strict=True):
+        scale(axes.xaxis, "distance m (tokens)", "log2", (1, longest), power_ticks(1, longest))
+        scale(axes.yaxis, "margin B(m)")
+        _draw_margin(axes, curve, series[name][2], longest)
+        if several or not title:
+            panel_title(axes, fill(name, style.TITLE_CHARACTERS))
+    caption = (
         "The band spans the lowest to the highest margin of neighbouring distances. The line is the lowest margin, "
         "hatched where negative. Up to the dashed line, similar tokens get more attention than random ones at every "
         "distance."
     )
-    told = [
-        tell(f"lowest margin of {name}", curve.x, curve.low, tokens_text)
-        for name, curve in ((name, envelope(*each)) for name, each in values.items())
-    ]
-    height = 1.0 + 1.75 * len(panels) if several else 4.0
-    return Figure(tuple(panels), caption or words, title, height, shared=True, told=tuple(told))
+    told = (
+        tell(f"lowest margin of {name}", curve.x, curve.low, tokens_text) for name, curve in curves.items()
+    )
+    return complete(panels, title, caption, told)
 
 
-def _margin_marks(curve: Envelope, bound: int | None, longest: float) -> list[Mark]:
+def _draw_margin(axes: Axes, curve: Envelope, bound: int | None, longest: float) -> None:
+    axes.fill_between(curve.x, curve.low, curve.high, **area(FILLS[1]), zorder=1)
+    axes.plot(curve.x, curve.low, label="lowest", **look(width=1))
     # Hatch only the part of the band below zero.
-    below = np.minimum(curve.low, 0)
-    marks: list[Mark] = [
-        Area(curve.x, curve.low, curve.high, Fill(FILLS[1])),
-        Line(curve.x, curve.low, Look(width=1), name="lowest"),
-        Area(curve.x, below, 0 * below, Fill(edge=VERMILION, hatch="////"), order=2.5),
-        Rule(0, "y", dash="-"),
-    ]
+    below = {**area(edge=VERMILION, hatch="////"), "linewidth": 0, "zorder": 2.5}
+    axes.fill_between(curve.x, np.minimum(curve.low, 0), 0, **below)
+    rule(axes, 0, across=True, dash="-")
     if bound is not None and 1 <= bound <= longest:
         # longest**0.72 lies at 72 % of a logarithmic axis from 1.
-        side = beside(bound > longest**0.72)
-        marks.append(Rule(bound, words=f"B(m) ≥ 0 up to {length_text(bound)}", side=side))
-    return marks
+        rule(axes, bound, f"B(m) ≥ 0 up to {length_text(bound)}", beside(bound > longest**0.72))
 
 
-def decay_figure(
-    series: Mapping[str, tuple[ArrayLike, ArrayLike]], title: str = "", caption: str | None = None
-) -> Figure:
+def decay_figure(series: Mapping[str, tuple[ArrayLike, ArrayLike]], title: str = "") -> Figure:
     """Draw the upper bound of attention against relative distance, one line per series.
 
     Args:
@@ -123,26 +116,25 @@ def decay_figure(
     values = _checked_series("bound", series, 1)
     curves = [envelope(*each, DECAY_BINS) for each in values.values()]
     longest = max(float(m[-1]) for m, _ in values.values())
-    marks: list[Mark] = []
-    for number, curve in enumerate(curves):
-        look = series_look(number, len(curves), marker="")
-        marks += [
-            Area(curve.x, curve.low, curve.high, Fill(look.colour, alpha=0.13)),
-            Line(curve.x, curve.mean, look, named(values, number), end=named(values, number)),
-        ]
-    x = Axis("relative distance (tokens)", "log2", (1, longest), power_ticks(1, longest))
-    y = value_axis(
-        "upper bound of attention", min(c.low.min() for c in curves), max(c.high.max() for c in curves)
-    )
-    words = (
+    (axes,) = canvas()
+    scale(axes.xaxis, "relative distance (tokens)", "log2", (1, longest), power_ticks(1, longest))
+    low, high = min(each.low.min() for each in curves), max(each.high.max() for each in curves)
+    value_scale(axes.yaxis, "upper bound of attention", low, high)
+    for number, (name, curve) in enumerate(zip(values, curves, strict=True)):
+        options = series_look(number, len(curves), marker="")
+        axes.fill_between(curve.x, curve.low, curve.high, **area(options["color"], alpha=0.13), zorder=1)
+        axes.plot(curve.x, curve.mean, label=label(name), **options)
+        if len(curves) > 1:
+            end_label(axes, name, curve.x, curve.mean, options["color"])
+    caption = (
         "Upper bound of the attention between two tokens at a distance; a line that stays higher means slower decay. "
         "Lines are means over neighbouring distances, and bands span their lowest to highest values."
     )
-    told = [
+    told = (
         tell(f"upper bound of {name}", curve.x, curve.mean, tokens_text)
         for name, curve in zip(values, curves, strict=True)
-    ]
-    return Figure((Panel(tuple(marks), x, y),), caption or words, title, told=tuple(told))
+    )
+    return complete([axes], title, caption, told)
 
 
 def slowest_pair_figure(
@@ -150,7 +142,6 @@ def slowest_pair_figure(
     trained_length: int,
     target_length: int,
     title: str = "",
-    caption: str | None = None,
 ) -> Figure:
     """Draw the angle of the slowest rotary pair against position, with the positions and angles seen in training.
 
@@ -169,44 +160,26 @@ def slowest_pair_figure(
             f"the first series, the model as trained, needs a position within the trained length of {trained_length} "
             f"tokens, got positions from {x.min():g}"
         )
-    marks: list[Mark] = [
-        Span(0, trained_length, Fill(SHADE), name="trained positions"),
-        Span(
-            seen.min(),
-            seen.max(),
-            Fill(edge="#8fa3b5", hatch="///"),
-            "y",
-            "angles seen in training",
-            order=0.5,
-        ),
-    ]
-    for number, (name, (x, y)) in enumerate(curves.items()):
-        look = series_look(number, len(curves), width=2)
-        marks += [
-            Line(x, y, series_look(number, len(curves), width=2, marker=""), end=name),
-            Line(x[-1:], y[-1:], look, clip=False),
-        ]
     end = max(target_length, *(int(x[-1]) for x, _ in curves.values()))
-    # A line at the very end of the axis would coincide with the frame.
-    marks += [
-        Rule(
-            length,
-            words=f"{name} length {length_text(length)}",
-            side=beside(length > 0.7 * end),
-        )
-        for length, name in ((trained_length, "trained"), (target_length, "target"))
-        if length < end
-    ]
     lowest, highest = min(y.min() for _, y in curves.values()), max(y.max() for _, y in curves.values())
+    (axes,) = canvas()
+    scale(axes.xaxis, "position (tokens)", limits=(0, end), ticks=linear_length_ticks(end))
     # Leave room above the lines for the labels of the marked lengths.
     limits = min(0.0, 1.05 * lowest), 1.15 * highest or 1.0
-    panel = Panel(
-        tuple(marks),
-        Axis("position (tokens)", limits=(0, end), ticks=linear_length_ticks(end)),
-        Axis("angle of the slowest pair (turns of 2π)", limits=limits),
-        key=True,
-    )
-    words = (
+    scale(axes.yaxis, "angle of the slowest pair (turns of 2π)", limits=limits)
+    axes.axvspan(0, trained_length, label="trained positions", **area(SHADE), zorder=0)
+    hatched = {**area(edge="#8fa3b5", hatch="///"), "linewidth": 0, "zorder": 0.5}
+    axes.axhspan(seen.min(), seen.max(), label="angles seen in training", **hatched)
+    for number, (name, (x, y)) in enumerate(curves.items()):
+        options = series_look(number, len(curves), width=2)
+        axes.plot(x, y, **{**options, "marker": "none"})
+        axes.plot(x[-1:], y[-1:], clip_on=False, **options)
+        end_label(axes, name, x, y, options["color"])
+    for length, name in ((trained_length, "trained"), (target_length, "target")):
+        # A line at the very end of the axis would coincide with the frame.
+        if length < end:
+            rule(axes, length, f"{name} length {length_text(length)}", beside(length > 0.7 * end))
+    caption = (
         f"Training covered positions up to {length_text(trained_length)} (shaded), which gave the slowest rotary pair "
         f"only the hatched angles. A line that leaves the hatched band before {length_text(target_length)} reaches "
         "angles not seen in training."
@@ -218,7 +191,7 @@ def slowest_pair_figure(
     training = (
         f"angles seen in training: {style.number_text(seen.min())} to {style.number_text(seen.max())} turns"
     )
-    return Figure((panel,), caption or words, title, told=(*told, training))
+    return complete([axes], title, caption, (*told, training), keys=[axes])
 
 
 def periods_figure(
@@ -226,7 +199,6 @@ def periods_figure(
     trained_length: int,
     target_length: int,
     title: str = "",
-    caption: str | None = None,
 ) -> Figure:
     """Draw the period of every rotary pair against its index. Pairs that complete no turn in training are hollow.
 
@@ -243,31 +215,25 @@ def periods_figure(
             raise RopewalkError(
                 f"periods of {name!r} must be a 1-dimensional, non-empty array of numbers above 0, in tokens"
             )
-    marks: list[Mark] = [
-        Span(trained_length, target_length, Fill(SHADE), "y"),
-        Rule(trained_length, "y", f"trained length {length_text(trained_length)}", "below"),
-        Rule(target_length, "y", f"target length {length_text(target_length)}", "above"),
-    ]
-    for number, each in enumerate(periods.values()):
-        hollow, pair = each > trained_length, np.arange(len(each))
-        look = series_look(number, len(periods), dash="-", width=0.8, size=4)
-        unseen = series_look(number, len(periods), dash="", size=5, hollow=True)
-        marks += [
-            # Hollow markers cover the filled ones of the same pairs.
-            Line(pair, each, look, named(periods, number), order=1.5),
-            Line(pair[hollow], each[hollow], unseen),
-        ]
     low = min(each.min() for each in periods.values()) / 1.5
     high = max(target_length, *(each.max() for each in periods.values())) * 1.5
     most = max(len(each) for each in periods.values())
-    panel = Panel(
-        tuple(marks),
-        Axis("rotary pair (0 turns fastest)", limits=(-0.5 - 0.01 * most, most - 0.5 + 0.01 * most)),
-        Axis("period (tokens)", "log2", (low, high), power_ticks(low, high)),
-        key=True,
-    )
+    (axes,) = canvas()
+    x_limits = -0.5 - 0.01 * most, most - 0.5 + 0.01 * most
+    scale(axes.xaxis, "rotary pair (0 turns fastest)", limits=x_limits)
+    scale(axes.yaxis, "period (tokens)", "log2", (low, high), power_ticks(low, high))
+    axes.axhspan(trained_length, target_length, **area(SHADE), zorder=0)
+    rule(axes, trained_length, f"trained length {length_text(trained_length)}", "below", across=True)
+    rule(axes, target_length, f"target length {length_text(target_length)}", "above", across=True)
+    for number, (name, each) in enumerate(periods.items()):
+        hollow, pair = each > trained_length, np.arange(len(each))
+        options = series_look(number, len(periods), dash="-", width=0.8, size=4, order=1.5)
+        axes.plot(pair, each, label=label(name), **options)
+        # Hollow markers cover the filled ones of the same pairs.
+        unseen = series_look(number, len(periods), dash="", size=5, hollow=True)
+        axes.plot(pair[hollow], each[hollow], **unseen)
     counts = "; ".join(f"{name}: {(p > trained_length).sum()} of {len(p)}" for name, p in periods.items())
-    words = (
+    caption = (
         "Period of each rotary pair: the tokens it takes for a full turn. Hollow markers are pairs that do not "
         f"complete a turn within the trained length ({counts})."
     )
@@ -277,7 +243,8 @@ def periods_figure(
         for name, each in periods.items()
     )
     target = f"target length: {target_length:,} tokens"
-    return Figure((panel,), caption or words, title, told=(*told, target))
+    keys = [axes] if len(periods) > 1 else []
+    return complete([axes], title, caption, (*told, target), keys=keys)
 
 
 def feasible_bases_figure(
@@ -299,37 +266,36 @@ def feasible_bases_figure(
     """
     _check_bands(lengths, feasible, safe_bases, published, ceiling)
     at = np.log2([*lengths])
-    # Narrow enough for columns of neighbouring lengths not to touch.
-    bands = _bands(lengths, feasible, min(0.3, 0.36 * float(np.diff(at).min())) if len(at) > 1 else 0.3)
-    lowest = min([*bands.low, *published.values()]) / 3
+    # Narrow enough for columns of neighbouring lengths not to touch; a share of an octave to either side.
+    sides = 2.0 ** (min(0.3, 0.36 * float(np.diff(at).min())) if len(at) > 1 else 0.3)
+    ends = np.array([each for bands in feasible for each in bands])
+    columns = np.repeat(np.array(lengths, np.float64), [len(bands) for bands in feasible])
+    lowest = min([*ends[:, 0], *published.values()]) / 3
     highest = 2 * max([ceiling, *published.values()])
     longest, shortest = max([*lengths, *published]), min([*lengths, *published])
     # A single column gets wide margins; otherwise it would fill the figure.
     room = 2.0 ** (0.6 if longest > shortest else 2)
     ticks = length_ticks(lengths) if len(lengths) <= 11 else power_ticks(shortest, longest)
+    (axes,) = canvas(height=4.6)
+    scale(axes.xaxis, "context length (tokens)", "log2", (shortest / room, longest * room), ticks)
+    scale(axes.yaxis, "RoPE base", "log", (lowest, highest), text=base_text)
+    raster = len(ends) > RASTERISED_BANDS
+    boxes(*(axes, columns / sides, columns * sides, *ends.T, area(FILLS[1]), "feasible bases"), raster=raster)
+    rule(axes, ceiling, across=True)
+    safe = [np.nan if base is None else base for base in safe_bases]
+    axes.plot(lengths, safe, label="safe base", **look(BLUE, "-", "D", width=1.4, size=5))
     # Intervals are in increasing order, so the first low end is the infimum.
     infima = {length: each[0][0] for length, each in zip(lengths, feasible, strict=True) if each}
-    safe = [np.nan if base is None else base for base in safe_bases]
-    marks: list[Mark] = [
-        bands,
-        Rule(ceiling, "y"),
-        Line(lengths, safe, Look(BLUE, "-", "D", width=1.4, size=5), "safe base"),
-        Line([*infima], [*infima.values()], Look(INK, "", style.CARET_UP, size=7), "infimum", order=4),
-    ]
+    caret = look(INK, "", style.CARET_UP, size=7, order=4)
+    axes.plot([*infima], [*infima.values()], label="infimum", **caret)
     if published:
-        cross = Look(VERMILION, "", "x", size=8, stroke=2)
-        marks.append(Line([*published], [*published.values()], cross, "published", order=5))
-    panel = Panel(
-        tuple(marks),
-        Axis("context length (tokens)", "log2", (shortest / room, longest * room), ticks),
-        Axis("RoPE base", "log", (lowest, highest), text=base_text),
-        key=True,
-    )
+        cross = look(VERMILION, "", "x", size=8, stroke=2, order=5)
+        axes.plot([*published], [*published.values()], label="published", **cross)
     # Ratio of two bases that are one pixel apart.
     thin = (highest / lowest) ** (1 / PIXELS)
-    narrow = any(high < low * thin for low, high in zip(bands.low, bands.high, strict=True))
+    narrow = bool((ends[:, 1] < ends[:, 0] * thin).any())
     pale = " (paler where bands and gaps are too narrow to distinguish)" if narrow else ""
-    words = (
+    caption = (
         "Filled: feasible bases, with which similar tokens get at least as much attention as random ones at every "
         f"distance up to the context length{pale}. Gaps in a column are infeasible bases. There are no gaps from the "
         f"safe base up to {base_text(ceiling)} (dashed), the largest base searched."
@@ -341,24 +307,7 @@ def feasible_bases_figure(
         + (f", published {base_text(published[length])}" if length in published else "")
         for length, each, base in zip(lengths, feasible, safe_bases, strict=True)
     )
-    return Figure((panel,), words, title, 4.6, told=tuple(told))
-
-
-def _bands(
-    lengths: Sequence[int], feasible: Sequence[Sequence[tuple[float, float]]], half_octaves: float
-) -> Boxes:
-    """One box per interval, extending ``half_octaves`` to either side of its length."""
-    sides = 2.0**half_octaves
-    corners = np.array(
-        [
-            (length / sides, length * sides, *ends)
-            for length, bands in zip(lengths, feasible, strict=True)
-            for ends in bands
-        ]
-    )
-    left, right, low, high = corners.T
-    raster = len(corners) > RASTERISED_BANDS
-    return Boxes(left, right, low, high, Fill(FILLS[1]), "feasible bases", raster)
+    return complete([axes], title, caption, told, keys=[axes])
 
 
 def _check_bands(
@@ -398,27 +347,28 @@ def probe_figure(
 
     Args:
         rows: ``(name, loss, low, high)`` in nats per token, in display order.
+        caption: caption below the panel. None or an empty string means the default one.
     """
     # Rows are told apart by their names, so their number has no limit.
     check_count("loss", len(rows), len(rows))
     loss, low, high = np.array([row[1:] for row in rows], dtype=np.float64).T
     check_finite("loss", loss, low, high)
-    axis, is_bars = _loss_axis(float(low.min()), float(high.max()))
     best = int(loss.argmin())
-    marks: list[Mark] = []
+    (axes,) = canvas(height=max(1.6, 0.9 + 0.32 * len(rows)), grid="x")
+    is_bars = _loss_scale(axes, float(low.min()), float(high.max()))
+    row_scale(axes, [row[0] for row in rows], [best])
     for row in range(len(rows)):
-        is_best = row == best
-        one = loss[row : row + 1], [row]
-        look = Look(BLUE, "", "D", size=6) if is_best else Look(INK, "", "o", hollow=True, size=5)
+        is_best, one = row == best, loss[row : row + 1]
+        options = (
+            look(BLUE, "", "D", order=4) if is_best else look(INK, "", "o", hollow=True, size=5, order=4)
+        )
         if is_bars:
-            strong = Fill(FILLS[1], BLUE, "///", 1.4) if is_best else Fill("white", GREY)
-            marks.append(Boxes([0], one[0], [row - 0.33], [row + 0.33], strong))
-        marks += [
-            whiskers([row], one[0], low[row : row + 1], high[row : row + 1], colour=look.colour, lying=True),
-            Line(*one, look, order=4),
-            Note(f"{loss[row]:.3f}", None, row, 6, bold=is_best),
-        ]
-    panel = Panel(tuple(marks), axis, row_axis([row[0] for row in rows], [best]), grid="x")
+            strong = area(FILLS[1], BLUE, "///", width=1.4) if is_best else area("white", GREY)
+            boxes(axes, 0, one, row - 0.33, row + 0.33, strong)
+        ends = low[row : row + 1], high[row : row + 1]
+        whiskers(axes, [row], one, *ends, colour=options["color"], lying=True)
+        axes.plot(one, [row], **options)
+        note(axes, f"{loss[row]:.3f}", (None, row), (6, 0), weight="bold" if is_best else "normal")
     words = (
         f"Mean loss with 95 % interval; lower is better. {rows[best][0]} has the lowest loss. Settings whose intervals "
         "overlap cannot be ranked by these losses alone."
@@ -426,21 +376,23 @@ def probe_figure(
     told = (
         f"{name}: loss {value:.3f}, interval {least:.3f} to {most:.3f}" for name, value, least, most in rows
     )
-    return Figure((panel,), caption or words, title, max(1.6, 0.9 + 0.32 * len(rows)), told=tuple(told))
+    return complete([axes], title, caption or words, told)
 
 
-def _loss_axis(low: float, high: float) -> tuple[Axis, bool]:
-    """Choose an axis for losses, and say whether it can carry bars: only if it is linear and starts at 0."""
-    label = "loss (nats per token{})"
+def _loss_scale(axes: Axes, low: float, high: float) -> bool:
+    """Set an axis for losses, and say whether it can carry bars: only if it is linear and starts at 0."""
+    words = "loss (nats per token{})"
     if is_spread(low, high):
         limits = low / 1.15, high * 1.15
-        return Axis(label.format("; logarithmic"), "log", limits, text=style.tick_text), False
+        scale(axes.xaxis, words.format("; logarithmic"), "log", limits, text=style.tick_text)
+        return False
     # Equal losses would give an axis of zero length.
     room = 0.06 * ((high - low) or high or 1)
     # Bars from 0 would all look equally long.
-    if low > 0.7 * high:
-        return Axis(label.format("; the axis does not start at 0"), limits=(low - room, high + room)), False
-    return Axis(label.format(""), limits=(min(0, low), high + room)), True
+    is_bars = low <= 0.7 * high
+    limits = (min(0, low) if is_bars else low - room), high + room
+    scale(axes.xaxis, words.format("" if is_bars else "; the axis does not start at 0"), limits=limits)
+    return is_bars
 
 
 def _checked_series(

@@ -9,20 +9,20 @@ import numpy as np
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import style
-from ropewalk.reporting.figures.primitives import (
-    Axis,
+from ropewalk.reporting.figures.drawing import (
+    Axes,
+    Dash,
     Figure,
-    Line,
-    Look,
-    Mark,
-    Panel,
-    Rule,
-    Steps,
     beside,
-    check_finite,
-    tell,
-    value_axis,
+    canvas,
+    complete,
+    label,
+    look,
+    rule,
+    scale,
+    value_scale,
 )
+from ropewalk.reporting.figures.prepare import check_finite, tell
 from ropewalk.reporting.style import BLUE, GREEN, GREY, VERMILION, length_text
 
 WIDTHS = {1: style.WIDTH_INCHES, 2: 11.0}
@@ -34,10 +34,10 @@ NEAR = 1.5
 MOST_MARKED_PAIRS = 24
 """Largest number of pairs for which each has a large marker."""
 RULES = ((GREY, "--"), (VERMILION, "-."), (GREEN, ":"))
-FOUND = (Look(BLUE, "-", "o"), Look(BLUE, (0, (1, 1)), "s"))
+FOUND: tuple[tuple[str, Dash, str], ...] = ((BLUE, "-", "o"), (BLUE, (0, (1, 1)), "s"))
 CANDIDATE = "#9cc3e4"
-_Described = tuple[Panel, str, list[str]]
-"""A panel, its caption, and the parts of its text alternative."""
+_Described = tuple[str, list[str]]
+"""Caption of a panel, and the parts of its text alternative."""
 
 
 @dataclass(frozen=True)
@@ -84,20 +84,20 @@ def search_figure(
     Raises:
         RopewalkError: if there is nothing to draw, or a factor is not finite.
     """
-    found = [
-        *([_search_panel(curve)] if curve is not None else []),
-        *([_factors_panel(lines)] if lines is not None else []),
-    ]
-    if not found:
+    count = (curve is not None) + (lines is not None)
+    if not count:
         raise RopewalkError("a search figure needs curve, lines, or both, got neither")
-    caption = " ".join(words for _, words, _ in found)
-    panels = tuple(panel for panel, _, _ in found)
-    told = tuple(part for _, _, parts in found for part in parts)
-    return Figure(panels, caption, title, 4.1, WIDTHS[len(found)], len(found), told=told)
+    panels = canvas(count, count, height=4.1, width=WIDTHS[count])
+    found = [
+        *([_draw_search(panels[0], curve)] if curve is not None else []),
+        *([_draw_factors(panels[-1], lines)] if lines is not None else []),
+    ]
+    told = (part for _, parts in found for part in parts)
+    return complete(panels, title, " ".join(caption for caption, _ in found), told, keys=panels)
 
 
-def _search_panel(curve: SearchCurve) -> _Described:
-    """Build the panel of candidates, the best perplexity so far and the baselines."""
+def _draw_search(axes: Axes, curve: SearchCurve) -> _Described:
+    """Draw the panel of candidates, the best perplexity so far and the baselines."""
     finite = [(forwards, value) for forwards, value in curve.points if value is not None]
     if not finite:
         raise RopewalkError("there is no candidate with a finite perplexity to draw")
@@ -115,35 +115,25 @@ def _search_panel(curve: SearchCurve) -> _Described:
     inside, best = y <= top, np.minimum.accumulate(y)
     # Candidates with an infinite perplexity took forward passes as well.
     end = max(float(x[-1]), float(curve.points[-1][0]))
-    marks: list[Mark] = [
-        Line(x[inside], y[inside], Look(CANDIDATE, "", "o", size=3), "candidate", order=2),
-        Steps([*x, end], best, Look(width=2), "best so far", order=4),
-    ]
+    x_words = "forward passes (one candidate on one search row)"
+    scale(axes.xaxis, x_words, limits=(0, end), text=style.count_text, most=6, whole=True)
+    value_scale(axes.yaxis, f"perplexity at {curve.target_length:,} tokens", low, top, (low, top))
+    axes.plot(x[inside], y[inside], label="candidate", **look(CANDIDATE, "", "o", size=3, order=2))
     if not inside.all():
+        beyond = look(CANDIDATE, "", "^", size=4, order=2)
         edge = np.full((~inside).sum(), top)
-        beyond = Look(CANDIDATE, "", "^", size=4)
-        # Second, so that the key lists it directly after the candidates.
-        marks.insert(1, Line(x[~inside], edge, beyond, "↑ candidate above the axis", clip=False, order=2))
+        axes.plot(x[~inside], edge, label="↑ candidate above the axis", clip_on=False, **beyond)
+    # Without a baseline, no vertical lines run down to 0 at the two ends.
+    best_look = {"color": BLUE, "linewidth": 2, "zorder": 4}
+    axes.stairs(best, [*x, end], baseline=None, label="best so far", **best_look)
     # Not strict: there are styles for as many baselines as a figure can have.
     for (name, value), (colour, dash) in zip(baselines.items(), RULES, strict=False):
         words = f"{_named(name)} {_short(value)}{' ↑' if value > top else ''}"
         if value > top:
-            # Only in the key: a line would extend the axis up to its value.
-            marks.append(Line([], [], Look(colour, dash, width=1.6), words))
+            # Only in the key: a line would lie outside the axes.
+            axes.plot([], [], label=words, **look(colour, dash, width=1.6))
         else:
-            marks.append(Rule(value, "y", colour=colour, dash=dash, width=1.6, name=words, order=3))
-    panel = Panel(
-        tuple(marks),
-        Axis(
-            "forward passes (one candidate on one search row)",
-            limits=(0, end),
-            text=style.count_text,
-            most_ticks=6,
-            whole=True,
-        ),
-        value_axis(f"perplexity at {curve.target_length:,} tokens", low, top, (low, top)),
-        key=True,
-    )
+            rule(axes, value, across=True, colour=colour, dash=dash, width=1.6, name=words, order=3)
     infinite = [name for name, value in curve.baselines.items() if value is None]
     missing = f" Not shown because infinite: {', '.join(map(_named, infinite))}." if infinite else ""
     told = [
@@ -154,11 +144,11 @@ def _search_panel(curve: SearchCurve) -> _Described:
         f"Perplexity on all search documents of each fully evaluated candidate. The best, {_short(best[-1])}, was "
         f"found after {int(x[int(np.argmin(y))]):,} forward passes.{missing}"
     )
-    return panel, caption, told
+    return caption, told
 
 
-def _factors_panel(lines: FactorLines) -> _Described:
-    """Build the panel of factors, with the pairs that complete no turn in training."""
+def _draw_factors(axes: Axes, lines: FactorLines) -> _Described:
+    """Draw the panel of factors, with the pairs that complete no turn in training."""
     if not 1 <= len(lines.found) <= len(FOUND) or len(lines.rules) > len(RULES):
         raise RopewalkError(
             f"a figure shows one or two lists of searched factors and at most {len(RULES)} lists of factors by "
@@ -173,35 +163,22 @@ def _factors_panel(lines: FactorLines) -> _Described:
                 f"{len(factors)}"
             )
     pairs = np.arange(len(lines.periods))
-    marks: list[Mark] = [
-        Line(pairs, factors, Look(colour, dash, width=1.6), _named(name))
-        for (name, factors), (colour, dash) in zip(lines.rules.items(), RULES, strict=False)
-    ]
+    margin = 0.03 * len(pairs)
+    limits = -margin, len(pairs) - 1 + margin
+    scale(axes.xaxis, "rotary pair (0 turns fastest)", limits=limits, most=8, whole=True)
+    low, high = min(min(each) for each in plotted.values()), max(max(each) for each in plotted.values())
+    value_scale(axes.yaxis, "rescale factor λ", low, high)
+    for (name, factors), (colour, dash) in zip(lines.rules.items(), RULES, strict=False):
+        axes.plot(pairs, factors, label=label(_named(name)), **look(colour, dash, width=1.6))
     size = 5.0 if len(pairs) <= MOST_MARKED_PAIRS else 2.8
     for (name, factors), found in zip(lines.found.items(), FOUND, strict=False):
-        look = Look(found.colour, found.dash, found.marker, size=size)
-        marks.append(Line(pairs, factors, look, name, order=4))
+        axes.plot(pairs, factors, label=label(name), **look(*found, size=size, order=4))
     unseen = np.flatnonzero(np.asarray(lines.periods, dtype=np.float64) > lines.original_length)
     if len(unseen):
         # Periods grow with the index, so one line separates the pairs.
         at = unseen[0] - 0.5
-        marks.append(
-            Rule(
-                at,
-                words=f"period > {length_text(lines.original_length)} →",
-                side=beside(at > 0.6 * len(pairs)),
-                foot=True,
-            )
-        )
-    margin = 0.03 * len(pairs)
-    limits = -margin, len(pairs) - 1 + margin
-    low, high = min(min(each) for each in plotted.values()), max(max(each) for each in plotted.values())
-    panel = Panel(
-        tuple(marks),
-        Axis("rotary pair (0 turns fastest)", limits=limits, most_ticks=8, whole=True),
-        value_axis("rescale factor λ", low, high),
-        key=True,
-    )
+        words = f"period > {length_text(lines.original_length)} →"
+        rule(axes, at, words, beside(at > 0.6 * len(pairs)), foot=True)
     told = [
         tell(f"factors {_named(name)}", pairs, each, lambda n: f"pair {n:.0f}")
         for name, each in plotted.items()
@@ -210,7 +187,7 @@ def _factors_panel(lines: FactorLines) -> _Described:
         f"Rescale factors divide the frequencies. The pairs right of the dashed line ({len(unseen)} of {len(pairs)}) "
         f"do not complete a turn within the original {lines.original_length:,} tokens."
     )
-    return panel, caption, told
+    return caption, told
 
 
 def _named(name: str) -> str:

@@ -11,20 +11,20 @@ import numpy as np
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting import style
-from ropewalk.reporting.figures.primitives import (
-    Axis,
+from ropewalk.reporting.figures.drawing import (
     Figure,
-    Floats,
-    Line,
-    Look,
-    Mark,
-    Panel,
-    Rule,
     band,
+    canvas,
+    complete,
+    label,
+    look,
+    percent_scale,
+    rule,
+    scale,
     series_look,
-    tell,
-    value_axis,
+    value_scale,
 )
+from ropewalk.reporting.figures.prepare import Floats, tell
 from ropewalk.reporting.style import BLUE, GREY
 
 SMOOTHED_POINTS = 50
@@ -50,30 +50,32 @@ def training_figure(
     if not np.isfinite(loss).any():
         raise RopewalkError("there is no finite training loss to draw")
     x = np.array([n if x_key is None else line[x_key] for n, line in enumerate(metrics, start=1)], np.float64)
-    marks: list[Mark]
+    load = None
+    if any("max_violation" in line for line in metrics):
+        load = np.array([line.get("max_violation", math.nan) for line in metrics], np.float64)
+    panels = canvas(1 if load is None else 2)
+    axes = panels[0]
+    for each, words in zip(panels, ("loss (nats per token)", "max violation"), strict=False):
+        # Ten digits show any step or count of tokens exactly.
+        scale(each.xaxis, x_key or "optimizer step", text=lambda value: f"{value:,.10g}")
+        scale(each.yaxis, words)
     caption = "Training loss of each step"
     if len(loss) >= SMOOTHED_POINTS:
         # About 4 % of the run, but never fewer than 5 steps.
         window = max(5, len(loss) // 25)
-        marks = [
-            Line(x, loss, Look(GREY, width=0.8), "each step", order=2),
-            Line(x, _running_mean(loss, window), Look(BLUE, width=2), f"mean of {window}"),
-        ]
+        axes.plot(x, loss, label="each step", **look(GREY, width=0.8, order=2))
+        axes.plot(x, _running_mean(loss, window), label=f"mean of {window}", **look(width=2))
         caption += f", and the mean over the last {window} steps"
     else:
-        marks = [Line(x, loss, Look(BLUE, "-", "o", width=1.6, size=3))]
+        axes.plot(x, loss, **look(BLUE, "-", "o", width=1.6, size=3))
     stages = [line.get("stage") for line in metrics]
     changes = [at for at in range(1, len(stages)) if stages[at] != stages[at - 1]]
-    # Between the last step of one stage and the first of the next, since it belongs to neither.
-    marks += [Rule((x[at - 1] + x[at]) / 2) for at in changes]
+    for at in changes:
+        # Between the last step of one stage and the first of the next, since it belongs to neither.
+        rule(axes, (x[at - 1] + x[at]) / 2)
     caption += "; dashed lines mark the start of a new stage" if changes else ""
-    # Ten digits show any step or count of tokens exactly.
-    axis = Axis("optimizer step" if x_key is None else x_key, text=lambda value: f"{value:,.10g}")
-    panels = [Panel(tuple(marks), axis, Axis("loss (nats per token)"), key=True)]
-    load = None
-    if any("max_violation" in line for line in metrics):
-        load = np.array([line.get("max_violation", math.nan) for line in metrics], np.float64)
-        panels.append(Panel((Line(x, load, Look(BLUE, "-")),), axis, Axis("max violation")))
+    if load is not None:
+        panels[1].plot(x, load, **look())
         caption += "; below: excess load of the busiest expert relative to the mean load, in the least balanced layer"
 
     def place(at: float) -> str:
@@ -84,7 +86,7 @@ def training_figure(
         *(f"stage {stages[at]} from {place(x[at])}" for at in changes),
         *((tell("max violation", x, load, place),) if load is not None else ()),
     )
-    return Figure(tuple(panels), f"{caption}.", title, told=told)
+    return complete(panels, title, f"{caption}.", told, keys=[axes])
 
 
 def curve_figure(scores: Sequence[tuple[int, Mapping[str, Any]]], title: str = "") -> Figure:
@@ -108,27 +110,24 @@ def curve_figure(scores: Sequence[tuple[int, Mapping[str, Any]]], title: str = "
     caption = f"95 % bands, {samples} samples per point."
     if len(lines) > style.MOST_LINES:
         lines, caption = _means(scores), "Mean over all tasks."
-    marks: list[Mark] = []
+    (axes,) = canvas()
+    scale(axes.xaxis, "optimizer step", text=lambda value: f"{value:,.10g}")
+    if scores[0][1]["unit"] == "percent":
+        percent_scale(axes.yaxis, "score (%)")
+    else:
+        every = [value for points in lines.values() for _, *rest in points for value in rest]
+        finite = [value for value in every if math.isfinite(value)]
+        value_scale(axes.yaxis, "perplexity", min(finite), max(finite))
     for number, (name, points) in enumerate(lines.items()):
         x, y, low, high = (np.array(column, np.float64) for column in zip(*points, strict=True))
-        look = series_look(number, len(lines), marker="o", size=4.0)
-        marks += [Line(x, y, look, name, clip=False), band(x, low, high, look.colour)]
-    values = [
-        value for points in lines.values() for _, *rest in points for value in rest if math.isfinite(value)
-    ]
-    if scores[0][1]["unit"] == "percent":
-        y_axis = Axis(
-            "score (%)", limits=(0, 104), ticks=tuple((float(n), str(n)) for n in range(0, 101, 20))
-        )
-    else:
-        y_axis = value_axis("perplexity", min(values), max(values))
-    x_axis = Axis("optimizer step", text=lambda value: f"{value:,.10g}")
+        options = series_look(number, len(lines), marker="o", size=4.0)
+        axes.plot(x, y, label=label(name), clip_on=False, **options)
+        band(axes, x, low, high, options["color"])
     told = (
         tell(name, [each[0] for each in points], [each[1] for each in points], lambda at: f"step {at:,.0f}")
         for name, points in lines.items()
     )
-    words = f"Scores during training, by step. {caption}"
-    return Figure((Panel(tuple(marks), x_axis, y_axis, key=True),), words, title, told=tuple(told))
+    return complete([axes], title, f"Scores during training, by step. {caption}", told, keys=[axes])
 
 
 def _line_name(score: Mapping[str, Any], of_task: bool = True) -> str:

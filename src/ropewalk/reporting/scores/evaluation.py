@@ -22,6 +22,7 @@ from ropewalk.evaluation.tasks.registry import BY_NAME
 from ropewalk.evaluation.tasks.suite import Suite
 from ropewalk.io.files import plain_name
 from ropewalk.io.lengths import format_length
+from ropewalk.reporting.figures.drawing import Figure
 from ropewalk.reporting.figures.evaluation import (
     needle_figure,
     perplexity_figure,
@@ -29,7 +30,6 @@ from ropewalk.reporting.figures.evaluation import (
     score_figure,
     tasks_figure,
 )
-from ropewalk.reporting.figures.primitives import Figure
 from ropewalk.reporting.page import Examples, Page, Picture, write_page
 from ropewalk.reporting.scores.tables import (
     OVERALL,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
 from ropewalk.experiments.run import Cell, ExperimentResult
-from ropewalk.reporting.figures.evaluation import difference_figure, score_figure
-from ropewalk.reporting.figures.primitives import Figure
+from ropewalk.reporting.figures.drawing import Figure, canvas, complete, panel_title
+from ropewalk.reporting.figures.evaluation import difference_figure, draw_scores
 from ropewalk.reporting.page import Page, Picture, write_page
 from ropewalk.reporting.scores.evaluation import evaluation_tables
 from ropewalk.reporting.scores.tables import comparison_table, task_words
 from ropewalk.reporting.shown_text import shown
-from ropewalk.reporting.style import MOST_LINES
+from ropewalk.reporting.style import HEIGHT_INCHES, MOST_LINES
 from ropewalk.reporting.tables import Part, ResultTable
 
 REPORT = "report.html"
@@ -85,25 +85,22 @@ def experiment_figures(result: ExperimentResult) -> dict[str, Figure]:
 
 def _suite_figure(cells: Sequence[Cell], suite: str, tasks: Sequence[str]) -> Figure:
     """Scores by length of every cell, one panel for each task of a suite."""
-    each = {
-        task: score_figure(
-            {
-                shown(cell.name): [one for one in cell.results if (one.suite, one.task) == (suite, task)]
-                for cell in cells
-            },
-            title=f"{task_words(suite, task)}, mean over seeds",
-        )
-        for task in tasks
-    }
-    first = each[tasks[0]]
-    if len(each) == 1:
-        return first
-    # Figures of one panel each become the panels of one figure.
-    panels = tuple(replace(figure.panels[0], title=task_words(suite, task)) for task, figure in each.items())
-    captions = dict.fromkeys(figure.caption for figure in each.values())
-    told = (f"{task_words(suite, task)} {part}" for task, figure in each.items() for part in figure.told)
-    title = f"{suite}, mean over seeds"
-    return Figure(panels, " ".join(captions), title, len(panels) * first.height, told=tuple(told))
+    panels = canvas(len(tasks), height=len(tasks) * HEIGHT_INCHES)
+    captions, told, keys = dict[str, None](), list[str](), list[Any]()
+    for axes, task in zip(panels, tasks, strict=True):
+        series = {
+            shown(cell.name): [one for one in cell.results if (one.suite, one.task) == (suite, task)]
+            for cell in cells
+        }
+        caption, parts, keyed = draw_scores(axes, series)
+        captions[caption] = None
+        keys += keyed
+        name = task_words(suite, task)
+        told += [f"{name} {part}" if len(tasks) > 1 else part for part in parts]
+        if len(tasks) > 1:
+            panel_title(axes, name)
+    title = f"{suite if len(tasks) > 1 else task_words(suite, tasks[0])}, mean over seeds"
+    return complete(panels, title, " ".join(captions), told, keys=keys)
 
 
 def _limit(result: ExperimentResult) -> str:

@@ -1,82 +1,44 @@
-"""Marks check what they hold, and helpers of axes choose ticks that can be read."""
+"""Series are reduced without losing an extreme, and helpers of axes choose ticks that can be read."""
 
 import math
 
 import numpy as np
 import pytest
 
-from ropewalk.errors import RopewalkError
 from ropewalk.reporting import style
-from ropewalk.reporting.figures.primitives import (
-    Area,
-    Axis,
-    Boxes,
+from ropewalk.reporting.figures.drawing import (
     Figure,
-    Fill,
-    Line,
-    Panel,
-    Steps,
-    Whiskers,
+    log_scale,
+    mark_length,
+    row_scale,
+    value_scale,
+    whiskers,
+)
+from ropewalk.reporting.figures.prepare import (
     alone,
     envelope,
     index_ticks,
     linear_length_ticks,
-    log_axis,
-    mark_length,
     power_ticks,
-    row_axis,
     spaced,
     tell,
-    value_axis,
-    whiskers,
 )
+from tests.reporting import axes_cases
+from tests.reporting.axes_cases import blank, bold, rules, scale, side, ticks
 from tests.reporting.evaluation_results import LENGTHS
-from tests.reporting.specification_cases import ticks
 
 NAN = math.nan
 
 
-def test_marks_are_values_whatever_they_are_made_of() -> None:
-    assert Line(np.arange(3), range(3)) == Line([0, 1, 2], (0.0, 1.0, 2.0))
-    assert Figure((Panel((Line([1], [2]),)),)) == Figure((Panel((Line([1.0], [2.0]),)),))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Line([1, 2], [1], name="the line"),
-        lambda: Area([1], [1], [1, 2], Fill(), name="the line"),
-        lambda: Whiskers([1], [1, 2], [1], name="the line"),
-        lambda: Boxes([1], [1], [1], [], Fill(), name="the line"),
-    ],
-)
-def test_marks_refuse_numbers_of_different_lengths(make) -> None:
-    with pytest.raises(
-        RopewalkError, match=r"the line has \d+ values of .*, but \d+ of .*; give equally many"
-    ):
-        make()
-
-
-@pytest.mark.parametrize("value", [math.inf, -math.inf])
-def test_marks_refuse_infinite_numbers_and_take_gaps(value: float) -> None:
-    with pytest.raises(RopewalkError, match="a mark has an infinite value; use NaN for a missing value"):
-        Line([1], [value])
-    assert math.isnan(Line([1], [NAN]).y[0])
-
-
-def test_steps_have_one_edge_more_than_values() -> None:
-    assert Steps([0, 1, 2], [5, 6]).edges == (0, 1, 2)
-    with pytest.raises(RopewalkError, match="edges must have 3 values, one more than y, got 2"):
-        Steps([0, 1], [5, 6])
-
-
 def test_whiskers_end_at_their_value_where_rounding_put_an_end_past_it() -> None:
-    assert whiskers([1, 2], [5, 5], [5.1, NAN], [6, NAN]) == Whiskers([1, 2], [5, 5], [6, 5])
+    axes = blank()
+    whiskers(axes, [1, 2], [5, 5], [5.1, NAN], [6, NAN])
+    assert axes_cases.whiskers(axes) == [(1, 5, 6), (2, 5, 5)]
 
 
 def test_a_figure_says_what_it_shows() -> None:
-    assert Figure((), "It falls.", "Loss", told=("a: 1", "", "b: 2")).alternative() == "Loss. a: 1; b: 2."
-    assert Figure((), "", "Loss.").alternative() == "Loss."
+    assert Figure(None, "Loss", "It falls.", ("a: 1", "", "b: 2")).alternative() == "Loss. a: 1; b: 2."
+    assert Figure(None, "Loss.").alternative() == "Loss."
 
 
 def test_a_series_is_told_with_the_place_of_each_value_or_of_its_ends_and_extremes() -> None:
@@ -145,32 +107,34 @@ def test_labels_at_even_steps_end_with_the_last() -> None:
     assert index_ticks(["a"], 14) == ((0.0, "a"),)
 
 
-def test_an_axis_of_values_is_logarithmic_where_positive_ones_spread() -> None:
-    assert value_axis("x", 1, 7.9).scale == "linear"
-    assert value_axis("x", 1, 8).scale == "log"
-    assert value_axis("x", -1, 8).scale == "linear"
-    assert value_axis("x", 0, 8).scale == "linear"
+@pytest.mark.parametrize(
+    ("low", "high", "kind"), [(1, 7.9, "linear"), (1, 8, "log"), (-1, 8, "linear"), (0, 8, "linear")]
+)
+def test_an_axis_of_values_is_logarithmic_where_positive_ones_spread(low, high, kind) -> None:
+    axes = blank()
+    value_scale(axes.yaxis, "x", low, high)
+    assert scale(axes.yaxis) == kind
 
 
 def test_a_logarithmic_axis_is_wide_enough_for_ticks() -> None:
-    low, high = log_axis("", 5, 5).limits or (0, 0)
+    axes = blank()
+    log_scale(axes.yaxis, "", 5, 5)
+    low, high = axes.get_ylim()
     assert high / low >= 10
     assert math.sqrt(low * high) == pytest.approx(5)
 
 
 def test_rows_are_named_from_the_top_and_long_names_folded() -> None:
-    axis = row_axis(["a", "b " * 30], [1])
-    assert axis.limits == (1.55, -0.55)
-    assert ticks(axis)[1].count("\n") == 1
-    assert (axis.bold, axis.rows) == ((1,), True)
+    axes = blank()
+    row_scale(axes, ["a", "b " * 30], [1])
+    assert axes.get_ylim() == (1.55, -0.55)
+    assert ticks(axes.yaxis)[1].count("\n") == 1
+    assert bold(axes.yaxis) == ticks(axes.yaxis)[1:]
 
 
 def test_a_length_is_marked_where_it_is_on_the_axis_and_its_words_have_room() -> None:
-    (early,) = mark_length(2048, "trained length", 1024, 2**17)
-    (late,) = mark_length(2**16, "trained length", 1024, 2**17)
-    assert (early.words, early.side, late.side) == ("trained length 2k", "right", "left")
-    assert mark_length(1024, "trained length", 1024, 2**17) == ()
-
-
-def test_an_axis_has_no_limits_of_its_own() -> None:
-    assert Axis().limits is None
+    axes = blank()
+    for length in (2048, 2**16, 1024):
+        mark_length(axes, length, "trained length", 1024, 2**17)
+    assert rules(axes) == {"trained length 2k": 2048, "trained length 64k": 2**16}
+    assert [side(axes, rule) for rule in rules(axes)] == ["right", "left"]
