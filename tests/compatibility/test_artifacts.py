@@ -14,6 +14,7 @@ RENAMED: dict[str, str] = {}
 """JSON keys that were given another name on purpose: the old name, and the new one."""
 
 REFUSED: dict[str, str] = {
+    "resume a run": "was written by an earlier version of ropewalk",
     "resume a search": "is the log of another search, with documents_sha256",
 }
 """Steps on artifacts that are refused now, and a part of the sentence that says what changed."""

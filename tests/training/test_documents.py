@@ -23,7 +23,12 @@ from tests.training.resume_cases import recipe_of, refused, with_stage
 from tests.training.run_cases import extend
 
 BEGAN = RunInputs(
-    rows=["data/a", None], digests=["a" * 64, None], validation_sources=None, model="m", precision="float32"
+    rows=["data/a", None],
+    digests=["a" * 64, None],
+    validation_sources=None,
+    unpacked=None,
+    model="m",
+    precision="float32",
 )
 
 
@@ -41,7 +46,7 @@ def test_rows_without_a_digest_each_are_no_record():
     with pytest.raises(
         ValidationError, match="rows and digests must be equally long, got 2 rows and 1 digests"
     ):
-        RunInputs(rows=["a", "b"], digests=["c"], validation_sources=None)
+        RunInputs.model_validate({**BEGAN.model_dump(), "rows": ["a", "b"], "digests": ["c"]})
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What a run measures before and after: any suites, at lengths of the recipe's, the run's, or their own."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from ropewalk.evaluation.answers import answers_file, read_answers
 from ropewalk.io.progress import Silent
 from ropewalk.reporting import ResultTable
 from ropewalk.reporting.run.training import run_tables
-from ropewalk.training.measurement import evaluation_file, prompt_lengths, requested_lengths, results_in
+from ropewalk.training.measurement import _write_results, prompt_lengths, requested_lengths, results_in
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
@@ -113,13 +112,12 @@ def test_results_of_another_suite_are_damage(finished, tmp_path):
     lengths, _ = asked(recipe)
     assert lengths == {"perplexity": [TARGET], "needle": [TRAINED], "longeval": []}
     results = [TaskResult.from_json(value) for value in summary["before"]]
-    path = tmp_path / evaluation_file("before")
-    path.write_text(json.dumps([each.to_json() for each in results]))
+    _write_results(tmp_path, "before", results)
     assert results_in(tmp_path, "before", lengths) == results
-    path.write_text(json.dumps([each.to_json() for each in results if each.suite != "longeval"]))
+    _write_results(tmp_path, "before", [each for each in results if each.suite != "longeval"])
     with pytest.raises(RopewalkError, match=r"it lacks a result of longeval\)"):
         results_in(tmp_path, "before", lengths)
-    path.write_text(json.dumps([each.to_json() for each in results]))
+    _write_results(tmp_path, "before", results)
     with pytest.raises(
         RopewalkError, match=r"it holds a result of needle at 256 tokens, which the recipe does not"
     ):

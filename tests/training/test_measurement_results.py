@@ -7,6 +7,7 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
+from ropewalk.io.digests import FileDigest, write_sealed
 from ropewalk.training.measurement import (
     _write_results,
     describe_short_context,
@@ -22,6 +23,12 @@ def perplexity(score, length=64):
     return TaskResult("perplexity", "perplexity", length, 2, score, ends, unit="perplexity")
 
 
+def seal(path, text):
+    """Write a file of results with the record that belongs to it."""
+    path.write_text(text)
+    write_sealed(path.with_name(evaluation_record("before")), {}, {path.name: FileDigest.of(path)})
+
+
 RESULTS = [perplexity(7.5), TaskResult("passkey", "passkey", 32, 4, 75.0, (30.0, 95.0))]
 ASKED = {"perplexity": [64], "passkey": [32]}
 
@@ -31,9 +38,9 @@ def test_results_are_read_back_as_they_were_written(tmp_path):
     _write_results(tmp_path, "before", RESULTS)
     assert results_in(tmp_path, "before", ASKED) == RESULTS
     assert results_in(tmp_path, "after", ASKED) is None
-    # Earlier versions wrote no record of the digest.
     (tmp_path / evaluation_record("before")).unlink()
-    assert results_in(tmp_path, "before", ASKED) == RESULTS
+    with pytest.raises(RopewalkError, match=r"its record evaluation-before\.digest\.json is missing"):
+        results_in(tmp_path, "before", ASKED)
 
 
 def test_a_change_of_any_byte_is_noticed(tmp_path):
@@ -64,7 +71,8 @@ def test_results_that_the_recipe_does_not_ask_for_are_not_taken_for_those_it_doe
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"suite": "passkey"}]', "[NaN]"])
 def test_what_holds_no_results_is_refused_with_what_to_do(tmp_path, text):
-    (tmp_path / evaluation_file("before")).write_text(text)
+    _write_results(tmp_path, "before", RESULTS)
+    seal(tmp_path / evaluation_file("before"), text)
     with pytest.raises(
         RopewalkError, match=r"is damaged \(.*\); delete it, and --resume will repeat the evaluation"
     ):

@@ -13,7 +13,7 @@ from ropewalk.evaluation.store import RESULTS, read_record
 from ropewalk.io.files import parse_json
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.peak_memory import GPU, PROCESS
-from ropewalk.training.recipe.file import parse_recipe, with_moments_of
+from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.run_folder import METRICS, RECIPE, SUMMARY
 
 NOT_COMPARED = ("output", "history", "checkpoints", "trackers", "seed")
@@ -86,7 +86,7 @@ def read_finished(folder: Path) -> Finished:
         ) from error
     recipe = parse_recipe(text, str(folder / RECIPE))
     # Every value written out, so that a default and the same value given by hand compare as equal.
-    plain = with_moments_of(recipe, recipe).model_dump(mode="json")
+    plain = recipe.model_dump(mode="json")
     # Runs of a grid share a cache of rows, a run by hand has another or none; the rows are the same.
     data = {key: value for key, value in plain["data"].items() if key != "cache"}
     kept = {key: value for key, value in plain.items() if key not in NOT_COMPARED} | {"data": data}

@@ -55,7 +55,7 @@ class RunInputs(BaseModel):
         validation_sources: digest of the validation sources; None if the recipe has none.
         unpacked: digest of documents used for evaluation that are never packed.
         model: digest of the recipe's model; None if its files were not available.
-        precision: the resolved precision. Files written by earlier versions may lack this and the two keys before it.
+        precision: the resolved precision.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -63,9 +63,9 @@ class RunInputs(BaseModel):
     rows: list[str | None]
     digests: list[str | None]
     validation_sources: str | None
-    unpacked: str | None = None
-    model: str | None = None
-    precision: str | None = None
+    unpacked: str | None
+    model: str | None
+    precision: str
 
     @model_validator(mode="after")
     def _fit(self) -> RunInputs:
@@ -206,7 +206,7 @@ def _rows_again(
 ) -> PackedRows:
     """The rows that a stage of a resumed run started with, read from disk or packed again."""
     output = folder_of(context)
-    folder, digest_ = _place(known[0], output), known[1]
+    folder, digest_ = output / known[0], known[1]
     if not is_packed(folder):
         # A folder with WORK in it is an interrupted packing, which _rows continues.
         if folder.is_dir() and not (folder / WORK).is_dir():
@@ -234,12 +234,6 @@ def _rows_again(
             f"{folder}, and --resume will pack the rows again"
         )
     return there
-
-
-def _place(folder: str, output: Path) -> Path:
-    """Folder of recorded rows, even if the run was moved; earlier versions recorded absolute paths."""
-    moved = output / DATA / Path(folder).name
-    return moved if moved.is_dir() else output / folder
 
 
 def run_inputs(
@@ -313,7 +307,6 @@ def _refuse_changed(resolved: ResolvedRecipe, began: RunInputs, output: Path) ->
     recipe, since = resolved.recipe, f"since the run in {output} started"
     if began.validation_sources != _sources_digest(recipe.data.validation_sources):
         raise RopewalkError(f"the validation sources have changed {since}; restore them, or start a new run")
-    # Earlier versions did not record the following.
     if began.unpacked is not None and began.unpacked != _unpacked_digest(recipe):
         what = "the rows in data.rows" if recipe.data.rows else "the documents of data.sources"
         raise RopewalkError(f"{what} have changed {since}; restore them, or start a new run")
@@ -323,7 +316,7 @@ def _refuse_changed(resolved: ResolvedRecipe, began: RunInputs, output: Path) ->
             f"the weights or the config of the model in {resolved.model} have changed {since}; restore them, or start "
             "a new run"
         )
-    if began.precision is not None and began.precision != resolved.precision:
+    if began.precision != resolved.precision:
         here = (
             f"auto resolves to {resolved.precision} here"
             if recipe.precision == "auto"

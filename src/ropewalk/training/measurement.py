@@ -19,10 +19,8 @@ from ropewalk.evaluation import ModelUnderTest, TaskResult, evaluate_model
 from ropewalk.evaluation.answers import Prompts, write_answers
 from ropewalk.evaluation.measure import Stores, generated_tasks, generates
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.results import SAMPLES
 from ropewalk.evaluation.rows import DrawnDocuments
 from ropewalk.evaluation.samples import Task
-from ropewalk.evaluation.tasks.perplexity import rows_text_digest
 from ropewalk.evaluation.tasks.registry import BY_NAME, chosen_suites, chosen_tasks
 from ropewalk.evaluation.tasks.suite import GeneratedSuite, LikelihoodSuite
 from ropewalk.io.digests import FileDigest, damage, read_sealed, write_sealed
@@ -32,8 +30,7 @@ from ropewalk.models.losses import LossModel
 from ropewalk.parallel.context import RunContext
 from ropewalk.training.checkpoint.files import Position, checkpoint_name, is_place, place_of
 from ropewalk.training.checkpoint.single import random_states, set_random_states
-from ropewalk.training.documents import full_rows
-from ropewalk.training.recipe.evaluation import ROWS, Evaluation
+from ropewalk.training.recipe.evaluation import Evaluation
 from ropewalk.training.resolved import ResolvedRecipe, folder_of
 from ropewalk.training.step import autocast
 
@@ -189,9 +186,9 @@ def tracked(results: Sequence[TaskResult]) -> dict[str, float]:
 
 
 def _altered(path: Path, record: Path) -> str | None:
-    """Describe how a file differs from what was written; None if it does not, or if an earlier version wrote it."""
+    """Describe how a file differs from what was written; None if it does not."""
     if not record.is_file():
-        return None
+        return f"its record {record.name} is missing"
     try:
         files = read_sealed(parse_json(record.read_text(encoding="utf-8"), strict=True), record)
         return damage(path, files[path.name])
@@ -275,22 +272,6 @@ def measure(
         write_answers(output, when, prompts.answered(stores.predictions.known))
         _write_results(output, when, results)
     return results
-
-
-def on_other_text(output: Path, measurement: Measurement) -> bool:
-    """Whether the perplexity before training was measured on other text than the one after training would be.
-
-    So it is if an earlier version of ropewalk chose other documents. Then the two could not be compared.
-    """
-    resolved = measurement.resolved
-    for result in results_in(output, "before", measurement.asked) or ():
-        there = result.details.get(SAMPLES)
-        if (result.suite, result.task) != ROWS or result.length is None or there is None:
-            continue
-        rows = full_rows(measurement.documents, resolved, result.length, resolved.recipe.evaluation.rows)
-        if rows_text_digest(rows) != there:
-            return True
-    return False
 
 
 def measure_during(

@@ -56,9 +56,7 @@ from ropewalk.training.measurement import (
     describe_during,
     evaluated_during,
     evaluation_file,
-    evaluation_record,
     measure,
-    on_other_text,
     prompt_lengths,
     requested_lengths,
     results_in,
@@ -133,8 +131,7 @@ class RunResult(Result):
         versions: versions of the software, and a description of the machine.
         adapter: folder of the adapter. None, and left out of JSON, if the run trained the model's own weights.
         source: the model before the run: its name, its id and revision on the Hub, the licence in its model card, the
-            SHA-256 of its config and weights, and its RoPE. None, and left out of JSON, for runs that an earlier
-            version of ropewalk began.
+            SHA-256 of its config and weights, and its RoPE.
         files: paths of the report and its figures, which only the command ``ropewalk extend`` writes. None, and left
             out of JSON, in ``summary.json`` and in the result of the Python function.
         readers: how other programs read the model's RoPE. None, and left out of JSON, wherever ``files`` is left out.
@@ -158,9 +155,9 @@ class RunResult(Result):
     history: tuple[dict[str, Any], ...]
     seconds: float
     versions: dict[str, str]
+    source: dict[str, Any]
     adapter: Path | None = None
     exported: dict[str, Any] | None = None
-    source: dict[str, Any] | None = None
     files: tuple[Path, ...] | None = None
     readers: tuple[Reading, ...] | None = None
 
@@ -169,7 +166,7 @@ class RunResult(Result):
         values = super().to_json()
         if not values["during"]:
             del values["during"]
-        for name in ("adapter", "exported", "source", "files", "readers"):
+        for name in ("adapter", "exported", "files", "readers"):
             if values[name] is None:
                 del values[name]
         return values
@@ -410,7 +407,7 @@ def _prepared(
         # Only for its check: a damaged file would otherwise fail the run when it writes its summary.
         world.on_rank_0(lambda: evaluated_during(output, at.position))
     # Both are read, so that damage to either is found now; only the first decides whether the model is needed.
-    measured, finished = world.on_rank_0(lambda: [known(when) for when in ("before", "after")])
+    measured, _ = world.on_rank_0(lambda: [known(when) for when in ("before", "after")])
     # Load the model before packing, so that a checkpoint that cannot be loaded fails early.
     model = None if measured else load_for_run(resolved, context, resolved.model)
     decisions = world.on_rank_0(lambda: decisions_so_far(resolved, at, output))
@@ -418,11 +415,6 @@ def _prepared(
     held_out = rows_with_validation(resolved.recipe, rows)
     documents = world.on_rank_0(lambda: validation_documents(resolved, held_out))
     measurement = Measurement(resolved, requested, documents)
-    if measured and not finished and world.on_rank_0(lambda: on_other_text(output, measurement)):
-        model = load_for_run(resolved, context, resolved.model)
-        why = "the evaluation before training used other documents than the one after training will"
-        outdated = (*at.outdated, evaluation_file("before"), evaluation_record("before"))
-        at = replace(at, outdated=outdated, why=f"{at.why}; {why}" if at.why else why)
     during = world.on_rank_0(lambda: _requested_during(resolved, reporter))
     parts = [
         None if each is None else Measurement(resolved, each, documents, n) for n, each in enumerate(during)

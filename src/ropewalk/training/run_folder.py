@@ -34,7 +34,7 @@ from ropewalk.training.final_weights import exported_as
 from ropewalk.training.measurement import DURING, during_files, evaluation_file, evaluation_record
 from ropewalk.training.metrics import LOST, MetricsLog
 from ropewalk.training.recipe.changes import Changes, Progress, changes
-from ropewalk.training.recipe.file import parse_recipe, with_moments_of
+from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.stage_rope.auto import choices_in
 from ropewalk.training.stage_rope.base import factors_file, stage_name
@@ -242,7 +242,6 @@ def take_up(output: Path, recipe: Recipe, resume: bool, stages: StageRange | Non
             f"the run's own {RECIPE} is damaged ({error}); restore the file, or start a new run in another output "
             "folder"
         ) from error
-    recipe, old = with_moments_of(recipe, old), with_moments_of(old, old)
     progress, again = progress_in(output, old), None
     if stages.first is not None:
         again = _end_of_stage(stages.first - 1, output, old, progress)
@@ -582,11 +581,6 @@ def _refuse_unproven(found: Changes, old: Recipe, new: Recipe, began: RunInputs)
             raise RopewalkError(
                 f"the run started with {min(keys)} {before}, but the recipe has {now}; restore the old value"
             )
-    if "precision" in found.same and began.precision is None:
-        raise RopewalkError(
-            f"the run started with precision {old.precision}, but the recipe has {new.precision}; set precision: "
-            f"{old.precision}"
-        )
 
 
 def _read(path: Path) -> str:

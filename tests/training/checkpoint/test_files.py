@@ -1,11 +1,13 @@
-"""A checkpoint's files: damage is named, what is half written is no checkpoint, and older ones are read."""
+"""A checkpoint's files: damage is named, what is half written is no checkpoint, and other versions' are refused."""
 
 import dataclasses
+import json
 import shutil
 
 import pytest
 
 from ropewalk import RopewalkError
+from ropewalk.io.digests import write_sealed
 from ropewalk.io.files import remove_left_overs
 from ropewalk.training.checkpoint.files import (
     RECORD,
@@ -35,20 +37,20 @@ from tests.training.checkpoint.rank_cases import (
 )
 
 
-def test_a_run_goes_on_from_what_older_versions_wrote(tied_llama, rows, by_one, tmp_path):
-    """Names of a bare model, a record of three numbers, no digests; the optimizer knows the model as a part."""
+def test_training_goes_on_from_a_copy_and_not_from_a_state_that_is_cut_off(
+    tied_llama, rows, by_one, tmp_path
+):
     precision, path, _, _, losses, fingerprint = by_one
-    old = shutil.copytree(path, tmp_path / NAME)
-    (old / RECORD).write_text('{"stage": 0, "step": 2, "tokens": 999}')
-    assert read_position(old) == POSITION
-    assert check_checkpoint(old) is None
+    copy = shutil.copytree(path, tmp_path / NAME)
+    assert read_position(copy) == POSITION
+    assert check_checkpoint(copy) is None
     one = Trainee(tied_llama, rows, precision)
-    assert load_checkpoint(old, one.model, one.optimizer, ALONE) == POSITION
+    assert load_checkpoint(copy, one.model, one.optimizer, ALONE) == POSITION
     assert one.train(2) == losses
     assert one.fingerprint() == fingerprint
-    (old / "training_state.safetensors").write_bytes(b"short")
+    (copy / "training_state.safetensors").write_bytes(b"short")
     with pytest.raises(RopewalkError, match="is damaged or incomplete"):
-        load_checkpoint(old, one.model, one.optimizer, ALONE)
+        load_checkpoint(copy, one.model, one.optimizer, ALONE)
 
 
 def harmed(path, name, how):
@@ -106,10 +108,22 @@ def test_a_record_leads_to_no_file_outside_its_folder(tmp_path, name):
     (tmp_path / "secret").write_bytes(b"1")
     path = tmp_path / NAME
     path.mkdir()
-    write_record(path, Record(Position(0, 1, 2), {name: FileDigest.of(tmp_path / "secret")}))
+    write_record(path, Record(Position(0, 1, 2), {name: FileDigest.of(tmp_path / "secret")}, (0.9, 0.95)))
     with pytest.raises(RopewalkError, match=rf"{RECORD} lists the file .* only files in its own folder"):
         read_record(path)
     assert "lists the file" in check_checkpoint(path)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_by_name(tmp_path):
+    path = tmp_path / NAME
+    path.mkdir()
+    write_record(path, Record(Position(0, 1, 2), {}, (0.9, 0.95)))
+    assert read_record(path).betas == (0.9, 0.95)
+    values = json.loads((path / RECORD).read_text())
+    del values["betas"]
+    write_sealed(path / RECORD, {key: values[key] for key in values if key not in ("files", "sha256")}, {})
+    with pytest.raises(RopewalkError, match="was written by an earlier version of ropewalk"):
+        read_record(path)
 
 
 @pytest.mark.parametrize("stage", ["../../x", None, 1.0, True])

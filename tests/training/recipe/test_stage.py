@@ -5,7 +5,7 @@ import yaml
 
 from ropewalk import RopewalkError
 from ropewalk.training.recipe.changes import Progress, changes
-from ropewalk.training.recipe.file import dump_recipe, parse_recipe, with_moments_of
+from ropewalk.training.recipe.file import dump_recipe, parse_recipe
 from ropewalk.training.recipe.recipe import Optimizer, StageOptimizer
 from ropewalk.training.recipe.stage import describe_own_settings
 
@@ -142,13 +142,3 @@ def test_a_change_is_told_with_both_values():
         with pytest.raises(RopewalkError, match="the stage has started with the old value"):
             changes(old, recipe_with({**STAGE, **own}), Progress(0, 4, 1))
         assert changes(old, recipe_with({**STAGE, **own}), Progress()).stages == (0,)
-
-
-def test_a_run_that_began_before_stages_could_keep_moments_resets_them():
-    new = recipe_with(STAGE, {**STAGE, "moments": "keep"}, STAGE)
-    text = dump_recipe(recipe_with(STAGE, STAGE))
-    earlier = parse_recipe(text.replace("  moments: keep\n", ""), "earlier")
-    assert [each.moments for each in with_moments_of(earlier, earlier).stages] == ["reset", "reset"]
-    assert [each.moments for each in with_moments_of(new, earlier).stages] == ["reset", "keep", "keep"]
-    began = parse_recipe(text, "began")
-    assert [each.moments for each in with_moments_of(began, began).stages] == ["keep", "keep"]

@@ -24,8 +24,6 @@ EXPORT_RECORD = "ropewalk-digests.json"
 programs that read such folders ignore JSON files whose names they do not know."""
 VERSION = 1
 _NAME = re.compile(r"stage(\d+)-step(\d+)")
-# All that the records of the first versions contained: no version number and no digests.
-_OLDEST_KEYS = {"stage", "step", "tokens"}
 
 
 Completed = Callable[[Path], None]
@@ -57,21 +55,21 @@ class Record:
 
     Attributes:
         position: progress of the run at the checkpoint.
-        files: digests of all other files, by name; empty in checkpoints of early versions, which had no digests.
+        files: digests of all other files, by name.
         sharded: whether several ranks wrote their shards; otherwise the checkpoint is a Hugging Face folder.
         world_size: number of ranks that wrote the checkpoint.
         mesh: degree of each dimension of their mesh.
         random_states: device types whose random number generator each rank saved.
-        betas: decay rates of AdamW's moments; None in checkpoints of earlier versions.
+        betas: decay rates of AdamW's moments.
     """
 
     position: Position
-    files: Mapping[str, FileDigest] = field(default_factory=dict)
+    files: Mapping[str, FileDigest]
+    betas: tuple[float, float]
     sharded: bool = False
     world_size: int = 1
     mesh: Mapping[str, int] = field(default_factory=dict)
     random_states: tuple[str, ...] = ()
-    betas: tuple[float, float] | None = None
 
 
 def checkpoint_name(position: Position) -> str:
@@ -107,7 +105,7 @@ def write_record(path: Path, record: Record) -> None:
         "world_size": record.world_size,
         "mesh": dict(record.mesh),
         "random_states": list(record.random_states),
-        **({} if record.betas is None else {"betas": list(record.betas)}),
+        "betas": list(record.betas),
     }
     write_sealed(path / RECORD, values, record.files)
 
@@ -116,18 +114,23 @@ def read_record(path: Path) -> Record:
     """Read the record in a checkpoint's folder.
 
     Raises:
-        RopewalkError: if the record is missing, damaged or from a newer version, or if its step differs from that in
+        RopewalkError: if the record is missing, damaged or from another version, or if its step differs from that in
             the folder's name.
     """
     try:
         values = parse_json((path / RECORD).read_text(encoding="utf-8"), strict=True)
-        oldest = values.keys() == _OLDEST_KEYS
-        if not oldest and values["version"] > VERSION:
+        if values["version"] > VERSION:
             raise RopewalkError(
                 f"the checkpoint {path} has format version {values['version']}, but this version of ropewalk reads "
                 f"versions up to {VERSION}; resume with the ropewalk version that wrote it"
             )
-        files = {} if oldest else read_sealed(values, path / RECORD)
+        files = read_sealed(values, path / RECORD)
+        if "betas" not in values:
+            raise RopewalkError(
+                f"{path} was written by an earlier version of ropewalk, whose runs this version cannot resume; resume "
+                "with the ropewalk version that wrote it, or start a new run in another output folder"
+            )
+        first, second = map(float, values["betas"])
         check_types(values, dict.fromkeys(("stage", "step", "tokens"), (int,)))
         position = Position(values["stage"], values["step"], values["tokens"])
         # The latest checkpoint is found by its name, so a renamed folder would resume at the wrong step.
@@ -136,16 +139,14 @@ def read_record(path: Path) -> Record:
                 f"{path} is not a checkpoint of a run: the folder contains the checkpoint "
                 f"{checkpoint_name(position)}; rename the folder to {checkpoint_name(position)}"
             )
-        if oldest:
-            return Record(position)
         return Record(
             position,
             files,
+            (first, second),
             values["sharded"],
             values["world_size"],
             values["mesh"],
             tuple(values["random_states"]),
-            _betas(values.get("betas")),
         )
     # A RopewalkError is a ValueError too, and the clause below would call the record damaged.
     except RopewalkError:
@@ -160,13 +161,6 @@ def read_record(path: Path) -> Record:
         raise RopewalkError(f"{path} is not a checkpoint of a run: {RECORD} is damaged: {error}") from error
     except KeyError as error:
         raise RopewalkError(f"{path} is not a checkpoint of a run: {RECORD} lacks the key {error}") from error
-
-
-def _betas(values: Any) -> tuple[float, float] | None:
-    if values is None:
-        return None
-    first, second = map(float, values)
-    return first, second
 
 
 def write_export_record(
@@ -239,15 +233,13 @@ def read_position(path: Path) -> Position:
     """Progress of the run at a checkpoint.
 
     Raises:
-        RopewalkError: if the record is missing, damaged or from a newer version.
+        RopewalkError: if the record is missing, damaged or from another version.
     """
     return read_record(path).position
 
 
 def check_checkpoint(path: Path, world: World | None = None) -> str | None:
     """Describe the damage to a checkpoint's files, such as ``model.safetensors is 10 bytes short``; None if none.
-
-    For checkpoints of early versions, which had no digests, only the record is read.
 
     Args:
         path: folder of the checkpoint.

@@ -231,8 +231,7 @@ def load_checkpoint(
         read_weights(path, model, masters, world)
         set_random_states(read_state(path, state, world))
     set_moments(model, optimizer, state)
-    # A record of an earlier version has no decay rates; the recipe's are then taken for those of the moments.
-    optimizer.carry_moments(record.betas or optimizer.betas)
+    optimizer.carry_moments(record.betas)
     return record.position
 
 
@@ -256,7 +255,7 @@ def load_moments(
     else:
         read_state(path, state, world)
     set_moments(trained.model, optimizer, state)
-    optimizer.carry_moments(record.betas or optimizer.betas, rewarm)
+    optimizer.carry_moments(record.betas, rewarm)
 
 
 def load_weights(path: Path, trained: LossModel, world: World, mesh: Mesh | None = None) -> None:

@@ -195,20 +195,6 @@ def _values_in(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def with_moments_of(recipe: Recipe, run: Recipe) -> Recipe:
-    """A recipe in which stages reset the moments if they belong to a run that began before stages could keep them.
-
-    Args:
-        recipe: recipe of the run, perhaps with other keys; stages that set this key stay as they are.
-        run: recipe that the run has written into its folder; earlier versions wrote it without this key.
-    """
-    stages = list(recipe.stages)
-    for number, (stage, stage_of_run) in enumerate(zip(recipe.stages, run.stages, strict=False)):
-        if "moments" not in stage.model_fields_set | stage_of_run.model_fields_set:
-            stages[number] = stage.model_copy(update={"moments": "reset"})
-    return recipe.model_copy(update={"stages": stages})
-
-
 def dump_recipe(recipe: Recipe) -> str:
     """YAML with every value written out, so that later changes of defaults do not affect a repeated run."""
     return yaml.safe_dump(
