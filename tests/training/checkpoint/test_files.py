@@ -117,7 +117,7 @@ def test_a_record_leads_to_no_file_outside_its_folder(tmp_path, name):
 def test_a_checkpoint_of_an_earlier_version_is_refused_by_name(tmp_path):
     path = tmp_path / NAME
     path.mkdir()
-    write_record(path, Record(Position(0, 1, 2), {}, (0.9, 0.95)))
+    write_record(path, Record(POSITION, {}, (0.9, 0.95)))
     assert read_record(path).betas == (0.9, 0.95)
     values = json.loads((path / RECORD).read_text())
     del values["betas"]
