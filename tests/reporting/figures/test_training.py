@@ -8,7 +8,7 @@ import pytest
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import training_figure
 from ropewalk.reporting.figures.training import curve_figure
-from tests.reporting.axes_cases import areas, every_line, lines, names, only, panels, rules, words
+from tests.reporting.axes_cases import areas, every_line, gaps, lines, names, only, panels, rules, words
 
 METRICS: list[dict[str, Any]] = [
     {"loss": None if n == 7 else 3 - n / 100, "stage": n // 40, "seen": n * 2048} for n in range(80)
@@ -84,3 +84,14 @@ def test_many_tasks_are_drawn_as_their_mean():
     (line,) = every_line(only(figure))
     assert (line.name, line.y) == ("512 tokens", (40.0,))
     assert "Mean over all tasks" in figure.caption
+
+
+def test_a_perplexity_that_is_infinite_is_a_gap():
+    scores = [
+        (step, {**score(512, value), "unit": "perplexity"})
+        for step, value in ((2, 9.0), (4, math.inf), (6, 8.0))
+    ]
+    (line,) = every_line(only(curve_figure(scores)))
+    assert gaps(line) == [False, True, False]
+    with pytest.raises(RopewalkError, match="no score from an evaluation during training"):
+        curve_figure(scores[1:2])

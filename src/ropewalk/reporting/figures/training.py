@@ -98,9 +98,9 @@ def curve_figure(scores: Sequence[tuple[int, Mapping[str, Any]]], title: str = "
         title: title above the panel.
 
     Raises:
-        RopewalkError: if there is no score.
+        RopewalkError: if there is no finite score. One that is not finite leaves a gap.
     """
-    if not scores:
+    if not any(math.isfinite(each["score"]) for _, each in scores):
         raise RopewalkError("there is no score from an evaluation during training to draw")
     lines: dict[str, list[tuple[float, float, float, float]]] = {}
     for step, each in scores:
@@ -119,7 +119,8 @@ def curve_figure(scores: Sequence[tuple[int, Mapping[str, Any]]], title: str = "
         finite = [value for value in every if math.isfinite(value)]
         value_scale(axes.yaxis, "perplexity", min(finite), max(finite))
     for number, (name, points) in enumerate(lines.items()):
-        x, y, low, high = (np.array(column, np.float64) for column in zip(*points, strict=True))
+        table = np.array(points, np.float64)
+        x, y, low, high = np.where(np.isfinite(table), table, math.nan).T
         options = series_look(number, len(lines), marker="o", size=4.0)
         axes.plot(x, y, label=label(name), clip_on=False, **options)
         band(axes, x, low, high, options["color"])
