@@ -172,6 +172,22 @@ def require_trackers(names: Sequence[str]) -> None:
             raise RopewalkError(f"tracker {name} is not installed; pip install {name}")
 
 
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """JSON values as a flat dict of scalars, which every tracker can store."""
+    flat: dict[str, Any] = {}
+
+    def visit(value: Any, key: str) -> None:
+        if isinstance(value, dict | list):
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            for name, item in pairs:
+                visit(item, f"{key}.{name}".lstrip("."))
+        elif value is not None:
+            flat[key] = value
+
+    visit(config, "")
+    return flat
+
+
 @contextmanager
 def tracking(names: Sequence[str], folder: Path, config: dict[str, Any]) -> Iterator[Listener | None]:
     """Start trackers, and yield a function that logs to all of them; None if no tracker is named.
@@ -179,7 +195,7 @@ def tracking(names: Sequence[str], folder: Path, config: dict[str, Any]) -> Iter
     Args:
         names: trackers by accelerate's names (wandb, tensorboard, trackio, …).
         folder: folder for trackers that write files.
-        config: flat dict of values that describe the run.
+        config: JSON values that describe the run; trackers get each scalar by the path of its key.
 
     Raises:
         RopewalkError: if a tracker's package is not installed; the message names it.
@@ -200,7 +216,7 @@ def tracking(names: Sequence[str], folder: Path, config: dict[str, Any]) -> Iter
         tracker = tracker_class("ropewalk", **arguments)
         if hasattr(tracker, "start"):
             tracker.start()
-        tracker.store_init_configuration(config)
+        tracker.store_init_configuration(_flat(config))
         trackers.append(tracker)
 
     def log(values: dict[str, Any], step: int) -> None:

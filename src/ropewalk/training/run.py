@@ -216,7 +216,7 @@ def extend(
             resumed.
     """
     with _begun(recipe, context, resume, StageRange(from_stage)) as (run, clock):
-        return _finished(run, _trained(run), clock)
+        return _finished(run, *_trained(run), clock)
 
 
 def extend_until(
@@ -236,7 +236,7 @@ def extend_until(
         RopewalkError: as for :func:`extend`.
     """
     with _begun(recipe, context, resume, StageRange(from_stage, until_stage)) as (run, clock):
-        last = _trained(run).last
+        last, _ = _trained(run)
         if last is None:
             raise RopewalkError(
                 f"the run in {run.output} is complete and its checkpoints were deleted, so it cannot stop at a stage; "
@@ -276,14 +276,14 @@ def _begun(
         yield run, clock
 
 
-def _finished(run: _Run, trained: _Trained, clock: float) -> RunResult:
+def _finished(run: _Run, last: Path | None, decisions: list[Decision], clock: float) -> RunResult:
     """Export and evaluate a run that has trained all stages."""
     resolved, context, before = run.resolved, run.context, run.before
     # After training, because short factors are searched on the final weights.
-    method, short = _short_factors(run, trained)
-    after = measure("after", _saved_model(run, trained.last, method), run.measurement, context)
+    method, short = _short_factors(run, last, decisions[-1].method)
+    after = measure("after", _saved_model(run, last, method), run.measurement, context)
     # Short factors change the method of the last stage after its training; the summary names the exported one.
-    methods = [*(each.method for each in trained.decisions[:-1]), method]
+    methods = [*(each.method for each in decisions[:-1]), method]
     result = RunResult(
         output=run.output,
         model=run.output / MODEL,
@@ -295,7 +295,7 @@ def _finished(run: _Run, trained: _Trained, clock: float) -> RunResult:
         processes={"number": context.world.size, **asdict(resolved.mesh)},
         stages=tuple(
             _stage_summary(number, run, found, method)
-            for number, (found, method) in enumerate(zip(trained.decisions, methods, strict=True))
+            for number, (found, method) in enumerate(zip(decisions, methods, strict=True))
         ),
         short_factors=None if short is None else search_summary(short, factors_file(SHORT)),
         original_length=resolved.original_length,
@@ -536,31 +536,24 @@ def versions(resolved: ResolvedRecipe) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """Result of all stages.
+def _trained(run: _Run) -> tuple[Path | None, list[Decision]]:
+    """Run all stages that are not complete.
 
-    Attributes:
-        last: checkpoint of the last stage; None if it was deleted after the run.
-        decisions: RoPE of each stage.
+    Returns:
+        The checkpoint of the last stage, None if it was deleted after the run; and the RoPE of each stage.
     """
-
-    last: Path | None
-    decisions: list[Decision]
-
-
-def _trained(run: _Run) -> _Trained:
-    """Run all stages that are not complete."""
     metrics = MetricsLog(run.output / METRICS)
     with ExitStack() as stack:
         if run.context.is_rank_0:
             recipe = run.resolved.recipe
-            listener = tracking(recipe.trackers, run.output / "trackers", _flat(recipe))
+            listener = tracking(
+                recipe.trackers, run.output / "trackers", recipe.model_dump(mode="json", exclude={"history"})
+            )
             metrics.listener = stack.enter_context(listener)
         return _train(run, metrics)
 
 
-def _train(run: _Run, metrics: MetricsLog) -> _Trained:
+def _train(run: _Run, metrics: MetricsLog) -> tuple[Path | None, list[Decision]]:
     resolved, reporter, at = run.resolved, run.context.rank_0_reporter, run.reached
     # Steps after the checkpoint run again, and their lines must not stand in the log twice.
     if again := run.context.world.on_rank_0(lambda: metrics.rewind(at.done, run.output / EARLIER / METRICS)):
@@ -586,19 +579,19 @@ def _train(run: _Run, metrics: MetricsLog) -> _Trained:
         # Counted for complete stages too: the next stage builds on both numbers.
         tokens += stage.steps * stage.rows_per_step * stage.context
         steps += stage.steps
-    return _Trained(latest, decisions)
+    return latest, decisions
 
 
-def _short_factors(run: _Run, trained: _Trained) -> tuple[RopeMethod, Factors | None]:
+def _short_factors(run: _Run, last: Path | None, method: RopeMethod) -> tuple[RopeMethod, Factors | None]:
     """RoPE method of the result; if the recipe has short_context, with short factors searched on the final weights."""
-    method, recipe = trained.decisions[-1].method, run.resolved.recipe
+    recipe = run.resolved.recipe
     if recipe.short_context is None:
         return method, None
     assert isinstance(method, LongRope)
     goal = goal_of(method, run.resolved.target, method.original_max_position_embeddings)
-    search = FactorSearch(SHORT, SHORT_LABEL, goal, recipe.short_context, trained.last)
+    search = FactorSearch(SHORT, SHORT_LABEL, goal, recipe.short_context, last)
     kept = run.context.world.on_rank_0(lambda: kept_factors(search, recipe, run.output, run.reached.exported))
-    found = kept if kept is not None else search_factors(search, run.at(trained.last))
+    found = kept if kept is not None else search_factors(search, run.at(last))
     return goal.extended(candidate_of(found)), found
 
 
@@ -706,19 +699,3 @@ def _stage_summary(number: int, run: _Run, decision: Decision, method: RopeMetho
         **({"own": own} if (own := stage.own_settings) else {}),
         **({} if engine is None else {"engine": engine.summary()}),
     }
-
-
-def _flat(recipe: Recipe) -> dict[str, Any]:
-    """Recipe as a flat dict of scalars, which every tracker can store."""
-    flat: dict[str, Any] = {}
-
-    def visit(value: Any, key: str) -> None:
-        if isinstance(value, dict | list):
-            pairs = value.items() if isinstance(value, dict) else enumerate(value)
-            for name, item in pairs:
-                visit(item, f"{key}.{name}".lstrip("."))
-        elif value is not None:
-            flat[key] = value
-
-    visit(recipe.model_dump(mode="json", exclude={"history"}), "")
-    return flat
