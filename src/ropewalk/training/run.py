@@ -599,27 +599,30 @@ def _saved_model(run: _Run, last: Path | None, method: RopeMethod) -> Any:
     """Load the result from the run's folder, after exporting it if necessary."""
     resolved, context, final = run.resolved, run.context, run.output / MODEL
     rope = (method, resolved.target)
-    if not run.reached.exported and resolved.adapter is not None:
-        assert last is not None
-        # Merging needs whole matrices, so rank 0 does it alone.
-        weights, position = _final_weights(run, last)
-        context.world.on_rank_0(lambda: _export_adapter(run, weights, position, rope))
-    elif not run.reached.exported:
+    if not run.reached.exported:
         assert last is not None
         weights, position = _final_weights(run, last)
-        model = load_for_run(
-            resolved, context, resolved.model, rope, torch.float32, other_ropes=resolved.other_ropes[-1]
-        )
-        if len(weights.checkpoints) == 1:
-            load_weights(weights.checkpoints[0], model, context.world, context.mesh)
+        if resolved.adapter is not None:
+            # Merging needs whole matrices, so rank 0 does it alone.
+            context.world.on_rank_0(lambda: _export_adapter(run, weights, position, rope))
         else:
-            load_average(weights.checkpoints, model, context.world, context.mesh)
-        made_of = weights.record()
-        export_model(model, final, resolved.tokenizer, context.world, resolved.dtype, position, made_of)
-        # Free the float32 copy before the exported model is loaded.
-        del model
+            _export_whole(run, weights, position, rope)
     # The exported folder is read back and measured, so that the scores are those of the files that users get.
     return load_for_run(resolved, context, str(final), rope, resolved.dtype)
+
+
+def _export_whole(run: _Run, weights: FinalWeights, position: Position, rope: RopeAt) -> None:
+    resolved, context = run.resolved, run.context
+    model = load_for_run(
+        resolved, context, resolved.model, rope, torch.float32, other_ropes=resolved.other_ropes[-1]
+    )
+    if len(weights.checkpoints) == 1:
+        load_weights(weights.checkpoints[0], model, context.world, context.mesh)
+    else:
+        load_average(weights.checkpoints, model, context.world, context.mesh)
+    final, made_of = run.output / MODEL, weights.record()
+    # The float32 copy is freed at the return, before the exported model is loaded.
+    export_model(model, final, resolved.tokenizer, context.world, resolved.dtype, position, made_of)
 
 
 def _final_weights(run: _Run, last: Path) -> tuple[FinalWeights, Position]:
@@ -634,14 +637,9 @@ def _final_weights(run: _Run, last: Path) -> tuple[FinalWeights, Position]:
 
 def _export_adapter(run: _Run, weights: FinalWeights, position: Position, rope: RopeAt) -> None:
     resolved, alone = run.resolved, RunContext()
+    others = resolved.other_ropes[-1]
     model = load_for_run(
-        resolved,
-        alone,
-        resolved.model,
-        rope,
-        torch.float32,
-        other_ropes=resolved.other_ropes[-1],
-        with_adapter=True,
+        resolved, alone, resolved.model, rope, torch.float32, other_ropes=others, with_adapter=True
     )
     # Exactly one, because a recipe with an adapter cannot average.
     (checkpoint,) = weights.checkpoints
