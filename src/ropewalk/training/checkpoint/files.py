@@ -34,6 +34,10 @@ def nothing_more(checkpoint: Path) -> None:
     """Leave a checkpoint where it is."""
 
 
+class EarlierVersion(RopewalkError):
+    """An earlier version of ropewalk wrote a checkpoint, which is intact."""
+
+
 @dataclass(frozen=True)
 class Position:
     """Progress of a run.
@@ -126,7 +130,7 @@ def read_record(path: Path) -> Record:
             )
         files = read_sealed(values, path / RECORD)
         if "betas" not in values:
-            raise RopewalkError(
+            raise EarlierVersion(
                 f"{path} was written by an earlier version of ropewalk, whose runs this version cannot resume; resume "
                 "with the ropewalk version that wrote it, or start a new run in another output folder"
             )
@@ -244,10 +248,16 @@ def check_checkpoint(path: Path, world: World | None = None) -> str | None:
     Args:
         path: folder of the checkpoint.
         world: ranks that share the hashing, each of which must call this function; this process alone if None.
+
+    Raises:
+        EarlierVersion: on every rank, if an earlier version of ropewalk wrote it.
     """
     world = world or World()
     try:
         files, unreadable = read_record(path).files, None
+    except EarlierVersion as error:
+        # No damage, for which another checkpoint would be recommended.
+        raise world.known_to_all(error) from None
     except RopewalkError as error:
         files, unreadable = {}, str(error).removeprefix(f"{path} is not a checkpoint of a run: ")
     return _first_damage(path, files, unreadable, world)
