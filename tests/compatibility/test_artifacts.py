@@ -15,6 +15,9 @@ RENAMED: dict[str, str] = {}
 
 REFUSED: dict[str, str] = {
     "resume a run": "was written by an earlier version of ropewalk",
+    "go on with an evaluation": "was written by another version of ropewalk",
+    "rescore an evaluation": "was written by another version of ropewalk",
+    "rescore another": "was written by another version of ropewalk",
     "resume a search": "is the log of another search, with documents_sha256",
 }
 """Steps on artifacts that are refused now, and a part of the sentence that says what changed."""

@@ -179,6 +179,7 @@ CHANGED: dict[str, str] = {
     "extend-patterns.chunks.files.chunks/metrics.jsonl": "likewise",
     "extend-patterns.two stages.json.after[0]": "a stage goes on with the moments of the stage before",
     "extend-patterns.two stages.files.two/metrics.jsonl[3]": "likewise",
+    "evaluate.passkey.files.passkey/run.json": "says what the folder holds; what was measured stands in its steps",
     "extend-patterns.two stages.json.files": "a page with every sample lies beside the report",
 }
 """Outputs that are others on purpose: where they begin, and why."""

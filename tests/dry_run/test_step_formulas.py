@@ -25,6 +25,8 @@ CASES = [
 def test_formulas_agree_with_the_real_step(aside, tmp_path, mesh, ranks, rank, changes):
     model = model_folder(tmp_path / "model", **LAYERS_OF_8B)
     settings = {"context": 131072, "pattern": "full", "gradient_checkpointing": True} | changes
+    # The formulas count attention run again, as it is where its results do not fit.
+    settings["keep_attention"] = False
     found = aside(both, recipe_of(model, parallel=mesh, **settings), ranks, rank)
     for kind in ("ulysses", "ring"):
         assert found[kind][0] == found[kind][1]
