@@ -90,12 +90,14 @@ def test_items_are_read_no_further_ahead_than_the_tasks_in_progress(tmp_path: Pa
             read += 1
             yield read
 
+    # Pools that other tests share live on.
+    before = set(multiprocessing.active_children())
     stream = Processes(2).run(write, tmp_path, endless())
     for _ in range(30):
         next(stream)
     assert read <= 30 + 3
     stream.close()
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_a_failed_task_is_a_value(tmp_path: Path) -> None:

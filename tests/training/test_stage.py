@@ -196,23 +196,6 @@ def test_a_run_that_is_resumed_at_the_end_of_a_stage_goes_on_with_its_moments(
     assert kinds[2] != kinds[3]
 
 
-def test_a_run_that_began_before_moments_were_kept_goes_on_without_them(all_rows_each_step, tmp_path):
-    reset = with_stage(all_rows_each_step, 1, moments="reset")
-    extend(recipe_of(reset))
-    earlier = {**all_rows_each_step, "output": str(tmp_path / "earlier")}
-    output = Path(shutil.copytree(reset["output"], earlier["output"]))
-    for path in output.glob("checkpoints/stage1-*"):
-        shutil.rmtree(path)
-    shutil.rmtree(output / "model")
-    recipe = output / "recipe.yaml"
-    lines = recipe.read_text().splitlines(keepends=True)
-    recipe.write_text("".join(line for line in lines if "  moments: " not in line))
-    extend(recipe_of(earlier), resume=True)
-    assert results_of(earlier) == results_of(reset)
-    # The folder says now what the run has done.
-    assert recipe.read_text().count("  moments: reset") == 2
-
-
 def without_the_second_stage(values, output):
     """A copy of a run as it was at the end of its first stage."""
     copy = Path(shutil.copytree(values["output"], output))
