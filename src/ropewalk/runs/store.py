@@ -91,13 +91,12 @@ def launch() -> str:
 
 
 class Store:
-    """Records of an output folder. Every method is for rank 0 alone; :class:`~ropewalk.runs.runner.Run` calls them.
+    """Records of an output folder. Every method is for rank 0 alone; :class:`~ropewalk.runs.runner.Runner` calls them.
 
     Args:
         folder: the output folder; None keeps the records in memory, so that every step runs.
         holds: what the folder holds, such as ``evaluation``.
         advice: what the user can do about a folder that is in use otherwise.
-
         reads: whether this process is rank 0; others know the folder, but nothing of what is in it.
 
     Raises:

@@ -14,7 +14,8 @@ from ropewalk.data.tokens.tokenise import Encoder, Progress
 from ropewalk.runs.tasks import Failed, Processes
 
 PROCESS_BYTES = 1 << 20
-"""Bytes of documents for which it is worth to start another process."""
+"""Bytes of documents for which starting another process is worth it."""
+_SKIPPED = ("empty_documents", "binary_files")
 
 
 def count_splits(
@@ -53,9 +54,6 @@ def count_splits(
     for number in range(len(splits)):
         counts.extend(found.pop(number)[0])
     return counts
-
-
-_SKIPPED = ("empty_documents", "binary_files")
 
 
 def _count_split(encoder: Encoder, item: tuple[int, InputSplit]) -> tuple[DocumentCounts, ReadingCounts]:
