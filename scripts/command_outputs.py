@@ -2,9 +2,9 @@
 
     python scripts/command_outputs.py run OUT [--tree CHECKOUT] [--only NAME ...] [--programs]
     python scripts/command_outputs.py compare A B
-    python scripts/command_outputs.py keep OUT      (makes what the tests in tests/compatibility compare with anew)
+    python scripts/command_outputs.py keep OUT      (makes what the tests in tests/recorded compare with anew)
 
-``run`` calls ``python -m ropewalk`` of any checkout, with the cases of ``tests/compatibility/commands.yaml`` and
+``run`` calls ``python -m ropewalk`` of any checkout, with the cases of ``tests/recorded/commands.yaml`` and
 ``refusals.yaml`` and the inputs beside them, without a network. OUT then holds ``commands.json``: of each step its exit
 status, the JSON on stdout, and the files that the case names; and ``refusals.json``: of each bad input its exit status
 and the last line on stderr. ``compare`` prints every difference with its command and its place in the JSON, refusals

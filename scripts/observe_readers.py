@@ -1,4 +1,4 @@
-"""Record what other programs compute from configs, with their own functions: the oracle of ``ropewalk.readers``.
+"""Record what other programs compute from configs, with their own functions: the oracle of ``ropewalk.compatibility``.
 
 Run once for each program and version, in an environment or with a source tree that has it::
 
@@ -8,7 +8,8 @@ Run once for each program and version, in an environment or with a source tree t
     python scripts/observe_readers.py sglang --source sglang-0.5.23
 
 Servers need no GPU and no installation here: their modules of RoPE are imported from the source tree, and what these
-import of the rest of the program is replaced by stand-ins. The results are added to ``tests/readers/observed.json``.
+import of the rest of the program is replaced by stand-ins. The results are added to
+``tests/compatibility/observed.json``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
-RECORD = Path(__file__).parent.parent / "tests/readers/observed.json"
+RECORD = Path(__file__).parent.parent / "tests/compatibility/observed.json"
 LENGTH, ORIGINAL = 4096, 1024
 SHORT, LONG = [1.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6], [1.0, 1.2, 1.6, 2.2, 3.0, 3.5, 4.0, 4.0]
 SCALED = {"original_max_position_embeddings": ORIGINAL, "factor": 4.0}

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ropewalk.readers import READERS, Reading
-from ropewalk.readers.table import checkpoint_of, readings_of
+from ropewalk.compatibility import READERS, Reading
+from ropewalk.compatibility.table import checkpoint_of, readings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, TABLE = ROOT / "docs/readers.md", ROOT / "docs/published-configs.csv"

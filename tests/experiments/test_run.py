@@ -28,7 +28,7 @@ from tests.places import ROOT
 
 SMALL = (
     # Tokenising the embedded documents would take most of a run's time.
-    f"data.sources=[{ROOT / 'tests/compatibility/inputs/documents.jsonl'}]",
+    f"data.sources=[{ROOT / 'tests/recorded/inputs/documents.jsonl'}]",
     "stages.0.context=384",
     "stages.0.steps=4",
     "stages.0.warmup_steps=0",

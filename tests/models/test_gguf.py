@@ -22,11 +22,11 @@ from benchmarks.llama_cpp import (  # noqa: E402
     divergences,
     tiny_model,
 )
+from ropewalk.compatibility.table import checkpoint_of, readings_of  # noqa: E402
 from ropewalk.errors import RopewalkError  # noqa: E402
 from ropewalk.models import gguf as written  # noqa: E402
 from ropewalk.models.config_file import config_from_json  # noqa: E402
 from ropewalk.models.gguf import LONG, ONE, SHORT, gguf_rope, write_gguf  # noqa: E402
-from ropewalk.readers.table import checkpoint_of, readings_of  # noqa: E402
 from ropewalk.rope import Default, DynamicNtk, Linear, Llama3, LongRope, Yarn  # noqa: E402
 
 THETA = 10000.0

@@ -12,14 +12,14 @@ import transformers
 from transformers import CONFIG_MAPPING, Gemma3TextConfig, Phi3Config
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
+from ropewalk.compatibility import readings
+from ropewalk.compatibility.table import checkpoint_of, readings_of
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.config_file import config_from_json
 from ropewalk.models.export import export
 from ropewalk.models.load import read_config, with_both_spellings, with_rope, written_config
 from ropewalk.models.support import ModelsSettings, supported
-from ropewalk.readers import readings
-from ropewalk.readers.table import checkpoint_of, readings_of
 from ropewalk.rope import Default, Linear, Llama3, LongRope, RopeMethod, Yarn, methods_from_config
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.places import ROOT

@@ -5,7 +5,7 @@ import pytest
 from tests.places import ROOT
 
 TESTS = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-PARTS = {"command_outputs": "compatibility_cases", "retrieval_rows": "train_retrieval_model"}
+PARTS = {"command_outputs": "recorded_cases", "retrieval_rows": "train_retrieval_model"}
 """Scripts that tests reach through another module."""
 
 

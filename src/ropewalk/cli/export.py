@@ -95,9 +95,9 @@ def export(
 
     Give one of --push, --step, --rope and --gguf, or --rope with --push.
     """
-    from ropewalk.readers import readings
-    from ropewalk.readers.table import require_known
-    from ropewalk.reporting.readers import readers_parts
+    from ropewalk.compatibility import readings
+    from ropewalk.compatibility.table import require_known
+    from ropewalk.reporting.compatibility import readers_parts
 
     if step is not None or stage is not None:
         if step is None:
@@ -244,8 +244,8 @@ def _exported(
 
 def _pushed(model: str, repository: Repository, programs: Sequence[str]) -> PushResult:
     from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.compatibility import cautions, readings, refuse_wrong
     from ropewalk.io.lock import locked
-    from ropewalk.readers import cautions, readings, refuse_wrong
     from ropewalk.reporting.run.model_card import write_model_card
     from ropewalk.reporting.run.publish import folder_to_push, push
     from ropewalk.training.run_folder import RECIPE

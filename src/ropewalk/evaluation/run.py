@@ -718,7 +718,7 @@ def _other_models(pool: ServerPool, path: str) -> list[str]:
 
 def _notes_on_servers(path: str) -> list[str]:
     """What servers make of the model where that is not what the model is, one sentence each."""
-    from ropewalk.readers import readings, wrong_servers
+    from ropewalk.compatibility import readings, wrong_servers
 
     if not (Path(path) / "config.json").is_file():
         return []

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ropewalk.compatibility import Reading, readings
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
 from ropewalk.io.progress import counted
@@ -18,7 +19,6 @@ from ropewalk.models.held_rope import LoadedRope, loaded_rope
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning.advice import Advice, Checkpoint, advise, explained
 from ropewalk.planning.settings import InspectSettings
-from ropewalk.readers import Reading, readings
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.theory import SEARCH_LIMIT, SHORTEST_LENGTH, context_bound, critical_dimension
 from ropewalk.rope.theory.bases import Progress

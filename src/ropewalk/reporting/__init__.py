@@ -7,7 +7,7 @@ matplotlib takes a second to import, so names are imported on first use.
 
 Its files::
 
-    audit, data, dry_run, models, planning, readers, recipes, rope, search, verification
+    audit, data, dry_run, models, planning, compatibility, recipes, rope, search, verification
                   each shows the results of its room: tables, sentences, figures
     run           pages of a training run, and the card beside its model
     data_tables   a corpus or packed rows as tables and sentences

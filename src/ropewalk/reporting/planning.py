@@ -15,9 +15,9 @@ from ropewalk.planning.rules import CONTEXT_BOUND, SYMBOLS, WIDE
 from ropewalk.planning.run import PlanResult
 from ropewalk.planning.settings import InspectSettings, PlanSettings
 from ropewalk.planning.stages import recipe_stages
+from ropewalk.reporting.compatibility import readers_parts
 from ropewalk.reporting.figures.drawing import Figure
 from ropewalk.reporting.figures.rope import periods_figure
-from ropewalk.reporting.readers import readers_parts
 from ropewalk.reporting.tables import Part
 from ropewalk.rope import RopeMethod
 

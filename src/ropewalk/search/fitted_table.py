@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ropewalk.compatibility.table import cautions, checkpoint_of, readings_of, refuse_wrong
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.store import model_digest
 from ropewalk.models.export import ExportResult, refuse_existing
 from ropewalk.models.export import export as export_checkpoint
-from ropewalk.readers.table import cautions, checkpoint_of, readings_of, refuse_wrong
 from ropewalk.rope import LongRope
 from ropewalk.search.factor_table import Factors, checkpoint, method_of, read_factors
 
@@ -103,8 +103,8 @@ def export(model: str, rope: Path | str, out: Path | str, programs: Sequence[str
         model: folder, Hub id, or ``embedded``.
         rope: factor table, for example from ``ropewalk search``.
         out: new folder to write to.
-        programs: programs that must read the checkpoint right, by their keys in ``ropewalk.readers``. Where one needs
-            a command for short inputs and another for long ones, the notes have both.
+        programs: programs that must read the checkpoint right, by their keys in ``ropewalk.compatibility``. Where one
+            needs a command for short inputs and another for long ones, the notes have both.
 
     Raises:
         RopewalkError: if ``out`` exists, the model or the table cannot be read, the factors do not fit the model,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ropewalk.attention.kept import Keeping
+from ropewalk.compatibility import Reading
 from ropewalk.data import PackedRows, open_rows
 from ropewalk.data.read.embedded import EMBEDDED, RETRIEVAL
 from ropewalk.data.rows.stored import is_packed
@@ -26,7 +27,6 @@ from ropewalk.io.results import Result
 from ropewalk.models.origin import origin_of
 from ropewalk.parallel import MeshShape, make_mesh
 from ropewalk.parallel.context import RunContext
-from ropewalk.readers import Reading
 from ropewalk.rope import LongRope, RopeMethod
 from ropewalk.search import Factors, goal_of, write_factors
 from ropewalk.training.checkpoint.adapter import export_adapter

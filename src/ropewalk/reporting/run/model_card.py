@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from ropewalk.compatibility import readings, sentences
 from ropewalk.data.read.embedded import EMBEDDED, RETRIEVAL, resolve_model
 from ropewalk.data.read.files import HUGGING_FACE
 from ropewalk.data.read.hub import parse_hugging_face
@@ -24,7 +25,6 @@ from ropewalk.models.card import CARD, is_own_card, signed_card
 from ropewalk.models.config_file import read_model_config
 from ropewalk.models.export import ExportResult
 from ropewalk.models.origin import origin_of
-from ropewalk.readers import readings, sentences
 from ropewalk.reporting.run.before_after import conclusion, run_differences, run_results
 from ropewalk.reporting.scores.tables import difference_words, length_words, task_words
 from ropewalk.reporting.shown_text import shown

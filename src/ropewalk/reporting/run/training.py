@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ropewalk.compatibility import readings
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.tasks.passkey import SUITE
@@ -16,12 +17,11 @@ from ropewalk.experiments.finished import cost_of
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
 from ropewalk.models.card import CARD, is_own_card
-from ropewalk.readers import readings
+from ropewalk.reporting.compatibility import readers_parts
 from ropewalk.reporting.figures.evaluation import perplexity_figure, score_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
 from ropewalk.reporting.figures.training import curve_figure, training_figure
 from ropewalk.reporting.page import Page, Picture, write_page
-from ropewalk.reporting.readers import readers_parts
 from ropewalk.reporting.run.before_after import conclusion, difference_tables, run_differences, run_results
 from ropewalk.reporting.run.model_card import write_model_card
 from ropewalk.reporting.run.samples import SAMPLES, write_samples_page

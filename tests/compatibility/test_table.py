@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.errors import RopewalkError
-from ropewalk.readers.reader import Checkpoint
-from ropewalk.readers.table import (
+from ropewalk.compatibility.reader import Checkpoint
+from ropewalk.compatibility.table import (
     READERS,
     cautions,
     difference,
@@ -17,10 +16,11 @@ from ropewalk.readers.table import (
     sentences,
     wrong_servers,
 )
-from ropewalk.reporting.readers import readers_parts
+from ropewalk.errors import RopewalkError
+from ropewalk.reporting.compatibility import readers_parts
 from ropewalk.reporting.tables import ResultTable
 from ropewalk.rope import Default, Linear, LongRope, Yarn, for_all_readers
-from tests.readers.recorded import checkpoint, record
+from tests.compatibility.recorded import checkpoint, record
 
 LONG = LongRope(16, 5e4, (1.0,) * 8, (2.0,) * 8, 1.0, 1024)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ropewalk.readers.mlx_lm import BASES, MLX_LM
-from ropewalk.readers.reader import Checkpoint, RefusedConfigError, UnreadConfigError
+from ropewalk.compatibility.mlx_lm import BASES, MLX_LM
+from ropewalk.compatibility.reader import Checkpoint, RefusedConfigError, UnreadConfigError
 from ropewalk.rope import Default
-from tests.readers.recorded import checkpoint, differing, only, record
+from tests.compatibility.recorded import checkpoint, differing, only, record
 
 
 def test_it_computes_what_mlx_lm_computed() -> None:

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from ropewalk.compatibility.llama_cpp import LLAMA_CPP
+from ropewalk.compatibility.mlx_lm import MLX_LM
+from ropewalk.compatibility.reader import Checkpoint, Reader, RefusedConfigError, UnreadConfigError
+from ropewalk.compatibility.sglang import SGLANG
+from ropewalk.compatibility.transformers import TRANSFORMERS_4, TRANSFORMERS_5
+from ropewalk.compatibility.vllm import VLLM, VLLM_BEFORE_030
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config_file import config_from_json, read_config_file
-from ropewalk.readers.llama_cpp import LLAMA_CPP
-from ropewalk.readers.mlx_lm import MLX_LM
-from ropewalk.readers.reader import Checkpoint, Reader, RefusedConfigError, UnreadConfigError
-from ropewalk.readers.sglang import SGLANG
-from ropewalk.readers.transformers import TRANSFORMERS_4, TRANSFORMERS_5
-from ropewalk.readers.vllm import VLLM, VLLM_BEFORE_030
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.methods.longrope import RIGHT_AT_EVERY_LENGTH
 

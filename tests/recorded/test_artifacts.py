@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compatibility.compatibility_cases import command_outputs, differences_from_before
+from tests.recorded.recorded_cases import command_outputs, differences_from_before
 
 RENAMED: dict[str, str] = {}
 """JSON keys that were given another name on purpose: the old name, and the new one."""

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from ropewalk.readers.reader import UnreadConfigError
-from ropewalk.readers.table import checkpoint_of
-from ropewalk.readers.vllm import VLLM, VLLM_BEFORE_030, deepseek_yarn
+from ropewalk.compatibility.reader import UnreadConfigError
+from ropewalk.compatibility.table import checkpoint_of
+from ropewalk.compatibility.vllm import VLLM, VLLM_BEFORE_030, deepseek_yarn
 from ropewalk.rope import Linear, Yarn
-from tests.readers.recorded import checkpoint, differing, only, with_entry
-from tests.readers.test_reader import BY_LAYER
+from tests.compatibility.recorded import checkpoint, differing, only, with_entry
+from tests.compatibility.test_reader import BY_LAYER
 
 
 def test_it_computes_what_vllm_computed() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compatibility.compatibility_cases import command_outputs, differences_from_before, is_reworded
+from tests.recorded.recorded_cases import command_outputs, differences_from_before, is_reworded
 
 RENAMED: dict[str, str] = {
     "forced": "teacher_forced",

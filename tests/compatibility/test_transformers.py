@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from ropewalk.readers.reader import RefusedConfigError, UnreadConfigError
-from ropewalk.readers.table import checkpoint_of
-from ropewalk.readers.transformers import TRANSFORMERS_4, TRANSFORMERS_5
+from ropewalk.compatibility.reader import RefusedConfigError, UnreadConfigError
+from ropewalk.compatibility.table import checkpoint_of
+from ropewalk.compatibility.transformers import TRANSFORMERS_4, TRANSFORMERS_5
 from ropewalk.rope import Default
+from tests.compatibility.recorded import checkpoint, differing, only, record
+from tests.compatibility.test_reader import BY_LAYER
 from tests.places import ROOT
-from tests.readers.recorded import checkpoint, differing, only, record
-from tests.readers.test_reader import BY_LAYER
 
 
 def test_it_computes_what_transformers_4_computed() -> None:

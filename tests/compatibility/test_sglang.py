@@ -2,11 +2,11 @@
 
 import pytest
 
-from ropewalk.readers.reader import UnreadConfigError
-from ropewalk.readers.sglang import SGLANG
-from ropewalk.readers.table import checkpoint_of
-from tests.readers.recorded import checkpoint, differing, only
-from tests.readers.test_reader import BY_LAYER
+from ropewalk.compatibility.reader import UnreadConfigError
+from ropewalk.compatibility.sglang import SGLANG
+from ropewalk.compatibility.table import checkpoint_of
+from tests.compatibility.recorded import checkpoint, differing, only
+from tests.compatibility.test_reader import BY_LAYER
 
 
 def test_it_computes_what_sglang_computed() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from ropewalk.readers import Reading
+from ropewalk.compatibility import Reading
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.rope.methods.longrope import RIGHT_AT_EVERY_LENGTH

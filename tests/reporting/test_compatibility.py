@@ -1,7 +1,7 @@
 """The table of programs that read a checkpoint."""
 
-from ropewalk.readers import Reading
-from ropewalk.reporting.readers import readers_parts
+from ropewalk.compatibility import Reading
+from ropewalk.reporting.compatibility import readers_parts
 
 
 def test_each_program_has_a_line_with_the_command_that_is_right() -> None:

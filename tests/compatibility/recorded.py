@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ropewalk.readers.reader import Checkpoint, Methods, Reader
-from ropewalk.readers.table import checkpoint_of
+from ropewalk.compatibility.reader import Checkpoint, Methods, Reader
+from ropewalk.compatibility.table import checkpoint_of
 
 RECORD = Path(__file__).parent / "observed.json"
 TOLERANCE = 8 * 2.0**-24

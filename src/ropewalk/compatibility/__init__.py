@@ -3,8 +3,8 @@
 Each module restates from a program's source how it reads a config. The file and the version are named in it.
 """
 
-from ropewalk.readers.reader import Checkpoint as Checkpoint, Reader as Reader
-from ropewalk.readers.table import (
+from ropewalk.compatibility.reader import Checkpoint as Checkpoint, Reader as Reader
+from ropewalk.compatibility.table import (
     READERS as READERS,
     Reading as Reading,
     cautions as cautions,

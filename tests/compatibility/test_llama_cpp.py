@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from ropewalk.readers.llama_cpp import LLAMA_CPP
-from ropewalk.readers.reader import RefusedConfigError, UnreadConfigError
-from ropewalk.readers.table import difference
+from ropewalk.compatibility.llama_cpp import LLAMA_CPP
+from ropewalk.compatibility.reader import RefusedConfigError, UnreadConfigError
+from ropewalk.compatibility.table import difference
 from ropewalk.rope import Default, Proportional
-from tests.readers.recorded import checkpoint, only
+from tests.compatibility.recorded import checkpoint, only
 
 
 def test_a_base_and_linear_need_nothing() -> None:

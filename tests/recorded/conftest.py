@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.compatibility.compatibility_cases import SCRIPT
+from tests.recorded.recorded_cases import SCRIPT
 
 
 @pytest.fixture(scope="session")

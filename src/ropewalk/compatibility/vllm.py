@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import replace
 
-from ropewalk.readers.reader import (
+from ropewalk.compatibility.reader import (
     Checkpoint,
     Methods,
     Reader,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ropewalk.readers.reader import Checkpoint, Methods, Reader, refuse_unknown
-from ropewalk.readers.vllm import KNOWN, deepseek_yarn, formula, published_longrope
+from ropewalk.compatibility.reader import Checkpoint, Methods, Reader, refuse_unknown
+from ropewalk.compatibility.vllm import KNOWN, deepseek_yarn, formula, published_longrope
 from ropewalk.rope import Default, DynamicNtk, Linear, LongRope, Proportional, RopeMethod, Yarn
 from ropewalk.rope.theory.scaling import ntk_theta
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ropewalk.errors import RopewalkError
-from ropewalk.readers.reader import (
+from ropewalk.compatibility.reader import (
     Checkpoint,
     Methods,
     Reader,
@@ -16,7 +15,8 @@ from ropewalk.readers.reader import (
     UnreadConfigError,
     refuse_unknown,
 )
-from ropewalk.readers.vllm import KNOWN
+from ropewalk.compatibility.vllm import KNOWN
+from ropewalk.errors import RopewalkError
 from ropewalk.rope import LongRope, RopeMethod, Yarn, methods_from_config
 from ropewalk.rope.methods.base import ORIGINAL
 from ropewalk.rope.methods.longrope import longrope_attention_factor

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ropewalk.readers.reader import RefusedConfigError, UnreadConfigError, refuse_unknown, transformed
-from ropewalk.readers.table import checkpoint_of
+from ropewalk.compatibility.reader import RefusedConfigError, UnreadConfigError, refuse_unknown, transformed
+from ropewalk.compatibility.table import checkpoint_of
 from ropewalk.rope import Default, Linear
-from tests.readers.recorded import checkpoint
+from tests.compatibility.recorded import checkpoint
 
 BY_LAYER = {
     "model_type": "gemma3_text", "head_dim": 16, "hidden_size": 64, "num_attention_heads": 4,

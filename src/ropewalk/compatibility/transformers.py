@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ropewalk.errors import RopewalkError
-from ropewalk.readers.reader import (
+from ropewalk.compatibility.reader import (
     Checkpoint,
     Methods,
     Reader,
@@ -11,6 +10,7 @@ from ropewalk.readers.reader import (
     UnreadConfigError,
     refuse_unknown,
 )
+from ropewalk.errors import RopewalkError
 from ropewalk.rope import (
     Default,
     DynamicNtk,
