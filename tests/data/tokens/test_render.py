@@ -83,7 +83,7 @@ def test_what_does_not_end_is_stopped_and_the_next_template_works(
     with monkeypatch.context() as patched:
         patched.setattr(module, "SECONDS", 1)
         started = time.monotonic()
-        with pytest.raises(RopewalkError, match="does not end within 1 seconds of processor time$"):
+        with pytest.raises(RopewalkError, match=r"does not end within 1 seconds of processor time$"):
             rendered(template)
         # Seconds of processor time, on a machine that may do other things.
         assert time.monotonic() - started < 60
