@@ -82,13 +82,22 @@ LIBRARIES_OF_PURE_ROOMS = {"torch", "numpy"}
 
 
 @cache
+def imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """A module's import statements, function bodies included."""
+    return [
+        each
+        for each in ast.walk(ast.parse(path.read_text()))
+        if isinstance(each, ast.Import | ast.ImportFrom)
+    ]
+
+
 def imports_of(path: Path) -> set[str]:
     """Dotted names of everything a module imports, function bodies included."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             names.add(node.module)
     return names
 
@@ -175,7 +184,7 @@ def graph() -> dict[str, set[str]]:
     del names["ropewalk"]
     edges: dict[str, set[str]] = {name: set() for name in names}
     for name, path in names.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in imports(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 found = {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
                 edges[name] |= (found & names.keys()) - {name}
@@ -297,7 +306,7 @@ def test_one_room_owns_the_state_of_runs():
     for path, name, room in rooms_and_modules():
         if room in ("io", "runs"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in imports(path):
             if isinstance(node, ast.ImportFrom) and node.module in STATE_OF_RUNS:
                 used = {alias.name for alias in node.names} & STATE_OF_RUNS[node.module]
                 by_hand |= {name} if used else set()
