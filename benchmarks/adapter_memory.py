@@ -23,8 +23,8 @@ from ropewalk import PackedLayout, Row
 from ropewalk.attention.layout import next_token_labels
 from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.adapter_settings import AdapterSettings
+from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import cast_parameters, checkpoint_activations, load_model
-from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.training.step import ForwardPass, micro_batches, train_step

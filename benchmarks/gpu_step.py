@@ -38,8 +38,8 @@ from ropewalk.dry_run import run as planner
 from ropewalk.dry_run.played import play
 from ropewalk.dry_run.run import plan_here
 from ropewalk.models.attention.hooks import localities_of
+from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import ModelSetup, checkpoint_activations, choose_device, empty_model
-from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import materialise
 from ropewalk.planning.sizing.time import GPUS, gpu_named
 from ropewalk.training.preflight import Machine, device_bytes, resolve

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from benchmarks.common import parsed, parser_of, write
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config_file import config_from_json
-from ropewalk.models.gguf import write_gguf
+from ropewalk.models.checkpoint.gguf import write_gguf
+from ropewalk.models.config.file import config_from_json
 from ropewalk.rope import Llama3
 from ropewalk.rope.methods.base import unscaled_inv_freq
 

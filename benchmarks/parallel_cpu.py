@@ -39,9 +39,9 @@ from ropewalk.attention.choices import Pattern
 from ropewalk.attention.layout import next_token_labels
 from ropewalk.attention.oracle import attention_errors, cotangent_of
 from ropewalk.data.read.embedded import SOURCE_CODE, SOURCE_DOCS, demo_model_path, embedded_documents
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.compute.losses import LossModel, OutputHead
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import load_model
-from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import Mesh, MeshShape, ShardedLayouts, joined, make_mesh, sharded_attend
 from ropewalk.parallel.rank_pool import Ranks

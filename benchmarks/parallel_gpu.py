@@ -32,8 +32,8 @@ from benchmarks.gpu_sizes import (
 )
 from ropewalk import PackedLayout, Row
 from ropewalk.attention.layout import next_token_labels
+from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import checkpoint_activations, load_model
-from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import Mesh, MeshShape, World, joined, make_mesh
 from ropewalk.training.optimizer import MasterAdamW

@@ -30,7 +30,7 @@ from ropewalk.dry_run import HardwareSettings, plan
 from ropewalk.dry_run import run as planner
 from ropewalk.dry_run.played import Played, Player, play
 from ropewalk.io.lengths import parse_length
-from ropewalk.models import losses
+from ropewalk.models.compute import losses
 from ropewalk.training.recipe.file import parse_recipe
 
 LLAMA = {

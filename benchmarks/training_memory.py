@@ -19,8 +19,8 @@ from benchmarks.common import parsed, parser_of, settings_of, write
 from ropewalk import PackedLayout, Row
 from ropewalk.attention.choices import PATTERNS
 from ropewalk.attention.layout import next_token_labels
+from ropewalk.models.compute.losses import LOGITS_BYTES, LossModel, OutputHead
 from ropewalk.models.load import attach
-from ropewalk.models.losses import LOGITS_BYTES, LossModel, OutputHead
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.training.step import micro_batches, train_step

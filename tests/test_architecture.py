@@ -292,7 +292,7 @@ STATE_OF_RUNS = {
 """What only `runs` uses: whoever takes a lock, keeps a log or compares identities asks whether a run may go on."""
 STILL_BY_HAND = {
     "cli/export.py",
-    "models/export.py",
+    "models/checkpoint/export.py",
     "evaluation/answers.py",
     "training/export_step.py",
     "training/metrics.py",

@@ -7,8 +7,8 @@ from ropewalk import PackedLayout
 from ropewalk.attention import kept, packed
 from ropewalk.attention.engines.runs import Runs
 from ropewalk.attention.kept import Keeping, Kept, keys_of_a_query
+from ropewalk.models.compute.offload import Offload
 from ropewalk.models.load import attach, checkpoint_activations
-from ropewalk.models.offload import Offload
 from tests.models.families import WINDOW, tiny_model
 
 LENGTH = 42

@@ -235,7 +235,7 @@ def test_what_cannot_be_measured_is_refused(audited_model, arguments, said):
 
 def test_rows_that_are_not_the_same_elsewhere_are_refused():
     """LongRoPE's start tokens keep their angles: the first tokens of a row that is moved are no longer those."""
-    from ropewalk.models.rotary import rotary_module
+    from ropewalk.models.rope.rotary import rotary_module
     from ropewalk.rope import LongRope, RotaryEmbedding
 
     model = sharp_llama()

@@ -16,7 +16,7 @@ from ropewalk import RopewalkError
 from ropewalk.audit import effective_frequencies as frequencies
 from ropewalk.audit.effective_frequencies import angle_error_with_turns, rope_findings, rope_stages
 from ropewalk.audit.intercept import AuditedModel
-from ropewalk.models import held_rope as stages_room
+from ropewalk.models.rope import frequencies as stages_room
 from ropewalk.rope import LongRope, RotaryEmbedding
 
 COMMON: dict[str, Any] = {

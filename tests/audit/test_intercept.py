@@ -20,10 +20,10 @@ from ropewalk.audit.intercept import (
     random_parameters,
 )
 from ropewalk.audit.passes import Runner, difference, longest, queries_from, shifted
-from ropewalk.models import float64
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.compute import float64
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import attach, load_model
-from ropewalk.models.rotary import rotary_module, swap_rotary
+from ropewalk.models.rope.rotary import rotary_module, swap_rotary
 from tests.audit.audit_cases import dense_attention
 from tests.marks import slow_after
 from tests.models.families import ATTENTIONS, COMMON, FAMILIES, WINDOW, tiny_model

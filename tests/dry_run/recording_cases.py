@@ -13,7 +13,7 @@ from ropewalk.dry_run.memory import memory_of
 from ropewalk.dry_run.recording import Recorder
 from ropewalk.dry_run.simulated import register_device
 from ropewalk.fused import fused
-from ropewalk.models import losses
+from ropewalk.models.compute import losses
 from tests.dry_run.cases import played
 
 

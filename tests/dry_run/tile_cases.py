@@ -4,7 +4,7 @@ from unittest import mock
 
 from ropewalk.dry_run.memory import memory_of
 from ropewalk.dry_run.recording import Recorder
-from ropewalk.models import losses
+from ropewalk.models.compute import losses
 from tests.dry_run.cases import played
 
 

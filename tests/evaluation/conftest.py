@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.load import attach
-from ropewalk.models.losses import OutputHead
 from tests.evaluation.evaluation_cases import tiny_llama
 
 

@@ -17,9 +17,9 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import candidate_methods, evaluation_rows, perplexity_by_position
 from ropewalk.evaluation.probe import ProbedSetting, probe_model
 from ropewalk.evaluation.statistics import ratio_interval
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.compute.losses import OutputHead
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import ModelSetup, attach, load_model, rope_of, rotary_module
-from ropewalk.models.losses import OutputHead
 from ropewalk.rope import Default, DynamicNtk, Linear, RopeMethod, RotaryEmbedding, methods_from_config
 from tests.evaluation.evaluation_cases import tiny_llama
 

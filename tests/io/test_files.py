@@ -22,7 +22,7 @@ from ropewalk.io.files import (
     remove_left_overs,
     write_json,
 )
-from ropewalk.models.config_file import read_config_file
+from ropewalk.models.config.file import read_config_file
 from ropewalk.planning.bases import factor_lists
 from ropewalk.search import read_factors
 

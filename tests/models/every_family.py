@@ -25,11 +25,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ropewalk import PackedLayout
 from ropewalk.audit.intercept import AuditedModel
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config import NO_DECODERS, ModelConfig
-from ropewalk.models.config_file import config_from_json
+from ropewalk.models.compute.losses import OutputHead
+from ropewalk.models.compute.routing import routers_of
+from ropewalk.models.config.file import config_from_json
+from ropewalk.models.config.model import NO_DECODERS, ModelConfig
 from ropewalk.models.load import ModelSetup, attach, with_rope
-from ropewalk.models.losses import OutputHead
-from ropewalk.models.routing import routers_of
 from ropewalk.models.support import COLUMNS
 from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh
 from ropewalk.rope import Default

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from ropewalk import EngineError, PackedLayout, RopewalkError, load_model
 from ropewalk.attention.choices import PATTERNS
 from ropewalk.models.attention import hooks as attention_hooks
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.config_file import read_model_config
+from ropewalk.models.config.file import read_model_config
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import (
     ModelSetup,
     _refuse_sinks,

@@ -8,8 +8,8 @@ import transformers
 from safetensors.torch import load_file
 
 from ropewalk import PackedLayout, RopewalkError
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.config_file import config_from_json, read_model_config
+from ropewalk.models.config.file import config_from_json, read_model_config
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import (
     ModelSetup,
     left_out,

@@ -15,9 +15,9 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from ropewalk.compatibility import readings
 from ropewalk.compatibility.table import checkpoint_of, readings_of
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.config_file import config_from_json
-from ropewalk.models.export import export
+from ropewalk.models.checkpoint.export import export
+from ropewalk.models.config.file import config_from_json
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import read_config, with_both_spellings, with_rope, written_config
 from ropewalk.models.support import ModelsSettings, supported
 from ropewalk.rope import Default, Linear, Llama3, LongRope, RopeMethod, Yarn, methods_from_config

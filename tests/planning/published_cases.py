@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.config_file import config_from_json
+from ropewalk.models.config.file import config_from_json
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.planning.advice import Advice
 from ropewalk.planning.inspection import advise_on
 from ropewalk.rope import Default

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.planning import advise, compare_settings, plan_stages
 from ropewalk.planning.advice import Checkpoint, explained
 from ropewalk.planning.stages import recipe_stages

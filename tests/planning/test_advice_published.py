@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from ropewalk.models.config_file import ROTARY_DIM_SINCE
+from ropewalk.models.config.file import ROTARY_DIM_SINCE
 from ropewalk.rope import Default, bound_at
 from ropewalk.rope.theory.published import LARGEST_PUBLISHED
 from tests.places import ROOT

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ropewalk.models.config_file import config_from_json
+from ropewalk.models.config.file import config_from_json
 from ropewalk.models.support import REFUSED_BY_CODE, ModelsSettings, packing_refusal, supported
 from ropewalk.planning import InspectSettings, inspect
 from ropewalk.planning.inspection import advise_on

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.rope import LongRope, methods_from_config
 from ropewalk.search import read_factors, write_factors
 from ropewalk.search.factor_table import checkpoint, for_model, from_config, from_csv, is_config, method_of

@@ -9,11 +9,11 @@ import torch
 
 from ropewalk import PackedLayout, Row
 from ropewalk.attention.layout import IGNORED, next_token_labels
-from ropewalk.models.float64 import KeepFloat64, run_experts_one_by_one
+from ropewalk.models.compute.float64 import KeepFloat64, run_experts_one_by_one
+from ropewalk.models.compute.losses import LossModel, OutputHead
+from ropewalk.models.compute.pieces import fuse_pieces
+from ropewalk.models.compute.routing import Recorder
 from ropewalk.models.load import AS_IT_IS, cast_parameters, checkpoint_activations, load_model
-from ropewalk.models.losses import LossModel, OutputHead
-from ropewalk.models.pieces import fuse_pieces
-from ropewalk.models.routing import Recorder
 from ropewalk.models.sharding import gathered_state, load_sharded
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
 from ropewalk.training.optimizer import MasterAdamW

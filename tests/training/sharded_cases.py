@@ -10,11 +10,11 @@ from ropewalk import PackedLayout, RopewalkError, Row
 from ropewalk.attention.kept import Keeping
 from ropewalk.attention.layout import IGNORED, next_token_labels
 from ropewalk.evaluation.samples import LengthTooShort
-from ropewalk.models import losses
+from ropewalk.models.compute import losses
+from ropewalk.models.compute.losses import LossModel, OutputHead
+from ropewalk.models.compute.tiled_mlp import tile_mlps
 from ropewalk.models.load import checkpoint_activations, load_model
-from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import gathered_state, load_sharded
-from ropewalk.models.tiled_mlp import tile_mlps
 from ropewalk.parallel import MeshShape, ShardedLayouts, joined, make_mesh
 from ropewalk.parallel.traffic import counted_traffic
 from ropewalk.testing import random_layout

@@ -16,7 +16,7 @@ from ropewalk.attention import AttentionSpec, resolve_engine
 from ropewalk.attention.choices import KEEP_FROM
 from ropewalk.attention.kept import Keeping
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import MeshShape, World
 from ropewalk.planning.sizing.mesh_choice import USABLE
 from ropewalk.training import preflight

@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 
+from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import AS_IT_IS, load_model
-from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.reporting.run.training import write_run_report
 from ropewalk.training.measurement import _undisturbed
 from tests.marks import slow_after

@@ -12,8 +12,8 @@ from ropewalk.attention import PackedLayout
 from ropewalk.attention.options import Locality
 from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.adapter_settings import AdapterSettings
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.models.compute.losses import LossModel, OutputHead
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.time import GPUS, gpu_named
 from ropewalk.training.speed import Speed, adapter_flops

@@ -10,7 +10,7 @@ import torch
 from ropewalk import RopewalkError
 from ropewalk.attention.measuring import Candidate, LayersAlike, Measured
 from ropewalk.attention.options import Locality
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.training import stage_engine
 from ropewalk.training.preflight import announcement, resolve
 from ropewalk.training.stage_engine import (

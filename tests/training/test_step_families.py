@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ropewalk.models.routing import MOST_RECORDED_SINCE
+from ropewalk.models.compute.routing import MOST_RECORDED_SINCE
 from ropewalk.versions import older_transformers
 from tests.marks import compiles, slow_after
 from tests.training.family_cases import (

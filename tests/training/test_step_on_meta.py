@@ -8,9 +8,9 @@ from ropewalk import PackedLayout, Row
 from ropewalk.attention import packed
 from ropewalk.attention.layout import PATTERNS, POSITIONS, next_token_labels
 from ropewalk.models.attention import hooks as attention_hooks
+from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import attach, cast_parameters, checkpoint_activations
-from ropewalk.models.losses import LossModel, OutputHead
-from ropewalk.models.rotary import rope_of
+from ropewalk.models.rope.rotary import rope_of
 from ropewalk.rope import LongRope
 from ropewalk.training import step
 from ropewalk.training.optimizer import MasterAdamW

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.traffic import fsdp_bytes, replica_bytes, ulysses_bytes

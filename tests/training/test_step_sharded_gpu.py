@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import checkpoint_activations, load_model
-from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import gathered_state, load_sharded
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
 from ropewalk.training.optimizer import MasterAdamW

@@ -24,7 +24,7 @@ from ropewalk.attention.engines.reference import plain_attention
 from ropewalk.attention.layout import IGNORED, Row, next_token_labels
 from ropewalk.attention.options import PLAIN
 from ropewalk.errors import RopewalkError
-from ropewalk.models.offload import Offload
+from ropewalk.models.compute.offload import Offload
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, World, joined
 from ropewalk.rope import RotaryEmbedding
 from ropewalk.training.step import Batch
@@ -205,7 +205,7 @@ def _bfloat16_inv_freq(patch):
                 module._loaded = True
         return torch.nn.Module.train(model, mode)
 
-    from ropewalk.models.losses import LossModel
+    from ropewalk.models.compute.losses import LossModel
 
     patch.setattr(RotaryEmbedding, "_on_device", on_device)
     patch.setattr(LossModel, "train", cast)

@@ -20,7 +20,7 @@ from ropewalk.audit.intercept import AuditedModel
 from ropewalk.audit.results import RopeStage
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends.protocol import Progress
-from ropewalk.models.held_rope import (
+from ropewalk.models.rope.frequencies import (
     held_inv_freq,
     inv_freq_in_weights,
     rope_of_saved_config,

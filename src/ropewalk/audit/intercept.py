@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.config import CHANGES_ITS_MASK, ModelConfig
-from ropewalk.models.config_layers import CHUNKED, INDEXED
-from ropewalk.models.float64 import KeepFloat64, run_experts_one_by_one
-from ropewalk.models.losses import OutputHead, decoder_of
-from ropewalk.models.rotary import positions_for, rotary_module
+from ropewalk.models.compute.float64 import KeepFloat64, run_experts_one_by_one
+from ropewalk.models.compute.losses import OutputHead, decoder_of
+from ropewalk.models.config.layers import CHUNKED, INDEXED
+from ropewalk.models.config.model import CHANGES_ITS_MASK, ModelConfig
+from ropewalk.models.rope.rotary import positions_for, rotary_module
 from ropewalk.models.sharding import kept_in_float32
 from ropewalk.rope import RopeMethod, Style
 

@@ -33,7 +33,7 @@ from ropewalk.audit.intercept import (
 from ropewalk.audit.results import Sink
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.attention.hooks import any_positions
-from ropewalk.models.losses import decoder_of
+from ropewalk.models.compute.losses import decoder_of
 
 Kept = Literal["hidden", "layers"]
 """What a pass keeps besides its traces: hidden states before the output head, queries and keys of each layer."""

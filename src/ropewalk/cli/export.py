@@ -15,8 +15,8 @@ from ropewalk.io.settings import COMMON, FACTOR_TABLE, MODEL_NAME, FilePath, Opt
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ropewalk.models.export import ExportResult
-    from ropewalk.models.gguf import GgufResult
+    from ropewalk.models.checkpoint.export import ExportResult
+    from ropewalk.models.checkpoint.gguf import GgufResult
     from ropewalk.reporting.run.publish import PushResult, Repository
     from ropewalk.training.export_step import ExportedStep
 
@@ -184,8 +184,8 @@ def export(
 
 def _corrected(model: str, source: Path, out: Path) -> GgufResult:
     from ropewalk.data.read.embedded import resolve_model
-    from ropewalk.models.config_file import read_model_config
-    from ropewalk.models.gguf import write_gguf
+    from ropewalk.models.checkpoint.gguf import write_gguf
+    from ropewalk.models.config.file import read_model_config
     from ropewalk.training.run_folder import MODEL, RECIPE
 
     run = Path(model).expanduser()

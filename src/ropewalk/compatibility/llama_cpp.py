@@ -10,7 +10,7 @@ from dataclasses import replace
 from ropewalk.compatibility.reader import Checkpoint, Methods, Reader, RefusedConfigError, UnreadConfigError
 from ropewalk.compatibility.vllm import formula
 from ropewalk.errors import RopewalkError
-from ropewalk.models.gguf import gguf_rope
+from ropewalk.models.checkpoint.gguf import gguf_rope
 from ropewalk.rope import Default, Linear, Llama3, LongRope, RopeMethod, Yarn
 from ropewalk.rope.methods.longrope import longrope_attention_factor
 

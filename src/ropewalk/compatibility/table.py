@@ -14,7 +14,7 @@ from ropewalk.compatibility.sglang import SGLANG
 from ropewalk.compatibility.transformers import TRANSFORMERS_4, TRANSFORMERS_5
 from ropewalk.compatibility.vllm import VLLM, VLLM_BEFORE_030
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config_file import config_from_json, read_config_file
+from ropewalk.models.config.file import config_from_json, read_config_file
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.methods.longrope import RIGHT_AT_EVERY_LENGTH
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ropewalk.dry_run.few_layers import extended
 from ropewalk.dry_run.recording import Allocation
 from ropewalk.dry_run.step import DryStep
-from ropewalk.models.losses import LOGITS_BYTES
+from ropewalk.models.compute.losses import LOGITS_BYTES
 
 PARTS = {
     "parameters": "float32 shard of the parameters; frozen ones under an adapter in the compute dtype",

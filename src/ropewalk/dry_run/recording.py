@@ -46,7 +46,7 @@ from ropewalk.dry_run.operations import (
 )
 from ropewalk.errors import EngineError
 from ropewalk.fused import fused_calls_run_by
-from ropewalk.models.tiles import Bounds, tiles_chosen_by
+from ropewalk.models.compute.tiles import Bounds, tiles_chosen_by
 from ropewalk.parallel.traffic import sent_by
 
 PLACED_BYTES = 2**16

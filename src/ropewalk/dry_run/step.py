@@ -18,9 +18,9 @@ from ropewalk.dry_run.recording import Allocation, Operator, Recorder, Recording
 from ropewalk.dry_run.simulated import simulated_rank
 from ropewalk.errors import EngineError
 from ropewalk.models.attention.hooks import localities_of
+from ropewalk.models.compute.losses import LossModel, OutputHead
+from ropewalk.models.compute.offload import CURRENT
 from ropewalk.models.load import ModelSetup, empty_model
-from ropewalk.models.losses import LossModel, OutputHead
-from ropewalk.models.offload import CURRENT
 from ropewalk.models.sharding import materialise, shard_model
 from ropewalk.parallel import Mesh
 from ropewalk.rope import RopeMethod

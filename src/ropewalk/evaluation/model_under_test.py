@@ -11,7 +11,7 @@ from ropewalk.evaluation.backends.protocol import Backend, Likelihoods
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.backends.likelihoods import WindowReader
-    from ropewalk.models.losses import LossModel, OutputHead
+    from ropewalk.models.compute.losses import LossModel, OutputHead
     from ropewalk.parallel import Mesh, World
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class ModelUnderTest:
     @cached_property
     def head(self) -> OutputHead:
         """Return the output head of the model in memory."""
-        from ropewalk.models.losses import OutputHead
+        from ropewalk.models.compute.losses import OutputHead
 
         # Kept, because OutputHead.of runs the model.
         return OutputHead.of(self.model)
@@ -121,6 +121,6 @@ class ModelUnderTest:
 
 def stated_length(model: Any) -> int | None:
     """Return the longest input in tokens that a model's config states, or None."""
-    from ropewalk.models.config import ModelConfig
+    from ropewalk.models.config.model import ModelConfig
 
     return ModelConfig.of(model.config).max_position_embeddings

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import torch
 
     from ropewalk.evaluation.backends.server_pool import ServerPool
-    from ropewalk.models.config import ModelConfig
+    from ropewalk.models.config.model import ModelConfig
     from ropewalk.models.load import ModelSetup
     from ropewalk.parallel import Mesh, MeshShape, World
     from ropewalk.parallel.context import RunContext
@@ -332,7 +332,7 @@ def _last_checkpoints(folder: Path, last: int, context: RunContext) -> list[Path
 def _read_config(path: str) -> ModelConfig:
     """Read a checkpoint's config."""
     from ropewalk.data.read.embedded import resolve_model
-    from ropewalk.models.config_file import read_model_config
+    from ropewalk.models.config.file import read_model_config
 
     # The demo model lies in the package; messages keep the name that was given.
     at = resolve_model(path)
@@ -526,7 +526,7 @@ class _Run:
         if ready.shape is not None:
             return self._sharded(ready, tokenizer)
         from ropewalk.attention import check_engine
-        from ropewalk.models.config import ModelConfig
+        from ropewalk.models.config.model import ModelConfig
         from ropewalk.models.load import attention_spec, choose_device, load_model
 
         loading = self.config.loading

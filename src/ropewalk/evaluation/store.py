@@ -19,8 +19,8 @@ from ropewalk.evaluation.tasks.registry import METRICS
 from ropewalk.io.digests import digest
 from ropewalk.io.files import field_fault, parse_json, replacing
 from ropewalk.io.json_lines import check_types
-from ropewalk.models.origin import cached_folder
-from ropewalk.models.weights import weight_files
+from ropewalk.models.checkpoint.origin import cached_folder
+from ropewalk.models.checkpoint.weights import weight_files
 from ropewalk.runs import Lines, Log
 
 SampleKey = tuple[str, str, int, int]
@@ -410,7 +410,7 @@ def model_digest(path_or_id: str) -> str | None:
         The digest; None if the weights are not on this machine.
 
     Raises:
-        RopewalkError: if a file cannot be read, or as :func:`ropewalk.models.weights.weight_files` does.
+        RopewalkError: if a file cannot be read, or as :func:`ropewalk.models.checkpoint.weights.weight_files` does.
     """
     folder, weights = cached_folder(path_or_id), weight_files(path_or_id)
     if folder is None or not weights:

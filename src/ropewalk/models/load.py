@@ -34,8 +34,10 @@ from ropewalk.io.files import (
 )
 from ropewalk.models.attention import hooks as attention_hooks
 from ropewalk.models.attention import recurrent as recurrent_layers
-from ropewalk.models.config import ModelConfig, decoder_key
-from ropewalk.models.config_file import (
+from ropewalk.models.checkpoint.loaded_weights import refuse_other_weights
+from ropewalk.models.checkpoint.weights import weight_files, weight_tensors
+from ropewalk.models.compute.offload import beside_the_input
+from ropewalk.models.config.file import (
     CONFIG_ERRORS,
     class_of,
     config_from_json,
@@ -43,16 +45,14 @@ from ropewalk.models.config_file import (
     read_config_file,
     read_model_config,
 )
-from ropewalk.models.config_layers import BASES_OF_LAYERS
-from ropewalk.models.generation import generating as generating
-from ropewalk.models.generation import keep_one_choice
-from ropewalk.models.loaded_weights import refuse_other_weights
-from ropewalk.models.offload import beside_the_input
-from ropewalk.models.rotary import rope_of as rope_of
-from ropewalk.models.rotary import rope_of_rows as rope_of_rows
-from ropewalk.models.rotary import rotary_module as rotary_module
-from ropewalk.models.rotary import rotary_modules, swap_rotary, teach_transformers
-from ropewalk.models.weights import weight_files, weight_tensors
+from ropewalk.models.config.layers import BASES_OF_LAYERS
+from ropewalk.models.config.model import ModelConfig, decoder_key
+from ropewalk.models.rope.generation import generating as generating
+from ropewalk.models.rope.generation import keep_one_choice
+from ropewalk.models.rope.rotary import rope_of as rope_of
+from ropewalk.models.rope.rotary import rope_of_rows as rope_of_rows
+from ropewalk.models.rope.rotary import rotary_module as rotary_module
+from ropewalk.models.rope.rotary import rotary_modules, swap_rotary, teach_transformers
 from ropewalk.rope import RopeMethod, for_all_readers, replace_methods
 from ropewalk.rope.config import with_older_keys
 from ropewalk.rope.methods.base import MAX_LENGTH
@@ -111,7 +111,7 @@ def load_model(
 
     Returns:
         The transformers model in evaluation mode. ``generate()`` works as usual. If a LongRoPE model generates beyond
-            its original length, call ``generate()`` inside :func:`ropewalk.models.generation.generating`.
+            its original length, call ``generate()`` inside :func:`ropewalk.models.rope.generation.generating`.
 
     Raises:
         RopewalkError: if the checkpoint is missing, cannot be loaded or has no RoPE.
@@ -304,7 +304,8 @@ def refuse_files(path_or_id: str | os.PathLike[str]) -> None:
     """Raise for files that transformers would load otherwise than as the weights of one model, before it reads them.
 
     Raises:
-        RopewalkError: as :func:`ropewalk.models.weights.weight_files` does, and for an adapter beside the weights.
+        RopewalkError: as :func:`ropewalk.models.checkpoint.weights.weight_files` does, and for an adapter beside the
+            weights.
     """
     from transformers.utils import find_adapter_config_file
 

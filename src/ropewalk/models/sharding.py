@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ropewalk.errors import EngineError
 from ropewalk.models.adapter import NewAdapter
+from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import AS_IT_IS, ModelSetup, empty_model, load_model
-from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import Mesh, World
 from ropewalk.parallel.mesh import sharded_dimension
 

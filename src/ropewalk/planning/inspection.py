@@ -13,9 +13,9 @@ from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
 from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
-from ropewalk.models.config import LayerConfig, ModelConfig
-from ropewalk.models.config_file import read_model_config
-from ropewalk.models.held_rope import LoadedRope, loaded_rope
+from ropewalk.models.config.file import read_model_config
+from ropewalk.models.config.model import LayerConfig, ModelConfig
+from ropewalk.models.rope.frequencies import LoadedRope, loaded_rope
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning.advice import Advice, Checkpoint, advise, explained
 from ropewalk.planning.settings import InspectSettings
@@ -148,7 +148,7 @@ def read_checkpoint(model: str, given_length: int | None = None) -> ModelConfig:
         given_length: trained length in tokens that replaces the one in the config.
 
     Raises:
-        RopewalkError: as :func:`ropewalk.models.config_file.read_model_config`.
+        RopewalkError: as :func:`ropewalk.models.config.file.read_model_config`.
     """
     path = resolve_model(model)
     # A name that resolves to itself is a folder or a Hub id, which the reader resolves on its own.

@@ -8,7 +8,7 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning.advice import Advice
 from ropewalk.planning.inspection import advise_on, read_checkpoint

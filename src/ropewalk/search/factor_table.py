@@ -17,8 +17,8 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, write_text
 from ropewalk.io.results import Result
 from ropewalk.io.settings import explain
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.config_file import read_model_config
+from ropewalk.models.config.file import read_model_config
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.rope import (
     Default,
     DynamicNtk,

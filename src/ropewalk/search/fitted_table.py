@@ -13,8 +13,8 @@ from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.store import model_digest
-from ropewalk.models.export import ExportResult, refuse_existing
-from ropewalk.models.export import export as export_checkpoint
+from ropewalk.models.checkpoint.export import ExportResult, refuse_existing
+from ropewalk.models.checkpoint.export import export as export_checkpoint
 from ropewalk.rope import LongRope
 from ropewalk.search.factor_table import Factors, checkpoint, method_of, read_factors
 

@@ -14,8 +14,8 @@ from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.in_memory import unless_out_of_memory
 from ropewalk.evaluation.backends.likelihoods import causal_losses, check_prefill_chunk, check_rows
 from ropewalk.evaluation.backends.protocol import evaluating
+from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.load import rope_of_rows
-from ropewalk.models.losses import OutputHead
 from ropewalk.parallel import World
 from ropewalk.rope import RopeMethod
 from ropewalk.search.algorithms import Job

@@ -12,7 +12,7 @@ from ropewalk.io.files import remove_left_overs
 from ropewalk.io.lock import locked
 from ropewalk.io.results import Result
 from ropewalk.models.adapter import merge_adapter
-from ropewalk.models.export import refuse_existing
+from ropewalk.models.checkpoint.export import refuse_existing
 from ropewalk.parallel import World
 from ropewalk.parallel.context import RunContext
 from ropewalk.training.checkpoint.files import (

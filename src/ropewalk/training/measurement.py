@@ -26,7 +26,7 @@ from ropewalk.evaluation.tasks.suite import GeneratedSuite, LikelihoodSuite
 from ropewalk.io.digests import FileDigest, damage, read_sealed, write_sealed
 from ropewalk.io.files import parse_json, write_text
 from ropewalk.io.progress import Reporter
-from ropewalk.models.losses import LossModel
+from ropewalk.models.compute.losses import LossModel
 from ropewalk.parallel.context import RunContext
 from ropewalk.training.checkpoint.files import Position, checkpoint_name, is_place, place_of
 from ropewalk.training.checkpoint.single import random_states, set_random_states

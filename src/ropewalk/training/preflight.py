@@ -26,7 +26,8 @@ from ropewalk.fused import compiler_missing
 from ropewalk.io.settings import explain
 from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.attention.recurrent import refuse_older_transformers
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.compute.routing import DRAWS_EXPERTS, MOST_RECORDED_SINCE, records_routing
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import (
     ModelSetup,
     attention_spec,
@@ -36,7 +37,6 @@ from ropewalk.models.load import (
     read_config,
     with_rope,
 )
-from ropewalk.models.routing import DRAWS_EXPERTS, MOST_RECORDED_SINCE, records_routing
 from ropewalk.parallel import MeshShape, World, require_devices
 from ropewalk.planning.sizing.memory import estimate_memory
 from ropewalk.planning.sizing.mesh_choice import USABLE, check_mesh, choose_mesh

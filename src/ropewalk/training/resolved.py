@@ -16,8 +16,8 @@ from ropewalk.attention.engines.capabilities import Capability
 from ropewalk.attention.kept import Keeping
 from ropewalk.data import PackedRows, PackingSettings
 from ropewalk.models.adapter import NewAdapter
+from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import ModelSetup, load_model
-from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import MeshShape
 from ropewalk.parallel.context import RunContext

@@ -24,7 +24,7 @@ from ropewalk.io.files import write_json, write_text
 from ropewalk.io.lock import locked
 from ropewalk.io.progress import Reporter
 from ropewalk.io.results import Result
-from ropewalk.models.origin import origin_of
+from ropewalk.models.checkpoint.origin import origin_of
 from ropewalk.parallel import MeshShape, make_mesh
 from ropewalk.parallel.context import RunContext
 from ropewalk.rope import LongRope, RopeMethod

@@ -21,11 +21,11 @@ from ropewalk.errors import RunFailure, Stopped
 from ropewalk.io.progress import Advance, Silent
 from ropewalk.io.signals import noted_signals
 from ropewalk.models.attention.hooks import localities_of
+from ropewalk.models.compute.losses import LossModel
+from ropewalk.models.compute.pieces import fuse_pieces
+from ropewalk.models.compute.routing import Routing
+from ropewalk.models.compute.tiled_mlp import tile_mlps
 from ropewalk.models.load import cast_parameters, checkpoint_activations
-from ropewalk.models.losses import LossModel
-from ropewalk.models.pieces import fuse_pieces
-from ropewalk.models.routing import Routing
-from ropewalk.models.tiled_mlp import tile_mlps
 from ropewalk.parallel.heartbeat import heartbeat, outlast_heartbeats
 from ropewalk.rope import RopeMethod
 from ropewalk.training.checkpoint.files import CHECKPOINTS, Position

@@ -28,7 +28,7 @@ from ropewalk.attention.options import AttentionOptions
 from ropewalk.data import rows_for_step
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, write_json
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import attention_spec, read_config
 from ropewalk.parallel import ShardedLayouts, sharded_attend
 from ropewalk.training.resolved import AtStage, ResolvedRecipe, share_of_step

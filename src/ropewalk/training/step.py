@@ -20,9 +20,9 @@ from ropewalk.attention.layout import IGNORED, Row
 from ropewalk.attention.options import EVERYTHING, Locality
 from ropewalk.errors import Echo, RopewalkError
 from ropewalk.models.attention.hooks import positions_on
-from ropewalk.models.losses import LossModel
-from ropewalk.models.offload import Offload
-from ropewalk.models.routing import Recorder, Routing, recorded_routing
+from ropewalk.models.compute.losses import LossModel
+from ropewalk.models.compute.offload import Offload
+from ropewalk.models.compute.routing import Recorder, Routing, recorded_routing
 from ropewalk.parallel import Mesh, ShardedLayouts
 from ropewalk.parallel.ring import prepare as prepare_ring
 from ropewalk.training.clock import Moment, StepClock

@@ -28,6 +28,7 @@ from ropewalk.data.rows.stored import PackedRows
 from ropewalk.data.settings import PackConfig, WorkSettings
 from ropewalk.data.tokens.tokenise import tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError
+from ropewalk.models.checkpoint.loaded_weights import refuse_other_weights
 from ropewalk.models.load import (
     ModelSetup,
     attention_spec,
@@ -37,7 +38,6 @@ from ropewalk.models.load import (
     read_config,
     refuse_files,
 )
-from ropewalk.models.loaded_weights import refuse_other_weights
 from ropewalk.parallel import Mesh, MeshShape, World
 from ropewalk.rope import RopeMethod
 from ropewalk.training.preflight import resolve

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ropewalk.attention.layout import Row
-from ropewalk.models.float64 import KeepFloat64, run_experts_one_by_one
+from ropewalk.models.compute.float64 import KeepFloat64, run_experts_one_by_one
+from ropewalk.models.compute.losses import LossModel, OutputHead
+from ropewalk.models.compute.pieces import fuse_pieces
+from ropewalk.models.compute.tiled_mlp import tile_mlps
 from ropewalk.models.load import cast_parameters, checkpoint_activations, load_model
-from ropewalk.models.losses import LossModel, OutputHead
-from ropewalk.models.pieces import fuse_pieces
 from ropewalk.models.sharding import load_sharded
-from ropewalk.models.tiled_mlp import tile_mlps
 from ropewalk.parallel import Mesh, World
 from ropewalk.training.step import ForwardPass, micro_batches, train_step
 from ropewalk.verification.case import Case

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import GenerationRequest, InMemoryBackend, argmax_matches
 from ropewalk.evaluation.backends import in_memory as decoding
-from ropewalk.models.kv_cache import cache_in
+from ropewalk.models.attention.kv_cache import cache_in
 from ropewalk.models.load import attach
 from ropewalk.rope import RotaryEmbedding
 from tests.marks import slow_after

@@ -14,9 +14,9 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
 from ropewalk.evaluation.backends.likelihoods import WindowReader, causal_losses, window_row
 from ropewalk.evaluation.tasks.perplexity import SlidingWindows, document_windows, sliding_perplexity
-from ropewalk.models import losses as losses_module
+from ropewalk.models.compute import losses as losses_module
+from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.load import attach, rotary_module
-from ropewalk.models.losses import OutputHead
 from ropewalk.rope import Default, RotaryRows
 from tests.evaluation.evaluation_cases import tiny_llama
 from tests.evaluation.plain_cases import BOS, FLOAT32, VOCABULARY, naive_losses, text

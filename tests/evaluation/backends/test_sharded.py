@@ -25,8 +25,8 @@ from ropewalk.evaluation.settings import EvaluationSettings
 from ropewalk.evaluation.tasks.passkey import PasskeyTask
 from ropewalk.evaluation.tasks.registry import chosen_tasks
 from ropewalk.evaluation.tasks.teacher_forced import prompt_and_target_ids
+from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import ModelSetup, load_model
-from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import MeshShape
 from ropewalk.rope import Default, DynamicNtk, LongRope
 from tests.evaluation.sharded_evaluation_cases import (

@@ -36,8 +36,8 @@ from ropewalk.evaluation.tasks.longppl import (
     readings,
     short_windows,
 )
+from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.load import attach
-from ropewalk.models.losses import OutputHead
 from tests.evaluation.evaluation_cases import tiny_llama
 from tests.evaluation.ruler_cases import demo_tokenizer
 

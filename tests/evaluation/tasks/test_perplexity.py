@@ -16,8 +16,8 @@ from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import default_bins, evaluation_rows, perplexity_by_position
 from ropewalk.evaluation.tasks.perplexity import equal_bins
+from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.load import attach, load_model
-from ropewalk.models.losses import OutputHead
 from tests.evaluation.evaluation_cases import tiny_llama
 
 LENGTH, EDGES = 48, [0, 12, 16, 48]

@@ -19,8 +19,8 @@ from ropewalk.evaluation.tasks.perplexity import (
     sliding_perplexity,
     sliding_task,
 )
+from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.load import attach
-from ropewalk.models.losses import OutputHead
 from tests.evaluation.evaluation_cases import tiny_llama
 from tests.evaluation.plain_cases import BOS, FLOAT32, VOCABULARY, naive_losses, text
 

@@ -10,7 +10,7 @@ from ropewalk import PackedLayout
 from ropewalk.attention.options import EVERYTHING, Locality
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.attention.hooks import LayoutCall, attention_options_of
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import attach
 from tests.marks import slow_after
 from tests.models.families import ATTENTIONS, LOCAL, WINDOW, tiny_model

@@ -9,8 +9,8 @@ import torch
 from ropewalk import PackedLayout
 from ropewalk.models.attention.kernels import FUNCTIONS, KEYWORDS, SINCE, boundary_keywords, kernel_parameters
 from ropewalk.models.attention.recurrent import mixers_of
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.config_layers import MIXERS
+from ropewalk.models.config.layers import MIXERS
+from ropewalk.models.config.model import ModelConfig
 from tests.marks import slow_after
 from tests.models.attention import standin_kernels
 from tests.models.attention.test_recurrent import LENGTHS, ROUNDING, attached, compare

@@ -10,7 +10,7 @@ from ropewalk import PackedLayout
 from ropewalk.models.attention import recurrent
 from ropewalk.models.attention.kernels import boundary_keywords
 from ropewalk.models.attention.recurrent import mixers_of
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from tests.models.attention.standin_kernels import PACKAGES
 from tests.models.attention.test_kernels import FAMILIES, functions_of, mixer_of
 from tests.models.attention.test_recurrent import attached

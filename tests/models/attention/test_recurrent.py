@@ -17,8 +17,8 @@ from ropewalk.models.attention.recurrent import (
     refuse_older_transformers,
     run_batches,
 )
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.config_layers import MIXERS, WITHOUT_ROPE
+from ropewalk.models.config.layers import MIXERS, WITHOUT_ROPE
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import attach, checkpoint_activations, load_model
 from ropewalk.parallel import MeshShape, SequenceGroups, ShardedLayouts
 from ropewalk.rope import Default, RotaryEmbedding, methods_from_config, replace_methods

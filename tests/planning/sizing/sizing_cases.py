@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ropewalk import PackedLayout
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh, row_shards, sharded_attend
 from ropewalk.parallel.ring.plan import ring_plan
 from ropewalk.parallel.ring.traffic import ring_bytes as planned_ring_bytes

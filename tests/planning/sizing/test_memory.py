@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk import PackedLayout
-from ropewalk.models import losses
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.compute import losses
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import BALANCES, MeshShape, row_shards
 from ropewalk.parallel.ring.plan import ring_plan
 from ropewalk.parallel.ring.traffic import most_ring_keys

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk import RopewalkError
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.model_shape import MIXTURES, ModelShape, NotEstimated, ShardedRun, numel
 from ropewalk.planning.sizing.time import estimate_step

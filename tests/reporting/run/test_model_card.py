@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from ropewalk.evaluation.results import SAMPLES
-from ropewalk.models.card import is_own_card
+from ropewalk.models.checkpoint.card import is_own_card
 from ropewalk.reporting.run.model_card import run_card, write_model_card
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
 from ropewalk.training.run_folder import RECIPE, SUMMARY

@@ -9,7 +9,7 @@ from huggingface_hub import HfApi
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.io.progress import Silent
-from ropewalk.models.card import signed_card
+from ropewalk.models.checkpoint.card import signed_card
 from ropewalk.reporting.run.publish import folder_to_push, push, writable_repository
 from ropewalk.training.checkpoint.files import Position, write_export_record
 from ropewalk.training.run_folder import RECIPE, SUMMARY

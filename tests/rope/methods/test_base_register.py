@@ -16,8 +16,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ropewalk.cli import app as program
 from ropewalk.compatibility import readings
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.config_file import read_model_config
+from ropewalk.models.config.file import read_model_config
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import ModelSetup, load_model, save_model, with_rope
 from ropewalk.rope import (
     METHODS,

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import FileDigest
+from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import load_model
-from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import gathered_state, load_sharded
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
 from ropewalk.parallel.context import RunContext

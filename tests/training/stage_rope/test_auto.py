@@ -18,7 +18,7 @@ from ropewalk.data import open_rows
 from ropewalk.data.read.draw import drawn
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
 from ropewalk.io.progress import Silent
-from ropewalk.models.losses import OutputHead
+from ropewalk.models.compute.losses import OutputHead
 from ropewalk.reporting.run.training import write_run_report
 from ropewalk.rope import Default, scaled_theta
 from ropewalk.rope.theory import recommended_theta

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from ropewalk import RopewalkError
-from ropewalk.models.config_file import read_model_config
+from ropewalk.models.config.file import read_model_config
 from ropewalk.models.load import ModelSetup, load_model, rotary_module
 from ropewalk.rope import Default, Yarn
 from ropewalk.training.preflight import announcement, resolve

@@ -17,7 +17,7 @@ from ropewalk.data import open_rows
 from ropewalk.data.read.draw import drawn
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
 from ropewalk.evaluation.store import model_digest
-from ropewalk.models.losses import OutputHead
+from ropewalk.models.compute.losses import OutputHead
 from ropewalk.reporting.run.training import write_run_report
 from ropewalk.rope import Default, Linear, LongRope
 from ropewalk.search import Ledger, read_factors

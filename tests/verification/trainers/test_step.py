@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ropewalk.models.losses import OutputHead
+from ropewalk.models.compute.losses import OutputHead
 from ropewalk.verification.trainers.step import NO_TARGET, UNCLEAR, targets_of
 
 

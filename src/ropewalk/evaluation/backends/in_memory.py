@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, evaluating
-from ropewalk.models.generation import generating, unpinned_methods
-from ropewalk.models.kv_cache import cache_argument
+from ropewalk.models.attention.kv_cache import cache_argument
+from ropewalk.models.rope.generation import generating, unpinned_methods
 
 LEAST_CHUNK = 256
 """Smallest chunk in tokens; smaller chunks would save almost no memory."""

@@ -17,9 +17,9 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.backends.in_memory import PREFILL_CHUNK, argmax_matches, check_ids
 from ropewalk.evaluation.backends.protocol import evaluating
 from ropewalk.evaluation.rows import Ids, Window
-from ropewalk.models.generation import fixed_length, generating, unpinned_methods
-from ropewalk.models.kv_cache import cache_argument
-from ropewalk.models.losses import OutputHead, chunked_token_losses, decoder_of, token_losses
+from ropewalk.models.attention.kv_cache import cache_argument
+from ropewalk.models.compute.losses import OutputHead, chunked_token_losses, decoder_of, token_losses
+from ropewalk.models.rope.generation import fixed_length, generating, unpinned_methods
 
 RowLosses = Callable[[Sequence[Row]], Iterable[NDArray[np.float64]]]
 """Computes the losses of rows, in order: ``[total_length]`` each in nats, 0 at positions without a target."""

@@ -19,7 +19,7 @@ from ropewalk.errors import Echo, EngineError, RunFailure
 from ropewalk.evaluation.backends.in_memory import check_ids, pinned, refuse_unpinned, unless_out_of_memory
 from ropewalk.evaluation.backends.likelihoods import RowLosses
 from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, evaluating
-from ropewalk.models.losses import NO_NUMBER, LossModel
+from ropewalk.models.compute.losses import NO_NUMBER, LossModel
 from ropewalk.parallel import Mesh, ShardedLayouts
 
 

@@ -40,7 +40,7 @@ from ropewalk.io.settings import Length, Option, Settings
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.backends.likelihoods import WindowReader
-    from ropewalk.models.losses import OutputHead
+    from ropewalk.models.compute.losses import OutputHead
 
 SHORT_CONTEXT = 4096
 STEP = 1024
@@ -624,9 +624,9 @@ def _evaluator(path: str | None, model: Any) -> Evaluator | None:
     if path is None:
         return None
     from ropewalk.data import load_tokenizer
-    from ropewalk.models.config import ModelConfig
+    from ropewalk.models.compute.losses import OutputHead
+    from ropewalk.models.config.model import ModelConfig
     from ropewalk.models.load import load_model
-    from ropewalk.models.losses import OutputHead
 
     loaded = load_model(path, dtype=model.dtype, device=model.device)
     stated = ModelConfig.of(loaded.config)

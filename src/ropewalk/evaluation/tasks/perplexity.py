@@ -31,7 +31,7 @@ from ropewalk.io.settings import Count, Option, Settings
 if TYPE_CHECKING:
     from ropewalk.attention.layout import Row
     from ropewalk.evaluation.backends.likelihoods import WindowReader
-    from ropewalk.models.losses import OutputHead
+    from ropewalk.models.compute.losses import OutputHead
 
 PLAIN_BINS = 4
 """Default number of position bins up to the trained length, if rows are not longer, and in each of its doublings."""

@@ -25,9 +25,9 @@ from ropewalk.attention import attend
 from ropewalk.attention.layout import PackedLayout, cached_per_layout
 from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.generation import unpinned_methods
-from ropewalk.models.kv_cache import cache_in
-from ropewalk.models.losses import decoder_of
+from ropewalk.models.attention.kv_cache import cache_in
+from ropewalk.models.compute.losses import decoder_of
+from ropewalk.models.rope.generation import unpinned_methods
 from ropewalk.parallel import ShardedLayouts, sharded_attend
 from ropewalk.rope import RotaryEmbedding
 

@@ -24,9 +24,9 @@ from ropewalk.attention.layout import PackedLayout, cached_per_layout
 from ropewalk.errors import EngineError
 from ropewalk.models.attention.hooks import LayoutCall, has_layout
 from ropewalk.models.attention.kernels import boundary_keywords
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.kv_cache import NAMES as CACHES
-from ropewalk.models.losses import decoder_of
+from ropewalk.models.attention.kv_cache import NAMES as CACHES
+from ropewalk.models.compute.losses import decoder_of
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.versions import older_transformers
 
 SHORT = 32

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.config_layers import RECURRENT
-from ropewalk.models.parameters import count_parameters
+from ropewalk.models.config.layers import RECURRENT
+from ropewalk.models.config.model import ModelConfig
+from ropewalk.models.config.parameters import count_parameters
 from ropewalk.parallel.mesh import MeshShape, sharded_dimension
 from ropewalk.rope.config import OF_LAYERS
 

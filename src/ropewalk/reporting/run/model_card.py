@@ -21,10 +21,10 @@ from ropewalk.data.read.hub import parse_hugging_face
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.io.files import parse_json, write_text
-from ropewalk.models.card import CARD, is_own_card, signed_card
-from ropewalk.models.config_file import read_model_config
-from ropewalk.models.export import ExportResult
-from ropewalk.models.origin import origin_of
+from ropewalk.models.checkpoint.card import CARD, is_own_card, signed_card
+from ropewalk.models.checkpoint.export import ExportResult
+from ropewalk.models.checkpoint.origin import origin_of
+from ropewalk.models.config.file import read_model_config
 from ropewalk.reporting.run.before_after import conclusion, run_differences, run_results
 from ropewalk.reporting.scores.tables import difference_words, length_words, task_words
 from ropewalk.reporting.shown_text import shown

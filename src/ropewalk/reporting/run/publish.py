@@ -15,8 +15,8 @@ from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.io.files import refuse_adapter
 from ropewalk.io.progress import Reporter
 from ropewalk.io.results import Result
-from ropewalk.models.card import CARD, is_own_card
-from ropewalk.models.weights import weight_files
+from ropewalk.models.checkpoint.card import CARD, is_own_card
+from ropewalk.models.checkpoint.weights import weight_files
 from ropewalk.training.checkpoint.files import EXPORT_RECORD, check_export
 from ropewalk.training.run_folder import MODEL, RECIPE, SUMMARY
 

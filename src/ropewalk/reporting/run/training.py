@@ -16,7 +16,7 @@ from ropewalk.evaluation.tasks.passkey import SUITE
 from ropewalk.experiments.finished import cost_of
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
-from ropewalk.models.card import CARD, is_own_card
+from ropewalk.models.checkpoint.card import CARD, is_own_card
 from ropewalk.reporting.compatibility import readers_parts
 from ropewalk.reporting.figures.evaluation import perplexity_figure, score_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure

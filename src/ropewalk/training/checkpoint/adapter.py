@@ -11,7 +11,7 @@ import torch
 
 from ropewalk.io.files import new_folder, write_text
 from ropewalk.models.adapter import adapter_of, merge_adapter, save_adapter, trained_parameters
-from ropewalk.models.losses import LossModel
+from ropewalk.models.compute.losses import LossModel
 from ropewalk.parallel import World
 from ropewalk.training.checkpoint.files import Position, write_export_record
 from ropewalk.training.checkpoint.sharded import export_model

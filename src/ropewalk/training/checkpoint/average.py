@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ropewalk.models.losses import LossModel
+from ropewalk.models.compute.losses import LossModel
 from ropewalk.parallel import Mesh, World
 from ropewalk.training.checkpoint.sharded import load_weights
 from ropewalk.training.checkpoint.single import named_weights

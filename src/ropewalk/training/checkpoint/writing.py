@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ropewalk.attention.engines.capabilities import SIMULATED
-from ropewalk.models.losses import LossModel
+from ropewalk.models.compute.losses import LossModel
 from ropewalk.parallel.context import RunContext
 from ropewalk.training.checkpoint.background import CheckpointWriter
 from ropewalk.training.checkpoint.files import Completed, nothing_more

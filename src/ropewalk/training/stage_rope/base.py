@@ -11,7 +11,7 @@ import torch
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.rope import RopeMethod
 from ropewalk.training.recipe.recipe import Rope, Stage
 from ropewalk.training.resolved import RopeAt

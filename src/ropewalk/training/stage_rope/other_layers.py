@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.rope import RopeMethod, method_for_target
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.recipe.rope import Rope

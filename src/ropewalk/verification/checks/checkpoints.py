@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ropewalk.models.losses import LossModel
+from ropewalk.models.compute.losses import LossModel
 from ropewalk.models.sharding import gathered_state
 from ropewalk.parallel import Mesh, World
 from ropewalk.parallel.context import RunContext

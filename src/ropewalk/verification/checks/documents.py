@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, Row
 from ropewalk.models.attention.recurrent import mixers_of
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.compute.losses import LossModel, decoder_of
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import rotary_module
-from ropewalk.models.losses import LossModel, decoder_of
 from ropewalk.rope import RotaryEmbedding
 from ropewalk.verification.case import Case, with_labels
 from ropewalk.verification.checks import Claim

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, PackedLayout
+from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import cast_parameters, configured, load_model, read_config, rotary_module
-from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import Mesh, World
 from ropewalk.rope import Default, RopeMethod, RotaryEmbedding
 from ropewalk.training.checkpoint.sharded import export_model

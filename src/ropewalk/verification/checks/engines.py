@@ -16,7 +16,7 @@ from ropewalk.attention.oracle import Attention, ExactAttention, Values, cotange
 from ropewalk.data.mixture.report import counted
 from ropewalk.errors import EngineError
 from ropewalk.models.attention.hooks import attention_options_of
-from ropewalk.models.losses import decoder_of
+from ropewalk.models.compute.losses import decoder_of
 from ropewalk.training.step import autocast
 from ropewalk.verification.case import Case
 from ropewalk.verification.checks import Claim

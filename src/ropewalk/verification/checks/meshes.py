@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, Row
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import Mesh, World
 from ropewalk.verification.case import Case, with_labels
 from ropewalk.verification.checks import Claim, every_mesh, sharded_and_own

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.models.config import ModelConfig
-from ropewalk.models.held_rope import INV_FREQ
-from ropewalk.models.losses import OutputHead, decoder_of
+from ropewalk.models.compute.losses import OutputHead, decoder_of
+from ropewalk.models.config.model import ModelConfig
+from ropewalk.models.rope.frequencies import INV_FREQ
 from ropewalk.verification.checks.effective_rope import TOKENS, Applied, ByLayerType, angles_outcome, captured
 from ropewalk.verification.result import Outcome
 from ropewalk.verification.trainers.step import OUTSIDE, UNCLEAR, MicroBatch

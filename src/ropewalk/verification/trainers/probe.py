@@ -14,7 +14,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.results import Result
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel.context import RunContext
 from ropewalk.verification.result import Check, Outcome
 from ropewalk.verification.settings import TrainerProbeSettings

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.models.losses import OutputHead, decoder_of
-from ropewalk.models.rotary import rotary_modules
+from ropewalk.models.compute.losses import OutputHead, decoder_of
+from ropewalk.models.rope.rotary import rotary_modules
 from ropewalk.verification.checks.effective_rope import Applied, cos_sin_of
 from ropewalk.verification.trainers.target import Documents
 

@@ -210,7 +210,7 @@ def reference_config(subject: Subject, config: str | None) -> Any:
     Raises:
         RopewalkError: if the checkpoint cannot be read, or the model has no config.
     """
-    from ropewalk.models.config import ModelConfig
+    from ropewalk.models.config.model import ModelConfig
 
     if config is not None:
         return read_config(config, False)

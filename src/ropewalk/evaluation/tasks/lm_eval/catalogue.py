@@ -29,7 +29,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from ropewalk.data.read.hub import offline
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks.lm_eval.model import quiet_libraries
-from ropewalk.models.config_file import one_line
+from ropewalk.models.config.file import one_line
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 """Documents of each split, with the fields of the Hub dataset."""

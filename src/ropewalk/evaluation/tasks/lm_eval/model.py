@@ -15,7 +15,7 @@ import torch
 from lm_eval.models.huggingface import HFLM
 
 from ropewalk.errors import RunFailure
-from ropewalk.models.generation import generating
+from ropewalk.models.rope.generation import generating
 
 NAMES = ("lm_eval", "datasets", "huggingface_hub", "absl", "jieba")
 

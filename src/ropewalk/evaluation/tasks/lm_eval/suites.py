@@ -189,7 +189,7 @@ def retention(
     from ropewalk.evaluation.backends.in_memory import refuse_unpinned
     from ropewalk.evaluation.backends.protocol import evaluating
     from ropewalk.evaluation.tasks.lm_eval.model import HarnessModel
-    from ropewalk.models.config import ModelConfig
+    from ropewalk.models.config.model import ModelConfig
 
     refuse_unpinned(model)
     max_length = settings.max_length or ModelConfig.of(model.config).max_position_embeddings
