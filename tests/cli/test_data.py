@@ -161,16 +161,16 @@ def test_ctrl_c_says_where_the_work_lies_and_how_it_goes_on(
 
     def interrupted_in(place: str, *options: str) -> str:
         with monkeypatch.context() as patch:
-            patch.setattr(f"ropewalk.data.rows.store.{place}", interrupt)
+            patch.setattr(f"ropewalk.data.rows.pack.{place}", interrupt)
             assert main([*command, *options]) == 130
         return capsys.readouterr().err
 
     nothing = "error: interrupted: nothing is packed yet; run the same command to start again\n"
     assert interrupted_in("load_tokenizer") == nothing
     said = f"error: interrupted: the rows packed so far are in {out}; run the same command to resume\n"
-    assert interrupted_in("_write") == said
+    assert interrupted_in("write_rows") == said
     assert f"in {out}, tokenised documents in {store};" in interrupted_in(
-        "_write", "--token-store", str(store)
+        "write_rows", "--token-store", str(store)
     )
     assert main(command) == 0
 

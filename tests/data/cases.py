@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from ropewalk.data import PackedRows, pack_rows, prepare_rows
-from ropewalk.data.rows.store import Part
+from ropewalk.data.rows.writer import Part
 from ropewalk.data.settings import PackConfig, PackingSettings, SourceSpec
 from ropewalk.io.settings import Settings, explain
 

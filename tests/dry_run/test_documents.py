@@ -6,8 +6,8 @@ import pytest
 from ropewalk.attention import PackedLayout
 from ropewalk.attention.options import Locality
 from ropewalk.data.read.embedded import EMBEDDED
+from ropewalk.data.rows.pack import pack_rows
 from ropewalk.data.rows.plan import plan_rows
-from ropewalk.data.rows.store import pack_rows
 from ropewalk.data.settings import PackConfig, PackingSettings, SourceSpec
 from ropewalk.dry_run import documents
 from ropewalk.dry_run.documents import Documents, documents_of

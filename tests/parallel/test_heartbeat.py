@@ -10,7 +10,7 @@ from ropewalk.parallel.heartbeat import Beat, _Watch, diagnosis, heartbeat, read
 from tests.parallel.world_cases import timing_out
 
 WAITING = "training/step.py:231 (all_reduce)"
-READING = "data/rows/stored.py:88 (read)"
+READING = "data/rows/packed_rows.py:88 (read)"
 
 
 def beats(places):

@@ -11,7 +11,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-import ropewalk.data.rows.store as store
+import ropewalk.data.rows.pack as packing
 from ropewalk import RopewalkError
 from ropewalk.cli.app import main
 from ropewalk.evaluation.store import model_digest
@@ -571,7 +571,7 @@ def test_a_run_that_was_killed_while_it_packed_goes_on_with_resume_too(done, tmp
     values, _ = done
     cut_off = {**values, "output": str(tmp_path / "run")}
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_write", lambda *_: (_ for _ in ()).throw(InterruptedError()))
+        patch.setattr(packing, "write_rows", lambda *_: (_ for _ in ()).throw(InterruptedError()))
         with pytest.raises((InterruptedError, RopewalkError)):
             extend(recipe_of(cut_off))
     assert (tmp_path / "run" / "data").is_dir()

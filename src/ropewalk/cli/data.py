@@ -93,7 +93,7 @@ def pack(paths: Paths, settings: PackSettings, fields: SourceFields, options: Pa
 
 
 def _so_far(out: Path, token_store: Path | None) -> str:
-    from ropewalk.data.rows.stored import WORK
+    from ropewalk.data.rows.packed_rows import WORK
 
     if not (out.expanduser() / WORK).is_dir():
         return "nothing is packed yet; run the same command to start again"

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
         pack_documents as pack_documents,
     )
     from ropewalk.data.rows.special_tokens import PackingCounts as PackingCounts
-    from ropewalk.data.rows.store import pack_rows as pack_rows, prepare_rows as prepare_rows
-    from ropewalk.data.rows.stored import (
+    from ropewalk.data.rows.pack import pack_rows as pack_rows, prepare_rows as prepare_rows
+    from ropewalk.data.rows.packed_rows import (
         PackedRows as PackedRows,
         ValidationDocuments as ValidationDocuments,
         open_rows as open_rows,

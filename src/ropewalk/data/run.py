@@ -13,8 +13,9 @@ from ropewalk.data.read.embedded import EMBEDDED
 from ropewalk.data.read.input_splits import check_specs
 from ropewalk.data.row_preview import RowPreview, preview_row, with_texts
 from ropewalk.data.rows.manifest import summary
-from ropewalk.data.rows.store import Part, Writing, pack_rows
-from ropewalk.data.rows.stored import PackedRows, holds_rows, is_packed, open_rows
+from ropewalk.data.rows.pack import pack_rows
+from ropewalk.data.rows.packed_rows import PackedRows, holds_rows, is_packed, open_rows
+from ropewalk.data.rows.writer import Part, Writing
 from ropewalk.data.settings import PackConfig, PreviewConfig, StatsConfig, processes
 from ropewalk.data.statistics import rows_report, statistics_report
 from ropewalk.data.tokens.count import count_splits

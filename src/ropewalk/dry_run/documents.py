@@ -14,8 +14,8 @@ from ropewalk.attention.options import EVERYTHING, Locality
 from ropewalk.data import load_tokenizer, open_rows
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.data.rows.assemble import PackedRow
+from ropewalk.data.rows.packed_rows import PackedRows
 from ropewalk.data.rows.plan import plan_rows
-from ropewalk.data.rows.stored import PackedRows
 from ropewalk.data.settings import Packing
 from ropewalk.dry_run.init import first_lengths
 from ropewalk.dry_run.operations import visible_pairs

@@ -23,8 +23,8 @@ from ropewalk.data.mixture.report import MixtureReport, explain
 from ropewalk.data.read.draw import drawn
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import is_blank, read_input_split, refuse_duplicates, source_splits
-from ropewalk.data.rows.store import held_out_texts, refuse_cut_chats
-from ropewalk.data.rows.stored import WORK, is_packed
+from ropewalk.data.rows.pack import held_out_texts, refuse_cut_chats
+from ropewalk.data.rows.packed_rows import WORK, is_packed
 from ropewalk.data.settings import MixtureSettings, PackConfig, SourceSpec, ValidationSettings, WorkSettings
 from ropewalk.data.statistics import targets_of_documents
 from ropewalk.data.tokens.chat import required_template

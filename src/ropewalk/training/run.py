@@ -16,7 +16,7 @@ from ropewalk.attention.kept import Keeping
 from ropewalk.compatibility import Reading
 from ropewalk.data import PackedRows, open_rows
 from ropewalk.data.read.embedded import EMBEDDED, RETRIEVAL
-from ropewalk.data.rows.stored import is_packed
+from ropewalk.data.rows.packed_rows import is_packed
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
 from ropewalk.evaluation.store import model_digest

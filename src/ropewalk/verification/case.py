@@ -24,7 +24,7 @@ from ropewalk.data import (
     prepare_rows,
     read_documents,
 )
-from ropewalk.data.rows.stored import PackedRows
+from ropewalk.data.rows.packed_rows import PackedRows
 from ropewalk.data.settings import PackConfig, WorkSettings
 from ropewalk.data.tokens.tokenise import tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError

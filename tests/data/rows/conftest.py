@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many files of rows from few tokens."""
-    monkeypatch.setattr("ropewalk.data.rows.store.LEAST_FILE_TOKENS", 1024)
+    monkeypatch.setattr("ropewalk.data.rows.writer.LEAST_FILE_TOKENS", 1024)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from ropewalk.attention.layout import IGNORED
 from ropewalk.data import open_rows
 from ropewalk.data.read.readers import ReadingCounts, read_documents
-from ropewalk.data.rows.store import pack_rows
+from ropewalk.data.rows.pack import pack_rows
 from ropewalk.data.run import preview, stats
 from ropewalk.data.settings import (
     PackConfig,

@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from ropewalk.data import ValidationSettings, open_rows, tokenizer_identity
-from ropewalk.data.rows.store import Part
+from ropewalk.data.rows.writer import Part
 from ropewalk.errors import RopewalkError
 from tests.data.cases import changed
 from tests.data.rows.rows_cases import SETTINGS, job, prepare, tree

@@ -1,16 +1,10 @@
-"""Read a folder of packed rows through a memory map, and write one from one or several machines."""
+"""Packed rows on disk: open a folder of them, check it, and read rows through a memory map."""
 
 from __future__ import annotations
 
-import errno
-import json
-import os
-import shutil
-import uuid
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +17,8 @@ from ropewalk.data.rows.assemble import PADDING, PackedRow
 from ropewalk.data.settings import PackingSettings
 from ropewalk.data.tokens.arrow import checked_index, int32_list, open_table
 from ropewalk.errors import RopewalkError
-from ropewalk.io.digests import FileDigest, damage, digest
-from ropewalk.io.files import field_fault, parse_json, plain_name, write_json, writing
+from ropewalk.io.digests import FileDigest
+from ropewalk.io.files import field_fault, parse_json, plain_name
 from ropewalk.io.settings import explain
 
 if TYPE_CHECKING:
@@ -39,6 +33,8 @@ MANIFEST = "manifest.json"
 VALIDATION = "validation.arrow"
 WORK = "unfinished"
 """Subfolder of the rows' folder for files that are needed only until the rows are complete."""
+JOB = "job.json"
+"""File in it that says what the rows depend on."""
 
 _OPEN_FILES = 64
 _HEAD_BYTES = 256
@@ -343,236 +339,3 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     except ValueError:
         return None
     return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
-
-
-JOB = "job.json"
-
-
-def row_files(rows: int, per_file: int) -> list[tuple[str, int]]:
-    """Name and number of rows of each file."""
-    firsts = range(0, rows, per_file)
-    return [(rows_file(n), min(per_file, rows - first)) for n, first in enumerate(firsts)]
-
-
-def begin(folder: Path, job: dict[str, Any]) -> bool:
-    """Create a folder for a job, or resume the job in an existing folder.
-
-    Args:
-        folder: the folder.
-        job: everything that the rows depend on, JSON values.
-
-    Returns:
-        Whether the rows are already complete.
-
-    Raises:
-        RopewalkError: if the folder contains complete or unfinished rows of another job, or other files.
-    """
-    if is_packed(folder):
-        found = _read(folder / MANIFEST)
-        if found.get("format_version") != FORMAT_VERSION:
-            raise RopewalkError(
-                f"{folder} holds rows of format version {found.get('format_version')}; choose another folder"
-            )
-        _refuse_other(folder, found, job, "holds rows")
-        # Left behind if a run is killed right after it wrote the manifest.
-        shutil.rmtree(folder / WORK, ignore_errors=True)
-        return True
-    if folder.exists() and (not folder.is_dir() or not _is_ours(folder)):
-        raise RopewalkError(f"{folder} contains other files; give a new or empty folder for the rows")
-    known = folder / WORK / JOB
-    with writing(folder):
-        (folder / WORK).mkdir(parents=True, exist_ok=True)
-        claim(known, job)
-    _refuse_other(folder, _read(known), job, "holds unfinished rows")
-    return False
-
-
-def _is_ours(folder: Path) -> bool:
-    # A folder with WORK alone is one that another process has just begun.
-    return (folder / WORK / JOB).is_file() or all(path.name == WORK for path in folder.iterdir())
-
-
-def claim(path: Path, job: dict[str, Any]) -> None:
-    """Write a job's file unless it exists; if several processes try at once, exactly one succeeds."""
-    if path.exists():
-        return
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    temporary.write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
-    try:
-        # Link instead of rename: a link fails if the target exists, so only one process can claim the folder.
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
-            raise
-        # A file system without hard links: here the last of several processes wins.
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def release(folder: Path) -> None:
-    """Make a folder without rows available to jobs with other settings, which can reuse its tokens."""
-    # The records of complete files tie the folder to its job.
-    if not any((folder / WORK).glob("*.arrow.json")):
-        (folder / WORK / JOB).unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class RowsWriter:
-    """Writes a folder of rows.
-
-    Attributes:
-        folder: the folder.
-        manifest: contents of the manifest without the list of files.
-        files: name and number of rows of every row file.
-    """
-
-    folder: Path
-    manifest: dict[str, Any]
-    files: Sequence[tuple[str, int]]
-
-    @property
-    def rows_digest(self) -> str:
-        """Digest of everything that the files' contents depend on; equal on every machine."""
-        # Not the inputs, whose paths may differ: the digest of the tokens covers what was read.
-        keys = ("format_version", "settings", "mixing", "validation", "tokenizer", "tokens_digest")
-        return digest({key: self.manifest[key] for key in keys})
-
-    @property
-    def names(self) -> list[str]:
-        return [*(name for name, _ in self.files), VALIDATION]
-
-    def commit(self, name: str, written: dict[str, Any]) -> None:
-        """Record that a file is complete, with its size, its digest and the rows that it belongs to."""
-        write_json(self.folder / WORK / f"{name}.json", {**written, "of": self.rows_digest})
-
-    def forget(self, name: str) -> None:
-        """Remove the record of a file that is to be written again."""
-        (self.folder / WORK / f"{name}.json").unlink(missing_ok=True)
-
-    def committed(self, name: str) -> dict[str, Any] | None:
-        """Recorded size and digest of a file; None if it is missing or incomplete.
-
-        Raises:
-            RopewalkError: if it belongs to other rows.
-        """
-        record = self.folder / WORK / f"{name}.json"
-        if not record.is_file() or not (self.folder / name).is_file():
-            return None
-        found = _read(record)
-        if found.get("of") != self.rows_digest:
-            raise RopewalkError(
-                f"{self.folder / name} belongs to other rows; delete {self.folder} and pack again"
-            )
-        return {"bytes": found["bytes"], "sha256": found["sha256"]}
-
-    def intact(self, name: str) -> bool:
-        """Whether a file exists and still has the recorded contents."""
-        found = self.committed(name)
-        return found is not None and damage(self.folder / name, FileDigest(**found)) is None
-
-    def missing(self) -> list[str]:
-        """Names of the files that are not complete yet."""
-        return [name for name in self.names if self.committed(name) is None]
-
-    def finish(self, checked: Collection[str] = ()) -> list[str]:
-        """Write the manifest if every file is complete, and delete the files that only the writer needs.
-
-        Args:
-            checked: files that this process has written or checked itself; all others are read and checked now.
-
-        Returns:
-            Names of the files that are still missing; empty if the rows are now complete.
-
-        Raises:
-            RopewalkError: if a file is damaged or belongs to other rows.
-        """
-        missing = self.missing()
-        if is_packed(self.folder):
-            # Another process wrote the manifest between our last file and this check.
-            shutil.rmtree(self.folder / WORK, ignore_errors=True)
-            return []
-        if missing:
-            return missing
-        for name in self.names:
-            if name not in checked and not self.intact(name):
-                raise RopewalkError(
-                    f"{self.folder / name} is damaged; delete the file and repeat the command for every shard"
-                )
-        commits = {name: self.committed(name) or {} for name in self.names}
-        described = [{"name": name, "rows": rows, **commits[name]} for name, rows in self.files]
-        validation = {"name": VALIDATION, **commits[VALIDATION]}
-        # Last, because its presence is what marks the rows as complete.
-        write_json(
-            self.folder / MANIFEST, {**self.manifest, "row_files": described, "validation_file": validation}
-        )
-        self._clear()
-        return []
-
-    def _clear(self) -> None:
-        shutil.rmtree(self.folder / WORK, ignore_errors=True)
-        # Temporary names of killed processes.
-        for kind in (".rows-*.arrow", ".validation.*.arrow", ".manifest.*.json"):
-            for leftover in self.folder.glob(kind):
-                leftover.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RopewalkError(f"cannot read {path}: {error}; delete its folder and pack again") from error
-    if not isinstance(value, dict):
-        raise RopewalkError(f"{path} contains no JSON object; delete its folder and pack again")
-    return value
-
-
-def _refuse_other(folder: Path, existing: dict[str, Any], wanted: dict[str, Any], what: str) -> None:
-    """Raise if two jobs differ.
-
-    Raises:
-        RopewalkError: with the first difference.
-    """
-    for key, value in wanted.items():
-        # The digest follows from the other keys, and tells a user nothing.
-        if key == "digest" or _same(existing.get(key), value):
-            continue
-        if key == "inputs":
-            how = "made from other files, or from files that have changed since"
-        else:
-            shown = {"mixing": "mixture", "specs": "sources"}.get(key, key)
-            name, ours, theirs = _first_difference(shown, existing.get(key), value)
-            name = name.removeprefix("settings.")
-            how = f"packed with {name}: {ours}, but you gave {name}: {theirs}"
-        raise RopewalkError(f"{folder} {what} {how}; give another folder, or delete this folder")
-
-
-def _same(existing: Any, wanted: Any) -> bool:
-    if isinstance(existing, dict) and isinstance(wanted, dict):
-        # A manifest also records the tokenizer's name or path, on which the rows do not depend.
-        return all(existing.get(key) == value for key, value in wanted.items())
-    return bool(existing == wanted)
-
-
-def _first_difference(name: str, existing: Any, wanted: Any) -> tuple[str, str, str]:
-    """Name of the first differing entry of two values, and both entries in words."""
-    if isinstance(existing, dict) and isinstance(wanted, dict):
-        key = next(key for key in wanted if existing.get(key) != wanted[key])
-        return _first_difference(f"{name}.{key}", existing.get(key), wanted[key])
-    if isinstance(existing, list) and isinstance(wanted, list) and len(existing) == len(wanted):
-        number = next(n for n, both in enumerate(zip(existing, wanted, strict=True)) if both[0] != both[1])
-        return _first_difference(f"{name}.{number}", existing[number], wanted[number])
-    return name, _in_words(existing), _in_words(wanted)
-
-
-def _in_words(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "true", False: "false"}[value]
-    if isinstance(value, dict):
-        # Leave out settings that are off, so that the message stays short.
-        return ", ".join(
-            f"{key} {_in_words(each)}" for key, each in value.items() if each not in (None, False)
-        )
-    return str(value)

@@ -18,7 +18,7 @@ from ropewalk.data import (
     open_rows,
 )
 from ropewalk.data.rows.manifest import imbalance, token_account
-from ropewalk.data.rows.store import Part
+from ropewalk.data.rows.writer import Part
 from ropewalk.data.tokens import corpus as corpus_module
 from ropewalk.errors import RopewalkError
 from tests.data.cases import Job, changed
@@ -103,10 +103,10 @@ def test_kept_tokens_are_not_made_again(
 
 COMMAND = """
 import sys
-import ropewalk.data.rows.store
+import ropewalk.data.rows.writer
 import ropewalk.data.read.input_splits
 from ropewalk.cli.app import main
-ropewalk.data.rows.store.LEAST_FILE_TOKENS = 1024
+ropewalk.data.rows.writer.LEAST_FILE_TOKENS = 1024
 ropewalk.data.read.input_splits.SPLIT_BYTES = 2000
 main(sys.argv[1:])
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +17,31 @@ from ropewalk.data.mixture.mixture import mix
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import InputSplit, plan_input_splits
-from ropewalk.data.rows.assemble import Packed, assemble_rows, pack_documents, refuse_no_rows
+from ropewalk.data.rows.assemble import Packed, pack_documents, refuse_no_rows
 from ropewalk.data.rows.manifest import description, length_states, versions
-from ropewalk.data.rows.special_tokens import DocumentEnds
-from ropewalk.data.rows.stored import (
+from ropewalk.data.rows.packed_rows import (
     FORMAT,
     FORMAT_VERSION,
-    VALIDATION,
     WORK,
     PackedRows,
-    RowsWriter,
-    begin,
     is_packed,
     open_rows,
     packed_folders,
+)
+from ropewalk.data.rows.special_tokens import DocumentEnds
+from ropewalk.data.rows.writer import (
+    Part,
+    RowsWriter,
+    Writing,
+    begin,
     release,
     row_files,
-    rows_file,
+    rows_per_file,
+    write_rows,
 )
-from ropewalk.data.settings import LATER_FIELDS, PackConfig, RowPolicies, SourceSpec, WorkSettings, processes
-from ropewalk.data.tokens.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
-from ropewalk.data.tokens.chat import required_template, token_ids
-from ropewalk.data.tokens.corpus import Corpus, TokenReader, tokenise_splits
+from ropewalk.data.settings import LATER_FIELDS, PackConfig, RowPolicies, SourceSpec, WorkSettings
+from ropewalk.data.tokens.chat import required_template
+from ropewalk.data.tokens.corpus import Corpus, tokenise_splits
 from ropewalk.data.tokens.samples import sample_tokens
 from ropewalk.data.tokens.split import hold_out
 from ropewalk.data.tokens.tokenise import (
@@ -52,46 +55,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import digest
 from ropewalk.io.files import refuse_url
 from ropewalk.runs.executors import on_ray
-from ropewalk.runs.tasks import Executor, Processes, run_tasks
-
-MOST_FILE_TOKENS, LEAST_FILE_TOKENS, FILES = 1 << 25, 1 << 16, 64
-"""Bounds on the tokens of a row file, and the intended number of files. A file is the unit that machines share, and the
-most that a killed run repeats."""
-
-BATCH_TOKENS = 1 << 20
-"""Tokens that are assembled in memory before they are written."""
-
-PROCESS_TOKENS = 1 << 22
-"""Tokens of rows for which it is worth to start another process."""
-
-_COLUMNS = {
-    "input_ids": INT32_LIST,
-    "segment_lengths": INT32_LIST,
-    "segment_documents": INT32_LIST,
-    "sources": STRING_LIST,
-    "numbers": INT64_LIST,
-    "masked": INT32_LIST,
-}
-
-Writing = Callable[[int, int], None]
-"""Called with the number of rows on disk, and the total."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """An incomplete folder of rows: this machine has finished its share, but files of other machines are missing.
-
-    Attributes:
-        folder: folder of the rows.
-        rows: number of rows on disk.
-        total: number of rows when all machines have finished.
-        missing: names of the missing files.
-    """
-
-    folder: Path
-    rows: int
-    total: int
-    missing: tuple[str, ...]
+from ropewalk.runs.tasks import Executor
 
 
 @dataclass(frozen=True)
@@ -315,7 +279,7 @@ def _pack_on(
         }
         writer = RowsWriter(folder, manifest, row_files(packed.num_rows, rows_per_file(packed)))
         try:
-            return _write(writer, packed, corpus, validation, config.work, executor, written)
+            return write_rows(writer, packed, corpus, validation, config.work, executor, written)
         finally:
             corpus.close()
     except (OSError, RopewalkError):
@@ -373,91 +337,6 @@ def tag_tokens(tokenizer: Any, tag: str, sources: Sequence[str]) -> list[NDArray
             )
         tags.append(np.array(ids, np.int32))
     return tags
-
-
-def _write(
-    writer: RowsWriter,
-    packed: Packed,
-    corpus: Corpus,
-    validation: NDArray[np.int64],
-    work: WorkSettings,
-    executor: Executor | None,
-    written: Writing | None,
-) -> PackedRows | Part:
-    """Write those of this machine's files that are missing, and finish the folder if all files are complete."""
-    folder, rows, per_file = writer.folder, packed.num_rows, rows_per_file(packed)
-    number, machines = work.shard
-    # Whole files, so that each is written by one machine and has the same bytes for any number of machines.
-    mine = range(len(writer.files) * number // machines, len(writer.files) * (number + 1) // machines)
-    # Not shared out: any machine may be the one that completes the folder.
-    if not writer.intact(VALIDATION):
-        columns = {"input_ids": INT32_LIST, "source": STRING}
-        writer.commit(VALIDATION, write_table(folder / VALIDATION, columns, _held_out(corpus, validation)))
-    total, done = sum(writer.files[file][1] for file in mine), 0
-
-    def count(number: int) -> None:
-        nonlocal done
-        done += number
-        if written is not None:
-            written(done, total)
-
-    wanted = []
-    for file in mine:
-        if writer.intact(rows_file(file)):
-            count(writer.files[file][1])
-        else:
-            writer.forget(rows_file(file))
-            wanted.append(file)
-    # Made one by one, as tasks are started: a file's share of the plan takes megabytes.
-    parts = ((rows_file(n), packed.rows(n * per_file, min(rows, (n + 1) * per_file))) for n in wanted)
-    if executor is None:
-        tokens = len(wanted) * per_file * packed.settings.context
-        executor = Processes(min(processes(work.workers), -(-tokens // PROCESS_TOKENS) or 1))
-    # Absolute, because a task may have another working directory.
-    shared = (replace(writer, folder=folder.absolute()), corpus.reader)
-    for _, part in run_tasks(
-        executor, _write_rows, shared, parts, lambda part: writer.committed(part[0]) is not None, folder
-    ):
-        count(part.num_rows)
-    missing = writer.finish({VALIDATION, *(rows_file(file) for file in mine)})
-    if not missing:
-        return open_rows(folder)
-    written_rows = sum(count for name, count in writer.files if name not in missing)
-    return Part(folder, written_rows, rows, tuple(missing))
-
-
-def _write_rows(shared: tuple[RowsWriter, TokenReader], part: tuple[str, Packed]) -> None:
-    """Write one file of rows; a task."""
-    (writer, corpus), (name, packed) = shared, part
-    try:
-        writer.commit(name, write_table(writer.folder / name, _COLUMNS, _batches(packed, corpus)))
-    finally:
-        corpus.close()
-
-
-def _held_out(corpus: Corpus, validation: NDArray[np.int64]) -> Iterator[dict[str, list[Any]]]:
-    """Yield the validation documents in batches of about ``BATCH_TOKENS``."""
-    ends = np.cumsum(corpus.lengths[validation])
-    for batch in np.split(validation, np.flatnonzero(np.diff(ends // BATCH_TOKENS)) + 1):
-        yield {
-            "input_ids": [token_ids(corpus.tokens(n)) for n in batch.tolist()],
-            "source": [corpus.sources[s] for s in corpus.source_ids[batch]],
-        }
-
-
-def rows_per_file(packed: Packed) -> int:
-    """Rows per file, except the last; depends only on the number of rows and their length, so machines agree on it."""
-    context = packed.settings.context
-    least, most = (max(1, tokens // context) for tokens in (LEAST_FILE_TOKENS, MOST_FILE_TOKENS))
-    return min(most, max(least, -(-packed.num_rows // FILES)))
-
-
-def _batches(packed: Packed, corpus: TokenReader) -> Iterator[dict[str, list[Any]]]:
-    # Batches bound memory only; a row does not depend on its batch.
-    step = max(1, BATCH_TOKENS // packed.settings.context)
-    for first in range(0, packed.num_rows, step):
-        rows = assemble_rows(packed, corpus, first, min(packed.num_rows, first + step))
-        yield {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
 
 
 def _refuse_circles(specs: Sequence[SourceSpec], cache: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ropewalk.data.read.documents import Document, Record
 from ropewalk.data.read.input_splits import InputSplit
-from ropewalk.data.rows.store import pack_rows
+from ropewalk.data.rows.pack import pack_rows
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.tokens.corpus import tokenise_splits
 from ropewalk.errors import RopewalkError

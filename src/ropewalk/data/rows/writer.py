@@ -1,0 +1,391 @@
+"""Write packed rows: claim the folder, write its files as tasks on one or several machines, and complete it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropewalk.data.rows.assemble import Packed, assemble_rows
+from ropewalk.data.rows.packed_rows import (
+    FORMAT_VERSION,
+    JOB,
+    MANIFEST,
+    VALIDATION,
+    WORK,
+    PackedRows,
+    is_packed,
+    open_rows,
+    rows_file,
+)
+from ropewalk.data.settings import WorkSettings, processes
+from ropewalk.data.tokens.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
+from ropewalk.data.tokens.chat import token_ids
+from ropewalk.data.tokens.corpus import Corpus, TokenReader
+from ropewalk.errors import RopewalkError
+from ropewalk.io.digests import FileDigest, damage, digest
+from ropewalk.io.files import parse_json, write_json, writing
+from ropewalk.runs.tasks import Executor, Processes, run_tasks
+
+MOST_FILE_TOKENS, LEAST_FILE_TOKENS, FILES = 1 << 25, 1 << 16, 64
+"""Bounds on the tokens of a row file, and the intended number of files. A file is the unit that machines share, and the
+most that a killed run repeats."""
+
+BATCH_TOKENS = 1 << 20
+"""Tokens that are assembled in memory before they are written."""
+
+PROCESS_TOKENS = 1 << 22
+"""Tokens of rows for which it is worth to start another process."""
+
+_COLUMNS = {
+    "input_ids": INT32_LIST,
+    "segment_lengths": INT32_LIST,
+    "segment_documents": INT32_LIST,
+    "sources": STRING_LIST,
+    "numbers": INT64_LIST,
+    "masked": INT32_LIST,
+}
+
+Writing = Callable[[int, int], None]
+"""Called with the number of rows on disk, and the total."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """An incomplete folder of rows: this machine has finished its share, but files of other machines are missing.
+
+    Attributes:
+        folder: folder of the rows.
+        rows: number of rows on disk.
+        total: number of rows when all machines have finished.
+        missing: names of the missing files.
+    """
+
+    folder: Path
+    rows: int
+    total: int
+    missing: tuple[str, ...]
+
+
+def row_files(rows: int, per_file: int) -> list[tuple[str, int]]:
+    """Name and number of rows of each file."""
+    firsts = range(0, rows, per_file)
+    return [(rows_file(n), min(per_file, rows - first)) for n, first in enumerate(firsts)]
+
+
+def begin(folder: Path, job: dict[str, Any]) -> bool:
+    """Create a folder for a job, or resume the job in an existing folder.
+
+    Args:
+        folder: the folder.
+        job: everything that the rows depend on, JSON values.
+
+    Returns:
+        Whether the rows are already complete.
+
+    Raises:
+        RopewalkError: if the folder contains complete or unfinished rows of another job, or other files.
+    """
+    if is_packed(folder):
+        found = _read(folder / MANIFEST)
+        if found.get("format_version") != FORMAT_VERSION:
+            raise RopewalkError(
+                f"{folder} holds rows of format version {found.get('format_version')}; choose another folder"
+            )
+        _refuse_other(folder, found, job, "holds rows")
+        # Left behind if a run is killed right after it wrote the manifest.
+        shutil.rmtree(folder / WORK, ignore_errors=True)
+        return True
+    if folder.exists() and (not folder.is_dir() or not _is_ours(folder)):
+        raise RopewalkError(f"{folder} contains other files; give a new or empty folder for the rows")
+    known = folder / WORK / JOB
+    with writing(folder):
+        (folder / WORK).mkdir(parents=True, exist_ok=True)
+        claim(known, job)
+    _refuse_other(folder, _read(known), job, "holds unfinished rows")
+    return False
+
+
+def _is_ours(folder: Path) -> bool:
+    # A folder with WORK alone is one that another process has just begun.
+    return (folder / WORK / JOB).is_file() or all(path.name == WORK for path in folder.iterdir())
+
+
+def claim(path: Path, job: dict[str, Any]) -> None:
+    """Write a job's file unless it exists; if several processes try at once, exactly one succeeds."""
+    if path.exists():
+        return
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
+    try:
+        # Link instead of rename: a link fails if the target exists, so only one process can claim the folder.
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
+        # A file system without hard links: here the last of several processes wins.
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def release(folder: Path) -> None:
+    """Make a folder without rows available to jobs with other settings, which can reuse its tokens."""
+    # The records of complete files tie the folder to its job.
+    if not any((folder / WORK).glob("*.arrow.json")):
+        (folder / WORK / JOB).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class RowsWriter:
+    """Writes a folder of rows.
+
+    Attributes:
+        folder: the folder.
+        manifest: contents of the manifest without the list of files.
+        files: name and number of rows of every row file.
+    """
+
+    folder: Path
+    manifest: dict[str, Any]
+    files: Sequence[tuple[str, int]]
+
+    @property
+    def rows_digest(self) -> str:
+        """Digest of everything that the files' contents depend on; equal on every machine."""
+        # Not the inputs, whose paths may differ: the digest of the tokens covers what was read.
+        keys = ("format_version", "settings", "mixing", "validation", "tokenizer", "tokens_digest")
+        return digest({key: self.manifest[key] for key in keys})
+
+    @property
+    def names(self) -> list[str]:
+        return [*(name for name, _ in self.files), VALIDATION]
+
+    def commit(self, name: str, written: dict[str, Any]) -> None:
+        """Record that a file is complete, with its size, its digest and the rows that it belongs to."""
+        write_json(self.folder / WORK / f"{name}.json", {**written, "of": self.rows_digest})
+
+    def forget(self, name: str) -> None:
+        """Remove the record of a file that is to be written again."""
+        (self.folder / WORK / f"{name}.json").unlink(missing_ok=True)
+
+    def committed(self, name: str) -> dict[str, Any] | None:
+        """Recorded size and digest of a file; None if it is missing or incomplete.
+
+        Raises:
+            RopewalkError: if it belongs to other rows.
+        """
+        record = self.folder / WORK / f"{name}.json"
+        if not record.is_file() or not (self.folder / name).is_file():
+            return None
+        found = _read(record)
+        if found.get("of") != self.rows_digest:
+            raise RopewalkError(
+                f"{self.folder / name} belongs to other rows; delete {self.folder} and pack again"
+            )
+        return {"bytes": found["bytes"], "sha256": found["sha256"]}
+
+    def intact(self, name: str) -> bool:
+        """Whether a file exists and still has the recorded contents."""
+        found = self.committed(name)
+        return found is not None and damage(self.folder / name, FileDigest(**found)) is None
+
+    def missing(self) -> list[str]:
+        """Names of the files that are not complete yet."""
+        return [name for name in self.names if self.committed(name) is None]
+
+    def finish(self, checked: Collection[str] = ()) -> list[str]:
+        """Write the manifest if every file is complete, and delete the files that only the writer needs.
+
+        Args:
+            checked: files that this process has written or checked itself; all others are read and checked now.
+
+        Returns:
+            Names of the files that are still missing; empty if the rows are now complete.
+
+        Raises:
+            RopewalkError: if a file is damaged or belongs to other rows.
+        """
+        missing = self.missing()
+        if is_packed(self.folder):
+            # Another process wrote the manifest between our last file and this check.
+            shutil.rmtree(self.folder / WORK, ignore_errors=True)
+            return []
+        if missing:
+            return missing
+        for name in self.names:
+            if name not in checked and not self.intact(name):
+                raise RopewalkError(
+                    f"{self.folder / name} is damaged; delete the file and repeat the command for every shard"
+                )
+        commits = {name: self.committed(name) or {} for name in self.names}
+        described = [{"name": name, "rows": rows, **commits[name]} for name, rows in self.files]
+        validation = {"name": VALIDATION, **commits[VALIDATION]}
+        # Last, because its presence is what marks the rows as complete.
+        write_json(
+            self.folder / MANIFEST, {**self.manifest, "row_files": described, "validation_file": validation}
+        )
+        self._clear()
+        return []
+
+    def _clear(self) -> None:
+        shutil.rmtree(self.folder / WORK, ignore_errors=True)
+        # Temporary names of killed processes.
+        for kind in (".rows-*.arrow", ".validation.*.arrow", ".manifest.*.json"):
+            for leftover in self.folder.glob(kind):
+                leftover.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RopewalkError(f"cannot read {path}: {error}; delete its folder and pack again") from error
+    if not isinstance(value, dict):
+        raise RopewalkError(f"{path} contains no JSON object; delete its folder and pack again")
+    return value
+
+
+def _refuse_other(folder: Path, existing: dict[str, Any], wanted: dict[str, Any], what: str) -> None:
+    """Raise if two jobs differ.
+
+    Raises:
+        RopewalkError: with the first difference.
+    """
+    for key, value in wanted.items():
+        # The digest follows from the other keys, and tells a user nothing.
+        if key == "digest" or _same(existing.get(key), value):
+            continue
+        if key == "inputs":
+            how = "made from other files, or from files that have changed since"
+        else:
+            shown = {"mixing": "mixture", "specs": "sources"}.get(key, key)
+            name, ours, theirs = _first_difference(shown, existing.get(key), value)
+            name = name.removeprefix("settings.")
+            how = f"packed with {name}: {ours}, but you gave {name}: {theirs}"
+        raise RopewalkError(f"{folder} {what} {how}; give another folder, or delete this folder")
+
+
+def _same(existing: Any, wanted: Any) -> bool:
+    if isinstance(existing, dict) and isinstance(wanted, dict):
+        # A manifest also records the tokenizer's name or path, on which the rows do not depend.
+        return all(existing.get(key) == value for key, value in wanted.items())
+    return bool(existing == wanted)
+
+
+def _first_difference(name: str, existing: Any, wanted: Any) -> tuple[str, str, str]:
+    """Name of the first differing entry of two values, and both entries in words."""
+    if isinstance(existing, dict) and isinstance(wanted, dict):
+        key = next(key for key in wanted if existing.get(key) != wanted[key])
+        return _first_difference(f"{name}.{key}", existing.get(key), wanted[key])
+    if isinstance(existing, list) and isinstance(wanted, list) and len(existing) == len(wanted):
+        number = next(n for n, both in enumerate(zip(existing, wanted, strict=True)) if both[0] != both[1])
+        return _first_difference(f"{name}.{number}", existing[number], wanted[number])
+    return name, _in_words(existing), _in_words(wanted)
+
+
+def _in_words(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        # Leave out settings that are off, so that the message stays short.
+        return ", ".join(
+            f"{key} {_in_words(each)}" for key, each in value.items() if each not in (None, False)
+        )
+    return str(value)
+
+
+def write_rows(
+    writer: RowsWriter,
+    packed: Packed,
+    corpus: Corpus,
+    validation: NDArray[np.int64],
+    work: WorkSettings,
+    executor: Executor | None,
+    written: Writing | None,
+) -> PackedRows | Part:
+    """Write those of this machine's files that are missing, and finish the folder if all files are complete."""
+    folder, rows, per_file = writer.folder, packed.num_rows, rows_per_file(packed)
+    number, machines = work.shard
+    # Whole files, so that each is written by one machine and has the same bytes for any number of machines.
+    mine = range(len(writer.files) * number // machines, len(writer.files) * (number + 1) // machines)
+    # Not shared out: any machine may be the one that completes the folder.
+    if not writer.intact(VALIDATION):
+        columns = {"input_ids": INT32_LIST, "source": STRING}
+        writer.commit(VALIDATION, write_table(folder / VALIDATION, columns, _held_out(corpus, validation)))
+    total, done = sum(writer.files[file][1] for file in mine), 0
+
+    def count(number: int) -> None:
+        nonlocal done
+        done += number
+        if written is not None:
+            written(done, total)
+
+    wanted = []
+    for file in mine:
+        if writer.intact(rows_file(file)):
+            count(writer.files[file][1])
+        else:
+            writer.forget(rows_file(file))
+            wanted.append(file)
+    # Made one by one, as tasks are started: a file's share of the plan takes megabytes.
+    parts = ((rows_file(n), packed.rows(n * per_file, min(rows, (n + 1) * per_file))) for n in wanted)
+    if executor is None:
+        tokens = len(wanted) * per_file * packed.settings.context
+        executor = Processes(min(processes(work.workers), -(-tokens // PROCESS_TOKENS) or 1))
+    # Absolute, because a task may have another working directory.
+    shared = (replace(writer, folder=folder.absolute()), corpus.reader)
+    for _, part in run_tasks(
+        executor, _write_rows, shared, parts, lambda part: writer.committed(part[0]) is not None, folder
+    ):
+        count(part.num_rows)
+    missing = writer.finish({VALIDATION, *(rows_file(file) for file in mine)})
+    if not missing:
+        return open_rows(folder)
+    written_rows = sum(count for name, count in writer.files if name not in missing)
+    return Part(folder, written_rows, rows, tuple(missing))
+
+
+def _write_rows(shared: tuple[RowsWriter, TokenReader], part: tuple[str, Packed]) -> None:
+    """Write one file of rows; a task."""
+    (writer, corpus), (name, packed) = shared, part
+    try:
+        writer.commit(name, write_table(writer.folder / name, _COLUMNS, _batches(packed, corpus)))
+    finally:
+        corpus.close()
+
+
+def _held_out(corpus: Corpus, validation: NDArray[np.int64]) -> Iterator[dict[str, list[Any]]]:
+    """Yield the validation documents in batches of about ``BATCH_TOKENS``."""
+    ends = np.cumsum(corpus.lengths[validation])
+    for batch in np.split(validation, np.flatnonzero(np.diff(ends // BATCH_TOKENS)) + 1):
+        yield {
+            "input_ids": [token_ids(corpus.tokens(n)) for n in batch.tolist()],
+            "source": [corpus.sources[s] for s in corpus.source_ids[batch]],
+        }
+
+
+def rows_per_file(packed: Packed) -> int:
+    """Rows per file, except the last; depends only on the number of rows and their length, so machines agree on it."""
+    context = packed.settings.context
+    least, most = (max(1, tokens // context) for tokens in (LEAST_FILE_TOKENS, MOST_FILE_TOKENS))
+    return min(most, max(least, -(-packed.num_rows // FILES)))
+
+
+def _batches(packed: Packed, corpus: TokenReader) -> Iterator[dict[str, list[Any]]]:
+    # Batches bound memory only; a row does not depend on its batch.
+    step = max(1, BATCH_TOKENS // packed.settings.context)
+    for first in range(0, packed.num_rows, step):
+        rows = assemble_rows(packed, corpus, first, min(packed.num_rows, first + step))
+        yield {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
