@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from ropewalk.models.load import rotary_module
+from ropewalk.models.rope.rotary import rotary_module
 from ropewalk.rope import LongRope, RotaryEmbedding
 
 ORIGINAL, TARGET = 48, 192

@@ -21,7 +21,8 @@ from ropewalk.evaluation.rows import rows_of
 from ropewalk.evaluation.store import model_digest
 from ropewalk.evaluation.tasks.perplexity import perplexity_by_position
 from ropewalk.models.compute.losses import OutputHead
-from ropewalk.models.load import load_model, rope_of
+from ropewalk.models.load import load_model
+from ropewalk.models.rope.rotary import rope_of
 from ropewalk.rope import LongRope, longrope_attention_factor, methods_from_config
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.cli.export_command_cases import command

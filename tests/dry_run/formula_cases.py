@@ -2,7 +2,7 @@
 
 from ropewalk.dry_run.memory import memory_of
 from ropewalk.dry_run.played import flops_of, operators_of, transfers_of
-from ropewalk.models.load import read_config
+from ropewalk.models.config.read import read_config
 from ropewalk.planning.sizing.memory import estimate_memory
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
 from ropewalk.planning.sizing.time import flops

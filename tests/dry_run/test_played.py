@@ -9,7 +9,7 @@ import yaml
 
 from ropewalk.dry_run.documents import Documents
 from ropewalk.dry_run.played import flops_of, in_own_process, operators_of, play
-from ropewalk.models.load import read_config
+from ropewalk.models.config.read import read_config
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.time import flops
 from ropewalk.training.recipe.file import parse_recipe

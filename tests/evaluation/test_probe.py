@@ -19,7 +19,8 @@ from ropewalk.evaluation.probe import ProbedSetting, probe_model
 from ropewalk.evaluation.statistics import ratio_interval
 from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.config.model import ModelConfig
-from ropewalk.models.load import ModelSetup, attach, load_model, rope_of, rotary_module
+from ropewalk.models.load import ModelSetup, attach, load_model
+from ropewalk.models.rope.rotary import rope_of, rotary_module
 from ropewalk.rope import Default, DynamicNtk, Linear, RopeMethod, RotaryEmbedding, methods_from_config
 from tests.evaluation.evaluation_cases import tiny_llama
 

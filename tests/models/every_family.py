@@ -29,7 +29,8 @@ from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.compute.routing import routers_of
 from ropewalk.models.config.file import config_from_json
 from ropewalk.models.config.model import NO_DECODERS, ModelConfig
-from ropewalk.models.load import ModelSetup, attach, with_rope
+from ropewalk.models.config.write import with_rope
+from ropewalk.models.load import ModelSetup, attach
 from ropewalk.models.support import COLUMNS
 from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh
 from ropewalk.rope import Default

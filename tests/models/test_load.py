@@ -16,6 +16,7 @@ from ropewalk.attention.choices import PATTERNS
 from ropewalk.models.attention import hooks as attention_hooks
 from ropewalk.models.config.file import read_model_config
 from ropewalk.models.config.model import ModelConfig
+from ropewalk.models.config.read import read_config
 from ropewalk.models.load import (
     ModelSetup,
     _refuse_sinks,
@@ -23,21 +24,16 @@ from ropewalk.models.load import (
     attention_spec,
     checkpoint_activations,
     empty_model,
-    read_config,
     refuse_files,
-    rotary_module,
-    save_model,
-    with_rope,
 )
+from ropewalk.models.rope.rotary import rotary_module
 from ropewalk.rope import (
     LongRope,
     RotaryEmbedding,
     Theta,
-    Yarn,
     method_for_target,
 )
 from tests.models.families import COMMON, FAMILIES, tiny_model
-from tests.programs import run_program
 from tests.versions import missing
 
 LAYOUTS = {
@@ -298,59 +294,10 @@ def checkpoint(tmp_path):
     return tmp_path / "llama"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "rope",
-    [
-        None,
-        Theta(rotary_dim=8, rope_theta=5e5),
-        Yarn(rotary_dim=8, rope_theta=1e4, factor=4.0, original_max_position_embeddings=64),
-    ],
-)
-def test_a_saved_model_is_the_same_in_plain_transformers(checkpoint, tmp_path, rope):
-    """Loaded by a process in which importing ropewalk fails, the logits are those of the model in memory."""
-    model = load_model(checkpoint, ModelSetup(rope=rope, exact_rope=False))
-    saved = tmp_path / "saved"
-    save_model(model, saved)
-    assert "ropewalk" not in (saved / "config.json").read_text()
-    ids = token_ids(64)
-    layout = PackedLayout.from_lengths([64], "full", 0)
-    torch.save({"ids": ids, "logits": model(ids, layout=layout).logits.detach()}, tmp_path / "expected.pt")
-    program = (
-        "import sys, torch; sys.modules['ropewalk'] = None\n"
-        "from transformers import AutoModelForCausalLM\n"
-        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
-        "expected = torch.load(sys.argv[2], weights_only=True)\n"
-        "print(float((model(expected['ids']).logits - expected['logits']).abs().max()))\n"
-    )
-    result = run_program(program, saved, tmp_path / "expected.pt")
-    result.check_returncode()
-    # Two float32 kernels over logits below 1; the same cos and sin.
-    assert float(result.stdout) < 1e-6
-
-
 def test_a_new_rope_is_written_into_the_config(checkpoint):
     model = load_model(checkpoint, ModelSetup(rope=Theta(rotary_dim=8, rope_theta=5e5)))
     assert model.config.rope_parameters["rope_theta"] == 5e5
     assert rotary_module(model)[2].frequencies().inv_freq[1] == pytest.approx(5e5 ** (-2 / 8), rel=1e-15)
-
-
-@pytest.mark.parametrize("family", ["llama", "glm4", "gpt_neox", "cohere2", "granite"])
-@pytest.mark.parametrize("method", ["theta", "linear", "ntk", "yarn", "llama3"])
-def test_an_extended_model_is_the_same_in_plain_transformers_at_the_new_positions(family, method, tmp_path):
-    tiny_model(family).save_pretrained(tmp_path / "old")
-    (current,) = read_config(tmp_path / "old").methods.values()
-    rope = method_for_target(method, current, 256, 1024)
-    model = load_model(tmp_path / "old", ModelSetup(rope=rope, max_position_embeddings=1024))
-    save_model(model, tmp_path / "new")
-    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new")
-    assert plain.config.max_position_embeddings == 1024
-    positions = torch.arange(904, 1024)[None]
-    layout = PackedLayout.from_lengths([120], "full", 0)
-    ours = model(token_ids(120), layout=layout, position_ids=positions).logits
-    theirs = plain(token_ids(120), position_ids=positions).logits
-    # Angles of up to 1024 rad rounded to float32 (6e-5 rad) reach logits of about 0.5 far attenuated.
-    assert (ours - theirs).abs().max() < 1e-5
 
 
 def test_a_method_that_the_config_cannot_hold_is_refused_by_name(tmp_path):
@@ -379,41 +326,6 @@ def test_start_tokens_run_in_our_module_only(checkpoint):
     )
     with pytest.raises(RopewalkError, match="start_tokens above 0"):
         load_model(checkpoint, ModelSetup(rope=rope, exact_rope=False))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("./missing", r"there is no folder or file ./missing"),
-        ("/nowhere/at/all", "there is no folder or file /nowhere/at/all"),
-        (
-            "nope/nope",
-            "there is no folder nope/nope, and no config.json could be loaded for it from the Hugging Face Hub",
-        ),
-        (".", "has no config.json"),
-    ],
-)
-def test_missing_models_are_named(name, message):
-    with pytest.raises(RopewalkError, match=message):
-        load_model(name)
-
-
-def test_a_default_theta_is_never_taken_silently(checkpoint, caplog):
-    load_model(checkpoint)
-    assert caplog.messages == []
-    path = checkpoint / "config.json"
-    config = json.loads(path.read_text())
-    del config["rope_parameters"]
-    path.write_text(json.dumps(config))
-    assert load_model(checkpoint).config.rope_parameters["rope_theta"] == 1e4
-    assert "does not state rope_theta; LlamaConfig's default of 10000 is used" in caplog.text
-
-
-def test_a_checkpoint_without_rope_is_refused(tmp_path):
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_head": 2}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RopewalkError, match="RoPE"):
-        load_model(tmp_path)
 
 
 def test_engines_are_asked_for_the_widths_that_attention_has():
@@ -530,62 +442,6 @@ def test_a_key_that_a_class_misses_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(RopewalkError, match="cohere_compass_text reads the key 'full_attention'"):
         empty_model(tmp_path)
-
-
-def test_the_length_that_the_file_leaves_open_is_not_multiplied(tmp_path):
-    """transformers fills in an original length, so its config alone looks as if the file stated one."""
-    tiny_model("qwen3").config.save_pretrained(tmp_path)
-    stated = json.loads((tmp_path / "config.json").read_text())
-    stated["rope_parameters"] = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
-    (tmp_path / "config.json").write_text(json.dumps(stated))
-    length = stated["max_position_embeddings"]
-    assert read_config(tmp_path).trained_length == read_model_config(str(tmp_path)).trained_length == length
-    # Extended to twice that, its config states a larger factor, which would reach four times as far.
-    written = with_rope(read_config(tmp_path), Yarn(8, 1e4, 8.0, length), 2 * length)
-    written.source.save_pretrained(tmp_path)
-    assert read_config(tmp_path).trained_length == 2 * length
-
-
-@pytest.fixture
-def untied(tmp_path):
-    """A checkpoint whose config says that head and embedding are one, and whose file has a head of its own."""
-    model = tiny_model("llama")
-    model.save_pretrained(tmp_path / "untied")
-    path = tmp_path / "untied" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
-    return tmp_path / "untied", model
-
-
-def test_a_head_of_its_own_is_kept_and_written_as_such(untied, tmp_path, caplog):
-    folder, stock = untied
-    model = load_model(folder)
-    assert "its output head differs from its embedding" in caplog.text
-    assert torch.equal(model.lm_head.weight, stock.lm_head.weight)
-    assert not torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
-    save_model(model, tmp_path / "saved")
-    assert json.loads((tmp_path / "saved" / "config.json").read_text())["tie_word_embeddings"] is False
-    weights = load_file(tmp_path / "saved" / "model.safetensors")
-    assert torch.equal(weights["lm_head.weight"], stock.lm_head.weight)
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
-@pytest.mark.parametrize("separate", [True, False])
-def test_a_trainer_writes_whether_the_head_is_the_embedding(family, separate, tmp_path):
-    """Gemma's class ties them by default, and a config does not say so."""
-    model = transformers.AutoModelForCausalLM.from_config(tiny_model(family).config)
-    model.config.tie_word_embeddings = True
-    model.tie_weights()
-    attach(model)
-    if separate:
-        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() + 1)
-    model.save_pretrained(tmp_path)
-    config = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert config.tie_word_embeddings is not separate
-    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) == separate
-    ids = token_ids(24)
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    # Angles that are rounded to float32 and not, under logits of 33 in size: the head's weights are near 1.
-    torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=0, atol=1e-4)
 
 
 def test_weights_beside_an_adapter_are_refused_before_they_are_read(checkpoint, monkeypatch):

@@ -10,7 +10,8 @@ import transformers
 
 from ropewalk.attention.layout import IGNORED, PackedLayout, Row
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.models.load import attach, load_model, rotary_module
+from ropewalk.models.load import attach, load_model
+from ropewalk.models.rope.rotary import rotary_module
 from ropewalk.rope import Default, LongRope
 from ropewalk.search import Candidate, Forwards, Job, ModelEvaluator, ShortPenalty, goal_of
 from tests.marks import slow_after

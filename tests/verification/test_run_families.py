@@ -7,7 +7,8 @@ import torch
 
 from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.models.attention.recurrent import PACKED_SINCE
-from ropewalk.models.load import ModelSetup, attention_spec, read_config
+from ropewalk.models.config.read import read_config
+from ropewalk.models.load import ModelSetup, attention_spec
 from ropewalk.rope import Default
 from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.verification import Case, planned_checks, run_checks

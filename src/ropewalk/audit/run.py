@@ -23,7 +23,8 @@ from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import rows_of
 from ropewalk.io.progress import Reporter
-from ropewalk.models.load import ModelSetup, choose_device, load_model, read_config
+from ropewalk.models.config.read import read_config
+from ropewalk.models.load import ModelSetup, choose_device, load_model
 from ropewalk.parallel.context import RunContext
 from ropewalk.versions import software_versions
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json
-from ropewalk.models.load import read_config
+from ropewalk.models.config.read import read_config
 from ropewalk.planning.sizing.time import GPUS, gpu_named
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe.file import load_recipe

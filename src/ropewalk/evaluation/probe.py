@@ -27,7 +27,9 @@ from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, finite_or_none
 from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
 from ropewalk.models.compute.losses import OutputHead
-from ropewalk.models.load import choose_device, load_model, read_config, rope_of
+from ropewalk.models.config.read import read_config
+from ropewalk.models.load import choose_device, load_model
+from ropewalk.models.rope.rotary import rope_of
 from ropewalk.parallel.context import RunContext
 from ropewalk.rope import RopeMethod, bound_at, candidate, check_candidate
 from ropewalk.versions import software_versions

@@ -495,7 +495,8 @@ class _Run:
         import torch
 
         from ropewalk.attention import check_engine
-        from ropewalk.models.load import attention_spec, choose_device, read_config
+        from ropewalk.models.config.read import read_config
+        from ropewalk.models.load import attention_spec, choose_device
 
         config, loading = read_config(self.path), self.config.loading
         assert config.num_heads is not None
@@ -512,7 +513,7 @@ class _Run:
     def _check_sharded(self, ready: _Ready) -> None:
         from ropewalk.data import load_tokenizer
         from ropewalk.evaluation.backends.sharded import ShardedBackend
-        from ropewalk.models.load import read_config
+        from ropewalk.models.config.read import read_config
 
         # The checks need no weights: an empty backend stands in for the sharded model until it is loaded.
         stated = ready.rope.context if ready.rope else read_config(self.path).max_position_embeddings
@@ -665,7 +666,8 @@ class _Run:
         import torch
 
         from ropewalk.attention import check_engine
-        from ropewalk.models.load import attention_spec, choose_device, read_config
+        from ropewalk.models.config.read import read_config
+        from ropewalk.models.load import attention_spec, choose_device
 
         config, loading, size = read_config(self.path), self.config.loading, self.context.world.size
         # A config without a dtype leaves it to the weights, whose digest is known.

@@ -2,7 +2,7 @@
 
 Its files and folders::
 
-    load                        load a model with our attention and rotary module, save it without
+    load                        load a model with our attention and rotary module
     adapter, adapter_settings   LoRA
     sharding                    FSDP2 shards over several ranks
     support                     which families work, as tested

@@ -16,7 +16,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, write_json
 from ropewalk.io.settings import near_or_all
 from ropewalk.models.adapter_settings import ALL_LINEAR, ATTENTION, AdapterSettings
-from ropewalk.models.load import save_config
+from ropewalk.models.checkpoint.save import save_config
 
 if TYPE_CHECKING:
     from peft import LoraConfig, LoraModel

@@ -1,21 +1,17 @@
-"""Load a transformers model with our attention and rotary module, and save it without them."""
+"""Load a transformers model with our attention and rotary module."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import sys
-import weakref
 from collections.abc import Mapping
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from ropewalk.attention import AttentionSpec, require_engine_name
@@ -24,38 +20,20 @@ from ropewalk.attention.engines.capabilities import Capability
 from ropewalk.attention.kept import Keeping, Kept, on_device
 from ropewalk.attention.options import EVERYTHING
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.io.files import (
-    adapter_beside_weights,
-    check_model_place,
-    not_found,
-    parse_json,
-    refuse_adapter,
-    write_json,
-)
+from ropewalk.io.files import adapter_beside_weights
 from ropewalk.models.attention import hooks as attention_hooks
 from ropewalk.models.attention import recurrent as recurrent_layers
 from ropewalk.models.checkpoint.loaded_weights import refuse_other_weights
+from ropewalk.models.checkpoint.save import SavePretrained, holds_own_head
 from ropewalk.models.checkpoint.weights import weight_files, weight_tensors
 from ropewalk.models.compute.offload import beside_the_input
-from ropewalk.models.config.file import (
-    CONFIG_ERRORS,
-    class_of,
-    config_from_json,
-    one_line,
-    read_config_file,
-    read_model_config,
-)
-from ropewalk.models.config.layers import BASES_OF_LAYERS
-from ropewalk.models.config.model import ModelConfig, decoder_key
+from ropewalk.models.config.model import ModelConfig
+from ropewalk.models.config.read import left_out, read_config
+from ropewalk.models.config.write import with_rope
 from ropewalk.models.rope.generation import generating as generating
 from ropewalk.models.rope.generation import keep_one_choice
-from ropewalk.models.rope.rotary import rope_of as rope_of
-from ropewalk.models.rope.rotary import rope_of_rows as rope_of_rows
-from ropewalk.models.rope.rotary import rotary_module as rotary_module
-from ropewalk.models.rope.rotary import rotary_modules, swap_rotary, teach_transformers
-from ropewalk.rope import RopeMethod, for_all_readers, replace_methods
-from ropewalk.rope.config import with_older_keys
-from ropewalk.rope.methods.base import MAX_LENGTH
+from ropewalk.models.rope.rotary import rotary_module, rotary_modules, swap_rotary, teach_transformers
+from ropewalk.rope import RopeMethod
 
 log = logging.getLogger("ropewalk")
 
@@ -242,14 +220,6 @@ def empty_model(
     return model.eval()
 
 
-def holds_own_head(model: Any) -> bool:
-    """Whether a model's config says that its output head is its embedding, but the two are different parameters."""
-    if not getattr(model.config, "tie_word_embeddings", False):
-        return False
-    head = getattr(model.get_output_embeddings(), "weight", None)
-    return head is not None and head is not model.get_input_embeddings().weight
-
-
 def _untie(config: Any) -> None:
     """State in a transformers config, in place, that the output head is not the embedding."""
     for each in (config, config.get_text_config()):
@@ -339,65 +309,6 @@ def _shapes(path_or_id: str | os.PathLike[str], ending: str) -> dict[str, list[i
     return shapes
 
 
-def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = False) -> ModelConfig:
-    """The config of a folder or hub id as transformers reads it; defaults of its class are logged once.
-
-    Returns:
-        The config; its ``source`` is the transformers config.
-
-    Raises:
-        RopewalkError: if there is no config, it does not mention RoPE, or it contradicts itself.
-    """
-    from transformers import AutoConfig
-
-    _check_exists(path_or_id)
-    # The file is read first: if two values contradict each other, a class silently takes one of them, and the errors
-    # of classes name no layer.
-    checkpoint = None if trust_remote_code else _of_known_class(str(path_or_id))
-    try:
-        config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=trust_remote_code)
-    except (*CONFIG_ERRORS, OSError) as error:
-        if not Path(path_or_id).exists():
-            raise not_found(path_or_id, "config.json", error) from error
-        raise RopewalkError(f"cannot read a model config from {path_or_id}: {one_line(error)}") from error
-    if getattr(config.get_text_config(), "alibi", False):
-        raise RopewalkError(f"the checkpoint in {path_or_id} has ALiBi positions and no RoPE")
-    read = ModelConfig.of(config)
-    # Both are computed on first use; asked for here, so that a contradiction is an error now and not during loading.
-    _ = (read.methods, read.layers)
-    if type(config).__module__.startswith("transformers."):
-        checkpoint = checkpoint or read_model_config(str(path_or_id))
-        _log_defaults(str(path_or_id), checkpoint)
-        # transformers fills in an original length, and its config no longer shows that the file states none.
-        if checkpoint.max_position_embeddings and checkpoint.trained_length != read.trained_length:
-            return replace(read, given_length=checkpoint.trained_length)
-    return read
-
-
-def _of_known_class(path_or_id: str) -> ModelConfig | None:
-    """The contents of a config file, if transformers has a class for it."""
-    raw = read_config_file(path_or_id)
-    return None if class_of(raw.get("model_type")) is None else config_from_json(raw, path_or_id)
-
-
-def _log_defaults(path_or_id: str, checkpoint: ModelConfig) -> None:
-    """Log values that come from the class: Llama 2's config.json states no theta, and transformers fills one in."""
-    if checkpoint.defaults and path_or_id not in _defaults_logged:
-        _defaults_logged.add(path_or_id)
-        for key, value in checkpoint.defaults.items():
-            log.warning(
-                "%s/config.json does not state %s; %s's default of %s is used",
-                path_or_id.rstrip("/"),
-                key,
-                checkpoint.config_class,
-                f"{value:g}" if isinstance(value, float) else value,
-            )
-
-
-_defaults_logged: set[str] = set()
-"""Checkpoints whose defaults were logged; once in each process is enough."""
-
-
 def choose_device(name: str) -> torch.device:
     """A device by name; ``auto`` selects CUDA if available, otherwise the CPU.
 
@@ -457,88 +368,10 @@ def attach(
         model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, config.localities)
         model._ropewalk_hooks.install(model)
         # Trainers save in their own way: this is what they call.
-        model.save_pretrained = _SavePretrained(model)
+        model.save_pretrained = SavePretrained(model)
         recurrent_layers.install(model, config)
     else:
         hooks.engine = engine
-
-
-def with_rope(
-    config: ModelConfig,
-    method: RopeMethod,
-    max_position_embeddings: int | None = None,
-    others: Mapping[str, RopeMethod] | None = None,
-) -> ModelConfig:
-    """A model's config, and transformers config, with this RoPE method for the layers that limit the context.
-
-    Args:
-        config: config with its transformers config as ``source``.
-        method: method for all layers, or for those with full attention if layer types have their own methods.
-        max_position_embeddings: the new context in tokens; None to keep it.
-        others: methods for other layer types, as in :meth:`ModelConfig.methods_with`.
-
-    Raises:
-        RopewalkError: if the config cannot express this method.
-    """
-    bases = config.values.get(BASES_OF_LAYERS) or ()
-    several = sorted({base for base in bases if base} - {each.rope_theta for each in config.methods.values()})
-    if several and config.methods_with(method, others) != config.methods:
-        raise RopewalkError(
-            f"{BASES_OF_LAYERS} in the config of {config.source.model_type} contains bases that differ from "
-            f"rope_theta: {', '.join(f'{base:g}' for base in several)}; ropewalk can set only one base for all "
-            f"layers; in config.json, write the same base into {BASES_OF_LAYERS} and rope_theta"
-        )
-    before = config.decoder_values
-    # A class may have another name for head_dim, or none.
-    stated = {**before, "head_dim": before.get("head_dim") or config.head_dim}
-    values = replace_methods(stated, config.methods_with(method, others))
-    length = max_position_embeddings or values.get(MAX_LENGTH) or config.max_position_embeddings
-    values = for_all_readers({**values, MAX_LENGTH: length or 0})
-    # They were filled in for these two calls; below, the class's own spelling is restored.
-    for key in ("head_dim", MAX_LENGTH):
-        del values[key]
-    if "head_dim" in before:
-        values["head_dim"] = before["head_dim"]
-    values[config.source.get_text_config().attribute_map.get(MAX_LENGTH, MAX_LENGTH)] = length
-    if before.get("rope_theta") is not None:
-        # If the class has a field for rope_theta, the base must be there as well.
-        values["rope_theta"] = method.as_written().rope_theta
-    if bases and not several:
-        # Granite with windows: a layer has the base of this list, with the rest of the RoPE that all layers share.
-        values[BASES_OF_LAYERS] = [method.as_written().rope_theta if base else 0 for base in bases]
-    attention = values.get("attn_config")
-    if isinstance(attention, Mapping) and "rope_theta" in attention:
-        # DBRX's attn_config, which transformers ignores and other programs read.
-        values["attn_config"] = {**attention, "rope_theta": method.as_written().rope_theta}
-    try:
-        return config.with_decoder_values(values)
-    except (ValueError, KeyError, StrictDataclassError) as error:
-        # Phi-3 accepts only longrope, and reads yarn as longrope.
-        raise RopewalkError(
-            f"the config of {config.source.model_type} cannot express the RoPE method {method.name}: "
-            f"{' '.join(str(error).split())}; use the method theta, which every config can express"
-        ) from error
-
-
-def left_out(config: ModelConfig) -> str | None:
-    """The parts of a larger model that a load as a causal decoder omits, in one sentence; None if it keeps everything.
-
-    Args:
-        config: config with its transformers config as ``source``.
-    """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    key = decoder_key(config.source)
-    if key is None or type(config.source) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return None
-    loaded = MODEL_FOR_CAUSAL_LM_MAPPING[type(config.source)]
-    # Such a class takes the config of the whole model, so it has the encoders too.
-    if loaded.config_class is type(config.source):
-        return None
-    return (
-        f"transformers loads only the language model of {config.source.model_type} ({loaded.__name__}): the result "
-        "has no encoders of images or sounds"
-    )
 
 
 def attention_spec(
@@ -602,138 +435,6 @@ def cast_parameters(model: Any, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def save_model(
-    model: Any, folder: Path, tokenizer: Any = None, state_dict: dict[str, torch.Tensor] | None = None
-) -> None:
-    """Write a folder that plain transformers can load, without traces of our hooks and modules.
-
-    If ``state_dict`` is given, it is saved instead of the model's own.
-
-    The caller renames the folder to its final name; see ``ropewalk.training.checkpoint.single``.
-    """
-    _save_pretrained(model, folder, state_dict=state_dict)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-
-
-def _save_pretrained(model: Any, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-    """``save_pretrained`` of a model, and a ``config.json`` from which every program gets the same model."""
-    if kwargs.get("push_to_hub"):
-        raise RopewalkError(
-            "save_pretrained(push_to_hub=True) uploads before config.json is complete; call push_to_hub() instead"
-        )
-    type(model).save_pretrained(model, save_directory, *args, **kwargs)
-    # Other ranks write weights alone.
-    if kwargs.get("is_main_process", args[0] if args else True):
-        whole = _whole_config(model)
-        # transformers wrote the decoder's own config, from which it does not load such a model.
-        if whole is not None:
-            whole.save_pretrained(save_directory)
-        _complete_config(Path(save_directory), holds_own_head(model))
-
-
-class _SavePretrained:
-    """``save_pretrained`` of one model that has our parts; a copy of the model gets its own."""
-
-    def __init__(self, model: Any) -> None:
-        # A weak reference: a cycle would keep the model in memory until the garbage collector runs.
-        self.owner = weakref.ref(model)
-
-    def __call__(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        _save_pretrained(self.owner(), save_directory, *args, **kwargs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _SavePretrained, (self.owner(),)
-
-
-def save_config(model: Any, folder: Path) -> None:
-    """Write the config.json from which plain transformers builds the model."""
-    (_whole_config(model) or model.config).to_json_file(folder / "config.json")
-    _complete_config(folder)
-
-
-def _complete_config(folder: Path, own_head: bool = False) -> None:
-    """Write what transformers left out of a config.json: older keys of RoPE, and that a head is not the embedding."""
-    path = folder / "config.json"
-    stated = parse_json(path.read_text(encoding="utf-8"))
-    if own_head:
-        # Programs that read the flag alone would drop the head that is in the files.
-        stated["tie_word_embeddings"] = False
-        if "tie_word_embeddings" in (stated.get("text_config") or {}):
-            stated["text_config"]["tie_word_embeddings"] = False
-    write_json(path, with_both_spellings(stated))
-
-
-def written_config(config: Any) -> dict[str, Any]:
-    """The contents of the ``config.json`` that a transformers config is written to."""
-    stated: dict[str, Any] = parse_json(config.to_json_string())
-    return with_both_spellings(stated)
-
-
-def with_both_spellings(stated: dict[str, Any]) -> dict[str, Any]:
-    """A ``config.json`` that states its RoPE in the keys of transformers 4 too, if that changes nothing here.
-
-    Args:
-        stated: contents of a ``config.json`` as transformers 5 writes it.
-    """
-    from transformers import CONFIG_MAPPING
-
-    # Its get() knows nothing of classes that are not imported yet.
-    if stated.get("model_type") not in CONFIG_MAPPING:
-        return stated
-    config_class = CONFIG_MAPPING[stated["model_type"]]
-    inner = stated.get("text_config")
-    added = {**stated, "text_config": with_older_keys(inner)} if inner else with_older_keys(stated)
-    if added == stated:
-        return stated
-    # A class may read the older keys in its own way, and they come first in transformers.
-    before, after = _read_again(config_class, stated), _read_again(config_class, added)
-    same = _entry_of(before) == _entry_of(after) or _same_methods(before, after)
-    # In the order of transformers' own files.
-    return dict(sorted(added.items())) if same else stated
-
-
-def _entry_of(config: Any) -> Any:
-    return getattr(config.get_text_config(), "rope_parameters", None)
-
-
-def _same_methods(before: Any, after: Any) -> bool:
-    """Whether two configs with different parameters, such as Phi-3's three keys, mean the same RoPE."""
-    try:
-        return ModelConfig.of(before).methods == ModelConfig.of(after).methods
-    except RopewalkError:
-        return False
-
-
-def _read_again(config_class: Any, stated: Mapping[str, Any]) -> Any:
-    """The config that a class reads from the contents of a ``config.json``."""
-    # Infinite values, which only time steps of recurrent layers have, are tagged in the file.
-    plain = {key: value for key, value in stated.items() if "__float__" not in json.dumps(value)}
-    return config_class.from_dict(deepcopy(plain))
-
-
-def _whole_config(model: Any) -> Any | None:
-    """The config from which transformers loads a causal decoder that it does not load from the decoder's own config.
-
-    Such are the language models of Llama 3.2 with images and of Emu 3. None for all others.
-    """
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    name = type(model).__name__
-    if (
-        not type(model).__module__.startswith("transformers.")
-        or type(model.config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    ):
-        return None
-    families = [family for family, loaded in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if loaded == name]
-    if len(families) != 1:
-        return None
-    whole = CONFIG_MAPPING[families[0]](text_config=model.config.to_dict())
-    whole.architectures, whole.dtype = [name], model.config.dtype
-    return whole
-
-
 def _refuse_architecture(model: Any, config: ModelConfig) -> None:
     refused = config.packing_refusals()
     if refused:
@@ -751,20 +452,6 @@ def _implementation(config: ModelConfig) -> str:
     # SDPA computes neither soft caps nor sinks.
     capped_or_sinks = config.softcap is not None or config.has_sinks
     return attention_hooks.OVER_EAGER if capped_or_sinks else attention_hooks.OVER_SDPA
-
-
-def _check_exists(path_or_id: str | os.PathLike[str]) -> None:
-    path = Path(path_or_id)
-    refuse_adapter(path)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise RopewalkError(
-                f"the folder {path} has no config.json; give a model folder in Hugging Face format"
-            )
-    elif path.is_file():
-        raise RopewalkError(f"{path} is a file; give a model folder in Hugging Face format")
-    else:
-        check_model_place(path_or_id)
 
 
 def _first_line(error: BaseException) -> str:

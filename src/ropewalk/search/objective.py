@@ -15,7 +15,7 @@ from ropewalk.evaluation.backends.in_memory import unless_out_of_memory
 from ropewalk.evaluation.backends.likelihoods import causal_losses, check_prefill_chunk, check_rows
 from ropewalk.evaluation.backends.protocol import evaluating
 from ropewalk.models.compute.losses import OutputHead
-from ropewalk.models.load import rope_of_rows
+from ropewalk.models.rope.rotary import rope_of_rows
 from ropewalk.parallel import World
 from ropewalk.rope import RopeMethod
 from ropewalk.search.algorithms import Job

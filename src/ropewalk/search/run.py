@@ -19,7 +19,8 @@ from ropewalk.evaluation.store import model_digest
 from ropewalk.io.files import check_writable
 from ropewalk.io.progress import Advance, Reporter
 from ropewalk.io.results import Result
-from ropewalk.models.load import choose_device, load_model, read_config
+from ropewalk.models.config.read import read_config
+from ropewalk.models.load import choose_device, load_model
 from ropewalk.parallel import World, require_devices
 from ropewalk.parallel.context import RunContext
 from ropewalk.rope import RopeMethod

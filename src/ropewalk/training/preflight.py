@@ -28,15 +28,9 @@ from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.attention.recurrent import refuse_older_transformers
 from ropewalk.models.compute.routing import DRAWS_EXPERTS, MOST_RECORDED_SINCE, records_routing
 from ropewalk.models.config.model import ModelConfig
-from ropewalk.models.load import (
-    ModelSetup,
-    attention_spec,
-    choose_device,
-    empty_model,
-    left_out,
-    read_config,
-    with_rope,
-)
+from ropewalk.models.config.read import left_out, read_config
+from ropewalk.models.config.write import with_rope
+from ropewalk.models.load import ModelSetup, attention_spec, choose_device, empty_model
 from ropewalk.parallel import MeshShape, World, require_devices
 from ropewalk.planning.sizing.memory import estimate_memory
 from ropewalk.planning.sizing.mesh_choice import USABLE, check_mesh, choose_mesh

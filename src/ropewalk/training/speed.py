@@ -15,7 +15,7 @@ from ropewalk.attention.spans import Spans
 from ropewalk.errors import RopewalkError
 from ropewalk.models.attention.hooks import localities_of
 from ropewalk.models.compute.losses import LossModel
-from ropewalk.models.load import read_config
+from ropewalk.models.config.read import read_config
 from ropewalk.parallel import Mesh, ShardedLayouts
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.time import gpu_named, model_flops

@@ -29,7 +29,8 @@ from ropewalk.data import rows_for_step
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, write_json
 from ropewalk.models.config.model import ModelConfig
-from ropewalk.models.load import attention_spec, read_config
+from ropewalk.models.config.read import read_config
+from ropewalk.models.load import attention_spec
 from ropewalk.parallel import ShardedLayouts, sharded_attend
 from ropewalk.training.resolved import AtStage, ResolvedRecipe, share_of_step
 

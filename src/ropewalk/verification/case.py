@@ -29,15 +29,8 @@ from ropewalk.data.settings import PackConfig, WorkSettings
 from ropewalk.data.tokens.tokenise import tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.models.checkpoint.loaded_weights import refuse_other_weights
-from ropewalk.models.load import (
-    ModelSetup,
-    attention_spec,
-    empty_model,
-    left_out,
-    load_model,
-    read_config,
-    refuse_files,
-)
+from ropewalk.models.config.read import left_out, read_config
+from ropewalk.models.load import ModelSetup, attention_spec, empty_model, load_model, refuse_files
 from ropewalk.parallel import Mesh, MeshShape, World
 from ropewalk.rope import RopeMethod
 from ropewalk.training.preflight import resolve

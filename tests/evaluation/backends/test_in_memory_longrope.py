@@ -18,7 +18,8 @@ from ropewalk.evaluation.backends import in_memory as decoding
 from ropewalk.evaluation.backends.likelihoods import causal_losses
 from ropewalk.models.attention.kv_cache import cache_argument, cache_of
 from ropewalk.models.compute.losses import OutputHead
-from ropewalk.models.load import ModelSetup, attach, generating, load_model, rope_of
+from ropewalk.models.load import ModelSetup, attach, generating, load_model
+from ropewalk.models.rope.rotary import rope_of
 from ropewalk.rope import LongRope
 from tests.longrope_cases import (
     ORIGINAL,

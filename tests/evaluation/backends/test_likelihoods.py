@@ -16,7 +16,8 @@ from ropewalk.evaluation.backends.likelihoods import WindowReader, causal_losses
 from ropewalk.evaluation.tasks.perplexity import SlidingWindows, document_windows, sliding_perplexity
 from ropewalk.models.compute import losses as losses_module
 from ropewalk.models.compute.losses import OutputHead
-from ropewalk.models.load import attach, rotary_module
+from ropewalk.models.load import attach
+from ropewalk.models.rope.rotary import rotary_module
 from ropewalk.rope import Default, RotaryRows
 from tests.evaluation.evaluation_cases import tiny_llama
 from tests.evaluation.plain_cases import BOS, FLOAT32, VOCABULARY, naive_losses, text

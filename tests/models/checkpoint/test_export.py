@@ -15,16 +15,12 @@ from torch import Tensor
 
 from ropewalk import RopewalkError
 from ropewalk.models.checkpoint.export import export
+from ropewalk.models.checkpoint.save import save_model
 from ropewalk.models.config.model import ModelConfig
-from ropewalk.models.load import (
-    ModelSetup,
-    generating,
-    load_model,
-    read_config,
-    rotary_module,
-    save_model,
-    with_rope,
-)
+from ropewalk.models.config.read import read_config
+from ropewalk.models.config.write import with_rope
+from ropewalk.models.load import ModelSetup, generating, load_model
+from ropewalk.models.rope.rotary import rotary_module
 from ropewalk.rope import (
     Default,
     LongRope,

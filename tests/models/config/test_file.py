@@ -490,7 +490,7 @@ def test_of_multi_head_latent_attention_rope_rotates_its_own_part_of_a_head(tmp_
 )
 def test_a_load_refuses_what_inspect_refuses(keys: dict, message: str, tmp_path: Path) -> None:
     """transformers takes one of two values that contradict each other, and says nothing."""
-    from ropewalk.models.load import read_config
+    from ropewalk.models.config.read import read_config
 
     config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, **keys}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -502,7 +502,7 @@ def test_a_load_refuses_what_inspect_refuses(keys: dict, message: str, tmp_path:
 def test_a_load_says_every_default_aloud_and_only_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from ropewalk.models.load import read_config
+    from ropewalk.models.config.read import read_config
 
     config = {
         "model_type": "gpt_neox",

@@ -7,7 +7,8 @@ import torch
 import transformers
 
 from ropewalk import RopewalkError
-from ropewalk.models.load import attach, rope_of, rope_of_rows, rotary_module
+from ropewalk.models.load import attach
+from ropewalk.models.rope.rotary import rope_of, rope_of_rows, rotary_module
 from ropewalk.rope import Default, LongRope, RotaryEmbedding, Yarn, methods_from_config
 from tests.models.families import COMMON, FAMILIES, tiny_model
 

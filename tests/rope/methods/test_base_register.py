@@ -16,9 +16,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ropewalk.cli import app as program
 from ropewalk.compatibility import readings
 from ropewalk.errors import RopewalkError
+from ropewalk.models.checkpoint.save import save_model
 from ropewalk.models.config.file import read_model_config
 from ropewalk.models.config.model import ModelConfig
-from ropewalk.models.load import ModelSetup, load_model, save_model, with_rope
+from ropewalk.models.config.write import with_rope
+from ropewalk.models.load import ModelSetup, load_model
 from ropewalk.rope import (
     METHODS,
     Default,

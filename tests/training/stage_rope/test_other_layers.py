@@ -9,7 +9,8 @@ import transformers
 
 from ropewalk import RopewalkError
 from ropewalk.models.config.file import read_model_config
-from ropewalk.models.load import ModelSetup, load_model, rotary_module
+from ropewalk.models.load import ModelSetup, load_model
+from ropewalk.models.rope.rotary import rotary_module
 from ropewalk.rope import Default, Yarn
 from ropewalk.training.preflight import announcement, resolve
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe

@@ -11,16 +11,11 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import new_folder, remove_left_overs
 from ropewalk.io.lock import locked
 from ropewalk.io.results import Result
+from ropewalk.models.checkpoint.save import save_model
 from ropewalk.models.config.layers import BASES_OF_LAYERS
-from ropewalk.models.load import (
-    ModelSetup,
-    left_out,
-    load_model,
-    read_config,
-    save_model,
-    with_rope,
-    written_config,
-)
+from ropewalk.models.config.read import left_out, read_config
+from ropewalk.models.config.write import with_rope, written_config
+from ropewalk.models.load import ModelSetup, load_model
 from ropewalk.rope import RopeMethod
 
 

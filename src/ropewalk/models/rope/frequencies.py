@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ropewalk.errors import RopewalkError
+from ropewalk.models.checkpoint.save import save_model
 from ropewalk.models.config.file import CONFIG_ERRORS, one_line, quiet, read_model_config, rebuilt
 from ropewalk.models.config.model import ModelConfig
-from ropewalk.models.load import save_model
 from ropewalk.models.rope.rotary import rotary_module, teach_transformers
 
 INV_FREQ = re.compile("(?<!original_)inv_freq$")

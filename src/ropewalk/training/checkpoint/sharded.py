@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import FileDigest, HashedFile
 from ropewalk.io.files import PARTIAL, REPLACED, new_folder, plain_name, unique_name, write_json, writing
+from ropewalk.models.checkpoint.save import save_model
 from ropewalk.models.compute.losses import LossModel
-from ropewalk.models.load import save_model
 from ropewalk.models.sharding import gathered_state
 from ropewalk.parallel import Mesh, World
 from ropewalk.parallel.context import RunContext

@@ -19,7 +19,7 @@ from ropewalk.io.digests import digests
 from ropewalk.io.files import new_folder
 from ropewalk.models.adapter import adapter_of, read_adapter, save_adapter, trained_parameters
 from ropewalk.models.checkpoint.loaded_weights import refuse_other_weights
-from ropewalk.models.load import save_model
+from ropewalk.models.checkpoint.save import save_model
 from ropewalk.models.sharding import local_part
 from ropewalk.parallel import World
 from ropewalk.training.checkpoint.background import CheckpointWriter

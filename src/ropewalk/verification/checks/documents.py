@@ -14,7 +14,7 @@ from ropewalk.attention.layout import IGNORED, Row
 from ropewalk.models.attention.recurrent import mixers_of
 from ropewalk.models.compute.losses import LossModel, decoder_of
 from ropewalk.models.config.model import ModelConfig
-from ropewalk.models.load import rotary_module
+from ropewalk.models.rope.rotary import rotary_module
 from ropewalk.rope import RotaryEmbedding
 from ropewalk.verification.case import Case, with_labels
 from ropewalk.verification.checks import Claim

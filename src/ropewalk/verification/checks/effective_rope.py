@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, PackedLayout
 from ropewalk.models.compute.losses import LossModel, OutputHead
-from ropewalk.models.load import cast_parameters, configured, load_model, read_config, rotary_module
+from ropewalk.models.config.read import read_config
+from ropewalk.models.load import cast_parameters, configured, load_model
+from ropewalk.models.rope.rotary import rotary_module
 from ropewalk.parallel import Mesh, World
 from ropewalk.rope import Default, RopeMethod, RotaryEmbedding
 from ropewalk.training.checkpoint.sharded import export_model

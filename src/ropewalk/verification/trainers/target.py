@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.load import read_config
+from ropewalk.models.config.read import read_config
 from ropewalk.verification.settings import TrainerProbeSettings
 
 Documents = tuple[tuple[int, ...], ...]

@@ -8,17 +8,13 @@ import transformers
 from safetensors.torch import load_file
 
 from ropewalk import PackedLayout, RopewalkError
+from ropewalk.models.checkpoint.save import save_model
 from ropewalk.models.config.file import config_from_json, read_model_config
 from ropewalk.models.config.model import ModelConfig
-from ropewalk.models.load import (
-    ModelSetup,
-    left_out,
-    load_model,
-    read_config,
-    rotary_module,
-    save_model,
-    with_rope,
-)
+from ropewalk.models.config.read import left_out, read_config
+from ropewalk.models.config.write import with_rope
+from ropewalk.models.load import ModelSetup, load_model
+from ropewalk.models.rope.rotary import rotary_module
 from ropewalk.rope import Default, Yarn
 from tests.marks import slow_after
 from tests.models.every_family import tiny_config

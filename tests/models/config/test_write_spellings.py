@@ -18,7 +18,8 @@ from ropewalk.errors import RopewalkError
 from ropewalk.models.checkpoint.export import export
 from ropewalk.models.config.file import config_from_json
 from ropewalk.models.config.model import ModelConfig
-from ropewalk.models.load import read_config, with_both_spellings, with_rope, written_config
+from ropewalk.models.config.read import read_config
+from ropewalk.models.config.write import with_both_spellings, with_rope, written_config
 from ropewalk.models.support import ModelsSettings, supported
 from ropewalk.rope import Default, Linear, Llama3, LongRope, RopeMethod, Yarn, methods_from_config
 from tests.cli.byte_checkpoint import save_byte_checkpoint

@@ -1,0 +1,123 @@
+"""A model's config with another RoPE, and in the spelling that every program reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+
+from ropewalk.errors import RopewalkError
+from ropewalk.io.files import parse_json
+from ropewalk.models.config.layers import BASES_OF_LAYERS
+from ropewalk.models.config.model import ModelConfig
+from ropewalk.rope import RopeMethod, for_all_readers, replace_methods
+from ropewalk.rope.config import with_older_keys
+from ropewalk.rope.methods.base import MAX_LENGTH
+
+
+def with_rope(
+    config: ModelConfig,
+    method: RopeMethod,
+    max_position_embeddings: int | None = None,
+    others: Mapping[str, RopeMethod] | None = None,
+) -> ModelConfig:
+    """A model's config, and transformers config, with this RoPE method for the layers that limit the context.
+
+    Args:
+        config: config with its transformers config as ``source``.
+        method: method for all layers, or for those with full attention if layer types have their own methods.
+        max_position_embeddings: the new context in tokens; None to keep it.
+        others: methods for other layer types, as in :meth:`ModelConfig.methods_with`.
+
+    Raises:
+        RopewalkError: if the config cannot express this method.
+    """
+    bases = config.values.get(BASES_OF_LAYERS) or ()
+    several = sorted({base for base in bases if base} - {each.rope_theta for each in config.methods.values()})
+    if several and config.methods_with(method, others) != config.methods:
+        raise RopewalkError(
+            f"{BASES_OF_LAYERS} in the config of {config.source.model_type} contains bases that differ from "
+            f"rope_theta: {', '.join(f'{base:g}' for base in several)}; ropewalk can set only one base for all "
+            f"layers; in config.json, write the same base into {BASES_OF_LAYERS} and rope_theta"
+        )
+    before = config.decoder_values
+    # A class may have another name for head_dim, or none.
+    stated = {**before, "head_dim": before.get("head_dim") or config.head_dim}
+    values = replace_methods(stated, config.methods_with(method, others))
+    length = max_position_embeddings or values.get(MAX_LENGTH) or config.max_position_embeddings
+    values = for_all_readers({**values, MAX_LENGTH: length or 0})
+    # They were filled in for these two calls; below, the class's own spelling is restored.
+    for key in ("head_dim", MAX_LENGTH):
+        del values[key]
+    if "head_dim" in before:
+        values["head_dim"] = before["head_dim"]
+    values[config.source.get_text_config().attribute_map.get(MAX_LENGTH, MAX_LENGTH)] = length
+    if before.get("rope_theta") is not None:
+        # If the class has a field for rope_theta, the base must be there as well.
+        values["rope_theta"] = method.as_written().rope_theta
+    if bases and not several:
+        # Granite with windows: a layer has the base of this list, with the rest of the RoPE that all layers share.
+        values[BASES_OF_LAYERS] = [method.as_written().rope_theta if base else 0 for base in bases]
+    attention = values.get("attn_config")
+    if isinstance(attention, Mapping) and "rope_theta" in attention:
+        # DBRX's attn_config, which transformers ignores and other programs read.
+        values["attn_config"] = {**attention, "rope_theta": method.as_written().rope_theta}
+    try:
+        return config.with_decoder_values(values)
+    except (ValueError, KeyError, StrictDataclassError) as error:
+        # Phi-3 accepts only longrope, and reads yarn as longrope.
+        raise RopewalkError(
+            f"the config of {config.source.model_type} cannot express the RoPE method {method.name}: "
+            f"{' '.join(str(error).split())}; use the method theta, which every config can express"
+        ) from error
+
+
+def written_config(config: Any) -> dict[str, Any]:
+    """The contents of the ``config.json`` that a transformers config is written to."""
+    stated: dict[str, Any] = parse_json(config.to_json_string())
+    return with_both_spellings(stated)
+
+
+def with_both_spellings(stated: dict[str, Any]) -> dict[str, Any]:
+    """A ``config.json`` that states its RoPE in the keys of transformers 4 too, if that changes nothing here.
+
+    Args:
+        stated: contents of a ``config.json`` as transformers 5 writes it.
+    """
+    from transformers import CONFIG_MAPPING
+
+    # Its get() knows nothing of classes that are not imported yet.
+    if stated.get("model_type") not in CONFIG_MAPPING:
+        return stated
+    config_class = CONFIG_MAPPING[stated["model_type"]]
+    inner = stated.get("text_config")
+    added = {**stated, "text_config": with_older_keys(inner)} if inner else with_older_keys(stated)
+    if added == stated:
+        return stated
+    # A class may read the older keys in its own way, and they come first in transformers.
+    before, after = _read_again(config_class, stated), _read_again(config_class, added)
+    same = _entry_of(before) == _entry_of(after) or _same_methods(before, after)
+    # In the order of transformers' own files.
+    return dict(sorted(added.items())) if same else stated
+
+
+def _entry_of(config: Any) -> Any:
+    return getattr(config.get_text_config(), "rope_parameters", None)
+
+
+def _same_methods(before: Any, after: Any) -> bool:
+    """Whether two configs with different parameters, such as Phi-3's three keys, mean the same RoPE."""
+    try:
+        return ModelConfig.of(before).methods == ModelConfig.of(after).methods
+    except RopewalkError:
+        return False
+
+
+def _read_again(config_class: Any, stated: Mapping[str, Any]) -> Any:
+    """The config that a class reads from the contents of a ``config.json``."""
+    # Infinite values, which only time steps of recurrent layers have, are tagged in the file.
+    plain = {key: value for key, value in stated.items() if "__float__" not in json.dumps(value)}
+    return config_class.from_dict(deepcopy(plain))
