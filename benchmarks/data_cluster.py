@@ -27,11 +27,11 @@ PACKING = """
 import json, os, sys, time
 import psutil
 from ropewalk.data import load_tokenizer, pack_rows
-from ropewalk.data.rows import store
+from ropewalk.data.rows import pack
 from ropewalk.data.settings import PackConfig
 folder, out, engine, workers = sys.argv[1:]
 tokenizer, times = load_tokenizer("embedded"), {}
-executor = store._executor
+executor = pack._executor
 
 class Timed:
     def __init__(self, *arguments):
@@ -52,7 +52,7 @@ class Timed:
         times["cpu_seconds"] = sum(each.user + each.system for each in spent) + sum(own[:4])
         return self.block.__exit__(*error)
 
-store._executor = Timed
+pack._executor = Timed
 config = PackConfig(
     sources=[folder], tokenizer="embedded", rows={"context": 8192}, work={"engine": engine, "workers": workers}
 )

@@ -77,7 +77,8 @@ def measure(documents: int, plan: str) -> dict[str, Any]:
     from types import SimpleNamespace
 
     from ropewalk.data import load_tokenizer
-    from ropewalk.data.rows import store
+    from ropewalk.data.rows import pack
+    from ropewalk.data.rows.writer import rows_per_file
     from ropewalk.data.settings import PackConfig
     from ropewalk.data.tokens.corpus import Corpus
 
@@ -98,12 +99,12 @@ def measure(documents: int, plan: str) -> dict[str, Any]:
         return result
 
     for name in ("hold_out", "mix", "length_states", "pack_documents", "description"):
-        work = getattr(store, name)
-        setattr(store, name, lambda *given, name=name, work=work: step(name, work, *given))
+        work = getattr(pack, name)
+        setattr(pack, name, lambda *given, name=name, work=work: step(name, work, *given))
     shards = step("shards", lambda: deque(_shards(documents)))
     corpus = step("corpus", Corpus, shards, 1)
-    packed, _, _ = store._planned(config, tokenizer, corpus)
-    part = SimpleNamespace(rows=min(packed.num_rows, store.rows_per_file(packed)))
+    packed, _, _ = pack._planned(config, tokenizer, corpus)
+    part = SimpleNamespace(rows=min(packed.num_rows, rows_per_file(packed)))
     step("one file's part of the plan", packed.rows, 0, part.rows)
     return {
         "documents": documents,
@@ -130,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for documents in given.documents.split(","):
         for plan in given.plans.split(","):
             each = ["--one", str(int(float(documents))), plan]
-            # Always in a process of its own: it wraps the functions of the store.
+            # Always in a process of its own: it wraps the functions of pack.
             runs.append(in_own_process("benchmarks.data_index", each))
             per = (runs[-1]["anonymous"] - runs[-1]["libraries"]) / runs[-1]["documents"]
             print(f"{documents} {plan}: {runs[-1]['seconds']:.1f} s, {per:.1f} bytes a document", flush=True)
