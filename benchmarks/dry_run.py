@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.common import parsed, parser_of, write
 from benchmarks.gpu_sizes import TINY
 from tests.dry_run.cases import model_folder, played, recipe_of
-from tests.dry_run.test_step import text_of
+from tests.training.simulation.test_step import text_of
 
 MODEL = {
     "vocab_size": 4096,
@@ -47,7 +47,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 REAL = """
 import json, sys
 from ropewalk.parallel.rank_pool import Ranks
-from tests.dry_run.real_cases import real_step
+from tests.training.simulation.real_cases import real_step
 text, ranks = open(sys.argv[1]).read(), int(sys.argv[2])
 if ranks == 1:
     print(json.dumps([real_step(text, 1, 1000)]))
@@ -79,7 +79,7 @@ def measured(recipe: Any, ranks: int, folder: Path) -> list[Any]:
 
 def planned(recipe: Any, ranks: int, rank: int) -> dict[str, Any]:
     """The same from a dry run, in a process that runs nothing else."""
-    from ropewalk.dry_run.memory import memory_of
+    from ropewalk.training.simulation.memory import memory_of
 
     step = played(recipe, ranks, "cpu", rank, document_length=1000)
     sent: dict[str, int] = {}

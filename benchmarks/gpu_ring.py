@@ -17,9 +17,9 @@ from benchmarks.gpu_attention import Shape
 from benchmarks.gpu_sizes import Case, Sizes, allocated_gib, beyond, matmul_rate, milliseconds
 from ropewalk import attend
 from ropewalk.attention.choices import Pattern
-from ropewalk.dry_run.simulated import simulated_rank
 from ropewalk.parallel import MeshShape, ShardedLayouts
 from ropewalk.parallel.ring import ring_attend
+from ropewalk.training.simulation.simulated import simulated_rank
 
 RING = 4
 """Ranks."""

@@ -35,7 +35,6 @@ from ropewalk.attention.flash import Flash, flash_activated
 from ropewalk.attention.layout import next_token_labels
 from ropewalk.dry_run import HardwareSettings, plan
 from ropewalk.dry_run import run as planner
-from ropewalk.dry_run.played import play
 from ropewalk.dry_run.run import plan_here
 from ropewalk.models.attention.hooks import localities_of
 from ropewalk.models.compute.losses import LossModel, OutputHead
@@ -46,6 +45,7 @@ from ropewalk.training.preflight import Machine, device_bytes, resolve
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.resolved import ResolvedRecipe
+from ropewalk.training.simulation.rank_costs import play
 from ropewalk.training.stage import ready_to_train
 from ropewalk.training.stage_engine import measures_engine
 from ropewalk.training.step import ForwardPass, micro_batches, prepare, train_step

@@ -28,10 +28,10 @@ from benchmarks.common import RESULTS, parsed, parser_of, write
 from benchmarks.gpu_sizes import TINY
 from ropewalk.dry_run import HardwareSettings, plan
 from ropewalk.dry_run import run as planner
-from ropewalk.dry_run.played import Played, Player, play
 from ropewalk.io.lengths import parse_length
 from ropewalk.models.compute import losses
 from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.simulation.rank_costs import Player, RankCosts, play
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -259,7 +259,7 @@ SMALL = Run("tiny", "9k", {"sequence": 2}, all_logits=True, documents="100")
 PACKED = tuple(replace(run, documents="8k", table="documents") for run in RUNS if run.table == "meshes")
 
 
-def play_with_all_logits(*arguments: Any) -> Played:
+def play_with_all_logits(*arguments: Any) -> RankCosts:
     """Play a rank whose loss is not computed in chunks."""
     with mock.patch.object(losses, "LOGITS_BYTES", 2**62):
         return play(*arguments)

@@ -103,7 +103,7 @@ def aside():
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    from ropewalk.dry_run.simulated import register_device
+    from ropewalk.training.simulation.simulated import register_device
 
     spawn = multiprocessing.get_context("spawn")
     # Whichever test is first: torch sizes its backward's queues by the devices that it then knows.

@@ -8,7 +8,7 @@ import yaml
 
 from ropewalk.cli.app import main
 from ropewalk.dry_run import run as planning
-from ropewalk.dry_run.played import play
+from ropewalk.training.simulation.rank_costs import play
 from tests.dry_run.cases import model_folder, recipe_of
 
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 import torch
 import yaml
 
-from ropewalk.dry_run.documents import documents_of
-from ropewalk.dry_run.memory import MOMENTS, PARTS, Memory, Tensor
 from ropewalk.dry_run.run import PlannedRun, PlannedStage, StageTime, Wait
-from ropewalk.dry_run.simulated import register_device
-from ropewalk.dry_run.step import DryStep, dry_step
 from ropewalk.parallel import World
 from ropewalk.parallel.context import RunContext
 from ropewalk.training.preflight import Machine, resolve
 from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.simulation.assumed_documents import documents_of
+from ropewalk.training.simulation.memory import MOMENTS, PARTS, Memory, Tensor
+from ropewalk.training.simulation.simulated import register_device
+from ropewalk.training.simulation.step import DryStep, dry_step
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],

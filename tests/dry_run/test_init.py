@@ -8,19 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data import load_tokenizer
-from ropewalk.data.settings import SourceSpec
 from ropewalk.dry_run.init import (
     DocumentFacts,
     InitSettings,
     MachineFacts,
-    look_at,
     propose,
     reason_for_adapter,
     recipe_of,
 )
 from ropewalk.errors import RopewalkError
-from ropewalk.parallel.context import RunContext
 from ropewalk.planning import PlanSettings, plan
 from ropewalk.planning.run import PlanResult
 from ropewalk.training import extend
@@ -154,32 +150,6 @@ def test_documents_that_are_all_short_are_warned_about() -> None:
     for longest, told in ((131_071, True), (131_072, False)):
         text = recipe_of(asked(planned), planned, replace(many, longest=longest), LAPTOP, None)
         assert ("reaches 131,072 tokens" in text) == told
-
-
-def test_long_documents_are_counted_from_their_beginnings(tmp_path: Path) -> None:
-    class Counting:
-        """A tokenizer that remembers how much text it was given."""
-
-        characters = 0
-
-        def encode_batch_fast(self, texts: list[str], **options: object) -> list[object]:
-            self.characters += sum(map(len, texts))
-            return list(real.backend_tokenizer.encode_batch_fast(texts, **options))
-
-        @property
-        def backend_tokenizer(self) -> "Counting":
-            return self
-
-    real, counting = load_tokenizer("embedded"), Counting()
-    sentence = "def f(x):\n    return x + 1\n"
-    texts = [sentence * times for times in (3, 20, 3000)]
-    for name, text in enumerate(texts):
-        (tmp_path / f"{name}.txt").write_text(text)
-    found = look_at([SourceSpec(path=str(tmp_path))], counting, RunContext())
-    exact = [len(real.backend_tokenizer.encode(text, add_special_tokens=False)) for text in texts]
-    assert counting.characters < 25_000 < len(texts[-1])
-    assert found.tokens == pytest.approx(sum(exact), rel=0.02)
-    assert found.longest == pytest.approx(max(exact), rel=0.02)
 
 
 def records(path: Path, *rows: dict[str, str]) -> str:

@@ -7,14 +7,14 @@ import pytest
 
 from ropewalk.dry_run import plan
 from ropewalk.dry_run import run as planning
-from ropewalk.dry_run.played import play
 from ropewalk.dry_run.run import plan_here
 from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.adapter_settings import AdapterSettings
 from ropewalk.parallel import World
+from ropewalk.training.simulation.rank_costs import play
 from tests.dry_run.cases import model_folder, recipe_of
-from tests.dry_run.formula_cases import LAYERS_OF_8B
+from tests.training.simulation.formula_cases import LAYERS_OF_8B
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from ropewalk.dry_run.memory import Tensor
 from ropewalk.dry_run.run import Change, Wait
 from ropewalk.reporting.dry_run import describe_planned_run
 from ropewalk.reporting.tables import ResultTable
+from ropewalk.training.simulation.memory import Tensor
 from tests.dry_run.cases import planned_run
 
 

@@ -7,20 +7,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from ropewalk.data import load_tokenizer, read_documents
 from ropewalk.data.read.embedded import resolve_model
+from ropewalk.data.read.first_lengths import first_lengths
 from ropewalk.data.read.records import NoTextFieldError
 from ropewalk.data.settings import SourceSpec
 from ropewalk.dry_run.check import check
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import write_text
 from ropewalk.io.lengths import format_length
-from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
 from ropewalk.io.settings import (
     COMMON,
@@ -45,12 +44,6 @@ from ropewalk.training.recipe.file import parse_recipe
 
 TEXT_FIELDS = ("text", "content", "document", "body", "raw_content")
 """Usual names of the field with the text; the first is taken wherever a record has it."""
-TOKENISED = 200
-"""Documents of which the tokens are counted, drawn at random from those read."""
-SAMPLED = 20_000
-"""Characters of each of these that are tokenised: a corpus of books would take minutes."""
-READ = 20_000
-"""Documents whose characters are counted, and taken for tokens at the rate of those that are drawn."""
 STEP_TOKENS = 2**19
 """Tokens of a step, as in the training of AnchorAttention and of most models: half a million."""
 MOST_STEPS = 1000
@@ -195,38 +188,6 @@ def look_at(specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext) ->
     """
     lengths, complete = first_lengths(specs, tokenizer, context)
     return DocumentFacts(len(lengths), complete, int(sum(lengths)), int(max(lengths, default=0)))
-
-
-def first_lengths(
-    specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext
-) -> tuple[list[float], bool]:
-    """Estimated tokens of each of the first documents, and whether these are all.
-
-    Raises:
-        RopewalkError: as for :func:`ropewalk.data.read_documents`.
-    """
-    drawn: list[str] = []
-    characters: list[int] = []
-    complete = True
-    # A fixed seed, so that a recipe is planned in the same way twice.
-    draw = Random(0)
-    with counted(context.rank_0_reporter, "documents", None, "documents") as progress:
-        for document in read_documents(specs):
-            if len(characters) == READ:
-                complete = False
-                break
-            if len(drawn) < TOKENISED:
-                drawn.append(document.text[:SAMPLED])
-            elif (place := draw.randrange(len(characters) + 1)) < TOKENISED:
-                drawn[place] = document.text[:SAMPLED]
-            characters.append(len(document.text))
-            progress(len(characters), len(characters))
-    # Without special tokens, which packing adds per row or document as the pattern needs them.
-    encoded = tokenizer.backend_tokenizer.encode_batch_fast(drawn, add_special_tokens=False)
-    # Tokenising all of them would take minutes, and texts of one corpus have nearly the same rate of tokens per
-    # character.
-    rate = sum(map(len, encoded)) / max(1, sum(map(len, drawn)))
-    return [length * rate for length in characters], complete
 
 
 def this_machine() -> MachineFacts:

@@ -10,11 +10,7 @@ from typing import Any
 import torch
 
 from ropewalk.attention.speeds import SPEEDS
-from ropewalk.dry_run.documents import Documents, documents_of
-from ropewalk.dry_run.measured import Measured, recorded_run
-from ropewalk.dry_run.memory import Memory
-from ropewalk.dry_run.played import Copy, Played, Player, Wait, in_own_process
-from ropewalk.dry_run.roofline import compute_seconds
+from ropewalk.dry_run.recorded_run import Slowdown, recorded_run
 from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
@@ -28,6 +24,10 @@ from ropewalk.planning.sizing.time import Cluster, gpu_named, waiting_seconds
 from ropewalk.training.preflight import Machine, device_bytes, resolve
 from ropewalk.training.recipe.recipe import Parallel, Recipe
 from ropewalk.training.resolved import ResolvedRecipe
+from ropewalk.training.simulation.assumed_documents import Documents, documents_of
+from ropewalk.training.simulation.memory import Memory
+from ropewalk.training.simulation.rank_costs import Copy, Player, RankCosts, Wait, in_own_process
+from ropewalk.training.simulation.roofline import compute_seconds
 
 ONE_NODE = 8
 MOST_CHANGES = 8
@@ -194,7 +194,7 @@ def plan(
         run = recorded_run(hardware.measured, recipe, hardware.gpu)
         theirs = _planned(run.recipe, replace(target, ranks=run.ranks), context)
         seconds = {stage.number - 1: stage.time.seconds for stage in theirs.stages if stage.time is not None}
-        target = replace(target, measured=run.compared(seconds))
+        target = replace(target, slowdown=run.compared(seconds))
     return _planned(recipe, target, context)
 
 
@@ -252,7 +252,7 @@ class _Target:
         cluster: assumed speeds; None if they are not known.
         price: price of a GPU hour; None for none.
         document_length: tokens of each document; None for the recipe's own.
-        measured: factor for the time of computation; None for that of the roofline alone.
+        slowdown: factor for the time of computation; None for that of the roofline alone.
     """
 
     name: str
@@ -263,7 +263,7 @@ class _Target:
     cluster: Cluster | None
     price: float | None = None
     document_length: int | None = None
-    measured: Measured | None = None
+    slowdown: Slowdown | None = None
 
     @property
     def usable(self) -> int:
@@ -275,11 +275,11 @@ class _Target:
         """Bytes of CPU memory of a machine that a run may fill."""
         return int(USABLE * self.host)
 
-    def host_needed(self, played: Played, mesh: MeshShape) -> int:
+    def host_needed(self, played: RankCosts, mesh: MeshShape) -> int:
         """Bytes of CPU memory that a machine needs if all its ranks need what this one does."""
         return played.memory.host_bytes * min(mesh.world_size, self.ranks_per_node)
 
-    def fits(self, played: Played, mesh: MeshShape) -> bool:
+    def fits(self, played: RankCosts, mesh: MeshShape) -> bool:
         """Whether a rank fits on its device, and its machine's ranks in the CPU's memory."""
         return played.memory.peak <= self.usable and self.host_needed(played, mesh) <= self.host_usable
 
@@ -341,7 +341,7 @@ class _Planner:
 
     def played(
         self, player: Player, resolved: ResolvedRecipe, documents: Documents, ranks: Sequence[int]
-    ) -> list[Played]:
+    ) -> list[RankCosts]:
         """The stage's step on some of its ranks."""
         label = f"stage {self.number + 1}/{len(self.recipe.stages)} dry run"
         found = []
@@ -447,9 +447,9 @@ class _Accounts:
     number: int
     target: _Target
     documents: Documents
-    ranks: tuple[Played, ...]
+    ranks: tuple[RankCosts, ...]
 
-    def stage(self, most: Played, changes: tuple[Change, ...]) -> PlannedStage:
+    def stage(self, most: RankCosts, changes: tuple[Change, ...]) -> PlannedStage:
         """The planned stage; ``most`` is the rank that needs most memory."""
         here = self.resolved.stages[self.number]
         stage, mesh, usable = here.settings.stage, here.mesh, self.target.usable
@@ -496,8 +496,8 @@ class _Accounts:
             (compute_seconds(each.operators, cluster) for each in self.ranks),
             key=lambda each: sum(each.values()),
         )
-        if self.target.measured is not None:
-            kinds = {kind: spent * self.target.measured.factor for kind, spent in kinds.items()}
+        if self.target.slowdown is not None:
+            kinds = {kind: spent * self.target.slowdown.factor for kind, spent in kinds.items()}
         compute = sum(kinds.values())
         waiting = [waiting_seconds(each.transfers, mesh, compute, cluster) for each in self.ranks]
         exchange, exposed = (max(each[part] for each in waiting) for part in (0, 1))
@@ -541,10 +541,10 @@ def _assumptions(target: _Target, kernels: Collection[str]) -> Iterator[str]:
             f"{cluster.matmul_efficiency:.0%} of the peak, attention {_attention_shares(cluster, kernels)}, and "
             f"everything else {cluster.memory_efficiency:.0%} of the memory's bandwidth"
         )
-        if target.measured is not None:
+        if target.slowdown is not None:
             yield (
-                f"computation takes {target.measured.factor:.2f} times as long as that, as the steps "
-                f"{target.measured.words} did beside a plan of their own recipe"
+                f"computation takes {target.slowdown.factor:.2f} times as long as that, as the steps "
+                f"{target.slowdown.words} did beside a plan of their own recipe"
             )
         yield (
             f"links reach {cluster.link_efficiency:.0%} of their bandwidth, and computation hides "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ropewalk.dry_run.memory import HOST_PARTS, MOMENTS, PARTS
 from ropewalk.dry_run.run import PlannedRun, PlannedStage
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.tables import Part, ResultTable
+from ropewalk.training.simulation.memory import HOST_PARTS, MOMENTS, PARTS
 
 
 def describe_planned_run(result: PlannedRun) -> Iterator[Part]:

@@ -20,6 +20,7 @@ Its files::
     export_step                the model as it was after a step
     metrics                    one line a step, and experiment trackers
     clock, speed, peak_memory  seconds, operations and memory of a step
+    simulation                 the same step on tensors without data: memory, operations, bytes sent
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """FlexAttention's kernels as a dry run sees them: operators with their results, and no way to compute them.
 
 On a GPU, FlexAttention is compiled for the tensors at hand, so no operator of its own reaches the recorder. These take
-its place on the simulated device: :mod:`ropewalk.dry_run.operations` counts them.
+its place on the simulated device: :mod:`ropewalk.training.simulation.operations` counts them.
 """
 
 from __future__ import annotations

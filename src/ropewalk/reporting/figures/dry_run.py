@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ropewalk.dry_run.memory import MOMENTS
 from ropewalk.dry_run.run import PlannedRun, PlannedStage
 from ropewalk.reporting import style
 from ropewalk.reporting.figures.drawing import (
@@ -20,6 +19,7 @@ from ropewalk.reporting.figures.drawing import (
     scale,
     series_area,
 )
+from ropewalk.training.simulation.memory import MOMENTS
 
 BANDS = {
     "states": ("parameters", "gradients", "moments"),

@@ -1,0 +1,138 @@
+"""Play a step of a deep model with a few of its layers, and extend what it takes to all of them.
+
+Layers of one kind take the same operations, bytes and memory, so that everything grows in proportion to their number.
+The first two and the last two of a kind are played, and once more with one between: FSDP2 gathers a layer ahead, so
+that the ends of a model need another memory than its middle.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from torch import nn
+
+from ropewalk.models.attention.hooks import localities_by_layer
+from ropewalk.training.simulation.recording import in_backward
+
+LEAST = 4
+"""Layers of each kind in the shorter of the runs that are compared: two at each end."""
+
+Kinds = tuple[Hashable, ...]
+"""Kind of each layer of a model; layers of one kind are equal."""
+
+
+def kinds_of(model: nn.Module) -> Kinds:
+    """Kind of each decoder layer of a transformers model with hooks: its modules, its attention, and its config.
+
+    Empty if the model has no list of all its layers.
+    """
+    layers = _layers(model)
+    if layers is None:
+        return ()
+    stated = [values for config in _configs(model) for _, values in _lists(config, len(layers))]
+    localities = localities_by_layer(model)
+    return tuple(
+        (
+            tuple((name, type(each).__name__) for name, each in layer.named_modules()),
+            tuple((name, tuple(p.shape), p.requires_grad) for name, p in layer.named_parameters()),
+            localities[number],
+            tuple(str(values[number]) for values in stated),
+        )
+        for number, layer in enumerate(layers)
+    )
+
+
+def some_of_each(kinds: Kinds, one_more: Hashable = None) -> tuple[int, ...]:
+    """Numbers of the first two and the last two layers of each kind; of the kind ``one_more``, of the first three."""
+    left = Counter(kinds)
+    seen: Counter[Hashable] = Counter()
+    kept = []
+    for number, kind in enumerate(kinds):
+        left[kind] -= 1
+        seen[kind] += 1
+        if seen[kind] <= 2 + (kind == one_more) or left[kind] < 2:
+            kept.append(number)
+    return tuple(kept)
+
+
+def watch_layers(model: nn.Module, numbers: Sequence[int], enters: Callable[[int], None]) -> None:
+    """Call ``enters`` with a layer's number when its forward or its backward begins, but not for a recomputation."""
+    for number, layer in zip(numbers, _layers(model) or (), strict=False):
+
+        def begins(*_: Any, number: int = number) -> None:
+            if not in_backward():
+                enters(number)
+
+        def ends(_: Any, __: Any, output: Any, number: int = number) -> None:
+            hidden = output[0] if isinstance(output, tuple) else output
+            if hidden.requires_grad and not in_backward():
+                hidden.register_hook(lambda _: enters(number))
+
+        layer.register_forward_pre_hook(begins)
+        layer.register_forward_hook(ends)
+
+
+def keep_layers(model: nn.Module, kept: Sequence[int]) -> None:
+    """Remove all other layers from a model, in place."""
+    layers = _layers(model)
+    assert layers is not None
+    number = len(layers)
+    for config in _configs(model):
+        for name, values in _lists(config, number):
+            setattr(config, name, [values[layer] for layer in kept])
+        if getattr(config, "num_hidden_layers", None) == number:
+            config.num_hidden_layers = len(kept)
+    for layer in reversed(range(number)):
+        if layer not in kept:
+            del layers[layer]
+
+
+def extended(values: Sequence[Any], weights: Sequence[int]) -> Any:
+    """The sum of numbers by weight, or of each entry of mappings and tuples of numbers."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        keys = dict.fromkeys(key for each in values for key in each)
+        return {
+            key: extended([each.get(key, _nothing(values, key)) for each in values], weights) for key in keys
+        }
+    if isinstance(first, tuple):
+        return tuple(extended(each, weights) for each in zip(*values, strict=True))
+    return sum(weight * value for weight, value in zip(weights, values, strict=True))
+
+
+def _nothing(values: Sequence[Mapping[Any, Any]], key: Any) -> Any:
+    """What stands for an entry that a mapping lacks."""
+    found = next(each[key] for each in values if key in each)
+    return (0,) * len(found) if isinstance(found, tuple) else 0
+
+
+def extended_fields(runs: Sequence[Any], weights: Sequence[int]) -> Any:
+    """An instance of a dataclass of numbers and tuples of numbers, each extended."""
+    values = {
+        each.name: extended([getattr(run, each.name) for run in runs], weights) for each in fields(runs[0])
+    }
+    return type(runs[0])(**values)
+
+
+def _layers(model: nn.Module) -> nn.ModuleList | None:
+    number = getattr(model.config.get_text_config(), "num_hidden_layers", None)  # type: ignore[union-attr,operator]
+    found = (each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) == number)
+    return next(found, None)
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """The config objects of all modules, each once."""
+    found = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
+    return list(found.values())
+
+
+def _lists(config: Any, number: int) -> list[tuple[str, list[Any]]]:
+    """Settings of a config that have an entry for each layer."""
+    return [
+        (name, value)
+        for name, value in vars(config).items()
+        if isinstance(value, list) and len(value) == number and not name.startswith("_")
+    ]
