@@ -1,14 +1,16 @@
-"""Threads that send the prompts of a run to one or several servers."""
+"""Send the prompts of a run to one or several servers, each of which gets the next one when it has room."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from queue import SimpleQueue
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import Any, Protocol
 
 from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.evaluation.backends.http_limits import in_thread
 from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, Rejection
 from ropewalk.evaluation.backends.responses import Completion, FaultError, RefusalError
 
@@ -24,7 +26,7 @@ def check_requests(requests: Sequence[GenerationRequest]) -> None:
 
 
 class Server(Protocol):
-    """One server, as the threads see it."""
+    """One server, as the loop below sees it."""
 
     address: str
     concurrency: int
@@ -36,60 +38,18 @@ class Server(Protocol):
         """Return the server's completion of a prompt; ends early, with an error, when ``stop`` is set."""
 
     def failed(self, failure: Exception | None, answered: int, total: int) -> RunFailure:
-        """Return the error of a run that the server ended."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Worker:
-    """What the threads of one server share.
-
-    Attributes:
-        backend: the server.
-        client: its client.
-        stop: set when the server is lost, or when nothing is left to do.
-    """
-
-    backend: Server
-    client: Any
-    stop: threading.Event
-
-    def work(
-        self,
-        requests: Sequence[GenerationRequest],
-        todo: SimpleQueue[int | None],
-        outcomes: SimpleQueue[Answer | Rejection | tuple[_Worker, Exception] | None],
-    ) -> None:
-        """Process requests until there is a None among them, or the server is lost."""
-        try:
-            while not self.stop.is_set() and (index := todo.get()) is not None:
-                try:
-                    found = self.backend.completion(self.client, requests[index], self.stop)
-                except Exception as error:
-                    if isinstance(error, RefusalError) and error.of_one_prompt:
-                        outcomes.put(Rejection(index, str(error)))
-                        continue
-                    # Another server may answer it.
-                    todo.put(index)
-                    self.stop.set()
-                    outcomes.put((self, error))
-                    if not isinstance(error, (FaultError, RefusalError)):
-                        raise
-                    return
-                outcomes.put(Answer(index, found.text, found.new_tokens, found.finished))
-        finally:
-            # None tells the consumer that this thread has ended.
-            outcomes.put(None)
+        """Return the error of a run that the server ended; ``failure`` is None for an error that nobody expects."""
 
 
 def answers_of(
-    backends: Sequence[Server],
+    servers: Sequence[Server],
     requests: Sequence[GenerationRequest],
     report: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Answer | Rejection]:
     """Yield one answer or rejection per request as soon as it arrives, from whichever server has room first.
 
     Args:
-        backends: servers of one model; at least one.
+        servers: servers of one model; at least one.
         requests: prompts; :func:`check_requests` accepts them.
         report: called with a sentence on each server that is lost.
 
@@ -97,63 +57,65 @@ def answers_of(
         RunFailure: if a server rejects every request, for example because of the API key, or all have stopped
             responding. Answers to pending requests are yielded first.
     """
-    todo: SimpleQueue[int | None] = SimpleQueue()
-    for index in range(len(requests)):
-        todo.put(index)
-    outcomes: SimpleQueue[Answer | Rejection | tuple[_Worker, Exception] | None] = SimpleQueue()
-    workers = [_Worker(each, each.client(), threading.Event()) for each in backends]
-    # Daemon threads, so that interrupting a run does not wait for answers that nobody will read.
-    threads = [
-        threading.Thread(target=worker.work, args=(requests, todo, outcomes), daemon=True)
-        for worker in workers
-        for _ in range(min(worker.backend.concurrency, len(requests)))
-    ]
+    todo = deque(range(len(requests)))
+    clients = {server: server.client() for server in servers}
+    stop = {server: threading.Event() for server in servers}
+    pending: dict[Future[Completion], tuple[Server, int]] = {}
+    # An unexpected error, which its thread prints, is None here.
+    lost: dict[Server, Exception | None] = {}
+    answered = 0
 
-    def finish() -> None:
-        for worker in workers:
-            worker.stop.set()
-        # A thread that waits for a request gets none.
-        for _ in threads:
-            todo.put(None)
+    def ask(server: Server) -> None:
+        if todo and not stop[server].is_set():
+            index = todo.popleft()
+            call = partial(server.completion, clients[server], requests[index], stop[server])
+            # Not a ThreadPoolExecutor: interrupting a run would wait for answers that nobody will read.
+            pending[in_thread(call, FaultError, RefusalError)] = server, index
 
-    for thread in threads:
-        thread.start()
-    working, answered = len(threads), 0
-    failure: tuple[Server, Exception | None] = (backends[0], None)
-    lost: set[_Worker] = set()
+    def stop_all() -> None:
+        for each in stop.values():
+            each.set()
+
     try:
-        while working:
-            outcome = outcomes.get()
-            if outcome is None:
-                working -= 1
-            elif isinstance(outcome, Answer | Rejection):
-                answered += 1
-                yield outcome
-                if answered == len(requests):
-                    finish()
-            else:
-                worker, error = outcome
-                if worker in lost:
-                    # Threads of one server fail together, so the first reason is enough.
-                    continue
-                lost.add(worker)
-                if failure[1] is None:
-                    failure = (worker.backend, error)
-                if not isinstance(error, FaultError) or len(lost) == len(workers):
-                    finish()
+        for server in servers:
+            for _ in range(server.concurrency):
+                ask(server)
+        while pending:
+            arrived: list[Answer | Rejection] = []
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                server, index = pending.pop(future)
+                error = None if future.cancelled() else future.exception()
+                if not future.cancelled() and error is None:
+                    found = future.result()
+                    arrived.append(Answer(index, found.text, found.new_tokens, found.finished))
+                elif isinstance(error, RefusalError) and error.of_one_prompt:
+                    arrived.append(Rejection(index, str(error)))
                 else:
-                    report(
-                        f"the server at {worker.backend.address} stopped answering prompts ({error.reason}); "
-                        f"{len(workers) - len(lost)} of {len(workers)} servers continue"
-                    )
+                    assert isinstance(error, Exception | None)
+                    # Another server may answer it.
+                    todo.append(index)
+                    stop[server].set()
+                    # Requests to one server fail together, so the first reason is enough.
+                    if server not in lost:
+                        lost[server] = error
+                        if not isinstance(error, FaultError):
+                            stop_all()
+                        elif len(lost) < len(servers):
+                            report(
+                                f"the server at {server.address} stopped answering prompts ({error.reason}); "
+                                f"{len(servers) - len(lost)} of {len(servers)} servers continue"
+                            )
+            # Before the answers are handed on, so that no server waits for whoever reads them.
+            for server in servers:
+                for _ in range(server.concurrency - sum(each is server for each, _ in pending.values())):
+                    ask(server)
+            answered += len(arrived)
+            yield from arrived
     finally:
         # Also if the caller closes this generator early: each thread then ends after its current request.
-        finish()
-    # Join, so that the traceback of an unexpected error is printed before our own message.
-    for thread in threads:
-        thread.join()
-    for worker in workers:
-        worker.client.close()
+        stop_all()
+    for client in clients.values():
+        client.close()
     if answered < len(requests):
-        backend, reason = failure
-        raise backend.failed(reason, answered, len(requests)) from reason
+        server, reason = next(iter(lost.items()))
+        raise server.failed(reason, answered, len(requests)) from reason

@@ -24,6 +24,30 @@ ENCODINGS = "gzip, deflate"
 T = TypeVar("T")
 
 
+def in_thread(call: Callable[[], T], *kinds: type[Exception]) -> Future[T]:
+    """Make a call in a thread of its own, which does not keep the program from ending.
+
+    Args:
+        call: the call.
+        kinds: the errors that the call may raise. The thread prints any other, and the future is cancelled.
+    """
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except kinds as error:
+            outcome.set_exception(error)
+        finally:
+            if not outcome.done():
+                outcome.cancel()
+                # Only this ends the waiting for several futures.
+                outcome.set_running_or_notify_cancel()
+
+    threading.Thread(target=work, daemon=True).start()
+    return outcome
+
+
 def within(seconds: float, call: Callable[[], T], *kinds: type[Exception]) -> T:
     """Return what a call returns, or raise what it raises.
 
@@ -35,20 +59,7 @@ def within(seconds: float, call: Callable[[], T], *kinds: type[Exception]) -> T:
     Raises:
         TimeoutError: if the call takes longer.
     """
-    outcome: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            outcome.set_result(call())
-        except kinds as error:
-            outcome.set_exception(error)
-        finally:
-            # Any other error is printed by the thread, and the caller must not wait for an outcome.
-            if not outcome.done():
-                outcome.cancel()
-
-    threading.Thread(target=work, daemon=True).start()
-    return outcome.result(seconds)
+    return in_thread(call, *kinds).result(seconds)
 
 
 def limited(chunks: Iterable[bytes], encoding: str, seconds: float) -> Iterator[bytes]:
