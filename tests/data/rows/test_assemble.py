@@ -191,3 +191,14 @@ def test_rows_cut_out_of_a_plan_are_shuffled_as_in_the_whole() -> None:
     )
     rows, _ = packed(numbered([20, 17, 30, 25] * 6), settings)
     assert len(rows) > 5
+
+
+def test_what_a_chat_leaves_out_of_the_loss_is_masked_beside_the_tag_and_the_padding() -> None:
+    settings = PackingSettings(
+        context=12, pattern="intra_document", bos="none", packing="best_fit", remainder="pad", tag="{source}"
+    )
+    # A chat's tokens outside the assistant's turns are stored as ~id.
+    chat = TokenisedDocument(np.array([10, ~11, ~12, 13], np.int32), "chats")
+    (row,), _ = packed([chat], settings, tags=[np.array([3, 4], np.int32)])
+    assert row.input_ids.tolist() == [3, 4, 10, 11, 12, 13, EOS, *[EOS] * 5]
+    assert list(zip(row.masked[::2], row.masked[1::2], strict=True)) == [(0, 2), (3, 5), (7, 12)]
