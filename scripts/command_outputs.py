@@ -254,7 +254,7 @@ def run_scenarios(
     Args:
         chosen: the cases.
         tree: checkout whose ``src/ropewalk`` is run.
-        programs: start a fresh interpreter for each step instead of a fork that has the libraries.
+        programs: start a fresh interpreter for each step instead of a fork that has imported what steps before needed.
         refusals: keep the last line on stderr instead of stdout and files.
 
     Returns:
@@ -266,10 +266,8 @@ def run_scenarios(
     # Before the libraries are imported, which read some of it once: threads, and whether there is a network.
     os.environ.update(ENVIRONMENT)
     if not programs:
-        for name in LIBRARIES:
-            importlib.import_module(name)
-        gc.collect()
-        gc.freeze()
+        sys.path.insert(0, str(tree / "src"))
+        _import(LIBRARIES)
     said: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="command-outputs-") as temporary:
         work = Path(temporary).resolve()
@@ -297,6 +295,14 @@ def run_scenarios(
     return said
 
 
+def _import(names: Sequence[str]) -> None:
+    """Import modules into this process, so that the steps after this one find them."""
+    for name in names:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
 def _call(arguments: Sequence[str], folder: Path, tree: Path, programs: bool) -> tuple[int, str, str]:
     environment = {key: value for key, value in os.environ.items() if key not in LEFT_OUT}
     environment |= ENVIRONMENT | {
@@ -315,8 +321,8 @@ def _call(arguments: Sequence[str], folder: Path, tree: Path, programs: bool) ->
         )
         return done.returncode, done.stdout, done.stderr
     with tempfile.TemporaryDirectory() as printed:
-        out, errors = Path(printed) / "out", Path(printed) / "errors"
-        given = (list(arguments), str(folder), environment, str(tree / "src"), str(out), str(errors))
+        out, errors, modules = (Path(printed) / name for name in ("out", "errors", "modules"))
+        given = (list(arguments), str(folder), environment, str(out), str(errors), str(modules))
         process = multiprocessing.get_context("fork").Process(target=_in_a_fork, args=given)
         process.start()
         process.join(SECONDS)
@@ -324,25 +330,31 @@ def _call(arguments: Sequence[str], folder: Path, tree: Path, programs: bool) ->
             process.kill()
             process.join()
             raise SystemExit(f"ropewalk {shlex.join(arguments)} took more than {SECONDS} seconds")
+        # Absent if the step was killed.
+        if modules.exists() and (new := set(modules.read_text().split()) - sys.modules.keys()):
+            _import(sorted(new))
         return process.exitcode, out.read_text(encoding="utf-8"), errors.read_text(encoding="utf-8")
 
 
 def _in_a_fork(
-    arguments: list[str], folder: str, environment: dict[str, str], source: str, out: str, errors: str
+    arguments: list[str], folder: str, environment: dict[str, str], out: str, errors: str, modules: str
 ) -> None:
-    """What ``python -m ropewalk`` does, in a process that has imported the libraries and nothing of ropewalk."""
+    """What ``python -m ropewalk`` does, in a process that has imported libraries and run nothing of ropewalk."""
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None
     for descriptor, path in ((1, out), (2, errors)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
     os.chdir(folder)
-    sys.path.insert(0, source)
     sys.argv = ["ropewalk", *arguments]
     sys.dont_write_bytecode = False
     # Files of a comparison need not outlive a power cut.
     os.fsync = lambda file: None  # type: ignore[assignment]
-    runpy.run_module("ropewalk", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module("ropewalk", run_name="__main__", alter_sys=True)
+    finally:
+        # For the steps that come after.
+        Path(modules).write_text("\n".join(name for name in sys.modules if name.startswith("ropewalk.")))
 
 
 def _parsed(stdout: str, stderr: str) -> Any:
