@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ropewalk.parallel import rank_pool
 from tests.places import SHARED
 
 # Times are measured in benchmarks; a busy machine must not fail a property.
@@ -28,6 +29,9 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TQDM_DISABLE", "1")
+
+# The server that ranks and programs are forks of has imported ropewalk too, which takes each of them a second.
+rank_pool.LIBRARIES += ["ropewalk.cli.extend", "ropewalk.training.run", "ropewalk.reporting.run.training"]
 
 # A test's files need not outlive a power cut, and waiting for a busy disk takes longer than most tests.
 os.fsync = lambda file: None
@@ -100,32 +104,26 @@ def stories() -> Path:
 @pytest.fixture(scope="session")
 def aside():
     """Calls a function of a test module in a process for dry runs: their device must precede the first backward."""
-    import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
     from ropewalk.training.simulation.simulated import register_device
 
-    spawn = multiprocessing.get_context("spawn")
     # Whichever test is first: torch sizes its backward's queues by the devices that it then knows.
-    with ProcessPoolExecutor(1, spawn, initializer=register_device) as process:
+    with ProcessPoolExecutor(1, rank_pool.process_context(), initializer=register_device) as process:
         yield lambda function, *arguments, **named: process.submit(function, *arguments, **named).result()
 
 
 @pytest.fixture(scope="session")
 def two_ranks():
     """Two processes over gloo, started once."""
-    from ropewalk.parallel.rank_pool import Ranks
-
-    with Ranks(2) as ranks:
+    with rank_pool.Ranks(2) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="session")
 def four_ranks():
     """Four processes over gloo, started once."""
-    from ropewalk.parallel.rank_pool import Ranks
-
-    with Ranks(4) as ranks:
+    with rank_pool.Ranks(4) as ranks:
         yield ranks
 
 

@@ -1,7 +1,7 @@
-"""Programs in processes of their own, which start in a moment: as forks of a server that has imported the libraries.
+"""Programs in processes of their own, which start in a moment: as forks of a server that has imported what most need.
 
-The server has never imported ropewalk nor computed anything, so a program finds itself as in a fresh interpreter, but
-for the modules of the libraries. What must show that a module is *not* imported needs a real one.
+The server has never computed anything, so a program finds itself as in a fresh interpreter, but for the modules of the
+libraries and of ropewalk. What must show that a module is *not* imported needs a real one.
 """
 
 import gc
@@ -17,6 +17,9 @@ from typing import Any
 
 ROPEWALK = "from ropewalk.cli.app import run; run()"
 """What ``python -m ropewalk`` does."""
+
+IN_A_FOLDER = f"import os, sys; os.chdir(sys.argv.pop(1)); {ROPEWALK}"
+"""The same, in the folder that the first argument names."""
 
 
 class Program:
@@ -89,9 +92,11 @@ def run_together(
     ]
 
 
-def run_program(code: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
+def run_program(
+    code: str, *arguments: Any, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, as ``subprocess.run([sys.executable, "-c", code, ...])`` does."""
-    program = Program(code, *arguments)
+    program = Program(code, *arguments, environment=environment)
     out, errors = program.communicate()
     return subprocess.CompletedProcess("a program", program.returncode, out, errors)
 
