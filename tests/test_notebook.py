@@ -1,13 +1,12 @@
 """The notebook runs from top to bottom, with fewer steps, in an empty folder."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.programs import run_program
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
 FEWER = (("steps = 60", "steps = 2"), ('"output=first-hour",', '"output=first-hour", *SMALLER,'))
@@ -35,15 +34,8 @@ def test_every_cell_runs(tmp_path: Path) -> None:
     for text, fewer in FEWER:
         assert code.count(text) == 1
         code = code.replace(text, fewer)
-    program = f"import matplotlib\nmatplotlib.use('agg')\nSMALLER = {SMALLER!r}\n{code}"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    start = "import os, sys, matplotlib\nos.chdir(sys.argv[1])\nmatplotlib.use('agg')"
+    done = run_program(f"{start}\nSMALLER = {SMALLER!r}\n{code}", tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "trained for 256 tokens" in done.stdout
     assert "passkey found in 1,024 tokens" in done.stdout

@@ -1,8 +1,6 @@
 """Checkpoints in the background: training changes none of their bytes, and a failure or a kill costs no earlier one."""
 
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -14,6 +12,7 @@ from ropewalk.training.checkpoint.files import Position, latest_whole
 from ropewalk.training.checkpoint.sharded import load_checkpoint
 from ropewalk.training.checkpoint.single import WholeCheckpoints, save_checkpoint
 from tests.disk_cases import files_no_larger_than
+from tests.programs import run_program
 from tests.training.checkpoint.checkpoint_cases import held_back
 from tests.training.checkpoint.rank_cases import ALONE, Trainee, files_of
 
@@ -139,8 +138,7 @@ with WholeCheckpoints(Path(out), one.model.model, one.optimizer, None, 1, asynch
 
 @pytest.mark.parametrize("after", ["save_model", "save_file", "write_record"])
 def test_a_process_killed_while_it_writes_leaves_the_last_checkpoint(tied_llama, rows, tmp_path, after):
-    command = [sys.executable, "-c", KILLED, str(tied_llama), str(tmp_path), after]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert run_program(KILLED, tied_llama, tmp_path, after).returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 2
     path = latest_whole(tmp_path)
     assert path == tmp_path / "stage0-step000001"

@@ -1,13 +1,10 @@
-"""The probe under torchrun itself: on two processes, each planted fault is named, and a correct trainer is silent."""
+"""The probe on the processes of torchrun: each planted fault is named, and a correct trainer is silent."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.places import ROOT
+from tests.programs import run_together
 from tests.verification.trainers.test_probe import NAMED
 from tests.verification.trainers.torchrun_cases import LOOPS, OF_RANKS, ON_RANK_1
 
@@ -28,26 +25,14 @@ EXPECTED = {
 }
 
 
-def torchrun(*arguments):
-    """Two processes of torchrun's own agent, each an interpreter of its own, as users start them."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    places = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places}
-    return subprocess.run(
-        [*command, *map(str, arguments)],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-
-
 @pytest.mark.slow
 def test_a_planted_fault_alone_is_named_on_two_processes():
-    # One test: apart, workers would each start torchrun for all cases.
-    result = torchrun("tests/verification/trainers/torchrun_cases.py")
+    # One test: apart, workers would each start processes for all cases.
+    result, other = run_together(
+        2, code="from tests.verification.trainers.torchrun_cases import main; main()"
+    )
     assert result.returncode == 0, result.stderr
+    assert (other.returncode, other.stdout) == (0, "")
     found = json.loads(result.stdout)
     assert found.keys() == EXPECTED.keys()
     assert {case: (each["ranks"], each["failed"]) for case, each in found.items()} == {
@@ -64,10 +49,12 @@ def test_a_planted_fault_alone_is_named_on_two_processes():
 @pytest.mark.slow
 def test_the_command_of_the_guide_names_a_fault_once_and_ends_with_an_error():
     target = "tests.verification.trainers.trainer_cases:mean_of_ranks"
-    result = torchrun("-m", "ropewalk", "probe-trainer", target, "--tokens", "2", "--json")
+    result, other = run_together(2, "probe-trainer", target, "--tokens", "2", "--json")
     assert result.returncode == 1
-    # One object: rank 1 prints nothing.
+    assert other.stdout == ""
     checks = json.loads(result.stdout)["checks"]
     assert [check["name"] for check in checks if check["passed"] is False] == ["token mean"]
-    said = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    said = [
+        line for each in (result, other) for line in each.stderr.splitlines() if line.startswith("error: ")
+    ]
     assert said == ["error: 1 of 9 checks failed: 'token mean'"]
