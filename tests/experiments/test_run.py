@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,7 @@ from ropewalk.experiments.run import conclusion
 from ropewalk.experiments.settings import CompareSettings
 from ropewalk.io.lock import locked
 from tests.places import ROOT
+from tests.programs import ROPEWALK, Program, run_program
 
 SMALL = (
     # Tokenising the embedded documents would take most of a run's time.
@@ -49,8 +51,28 @@ def settings(**more):
     return CompareSettings.model_validate({**values, **more})
 
 
+class ForkedRun(Program):
+    """Stands for ``subprocess.Popen``: an interpreter of its own would import the libraries for each run."""
+
+    def __init__(self, command, *, stdout, env, **_):
+        self._stdout = stdout
+        super().__init__(ROPEWALK, *command[command.index("ropewalk") + 1 :], environment=env)
+
+    def wait(self):
+        self._stdout.write("".join(self.communicate(timeout=800)).encode())
+        return self.returncode
+
+
 @pytest.fixture(scope="module")
-def grid(tmp_path_factory):
+def forked():
+    """Runs of a grid are forks; the test that kills a grid starts them as users do, with the same results."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "subprocess", SimpleNamespace(Popen=ForkedRun, STDOUT=subprocess.STDOUT))
+        yield
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory, forked):
     """Folder and result of a grid, and what the third of its four runs alone gave."""
     out = tmp_path_factory.mktemp("grid") / "out"
     share = compare(settings(share="3/4"), RunContext(output=out))
@@ -108,18 +130,21 @@ def test_finished_runs_by_name_are_the_same_comparison(grid):
 
 
 SIGNALS = (signal.SIGKILL, signal.SIGINT)
+HEEDS = "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler);"
+"""A job in the background of a shell ignores interrupts, and so do the processes that it starts."""
 
 
 @pytest.mark.slow
 def test_killed_at_random_the_grid_ends_with_the_same_bytes(grid, tmp_path):
     expected = weights(grid[0])
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "ropewalk", "compare", "demo", "--vary", settings().vary[0]]
-    command += ["--seeds", "1", "--out", str(out), *(f"--set={each}" for each in SMALL)]
+    # One run of four steps; that the whole grid takes up what a share has finished is tested above.
+    command = ["compare", "demo", "--vary", settings().vary[0], "--seeds", "1", "--share", "2/2"]
+    command += ["--out", str(out), *(f"--set={each}" for each in SMALL)]
     draw = random.Random(0)
-    # Two runs of four steps. Steps rather than seconds, which would mostly fall into the imports.
-    for place, step in enumerate(sorted(draw.sample(range(1, 9), len(SIGNALS)))):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # Steps rather than seconds, which would mostly fall into the imports.
+    for place, step in enumerate(sorted(draw.sample(range(1, 4), len(SIGNALS)))):
+        process = Program(f"{HEEDS} {ROPEWALK}", *command)
         while process.poll() is None and steps_trained(out) < step:
             time.sleep(0.02)
         time.sleep(draw.uniform(0, 0.2))
@@ -128,8 +153,9 @@ def test_killed_at_random_the_grid_ends_with_the_same_bytes(grid, tmp_path):
         process.communicate()
         # A step, its checkpoint and the end of the process take seconds where four workers share two cores.
         ends_within(30, out)
-    assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
-    assert weights(out) == {run: digest for run, digest in expected.items() if run.endswith("seed-0")}
+    done = run_program(ROPEWALK, *command)
+    assert done.returncode == 0, done.stderr
+    assert weights(out) == {run: each for run, each in expected.items() if run.endswith("anchor/seed-0")}
 
 
 def steps_trained(out):
@@ -149,7 +175,7 @@ def ends_within(seconds, out):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_ends_no_other(grid, tmp_path):
+def test_a_run_that_fails_ends_no_other(grid, forked, tmp_path):
     # A learning rate that diverges fails in the run and not before it. The other run is finished already.
     vary, out = ("stages.0.learning_rate=1.0e+30,1.0e-4",), tmp_path / "out"
     failing, other = make_grid("demo", vary, 1, SMALL, out).runs
@@ -256,10 +282,6 @@ def test_another_grid_is_refused(tmp_path, monkeypatch, now, differs):
     ):
         run._started(settings(**now), tmp_path / "out")
     assert (tmp_path / "out/grid.json").read_text() == before
-
-
-HEEDS = "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler);"
-"""A job in the background of a shell ignores interrupts, and so do the processes that it starts."""
 
 
 def test_a_run_that_just_ended_does_not_keep_the_others_from_being_interrupted():
