@@ -6,8 +6,11 @@ import os
 import pkgutil
 import re
 import runpy
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ import ropewalk
 from ropewalk.training.recipe.file import parse_recipe
 from tests.completion_server import free_port
 from tests.places import ROOT
+from tests.programs import IN_A_FOLDER, run_program
 
 PAGES = [
     ROOT / "README.md",
@@ -47,7 +51,8 @@ def test_python_blocks_run(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if "@register" in code:
         # The table of RoPE methods would keep the example's for all tests that follow in this process.
-        subprocess.run([sys.executable, "-c", code], check=True)
+        done = run_program(f"import os, sys\nos.chdir(sys.argv[1])\n{code}", tmp_path)
+        assert done.returncode == 0, done.stderr
     else:
         exec(compile(code, "documentation", "exec"), {"__name__": "__main__"})
 
@@ -91,30 +96,64 @@ def test_console_blocks_run_in_one_folder_and_print_lines_of_the_same_form(page,
         r'^```\w+ title="(.*?)"\n(.*?)^```', page.read_text(), re.DOTALL | re.MULTILINE
     ):
         (tmp_path / name).write_text(text)
-    commands = session(page)
-    script = "set -e; trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
-    script += "".join(f"echo @@@\n{command}\n" for command, _ in commands)
-    found = subprocess.run(
-        ["bash", "-c", script.replace("8765", str(free_port()))],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "COLUMNS": "110",
-            "HF_HUB_OFFLINE": "1",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    outputs = found.stdout.split("@@@\n")[1:]
-    assert found.returncode == 0, f"{commands[len(outputs) - 1][0]}\n{outputs[-1]}"
-    for (command, shown), output in zip(commands, outputs, strict=True):
-        if command.startswith("ropewalk"):
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "110",
+        "HF_HUB_OFFLINE": "1",
+    }
+    port = str(free_port())
+    with shell(tmp_path, environment) as entered:
+        for command, shown in session(page):
+            here = command.replace("8765", port)
+            if not command.startswith("ropewalk "):
+                entered(here)
+                continue
+            # In a process that need not import the libraries, which takes longer than most commands.
+            done = run_program(IN_A_FOLDER, tmp_path, *shlex.split(here)[1:], environment=environment)
+            output = done.stdout + done.stderr
+            assert done.returncode == 0, f"{command}\n{output}"
             printed = {shape(line) for line in output.splitlines()}
             assert [line for line in shown if line != "..." and shape(line) not in printed] == [], (
                 f"{command} prints other lines; copy them to {page.name}:\n{output}"
             )
+
+
+@contextmanager
+def shell(folder: Path, environment: Mapping[str, str]) -> Iterator[Callable[[str], None]]:
+    """One bash for several commands, of which each must succeed; what still runs in its background ends with it."""
+    # What it runs must not read what it reads.
+    script = """
+        exec 3<&0 < /dev/null
+        while IFS= read -r command <&3; do eval "$command"; echo "@@@ $?"; done
+        kill $(jobs -p) 2> /dev/null
+    """
+    with subprocess.Popen(
+        ["bash", "-c", script],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as bash:
+        assert bash.stdin is not None
+        assert bash.stdout is not None
+
+        def entered(command: str) -> None:
+            bash.stdin.write(f"{command}\n")
+            bash.stdin.flush()
+            lines = []
+            for line in bash.stdout:
+                if line.startswith("@@@"):
+                    assert line.split()[1] == "0", f"{command}\n{''.join(lines)}"
+                    return
+                lines.append(line)
+            raise AssertionError(f"{command} ended the shell")
+
+        try:
+            yield entered
+        finally:
+            bash.stdin.close()
 
 
 REPOSITORY = re.compile(
