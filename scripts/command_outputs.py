@@ -39,7 +39,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-CASES = ROOT / "tests" / "compatibility"
+CASES = ROOT / "tests" / "recorded"
 CONFIGS = ROOT / "tests" / "configs"
 
 ARTIFACTS = CASES / "artifacts"

@@ -247,7 +247,7 @@ def test_the_python_api_shows_every_public_name_of_the_package():
     assert public <= set(documented())
 
 
-ARTIFACTS = ROOT / "tests" / "compatibility" / "artifacts"
+ARTIFACTS = ROOT / "tests" / "recorded" / "artifacts"
 
 
 @pytest.mark.parametrize(
