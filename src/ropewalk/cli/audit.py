@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ropewalk.audit.settings import AuditSettings
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.output import JsonFlag, notes, print_json, results, show
+from ropewalk.cli.output import JsonFlag, results, run_context, show_result
 from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import COMMON, Device, Folder, Settings
 
@@ -36,22 +36,17 @@ def audit(
     therefore change nothing.
     """
     from ropewalk.audit import audit as run
-    from ropewalk.cli.progress import ConsoleReporter
-    from ropewalk.parallel.context import RunContext
     from ropewalk.reporting.audit import describe_audit, draw_audit
 
     _make_folder(output.plot)
-    reporter = ConsoleReporter(notes)
-    result = run(settings, RunContext(reporter=reporter, device=device))
-    if output.as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_audit(result))
+    context = run_context(device=device)
+    result = run(settings, context)
+    show_result(result, output.as_json, describe_audit)
     # Figures come after the result, so that a figure that cannot be written does not lose the result.
     if output.plot is not None:
         files, left_out = draw_audit(result.audit, output.plot, Path(result.model).name)
         for sentence in left_out:
-            reporter.note(sentence)
+            context.reporter.note(sentence)
         if not output.as_json:
             results().print()
             for file in files:

@@ -409,14 +409,19 @@ def _validated(
         yield name, getattr(filled, name)
 
 
-def _check_groups(own: type[BaseModel], values: Mapping[str, Any], settings: Sequence[Setting]) -> None:
+def _check_groups(
+    own: type[BaseModel], values: Mapping[str, Any], settings: Sequence[Setting], path: tuple[str, ...] = ()
+) -> None:
     """Raise for an option that needs another option of its model: ``--server-model`` without ``--server``."""
     for name, field in own.model_fields.items():
-        given = values.get(name)
-        # In any other model pydantic itself reports the missing field.
-        if field.default is not None or model_in(field.annotation) is None or not given:
+        given, model, here = values.get(name), model_in(field.annotation), (*path, name)
+        if model is None or not given:
             continue
-        own_settings = [setting for setting in settings if setting.path[0] == name]
+        # In any other model pydantic itself reports the missing field.
+        if field.default is not None:
+            _check_groups(model, given, settings, here)
+            continue
+        own_settings = [setting for setting in settings if setting.path[: len(here)] == here]
         missing = [each for each in own_settings if each.field.is_required() and each.path[-1] not in given]
         if missing:
             first = next(each for each in own_settings if each.path[-1] in given)

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, show, stopped_by_signals
+from ropewalk.cli.output import JsonFlag, resumable, run_context, show_result
 from ropewalk.errors import RunFailure
 from ropewalk.experiments.settings import CompareSettings
 from ropewalk.io.settings import COMMON, Folder
@@ -37,18 +37,13 @@ def compare(
         return "the runs so far are kept; run the same command again to resume them"
 
     # The runs are processes of their own; ended in an orderly way, each keeps its last checkpoint.
-    with on_interrupt(so_far), stopped_by_signals(so_far):
-        from ropewalk.cli.progress import ConsoleReporter
+    with resumable(so_far):
         from ropewalk.experiments.run import compare as run
-        from ropewalk.parallel.context import RunContext
         from ropewalk.reporting.scores.experiments import describe_experiment, report_experiment
 
-        result = run(settings, RunContext(output=out, reporter=ConsoleReporter(notes)))
+        result = run(settings, run_context(output=out))
         files = () if out is None else report_experiment(result, out)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_experiment(result, files))
+    show_result(result, as_json, lambda found: describe_experiment(found, files))
     # After the report: a failed run must set the exit status, but not hide what the others measured.
     if result.failures:
         raise RunFailure(

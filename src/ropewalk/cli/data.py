@@ -13,11 +13,11 @@ from ropewalk.cli.output import (
     PlotFile,
     figure_of,
     notes,
-    on_interrupt,
     print_json,
     results,
+    resumable,
+    run_context,
     show,
-    stopped_by_signals,
 )
 from ropewalk.data.settings import (
     CountSettings,
@@ -33,7 +33,6 @@ from ropewalk.io.settings import COMMON, FilePath, Option, Settings
 
 if TYPE_CHECKING:
     from ropewalk.data.run import PackResult
-    from ropewalk.parallel.context import RunContext
 
 DOCUMENTS = (
     "files of JSON Lines (.jsonl, .jsonl.gz, .jsonl.zst), Parquet, Arrow, text or source code; token files of Megatron "
@@ -87,8 +86,8 @@ def pack(paths: Paths, settings: PackSettings, fields: SourceFields, options: Pa
     def so_far() -> str:
         return _so_far(out, store)
 
-    with on_interrupt(so_far), stopped_by_signals(so_far):
-        result = run.pack(config, _context(out))
+    with resumable(so_far):
+        result = run.pack(config, run_context(output=out))
     _show(result, options.as_json)
 
 
@@ -148,7 +147,7 @@ def stats(
             notes.print(BY_EMBEDDED, soft_wrap=True)
         if config.length is None:
             config = config.model_copy(update={"length": trained_length_beside(config.tokenizer)})
-    report = run.stats(config, _context()).report
+    report = run.stats(config, run_context()).report
     if plot is not None:
         draw(stats_figure(report), plot)
     if as_json:
@@ -183,14 +182,6 @@ def preview(
 def _sources(paths: tuple[str, ...], fields: SourceFields) -> tuple[SourceSpec, ...]:
     """The sources given on the command line, all read with the same fields."""
     return tuple(SourceSpec(path=path, **dict(fields)) for path in paths)
-
-
-def _context(out: Path | None = None) -> RunContext:
-    """A single-process run that reports its progress on stderr."""
-    from ropewalk.cli.progress import ConsoleReporter
-    from ropewalk.parallel.context import RunContext
-
-    return RunContext(output=out, reporter=ConsoleReporter(notes))
 
 
 PACK_EXAMPLE = "ropewalk data pack books/ web.jsonl.gz --tokenizer meta-llama/Llama-3.1-8B --length 128k"

@@ -4,68 +4,31 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group_with_default
-from ropewalk.cli.output import (
-    JsonFlag,
-    PlotFile,
-    figure_of,
-    notes,
-    on_interrupt,
-    print_json,
-    show,
-    stopped_by_signals,
-)
+from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, resumable, run_context, show_result
 from ropewalk.errors import RunFailure
-from ropewalk.evaluation.backends.serving import Serving
-from ropewalk.evaluation.settings import (
-    Average,
-    CompareSettings,
-    Evaluated,
-    EvaluationSettings,
-    Last,
-    Loading,
-    Parallel,
-    SamplesDir,
-    Settings,
-    Text,
-)
+from ropewalk.evaluation.settings import CompareSettings, EvaluationSettings
 from ropewalk.io.settings import COMMON, FilePath, Folder
-from ropewalk.io.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
-    from ropewalk.evaluation.record import EvaluationResult
     from ropewalk.parallel import World
-    from ropewalk.search.fitted_table import FittedTable
-
-
-class EvaluationOutput(BaseSettings):
-    """Folders for results and prompts."""
-
-    group: ClassVar[str | None] = "Output"
-
-    out: Annotated[Folder | None, COMMON] = Field(
-        None,
-        description="Folder for results, predictions, figures and a report page. Run the same command again to resume. "
-        "Default: write no files.",
-    )
-    samples_dir: SamplesDir = None
 
 
 def evaluate(
-    model: Evaluated,
-    settings: Settings,
-    loading: Loading,
-    serving: Serving | None = None,
+    settings: EvaluationSettings,
     *,
-    output: EvaluationOutput,
-    text: Text = "embedded:validation",
-    average: Average = False,
-    last: Last = 5,
-    parallel: Parallel = None,
+    out: Annotated[
+        Folder | None,
+        COMMON,
+        Field(
+            description="Folder for results, predictions, figures and a report page. Run the same command again to "
+            "resume. Default: write no files."
+        ),
+    ] = None,
     as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
     """Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.
@@ -79,66 +42,34 @@ def evaluate(
     """
     from ropewalk.parallel import joined
 
-    config = EvaluationSettings(
-        model=model,
-        what=settings,
-        loading=loading,
-        serving=serving,
-        text=text,
-        average=average,
-        last=last,
-        parallel=parallel,
-        samples_dir=output.samples_dir,
-    )
-
     def so_far() -> str:
-        return _so_far(output.out)
+        return _so_far(out)
 
-    with (
-        on_interrupt(so_far),
-        stopped_by_signals(so_far),
-        joined(loading.device, "run the same command again to resume") as world,
-    ):
-        _measure(config, output.out, as_json, world)
+    advice = "run the same command again to resume"
+    with resumable(so_far), joined(settings.loading.device, advice) as world:
+        _measure(settings, out, as_json, world)
 
 
-def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world: World) -> None:
-    from ropewalk.cli.progress import ConsoleReporter
+def _measure(settings: EvaluationSettings, out: Path | None, as_json: bool, world: World) -> None:
     from ropewalk.evaluation import run
-    from ropewalk.parallel.context import RunContext
-    from ropewalk.reporting.scores.evaluation import report_evaluation
+    from ropewalk.reporting.scores.evaluation import describe_evaluation, report_evaluation
+    from ropewalk.search.fitted_table import fitted_table
 
     if not world.is_rank_0:
         # Every rank would print the same warnings.
         logging.getLogger("ropewalk").setLevel(logging.ERROR)
-    context = RunContext(world=world, output=out, reporter=ConsoleReporter(notes))
-    rope = config.loading.rope
+    rope = settings.loading.rope
     result = run.evaluate(
-        config,
-        context,
-        None if rope is None else lambda path: _table(rope, path),
+        settings,
+        run_context(world, out),
+        None if rope is None else lambda path: fitted_table(rope, path),
         None if out is None else lambda found: report_evaluation(out, found),
     )
     if world.is_rank_0:
-        _show(result, out, as_json)
+        show_result(result, as_json, lambda found: describe_evaluation(found, out))
         # Single tasks may be skipped or fail, but a script must notice that nothing was measured.
         if all(each.status != "ok" for each in result.results):
             raise RunFailure(f"no task could run: {result.results[0].reason}")
-
-
-def _show(result: EvaluationResult, out: Path | None, as_json: bool) -> None:
-    from ropewalk.reporting.scores.evaluation import describe_evaluation
-
-    if as_json:
-        print_json(dict(result.record))
-    else:
-        show(describe_evaluation(result, out))
-
-
-def _table(file: Path, model: str) -> FittedTable:
-    from ropewalk.search.fitted_table import fitted_table
-
-    return fitted_table(file, model)
 
 
 def _so_far(out: Path | None) -> str:
@@ -164,10 +95,7 @@ def compare_command(
     result = compare_folders(settings)
     if plot is not None:
         draw(difference_figure(result.differences, f"{settings.b.name} against {settings.a.name}"), plot)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_comparison(result))
+    show_result(result, as_json, describe_comparison)
 
 
 def rescore_command(
@@ -179,10 +107,10 @@ def rescore_command(
     page.
     """
     from ropewalk.evaluation.record import rescore_folder
-    from ropewalk.reporting.scores.evaluation import report_evaluation
+    from ropewalk.reporting.scores.evaluation import describe_evaluation, report_evaluation
 
     result = rescore_folder(folder, lambda found: report_evaluation(folder, found))
-    _show(result, folder, as_json)
+    show_result(result, as_json, lambda found: describe_evaluation(found, folder))
 
 
 app = make_group_with_default(

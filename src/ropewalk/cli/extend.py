@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, show, stopped_by_signals
+from ropewalk.cli.output import JsonFlag, print_json, resumable, run_context, show, show_result
 from ropewalk.io.settings import COMMON, FACTOR_TABLE, RECIPE_NAME, FilePath, Option, Overrides
 from ropewalk.recipes import shipped_recipes
 
@@ -84,10 +84,8 @@ def extend(
         return left_off(output[0])
 
     # The imports take seconds, during which users press Ctrl-C too.
-    with on_interrupt(so_far), stopped_by_signals(so_far):
-        from ropewalk.cli.progress import ConsoleReporter
+    with resumable(so_far):
         from ropewalk.parallel import joined
-        from ropewalk.parallel.context import RunContext
         from ropewalk.reporting.run.training import describe_run, describe_stop, reported
         from ropewalk.training import extend as run
         from ropewalk.training import extend_until, load_recipe
@@ -97,7 +95,7 @@ def extend(
             # Read once and sent to all, so that every rank has the same recipe even if the file changes meanwhile.
             read = world.on_rank_0(lambda: with_tables(load_recipe(recipe, list(overrides)), rope))
             output.append(Path(read.output).expanduser())
-            context = RunContext(world, reporter=ConsoleReporter(notes))
+            context = run_context(world)
             if until_stage is not None and until_stage != len(read.stages):
                 stopped = extend_until(read, until_stage, context, resume, from_stage)
                 if world.is_rank_0:
@@ -108,16 +106,11 @@ def extend(
                 return
         # After the processes have parted, because figures and model card need rank 0 alone.
         result = reported(result)
-        if as_json:
-            print_json(result.to_json())
-        else:
-            show(describe_run(result))
+        show_result(result, as_json, describe_run)
 
 
 def _show_dry_run(recipe: str, overrides: Overrides, rope: tuple[Path, ...], as_json: bool) -> None:
-    from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.dry_run.run import plan_here
-    from ropewalk.parallel.context import RunContext
     from ropewalk.parallel.world import world_from_environment
     from ropewalk.reporting.dry_run import describe_planned_run
     from ropewalk.training import load_recipe
@@ -128,11 +121,8 @@ def _show_dry_run(recipe: str, overrides: Overrides, rope: tuple[Path, ...], as_
         # Rank 0 plays a rank of the mesh alone.
         return
     read = with_tables(load_recipe(recipe, list(overrides)), rope)
-    result = plan_here(read, world, RunContext(reporter=ConsoleReporter(notes)))
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_planned_run(result))
+    result = plan_here(read, world, run_context())
+    show_result(result, as_json, describe_planned_run)
 
 
 app = make_command(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.output import JsonFlag, notes, print_json, results
+from ropewalk.cli.output import JsonFlag, print_json, results, run_context
 from ropewalk.dry_run.init import InitSettings
 
 
@@ -13,11 +13,9 @@ def init(settings: InitSettings, *, as_json: JsonFlag = False) -> None:
     Reads the model's config, its tokenizer and the first documents. Trains nothing and downloads no weights. Comments
     in the recipe give the reasons for its values.
     """
-    from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.dry_run.init import propose
-    from ropewalk.parallel.context import RunContext
 
-    found = propose(settings, RunContext(reporter=ConsoleReporter(notes)))
+    found = propose(settings, run_context())
     if as_json:
         print_json(found.to_json())
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, notes, print_json, results, show
+from ropewalk.cli.output import JsonFlag, PlotFile, draw_figure, figure_of, run_context, show_result
 from ropewalk.planning.settings import InspectSettings
 
 
@@ -19,23 +19,15 @@ def inspect(
 
     Reads the checkpoint's config, but no weights.
     """
-    from ropewalk.cli.progress import ConsoleReporter
-    from ropewalk.parallel.context import RunContext
     from ropewalk.planning.inspection import inspect as run
-    from ropewalk.reporting import draw
     from ropewalk.reporting.planning import describe_inspection, inspection_figure
 
-    result = run(settings, RunContext(reporter=ConsoleReporter(notes)))
+    result = run(settings, run_context())
     # Drawn before anything is printed, so that a model without layers to draw is rejected first.
     figure = None if plot is None else inspection_figure(result)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_inspection(result, settings))
+    show_result(result, as_json, lambda found: describe_inspection(found, settings))
     if plot is not None and figure is not None:
-        draw(figure, plot)
-        if not as_json:
-            results().say(f"picture {plot}")
+        draw_figure(figure, plot, as_json)
 
 
 app = make_command(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.output import JsonFlag, print_json, show
+from ropewalk.cli.output import JsonFlag, show_result
 from ropewalk.models.support import ModelsSettings
 
 
@@ -16,10 +16,7 @@ def models(settings: ModelsSettings, *, as_json: JsonFlag = False) -> None:
     from ropewalk.reporting.models import describe_support
 
     result = supported(settings)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_support(result, settings))
+    show_result(result, as_json, lambda found: describe_support(found, settings))
 
 
 app = make_command(models, "models", "ropewalk models qwen3")

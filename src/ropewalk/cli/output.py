@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -21,8 +22,13 @@ from ropewalk.io.signals import Ended, ended_by_signals
 from ropewalk.reporting.shown_text import harmless, shown
 
 if TYPE_CHECKING:
+    from ropewalk.io.results import Result
+    from ropewalk.parallel import World
+    from ropewalk.parallel.context import RunContext
+    from ropewalk.reporting.figures.drawing import Figure
     from ropewalk.reporting.tables import Part
 
+R = TypeVar("R", bound="Result")
 
 JsonFlag = Annotated[
     bool, Field(description="Print only the result, as JSON, to stdout."), Option(name="--json")
@@ -113,17 +119,31 @@ def ended_by_sigterm(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def stopped_by_signals(describe: Callable[[], str]) -> Iterator[None]:
-    """Turn SIGTERM and SIGUSR1 in the block into a :class:`~ropewalk.errors.Stopped` of work that can be resumed.
+def resumable(describe: Callable[[], str]) -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGUSR1 end work that can be resumed, with a message from the command.
 
     Args:
         describe: says where the work is stored and how to resume it, without a full stop.
+
+    Raises:
+        Interrupted: after Ctrl-C, as :func:`on_interrupt`.
+        Stopped: after SIGTERM or SIGUSR1.
     """
-    try:
-        with ended_by_signals(restore=True):
-            yield
-    except Ended as error:
-        raise Stopped(f"stopped by {error.name}: {describe()}") from None
+    with on_interrupt(describe):
+        try:
+            with ended_by_signals(restore=True):
+                yield
+        except Ended as error:
+            raise Stopped(f"stopped by {error.name}: {describe()}") from None
+
+
+def run_context(world: World | None = None, output: Path | None = None, device: str = "auto") -> RunContext:
+    """The context of a job whose notes and progress go to stderr; without ``world``, that of a single process."""
+    from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.parallel.context import RunContext
+
+    context = RunContext(output=output, reporter=ConsoleReporter(notes), device=device)
+    return context if world is None else replace(context, world=world)
 
 
 def results() -> Terminal:
@@ -160,6 +180,26 @@ def show(parts: Iterable[Part]) -> None:
             print_whole(part.rich())
         else:
             console.put(part)
+
+
+def show_result(result: R, as_json: bool, describe: Callable[[R], Iterable[Part]]) -> None:
+    """Print a result on stdout: as JSON, or as the parts that the reporting package makes of it."""
+    if as_json:
+        print_json(result.to_json())
+    else:
+        show(describe(result))
+
+
+def draw_figure(figure: Figure, file: Path, as_json: bool) -> None:
+    """Write a figure, and name its file below the result unless that is JSON.
+
+    Call it after the result is printed, so that a figure that cannot be written does not lose the result.
+    """
+    from ropewalk.reporting import draw
+
+    draw(figure, file)
+    if not as_json:
+        results().say(f"picture {file}")
 
 
 def _finite(value: Any) -> Any:

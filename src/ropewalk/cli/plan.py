@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, notes, print_json, results, show
+from ropewalk.cli.output import JsonFlag, PlotFile, draw_figure, figure_of, run_context, show_result
 from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.io.settings import COMMON, RECIPE_NAME, Overrides
 
@@ -25,23 +25,15 @@ def plan(
     Simulates the training step of one GPU with PyTorch's fake tensors. Reads the model's config.json, but no weights.
     Takes a minute or two.
     """
-    from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.dry_run.run import plan as run
-    from ropewalk.parallel.context import RunContext
-    from ropewalk.reporting import draw
     from ropewalk.reporting.dry_run import describe_planned_run
     from ropewalk.reporting.figures.dry_run import memory_figure
     from ropewalk.training import load_recipe
 
-    result = run(load_recipe(recipe, list(overrides)), hardware, RunContext(reporter=ConsoleReporter(notes)))
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_planned_run(result))
+    result = run(load_recipe(recipe, list(overrides)), hardware, run_context())
+    show_result(result, as_json, describe_planned_run)
     if plot is not None:
-        draw(memory_figure(result), plot)
-        if not as_json:
-            results().say(f"picture {plot}")
+        draw_figure(memory_figure(result), plot, as_json)
 
 
 app = make_command(plan, "plan", "ropewalk plan recipe.yaml --gpus 64 --gpu h100 --plot memory.png")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.output import JsonFlag, notes, print_json, show
+from ropewalk.cli.output import JsonFlag, run_context, show_result
 from ropewalk.errors import RunFailure
 from ropewalk.verification.settings import TrainerProbeSettings
 
@@ -17,20 +17,15 @@ def probe_trainer(settings: TrainerProbeSettings, *, as_json: JsonFlag = False) 
 
     With several processes: torchrun --nproc-per-node 2 -m ropewalk probe-trainer train.py:make_trainer
     """
-    from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.parallel import joined
-    from ropewalk.parallel.context import RunContext
     from ropewalk.reporting.verification import describe_trainer_probe
     from ropewalk.verification.trainers.probe import probe_trainer as run
 
     with joined() as world:
-        result = run(settings, RunContext(world=world, reporter=ConsoleReporter(notes)))
+        result = run(settings, run_context(world))
         if not world.is_rank_0:
             return
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_trainer_probe(result))
+    show_result(result, as_json, describe_trainer_probe)
     if result.failed:
         failed = f"{len(result.failed)} of {len(result.checks)} checks failed"
         raise RunFailure(f"{failed}: {', '.join(map(repr, result.failed))}")

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group
-from ropewalk.cli.output import JsonFlag, print_json, show
+from ropewalk.cli.output import JsonFlag, print_json, show, show_result
 from ropewalk.io.settings import RECIPE_NAME, Overrides
 from ropewalk.recipes import recipe_text, shipped_recipes
 
@@ -51,10 +51,7 @@ def check_command(
     from ropewalk.training import load_recipe
 
     result = check(load_recipe(recipe, list(overrides)))
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_check(result, recipe))
+    show_result(result, as_json, lambda found: describe_check(found, recipe))
     if not result.ready:
         raise RopewalkError(f"the recipe is not ready to run here; missing: {'; '.join(result.missing)}")
 

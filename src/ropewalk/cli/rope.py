@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group
-from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, notes, print_json, results, show
+from ropewalk.cli.output import (
+    JsonFlag,
+    PlotFile,
+    draw_figure,
+    figure_of,
+    print_json,
+    results,
+    run_context,
+    show,
+    show_result,
+)
 from ropewalk.evaluation.settings import ProbeSettings
 from ropewalk.io.settings import COMMON
 from ropewalk.planning.settings import (
@@ -19,9 +27,6 @@ from ropewalk.planning.settings import (
     PlanSettings,
     ThetaSettings,
 )
-
-if TYPE_CHECKING:
-    from ropewalk.parallel.context import RunContext
 
 
 def bound_command(
@@ -41,7 +46,6 @@ def bound_command(
     at least as much attention as a random key (arXiv:2405.14591).
     """
     from ropewalk.planning.bases import bound_of
-    from ropewalk.reporting import draw
     from ropewalk.reporting.rope import bound_figures, describe_bound
 
     result = bound_of(settings)
@@ -53,8 +57,7 @@ def bound_command(
     else:
         show(describe_bound(result))
     for figure, path in zip(bound_figures(result) if plots else (), plots, strict=True):
-        draw(figure, path)
-    _say_pictures(plots, as_json)
+        draw_figure(figure, path, as_json)
 
 
 def base_command(
@@ -71,19 +74,14 @@ def base_command(
     --ceiling is feasible).
     """
     from ropewalk.planning.bases import bases_for, bases_for_halves
-    from ropewalk.reporting import draw
     from ropewalk.reporting.rope import bases_figure, describe_bases
 
-    context = _context()
+    context = run_context()
     result = bases_for(settings, context)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_bases(result))
+    show_result(result, as_json, describe_bases)
     if plot is not None:
         # Bases for shorter lengths are searched for the figure alone.
-        draw(bases_figure(result, bases_for_halves(result, context)), plot)
-        _say_pictures([plot], as_json)
+        draw_figure(bases_figure(result, bases_for_halves(result, context)), plot, as_json)
 
 
 def theta_command(
@@ -120,17 +118,12 @@ def theta_command(
     beyond the model's longest length.
     """
     from ropewalk.planning.bases import theta_for
-    from ropewalk.reporting import draw
     from ropewalk.reporting.rope import describe_theta, theta_figure
 
-    result = theta_for(settings, _context())
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_theta(result))
+    result = theta_for(settings, run_context())
+    show_result(result, as_json, describe_theta)
     if plot is not None:
-        draw(theta_figure(result), plot)
-        _say_pictures([plot], as_json)
+        draw_figure(theta_figure(result), plot, as_json)
 
 
 def frequencies_command(
@@ -143,17 +136,12 @@ def frequencies_command(
 ) -> None:
     """Compute a RoPE method's frequencies (inv_freq, in rad/token) and attention factor for a target length."""
     from ropewalk.planning.bases import frequencies_for
-    from ropewalk.reporting import draw
     from ropewalk.reporting.rope import describe_frequencies, frequencies_figure
 
     result = frequencies_for(settings)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_frequencies(result))
+    show_result(result, as_json, describe_frequencies)
     if plot is not None:
-        draw(frequencies_figure(result), plot)
-        _say_pictures([plot], as_json)
+        draw_figure(frequencies_figure(result), plot, as_json)
 
 
 def plan_command(settings: PlanSettings, *, as_json: JsonFlag = False) -> None:
@@ -161,11 +149,8 @@ def plan_command(settings: PlanSettings, *, as_json: JsonFlag = False) -> None:
     from ropewalk.planning.run import plan
     from ropewalk.reporting.planning import describe_plan
 
-    result = plan(settings, _context())
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_plan(result, settings))
+    result = plan(settings, run_context())
+    show_result(result, as_json, lambda found: describe_plan(found, settings))
 
 
 def probe_command(
@@ -180,32 +165,14 @@ def probe_command(
     length as did within the trained length (arXiv:2310.05209).
     """
     from ropewalk.evaluation.probe import probe
-    from ropewalk.reporting import draw
     from ropewalk.reporting.rope import describe_probe, losses_figure
 
-    result = probe(settings, _context())
-    if as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_probe(result))
-    # Figures come after the result, so that a figure that cannot be written does not lose the result.
+    result = probe(settings, run_context())
+    show_result(result, as_json, describe_probe)
     if plot is not None:
-        draw(losses_figure(result), plot)
         if not as_json:
             results().print()
-        _say_pictures([plot], as_json)
-
-
-def _context() -> RunContext:
-    from ropewalk.cli.progress import ConsoleReporter
-    from ropewalk.parallel.context import RunContext
-
-    return RunContext(reporter=ConsoleReporter(notes))
-
-
-def _say_pictures(plots: Sequence[Path], as_json: bool) -> None:
-    for plot in () if as_json else plots:
-        results().say(f"picture {plot}")
+        draw_figure(losses_figure(result), plot, as_json)
 
 
 app = make_group(

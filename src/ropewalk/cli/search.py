@@ -12,12 +12,12 @@ from ropewalk.cli.output import (
     JsonFlag,
     PlotFile,
     figure_of,
-    notes,
-    on_interrupt,
     print_json,
     results,
+    resumable,
+    run_context,
     show,
-    stopped_by_signals,
+    show_result,
 )
 from ropewalk.io.settings import (
     COMMON,
@@ -81,12 +81,10 @@ def search(
     def so_far() -> str:
         return _so_far(config.log)
 
-    with on_interrupt(so_far), stopped_by_signals(so_far):
+    with resumable(so_far):
         # These imports take seconds; Ctrl-C must work during them too.
-        from ropewalk.cli.progress import ConsoleReporter
         from ropewalk.io.files import check_writable
         from ropewalk.parallel import joined
-        from ropewalk.parallel.context import RunContext
         from ropewalk.search.run import search as run
 
         with joined(settings.device, "run the same command with --resume") as world:
@@ -94,7 +92,7 @@ def search(
                 plot = output.plot
                 # Before the search, which may take hours and would otherwise lose its figure at the end.
                 world.on_rank_0(lambda: check_writable(plot))
-            result = run(config, RunContext(world, reporter=ConsoleReporter(notes)))
+            result = run(config, run_context(world))
             if world.is_rank_0:
                 _show(result, config, output)
 
@@ -102,10 +100,7 @@ def search(
 def _show(result: SearchResult, config: SearchConfig, output: SearchOutput) -> None:
     from ropewalk.reporting.search import describe_search
 
-    if output.as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_search(result, config))
+    show_result(result, output.as_json, lambda found: describe_search(found, config))
     # Draw last: if the figure cannot be written, the result is already printed.
     _draw(result.table, output.plot, output.as_json)
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.output import JsonFlag, ended_by_sigterm, notes, print_json, results, show
+from ropewalk.cli.output import JsonFlag, ended_by_sigterm, results, run_context, show_result
 from ropewalk.errors import RunFailure
 from ropewalk.io.settings import COMMON, OutputFile, Settings
 from ropewalk.verification.settings import VerifySettings
@@ -29,10 +29,8 @@ def verify(settings: VerifySettings, output: VerifyOutput) -> None:
 
     With the processes that a run will use: torchrun --nproc-per-node 4 -m ropewalk verify recipe.yaml
     """
-    from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.io.files import write_json
     from ropewalk.parallel import joined
-    from ropewalk.parallel.context import RunContext
     from ropewalk.reporting.verification import describe_verification
     from ropewalk.verification import verify as run
 
@@ -40,17 +38,14 @@ def verify(settings: VerifySettings, output: VerifyOutput) -> None:
     with joined() as world:
         # Under torchrun, `joined` handles SIGTERM.
         with ended_by_sigterm("verify") if world.size == 1 else nullcontext():
-            result = run(settings, RunContext(world=world, reporter=ConsoleReporter(notes)))
+            result = run(settings, run_context(world))
         if not world.is_rank_0:
             return
     if out is not None:
         write_json(out, result.to_json())
-    if output.as_json:
-        print_json(result.to_json())
-    else:
-        show(describe_verification(result))
-        if out is not None:
-            results().say(str(out))
+    show_result(result, output.as_json, describe_verification)
+    if out is not None and not output.as_json:
+        results().say(str(out))
     if result.failed:
         failed = f"{len(result.failed)} of {len(result.checks)} checks failed"
         raise RunFailure(f"{failed}: {', '.join(map(repr, result.failed))}")

@@ -175,46 +175,6 @@ class Loading(BaseSettings):
     )
 
 
-# Declared once for EvaluationSettings and for the arguments of the command.
-Evaluated = Annotated[
-    str,
-    Field(
-        description=f"{MODEL_NAME}. With --average: a folder of checkpoints. With --server: the tokenizer, as a folder "
-        "or a Hub id."
-    ),
-]
-Text = Annotated[
-    str, TEXTS, Field(description=f"Documents for the suites perplexity and longppl: {DOCUMENTS}.")
-]
-Average = Annotated[
-    bool,
-    HOW,
-    Field(
-        description="Evaluate the last checkpoints in the folder MODEL (--last says how many) and report their mean "
-        "scores."
-    ),
-]
-Last = Annotated[int, HOW, Field(ge=1, description="Number of checkpoints to evaluate with --average.")]
-Parallel = Annotated[
-    str | None,
-    HOW,
-    Option(metavar="KEY=DEGREE"),
-    Field(
-        description="Number of processes for each kind of parallelism under torchrun: shard=2,sequence=4. sequence "
-        "(Ulysses) and ring (ring attention) split each text. With shard (FSDP) and replicate (HSDP), processes get "
-        "different texts. Default: sequence=N for N processes."
-    ),
-]
-SamplesDir = Annotated[
-    Folder | None,
-    Option(group="Output"),
-    Field(
-        description="Folder in which generated prompts are cached; models with the same tokenizer share them. Default: "
-        "~/.cache/ropewalk/samples."
-    ),
-]
-
-
 class EvaluationSettings(BaseSettings):
     """Settings of one call of ``ropewalk eval``.
 
@@ -224,15 +184,35 @@ class EvaluationSettings(BaseSettings):
         serving: the server that runs the model instead; None for a model in memory.
     """
 
-    model: Evaluated
+    model: Annotated[str, Option(argument=True)] = Field(
+        description=f"{MODEL_NAME}. With --average: a folder of checkpoints. With --server: the tokenizer, as a folder "
+        "or a Hub id."
+    )
     what: Settings = Settings()
     loading: Loading = Loading()
     serving: Serving | None = None
-    text: Text = "embedded:validation"
-    average: Average = False
-    last: Last = 5
-    parallel: Parallel = None
-    samples_dir: SamplesDir = None
+    text: Annotated[str, TEXTS] = Field(
+        "embedded:validation", description=f"Documents for the suites perplexity and longppl: {DOCUMENTS}."
+    )
+    average: Annotated[bool, HOW] = Field(
+        False,
+        description="Evaluate the last checkpoints in the folder MODEL (--last says how many) and report their mean "
+        "scores.",
+    )
+    last: Annotated[int, HOW] = Field(
+        5, ge=1, description="Number of checkpoints to evaluate with --average."
+    )
+    parallel: Annotated[str | None, HOW, Option(metavar="KEY=DEGREE")] = Field(
+        None,
+        description="Number of processes for each kind of parallelism under torchrun: shard=2,sequence=4. sequence "
+        "(Ulysses) and ring (ring attention) split each text. With shard (FSDP) and replicate (HSDP), processes get "
+        "different texts. Default: sequence=N for N processes.",
+    )
+    samples_dir: Annotated[Folder | None, Option(group="Output")] = Field(
+        None,
+        description="Folder in which generated prompts are cached; models with the same tokenizer share them. Default: "
+        "~/.cache/ropewalk/samples.",
+    )
 
 
 class CompareSettings(BaseSettings):
