@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ropewalk.cli import data
+from ropewalk.cli import output
 from ropewalk.cli.data import BY_EMBEDDED
 from ropewalk.cli.output import Terminal
 from ropewalk.data import open_rows
@@ -182,7 +182,7 @@ def test_progress_is_drawn_on_a_terminal_alone(
     corpus: Path, rows: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = io.StringIO()
-    monkeypatch.setattr(data, "notes", Terminal(file=out, force_terminal=True, width=100))
+    monkeypatch.setattr(output, "notes", Terminal(file=out, force_terminal=True, width=100))
     call("stats", corpus, "--tokenizer", tokenizer)
     call("stats", rows)
     assert "documents" in out.getvalue()
