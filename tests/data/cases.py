@@ -9,7 +9,6 @@ import pytest
 from pydantic import ValidationError
 
 from ropewalk.data import PackedRows, pack_rows, prepare_rows
-from ropewalk.data.rows.writer import Part
 from ropewalk.data.settings import PackConfig, PackingSettings, SourceSpec
 from ropewalk.io.settings import Settings, explain
 
@@ -46,7 +45,7 @@ class Job:
         workers: int = 1,
         shard: tuple[int, int] = (0, 1),
         **progress: Any,
-    ) -> PackedRows | Part:
+    ) -> PackedRows:
         """Pack into a folder."""
         work = {"token_store": tokens, "workers": workers, "shard": shard}
         return pack_rows(changed(self.config, work=work), folder, tokenizer=self.loaded, **progress)

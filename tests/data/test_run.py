@@ -25,14 +25,13 @@ def test_examples_hold() -> None:
     assert results.failed == 0
 
 
-def test_machines_parts_make_the_rows_of_one(tmp_path: Path) -> None:
+def test_a_machine_with_a_share_makes_all_rows(tmp_path: Path) -> None:
     whole = pack(config(), RunContext(output=tmp_path / "whole"))
-    assert whole.complete
     assert pack(config(), RunContext(output=tmp_path / "whole")).reused
     shared = RunContext(output=tmp_path / "shared")
     first, second = (pack(config(shard=f"{number}/2"), shared) for number in range(2))
-    assert (first.complete, second.complete) == (False, True)
-    assert {**second.to_json(), "folder": ""} == {**whole.to_json(), "folder": ""}
+    assert (first.reused, second.reused) == (False, True)
+    assert {**first.to_json(), "folder": ""} == {**whole.to_json(), "folder": ""}
     assert json.loads(json.dumps(whole.to_json(), allow_nan=False)) == whole.to_json()
 
 

@@ -181,6 +181,8 @@ CHANGED: dict[str, str] = {
     "extend-patterns.two stages.files.two/metrics.jsonl[3]": "likewise",
     "evaluate.passkey.files.passkey/run.json": "says what the folder holds; what was measured stands in its steps",
     "extend-patterns.two stages.json.files": "a page with every sample lies beside the report",
+    "data.pack one half.json": "a machine goes on with what is missing of the others' shares",
+    "data.pack the other half.json.reused": "and the other one finds all rows",
 }
 """Outputs that are others on purpose: where they begin, and why."""
 NEW_KEYS = (

@@ -106,7 +106,7 @@ def _show(result: PackResult, as_json: bool) -> None:
     if as_json:
         print_json(result.to_json())
         return
-    if result.manifest is not None and result.reused:
+    if result.reused:
         notes.print("These rows are already packed; nothing to do.")
     show(describe_packed(result))
 

@@ -15,7 +15,7 @@ from ropewalk.data.row_preview import RowPreview, preview_row, with_texts
 from ropewalk.data.rows.manifest import summary
 from ropewalk.data.rows.pack import pack_rows
 from ropewalk.data.rows.packed_rows import PackedRows, holds_rows, is_packed, open_rows
-from ropewalk.data.rows.writer import Part, Writing
+from ropewalk.data.rows.writer import Writing
 from ropewalk.data.settings import PackConfig, PreviewConfig, StatsConfig, processes
 from ropewalk.data.statistics import rows_report, statistics_report
 from ropewalk.data.tokens.count import count_splits
@@ -30,43 +30,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PackResult(Result):
-    """Result of packing: all rows, or the part that one of several machines has written.
+    """Result of packing.
 
     Attributes:
         folder: folder of the rows.
         reused: whether the rows existed already and nothing was done.
-        rows: number of rows on disk.
-        total: number of rows when all machines have finished.
-        missing: files that other machines have yet to write.
-        manifest: settings, inputs and counts of the rows; None while files are missing.
+        manifest: settings, inputs and counts of the rows.
     """
 
     folder: Path
     reused: bool
-    rows: int
-    total: int
-    missing: tuple[str, ...]
-    manifest: Mapping[str, Any] | None
+    manifest: Mapping[str, Any]
 
     @property
-    def complete(self) -> bool:
-        """Whether all rows are there."""
-        return self.manifest is not None
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self.manifest["counts"]["packing"]["rows"])
 
     def open(self) -> PackedRows:
-        """The rows.
-
-        Raises:
-            RopewalkError: if some are missing.
-        """
+        """The rows."""
         return open_rows(self.folder)
 
     def to_json(self) -> dict[str, Any]:
         """Folder, counts, the account of all tokens, and the manifest, as JSON values."""
-        values: dict[str, Any] = {"folder": str(self.folder), "complete": self.complete}
-        if self.manifest is None:
-            return {**values, "rows": self.total, "rows_there": self.rows, "missing": list(self.missing)}
-        values |= {"reused": self.reused, **summary(self.manifest)}
+        values = {"folder": str(self.folder), "reused": self.reused, **summary(self.manifest)}
         values |= {key: value for key, value in self.manifest.items() if key not in values}
         plain: dict[str, Any] = plain_json(values)
         return plain
@@ -130,9 +117,8 @@ def pack(config: PackConfig, context: RunContext) -> PackResult:
             shows progress.
 
     Returns:
-        ``rows`` is the number of rows on disk, and ``total`` the number when all machines have finished. If
-            ``complete`` is true, all rows are on disk: ``open()`` gives them as a sequence of :class:`ropewalk.Row`,
-            and ``manifest`` has their settings, inputs and counts.
+        ``open()`` gives the rows as a sequence of :class:`ropewalk.Row`; ``manifest`` has their settings, inputs and
+            counts.
 
     Raises:
         RopewalkError: if sources or settings are invalid, if the tokens do not fill one row, if a file changes while it
@@ -146,8 +132,8 @@ def pack(config: PackConfig, context: RunContext) -> PackResult:
         >>> source = {"path": "embedded:validation", "max_documents": 20}
         >>> config = PackConfig(sources=[source], tokenizer="embedded", rows={"context": "1k"})
         >>> result = pack(config, RunContext(output=Path(mkdtemp(), "rows")))
-        >>> result.complete, result.open()[0].layout.total_length
-        (True, 1024)
+        >>> result.open()[0].layout.total_length
+        1024
     """
     if context.output is None:
         raise RopewalkError("packing needs an output folder; give RunContext(output=FOLDER)")
@@ -156,13 +142,7 @@ def pack(config: PackConfig, context: RunContext) -> PackResult:
     reused = is_packed(folder)
     with _progress(context) as (read, written):
         made = pack_rows(config, folder, progress=read, written=written)
-    return _result(made, reused)
-
-
-def _result(made: PackedRows | Part, reused: bool) -> PackResult:
-    if isinstance(made, Part):
-        return PackResult(made.folder, False, made.rows, made.total, made.missing, None)
-    return PackResult(made.folder, reused, len(made), len(made), (), made.manifest)
+    return PackResult(made.folder, reused, made.manifest)
 
 
 @contextmanager

@@ -585,8 +585,8 @@ class WorkSettings(Settings):
 
     Attributes:
         engine, address: see :mod:`ropewalk.runs.executors`.
-        shard: (index from 0, number of machines). Machines that share the folder of rows share the tokenisation: each
-            starts with its own share of the documents.
+        shard: (index from 0, number of machines). Machines that share the folder of rows share the work: each does its
+            own share first, then what is missing of the others'.
         token_store: if None, tokenised documents stay in the rows' folder until the rows are complete.
     """
 

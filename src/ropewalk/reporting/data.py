@@ -39,14 +39,8 @@ LEGEND = (
 
 
 def describe_packed(result: PackResult) -> Iterator[Part]:
-    """Counts of the packed data and its folder, or progress if shards are missing."""
-    if result.manifest is None:
-        yield Text(
-            f"{result.rows:,} of {result.total:,} sequences are written. Run the command for the other shards with the "
-            "same --out."
-        )
-    else:
-        yield from _packed(result.manifest)
+    """Counts of the packed data and its folder."""
+    yield from _packed(result.manifest)
     yield ""
     yield str(result.folder)
 

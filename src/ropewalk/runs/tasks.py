@@ -12,7 +12,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -53,6 +53,19 @@ class Executor(Protocol):
             items: read only as far ahead as the tasks in progress.
         """
         ...
+
+
+def own_first(items: Sequence[Item], shard: tuple[int, int]) -> list[Item]:
+    """The order in which a machine does tasks that several share: its own, then those of others from the last one.
+
+    Others work from the front of theirs, so two machines meet as late as possible.
+
+    Args:
+        items: all tasks; task k belongs to machine k % number.
+        shard: (this machine, number of machines), both counted from 0.
+    """
+    own = items[shard[0] :: shard[1]]
+    return list(dict.fromkeys([*own, *reversed(items)]))
 
 
 def run_tasks(

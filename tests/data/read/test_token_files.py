@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data import PackedRows, PackingSettings
+from ropewalk.data import PackingSettings
 from ropewalk.data.read import input_splits
 from ropewalk.data.read.documents import TokenisedDocument
 from ropewalk.data.read.input_splits import plan_input_splits, read_input_split
@@ -42,7 +42,6 @@ def rows(path: Path, folder: Path, settings: PackingSettings, **fields: Any) -> 
     """Every column of every packed row."""
     spec = SourceSpec(path=str(path), name="corpus", **fields)
     packed = Job.of([spec], TOKENIZER, settings).pack(folder)
-    assert isinstance(packed, PackedRows)
     assert len(packed) > 5
     found = [packed.packed(index) for index in range(len(packed))]
     return [[np.asarray(getattr(row, field.name)).tolist() for field in fields_of(row)] for row in found]

@@ -1,6 +1,8 @@
-"""Packing runs of one small corpus, in one folder and in several parts."""
+"""Packing runs of one small corpus, whole and interrupted."""
 
 from pathlib import Path
+
+import pytest
 
 from ropewalk.data import PackedRows, PackingSettings, SourceSpec
 from tests.data.cases import Job
@@ -18,6 +20,21 @@ def prepare(
 
 
 SHARD_SETTINGS = PackingSettings(context=64, pattern="anchor")
+
+
+def interrupted(work: Job, folder: Path, files: int = 1, **options: object) -> Path:
+    """The folder of a run that ends when it has written so many files of rows."""
+    reports = 0
+
+    def end(*_: int) -> None:
+        nonlocal reports
+        reports += 1
+        if reports == files:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work.pack(folder, written=end, **options)
+    return folder
 
 
 def tree(folder: Path) -> dict[str, bytes]:

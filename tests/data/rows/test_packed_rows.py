@@ -8,10 +8,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from ropewalk.data import ValidationSettings, open_rows, tokenizer_identity
-from ropewalk.data.rows.writer import Part
 from ropewalk.errors import RopewalkError
 from tests.data.cases import changed
-from tests.data.rows.rows_cases import SETTINGS, job, prepare, tree
+from tests.data.rows.rows_cases import SETTINGS, interrupted, job, prepare, tree
 from tests.data.tiny_tokenizer import make_tokenizer
 
 
@@ -105,33 +104,37 @@ def test_manifests_lead_to_no_file_outside_their_folder(
 
 
 @pytest.mark.usefixtures("small_files")
-def test_damage_to_a_part_is_found_where_it_is_used(
+def test_damage_to_an_interrupted_run_is_found_and_mended(
     corpus_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     work = job(corpus_folder, tokenizer, validation=ValidationSettings(documents=3))
     work.pack(tmp_path / "whole")
-    part = tmp_path / "part"
-    work.pack(part, shard=(0, 2))
-    damaged = sorted(part.glob("rows-*.arrow"))[1]
-    content = damaged.read_bytes()
-    for broken in (content[: len(content) // 2], content[:-1] + b"x", b""):
-        damaged.write_bytes(broken)
-        # Running the shard again mends it, and so does a run that goes on in its folder.
-        assert isinstance(work.pack(part, shard=(0, 2)), Part)
-        assert damaged.read_bytes() == content
-    damaged.write_bytes(content[:-1])
-    shutil.copytree(part, tmp_path / "resumed")
-    work.pack(tmp_path / "resumed")
-    assert tree(tmp_path / "resumed") == tree(tmp_path / "whole")
-    # A machine that completes the folder reads what the others wrote.
-    with pytest.raises(
-        RopewalkError, match=rf"{damaged.name} is damaged; delete the file and repeat the command"
-    ):
-        work.pack(part, shard=(1, 2))
-    damaged.unlink()
-    assert isinstance(work.pack(part, shard=(1, 2)), Part)
-    work.pack(part, shard=(0, 2))
-    assert tree(part) == tree(tmp_path / "whole")
+    part = interrupted(work, tmp_path / "part", files=3)
+    content = (part / "rows-00001.arrow").read_bytes()
+    for number, broken in enumerate((content[: len(content) // 2], content[:-1] + b"x", b"")):
+        mended = tmp_path / str(number)
+        shutil.copytree(part, mended)
+        (mended / "rows-00001.arrow").write_bytes(broken)
+        # Whichever machine's turn it is.
+        work.pack(mended, shard=(number, 3))
+        assert tree(mended) == tree(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_file_that_goes_before_the_end_is_missed(
+    corpus_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    work, first = job(corpus_folder, tokenizer), tmp_path / "out" / "rows-00000.arrow"
+
+    def remove(done: int, total: int) -> None:
+        if done == total:
+            first.unlink()
+
+    with pytest.raises(RopewalkError, match=rf"{first.name} was removed while rows were packed; repeat the"):
+        work.pack(tmp_path / "out", written=remove)
+    work.pack(tmp_path / "out")
+    work.pack(tmp_path / "whole")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 def test_held_out_documents_are_checked_like_rows(

@@ -30,7 +30,6 @@ from ropewalk.data.rows.packed_rows import (
 )
 from ropewalk.data.rows.special_tokens import DocumentEnds
 from ropewalk.data.rows.writer import (
-    Part,
     RowsWriter,
     Writing,
     begin,
@@ -96,9 +95,7 @@ def prepare_rows(
     """
     cache = Path(cache_dir).expanduser()
     job = _job(config.alone(), tokenizer, cache)
-    rows = _pack(job, cache / job.depends["digest"], cache / "tokens", progress, None)
-    assert isinstance(rows, PackedRows)
-    return rows
+    return _pack(job, cache / job.depends["digest"], cache / "tokens", progress, None)
 
 
 def held_out_texts(
@@ -135,21 +132,18 @@ def pack_rows(
     tokenizer: Any = None,
     progress: Progress | None = None,
     written: Writing | None = None,
-) -> PackedRows | Part:
+) -> PackedRows:
     """Read, tokenise, mix and pack documents into a folder, resuming an interrupted call.
 
     Files are written atomically. A run that was killed and resumed writes the same bytes as an uninterrupted one, and
-    so do several machines that each write a range of the rows.
+    so do several machines that share the work.
 
     Args:
         config: configuration of the run, including this machine's shard.
         folder: folder of the rows; must be new, empty, or contain the same rows.
         tokenizer: the config's tokenizer, if it is already loaded.
         progress: called with the numbers of documents and tokens so far.
-        written: called with the number of this machine's rows on disk, and their total.
-
-    Returns:
-        The rows, or a Part if files of other machines are still missing.
+        written: called with the number of rows on disk, and their total.
 
     Raises:
         RopewalkError: for invalid sources or settings, if the tokens do not fill one row, if a file changes while it
@@ -224,7 +218,7 @@ def refuse_cut_chats(policies: RowPolicies) -> None:
 
 def _pack(
     job: _Job, folder: Path, tokens: Path, progress: Progress | None, written: Writing | None
-) -> PackedRows | Part:
+) -> PackedRows:
     if is_packed(folder) and begin(folder, job.depends):
         return open_rows(folder)
     # Connected before the folder is begun, so that a cluster that cannot take part leaves nothing behind.
@@ -250,7 +244,7 @@ def _pack_on(
     tokens: Path,
     progress: Progress | None,
     written: Writing | None,
-) -> PackedRows | Part:
+) -> PackedRows:
     config, tokenizer = job.config, job.tokenizer
     if begin(folder, job.depends):
         return open_rows(folder)

@@ -272,8 +272,7 @@ def holds_rows(folder: Path) -> bool:
 
 def _not_complete(folder: Path) -> RopewalkError:
     return RopewalkError(
-        f"the rows in {folder} are incomplete; to complete them, repeat the command that packed them, for every "
-        "shard if you used --shard"
+        f"the rows in {folder} are incomplete; to complete them, repeat the command that packed them"
     )
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from ropewalk.data.tokens.corpus import Corpus, TokenReader
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import FileDigest, damage, digest
 from ropewalk.io.files import parse_json, write_json, writing
-from ropewalk.runs.tasks import Executor, Processes, run_tasks
+from ropewalk.runs.tasks import Executor, Processes, own_first, run_tasks
 
 MOST_FILE_TOKENS, LEAST_FILE_TOKENS, FILES = 1 << 25, 1 << 16, 64
 """Bounds on the tokens of a row file, and the intended number of files. A file is the unit that machines share, and the
@@ -57,23 +57,6 @@ _COLUMNS = {
 
 Writing = Callable[[int, int], None]
 """Called with the number of rows on disk, and the total."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """An incomplete folder of rows: this machine has finished its share, but files of other machines are missing.
-
-    Attributes:
-        folder: folder of the rows.
-        rows: number of rows on disk.
-        total: number of rows when all machines have finished.
-        missing: names of the missing files.
-    """
-
-    folder: Path
-    rows: int
-    total: int
-    missing: tuple[str, ...]
 
 
 def row_files(rows: int, per_file: int) -> list[tuple[str, int]]:
@@ -168,17 +151,9 @@ class RowsWriter:
         keys = ("format_version", "settings", "mixing", "validation", "tokenizer", "tokens_digest")
         return digest({key: self.manifest[key] for key in keys})
 
-    @property
-    def names(self) -> list[str]:
-        return [*(name for name, _ in self.files), VALIDATION]
-
     def commit(self, name: str, written: dict[str, Any]) -> None:
         """Record that a file is complete, with its size, its digest and the rows that it belongs to."""
         write_json(self.folder / WORK / f"{name}.json", {**written, "of": self.rows_digest})
-
-    def forget(self, name: str) -> None:
-        """Remove the record of a file that is to be written again."""
-        (self.folder / WORK / f"{name}.json").unlink(missing_ok=True)
 
     def committed(self, name: str) -> dict[str, Any] | None:
         """Recorded size and digest of a file; None if it is missing or incomplete.
@@ -197,47 +172,37 @@ class RowsWriter:
         return {"bytes": found["bytes"], "sha256": found["sha256"]}
 
     def intact(self, name: str) -> bool:
-        """Whether a file exists and still has the recorded contents."""
+        """Whether a file is complete. The record of a damaged one is removed, so that it is written again."""
         found = self.committed(name)
-        return found is not None and damage(self.folder / name, FileDigest(**found)) is None
+        if found is None or damage(self.folder / name, FileDigest(**found)) is None:
+            return found is not None
+        (self.folder / WORK / f"{name}.json").unlink(missing_ok=True)
+        return False
 
-    def missing(self) -> list[str]:
-        """Names of the files that are not complete yet."""
-        return [name for name in self.names if self.committed(name) is None]
-
-    def finish(self, checked: Collection[str] = ()) -> list[str]:
-        """Write the manifest if every file is complete, and delete the files that only the writer needs.
-
-        Args:
-            checked: files that this process has written or checked itself; all others are read and checked now.
-
-        Returns:
-            Names of the files that are still missing; empty if the rows are now complete.
+    def finish(self) -> None:
+        """Write the manifest, and delete the files that only the writer needs.
 
         Raises:
-            RopewalkError: if a file is damaged or belongs to other rows.
+            RopewalkError: if a file is not complete, or belongs to other rows.
         """
-        missing = self.missing()
-        if is_packed(self.folder):
-            # Another process wrote the manifest between our last file and this check.
-            shutil.rmtree(self.folder / WORK, ignore_errors=True)
-            return []
-        if missing:
-            return missing
-        for name in self.names:
-            if name not in checked and not self.intact(name):
-                raise RopewalkError(
-                    f"{self.folder / name} is damaged; delete the file and repeat the command for every shard"
-                )
-        commits = {name: self.committed(name) or {} for name in self.names}
-        described = [{"name": name, "rows": rows, **commits[name]} for name, rows in self.files]
-        validation = {"name": VALIDATION, **commits[VALIDATION]}
-        # Last, because its presence is what marks the rows as complete.
-        write_json(
-            self.folder / MANIFEST, {**self.manifest, "row_files": described, "validation_file": validation}
-        )
+        # Another machine may have written it between our last file and this check, and then the records are gone.
+        if not is_packed(self.folder):
+            described = [{"name": name, "rows": rows, **self._digest(name)} for name, rows in self.files]
+            validation = {"name": VALIDATION, **self._digest(VALIDATION)}
+            # Last, because its presence is what marks the rows as complete.
+            write_json(
+                self.folder / MANIFEST,
+                {**self.manifest, "row_files": described, "validation_file": validation},
+            )
         self._clear()
-        return []
+
+    def _digest(self, name: str) -> dict[str, Any]:
+        found = self.committed(name)
+        if found is None:
+            raise RopewalkError(
+                f"{self.folder / name} was removed while rows were packed; repeat the command"
+            )
+        return found
 
     def _clear(self) -> None:
         shutil.rmtree(self.folder / WORK, ignore_errors=True)
@@ -314,47 +279,42 @@ def write_rows(
     work: WorkSettings,
     executor: Executor | None,
     written: Writing | None,
-) -> PackedRows | Part:
-    """Write those of this machine's files that are missing, and finish the folder if all files are complete."""
-    folder, rows, per_file = writer.folder, packed.num_rows, rows_per_file(packed)
-    number, machines = work.shard
-    # Whole files, so that each is written by one machine and has the same bytes for any number of machines.
-    mine = range(len(writer.files) * number // machines, len(writer.files) * (number + 1) // machines)
-    # Not shared out: any machine may be the one that completes the folder.
+) -> PackedRows:
+    """Write the files that are missing, this machine's share before those of others, and complete the folder."""
+    folder, per_file, done = writer.folder, rows_per_file(packed), 0
     if not writer.intact(VALIDATION):
         columns = {"input_ids": INT32_LIST, "source": STRING}
         writer.commit(VALIDATION, write_table(folder / VALIDATION, columns, _held_out(corpus, validation)))
-    total, done = sum(writer.files[file][1] for file in mine), 0
 
-    def count(number: int) -> None:
+    def count(rows: int) -> None:
         nonlocal done
-        done += number
+        done += rows
         if written is not None:
-            written(done, total)
+            written(done, packed.num_rows)
 
-    wanted = []
-    for file in mine:
-        if writer.intact(rows_file(file)):
-            count(writer.files[file][1])
-        else:
-            writer.forget(rows_file(file))
-            wanted.append(file)
-    # Made one by one, as tasks are started: a file's share of the plan takes megabytes.
-    parts = ((rows_file(n), packed.rows(n * per_file, min(rows, (n + 1) * per_file))) for n in wanted)
+    def missing() -> Iterator[tuple[str, Packed]]:
+        for number in own_first(range(len(writer.files)), work.shard):
+            name, rows = writer.files[number]
+            if writer.intact(name):
+                count(rows)
+            else:
+                # Made as tasks are started: a file's share of the plan takes megabytes.
+                yield name, packed.rows(number * per_file, number * per_file + rows)
+
+    def is_there(part: tuple[str, Packed]) -> bool:
+        # Whoever completes the folder removes the records.
+        return writer.committed(part[0]) is not None or is_packed(folder)
+
     if executor is None:
-        tokens = len(wanted) * per_file * packed.settings.context
-        executor = Processes(min(processes(work.workers), -(-tokens // PROCESS_TOKENS) or 1))
+        rows = sum(rows for name, rows in writer.files if writer.committed(name) is None)
+        worth = -(-rows * packed.settings.context // PROCESS_TOKENS)
+        executor = Processes(min(processes(work.workers), worth or 1))
     # Absolute, because a task may have another working directory.
     shared = (replace(writer, folder=folder.absolute()), corpus.reader)
-    for _, part in run_tasks(
-        executor, _write_rows, shared, parts, lambda part: writer.committed(part[0]) is not None, folder
-    ):
+    for _, part in run_tasks(executor, _write_rows, shared, missing(), is_there, folder):
         count(part.num_rows)
-    missing = writer.finish({VALIDATION, *(rows_file(file) for file in mine)})
-    if not missing:
-        return open_rows(folder)
-    written_rows = sum(count for name, count in writer.files if name not in missing)
-    return Part(folder, written_rows, rows, tuple(missing))
+    writer.finish()
+    return open_rows(folder)
 
 
 def _write_rows(shared: tuple[RowsWriter, TokenReader], part: tuple[str, Packed]) -> None:

@@ -44,7 +44,7 @@ from ropewalk.data.tokens.tokenise import (
 )
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import digest
-from ropewalk.runs.tasks import Executor, Processes, run_tasks
+from ropewalk.runs.tasks import Executor, Processes, own_first, run_tasks
 
 OPEN_SHARDS = 256
 """Maximum number of shards that a corpus keeps open, because the number of file descriptors is limited."""
@@ -214,7 +214,6 @@ def tokenise_splits(
         RopewalkError: if a source has no documents, token ids do not fit the tokenizer, a shard is damaged or cannot
             be written, or reading fails. Complete shards are kept.
     """
-    index, machines = work.shard
     if not splits:
         raise RopewalkError(NO_DOCUMENTS)
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
@@ -238,10 +237,9 @@ def tokenise_splits(
     place = folder.absolute()
     paths = [place / f"{name}{SUFFIX}" for name in names]
     shards = _Shards(dict(zip(paths, splits, strict=True)), progress)
-    own = paths[index::machines]
-    # Other machines work from the front of their splits, so taking over from the back collides last.
-    order = list(dict.fromkeys([*own, *reversed(paths)]))
-    missing = [(path, shards.splits[path]) for path in order if path not in shards.found]
+    missing = [
+        (path, shards.splits[path]) for path in own_first(paths, work.shard) if path not in shards.found
+    ]
     if executor is None:
         # A size of 0 is unknown.
         size = sum(split.size or PROCESS_BYTES for _, split in missing)
