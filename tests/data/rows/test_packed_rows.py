@@ -9,8 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ropewalk.data import ValidationSettings, open_rows, tokenizer_identity
 from ropewalk.errors import RopewalkError
-from tests.data.cases import changed
-from tests.data.rows.rows_cases import SETTINGS, interrupted, job, prepare, tree
+from tests.data.rows.rows_cases import interrupted, job, prepare, tree
 from tests.data.tiny_tokenizer import make_tokenizer
 
 
@@ -47,20 +46,14 @@ def test_damaged_folders_are_told(corpus: Path, tokenizer: PreTrainedTokenizerFa
         open_rows(tmp_path / "nowhere")
 
 
-def test_rows_of_another_tokenizer_or_setting_are_refused(
-    corpus: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_rows_of_another_tokenizer_are_refused(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     rows = prepare(corpus, tokenizer)
-    open_rows(rows.folder, tokenizer=tokenizer_identity(tokenizer), settings=SETTINGS)
+    open_rows(rows.folder, tokenizer=tokenizer_identity(tokenizer))
     other = tokenizer_identity(make_tokenizer(bos="<begin>"))
     with pytest.raises(
         RopewalkError, match=r"packed with another tokenizer \(.*sha256 .*\) than the given one \(sha256 "
     ):
         open_rows(rows.folder, tokenizer=other)
-    with pytest.raises(
-        RopewalkError, match=r"was packed with positions: reset, but you gave positions: continuous"
-    ):
-        open_rows(rows.folder, settings=changed(SETTINGS, positions="continuous"))
 
 
 HOSTILE = (

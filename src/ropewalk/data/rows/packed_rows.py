@@ -46,19 +46,14 @@ def rows_file(number: int) -> str:
     return f"rows-{number:05d}.arrow"
 
 
-def listed_files(manifest: Path, row_files: Iterable[tuple[Any, Any]]) -> list[tuple[str, int]]:
-    """Validate a manifest's list of row files.
-
-    Args:
-        manifest: path of the manifest, for messages.
-        row_files: name and number of rows of each file.
+def _check_list(manifest: Path, row_files: Iterable[Mapping[str, Any]]) -> None:
+    """Raise if a manifest lists a file under another name than that of its position, perhaps one in another folder.
 
     Raises:
-        RopewalkError: if a name differs from that of :func:`rows_file` for its position, which prevents access to
-            files outside the folder, or if a number of rows is not valid.
+        RopewalkError: also if a number of rows is not valid.
     """
-    files = []
-    for number, (name, rows) in enumerate(row_files):
+    for number, each in enumerate(row_files):
+        name, rows = each["name"], each["rows"]
         if plain_name(name, manifest) != rows_file(number):
             raise RopewalkError(
                 f"{manifest} is damaged: it lists {name!r} instead of {rows_file(number)}; delete "
@@ -69,8 +64,6 @@ def listed_files(manifest: Path, row_files: Iterable[tuple[Any, Any]]) -> list[t
                 f"{manifest} is damaged: it says that {name} has {rows!r} rows; delete the folder "
                 f"{manifest.parent} and pack again"
             )
-        files.append((name, rows))
-    return files
 
 
 class PackedRows:
@@ -159,7 +152,6 @@ def open_rows(
     folder: str | Path,
     *,
     tokenizer: Mapping[str, Any] | None = None,
-    settings: PackingSettings | None = None,
     verify: bool = False,
 ) -> PackedRows:
     """Open the packed rows in a folder, or in its only subfolder with a manifest.
@@ -167,12 +159,11 @@ def open_rows(
     Args:
         folder: the folder.
         tokenizer: required tokenizer, as returned by ``tokenizer_identity``; None accepts any.
-        settings: required packing settings; None accepts any.
         verify: read every file and compare its digest with the manifest's.
 
     Raises:
         RopewalkError: if the folder has no packed rows or several sets of them, if they are damaged, incomplete or
-            of another format version, or if the tokenizer or a setting differs.
+            of another format version, or if the tokenizer differs.
     """
     folder = Path(folder).expanduser()
     if not is_packed(folder):
@@ -189,7 +180,7 @@ def open_rows(
             )
             raise RopewalkError(f"{folder} contains {found}")
         folder = within[0]
-    manifest = _manifest(folder)
+    manifest = read_manifest(folder)
     assert manifest is not None
     if manifest.get("format_version") != FORMAT_VERSION:
         raise RopewalkError(
@@ -200,35 +191,21 @@ def open_rows(
         described = [*manifest["row_files"], manifest["validation_file"]]
         if plain_name(described[-1]["name"], folder / MANIFEST) != VALIDATION:
             raise TypeError(f"its validation file is {described[-1]['name']!r} instead of {VALIDATION}")
-        listed_files(folder / MANIFEST, ((each["name"], each["rows"]) for each in described[:-1]))
+        _check_list(folder / MANIFEST, manifest["row_files"])
         _check_files(folder, described, verify)
         if tokenizer is not None:
             _refuse_other_tokenizer(folder, manifest["tokenizer"], tokenizer)
-        rows = PackedRows(folder, manifest)
+        return PackedRows(folder, manifest)
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
         reason = explain(error, PackingSettings) if isinstance(error, ValidationError) else field_fault(error)
         raise RopewalkError(
             f"{folder / MANIFEST} is damaged: {reason}; delete the folder {folder} and pack again"
         ) from error
-    if settings is not None and settings != rows.settings:
-        raise RopewalkError(
-            f"{folder} was packed with {difference(rows.settings, settings)}; change this setting, or pack again"
-        )
-    return rows
-
-
-def difference(found: PackingSettings, wanted: PackingSettings) -> str:
-    """The first difference between two settings, as ``NAME: FOUND, but you gave NAME: WANTED``."""
-    for name in PackingSettings.model_fields:
-        ours, theirs = getattr(wanted, name), getattr(found, name)
-        if ours != theirs:
-            return f"{name}: {theirs}, but you gave {name}: {ours}"
-    raise AssertionError("equal settings do not differ")
 
 
 def is_packed(folder: Path) -> bool:
     """Whether a folder contains a manifest of packed rows, of any format version."""
-    return _manifest(folder) is not None
+    return read_manifest(folder) is not None
 
 
 def packed_folders(folder: Path) -> list[Path]:
@@ -245,12 +222,8 @@ def is_unfinished(folder: Path) -> bool:
 
     if is_packed(folder):
         return False
-    return (
-        (folder / WORK / JOB).is_file()
-        # At least five digits: names grow longer from file 100,000 on.
-        or any(folder.glob("rows-[0-9][0-9][0-9][0-9][0-9]*.arrow"))
-        or _is_broken(folder / MANIFEST)
-    )
+    # At least five digits: names grow longer from file 100,000 on.
+    return (folder / WORK / JOB).is_file() or any(folder.glob("rows-[0-9][0-9][0-9][0-9][0-9]*.arrow"))
 
 
 def holds_rows(folder: Path) -> bool:
@@ -274,24 +247,6 @@ def _not_complete(folder: Path) -> RopewalkError:
     return RopewalkError(
         f"the rows in {folder} are incomplete; to complete them, repeat the command that packed them"
     )
-
-
-def _is_broken(manifest: Path) -> bool:
-    """Whether a file begins like a manifest of packed rows but is not valid JSON."""
-    if not manifest.is_file():
-        return False
-    try:
-        content = manifest.read_bytes()
-    except OSError as error:
-        raise RopewalkError(f"cannot read {manifest}: {error.strerror}") from error
-    # A manifest.json of another program is none of our concern, broken or not.
-    if FORMAT.encode() not in content[:_HEAD_BYTES]:
-        return False
-    try:
-        parse_json(content)
-    except ValueError:
-        return True
-    return False
 
 
 def _check_files(folder: Path, files: list[dict[str, Any]], verify: bool) -> None:
@@ -326,7 +281,7 @@ def _refuse_other_tokenizer(folder: Path, found: Mapping[str, Any], wanted: Mapp
             )
 
 
-def _manifest(folder: Path) -> dict[str, Any] | None:
+def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest in a folder; None if there is none, or if it belongs to another program."""
     path = folder / MANIFEST
     if not path.is_file():

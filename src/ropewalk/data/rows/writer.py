@@ -25,6 +25,7 @@ from ropewalk.data.rows.packed_rows import (
     PackedRows,
     is_packed,
     open_rows,
+    read_manifest,
     rows_file,
 )
 from ropewalk.data.settings import WorkSettings, processes
@@ -34,6 +35,7 @@ from ropewalk.data.tokens.corpus import Corpus, TokenReader
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import FileDigest, damage, digest
 from ropewalk.io.files import parse_json, write_json, writing
+from ropewalk.runs.identity import Difference, refuse_other
 from ropewalk.runs.tasks import Executor, Processes, own_first, run_tasks
 
 MOST_FILE_TOKENS, LEAST_FILE_TOKENS, FILES = 1 << 25, 1 << 16, 64
@@ -78,8 +80,7 @@ def begin(folder: Path, job: dict[str, Any]) -> bool:
     Raises:
         RopewalkError: if the folder contains complete or unfinished rows of another job, or other files.
     """
-    if is_packed(folder):
-        found = _read(folder / MANIFEST)
+    if (found := read_manifest(folder)) is not None:
         if found.get("format_version") != FORMAT_VERSION:
             raise RopewalkError(
                 f"{folder} holds rows of format version {found.get('format_version')}; choose another folder"
@@ -228,36 +229,24 @@ def _refuse_other(folder: Path, existing: dict[str, Any], wanted: dict[str, Any]
     Raises:
         RopewalkError: with the first difference.
     """
-    for key, value in wanted.items():
-        # The digest follows from the other keys, and tells a user nothing.
-        if key == "digest" or _same(existing.get(key), value):
-            continue
+
+    def said(found: Difference) -> str:
+        key, *within = found.key.split(".")
         if key == "inputs":
             how = "made from other files, or from files that have changed since"
         else:
-            shown = {"mixing": "mixture", "specs": "sources"}.get(key, key)
-            name, ours, theirs = _first_difference(shown, existing.get(key), value)
+            name = ".".join([{"mixing": "mixture", "specs": "sources"}.get(key, key), *within])
             name = name.removeprefix("settings.")
-            how = f"packed with {name}: {ours}, but you gave {name}: {theirs}"
-        raise RopewalkError(f"{folder} {what} {how}; give another folder, or delete this folder")
+            how = f"packed with {name}: {_in_words(found.was)}, but you gave {name}: {_in_words(found.now)}"
+        return f"{folder} {what} {how}; give another folder, or delete this folder"
 
-
-def _same(existing: Any, wanted: Any) -> bool:
-    if isinstance(existing, dict) and isinstance(wanted, dict):
-        # A manifest also records the tokenizer's name or path, on which the rows do not depend.
-        return all(existing.get(key) == value for key, value in wanted.items())
-    return bool(existing == wanted)
-
-
-def _first_difference(name: str, existing: Any, wanted: Any) -> tuple[str, str, str]:
-    """Name of the first differing entry of two values, and both entries in words."""
-    if isinstance(existing, dict) and isinstance(wanted, dict):
-        key = next(key for key in wanted if existing.get(key) != wanted[key])
-        return _first_difference(f"{name}.{key}", existing.get(key), wanted[key])
-    if isinstance(existing, list) and isinstance(wanted, list) and len(existing) == len(wanted):
-        number = next(n for n, both in enumerate(zip(existing, wanted, strict=True)) if both[0] != both[1])
-        return _first_difference(f"{name}.{number}", existing[number], wanted[number])
-    return name, _in_words(existing), _in_words(wanted)
+    # The digest follows from the other keys, and tells a user nothing. A manifest has more of them, and the name of the
+    # tokenizer, on which the rows do not depend.
+    now = {key: value for key, value in wanted.items() if key != "digest"}
+    then = {key: existing.get(key) for key in now}
+    if isinstance(then["tokenizer"], dict):
+        then["tokenizer"] = {key: value for key, value in then["tokenizer"].items() if key != "name_or_path"}
+    refuse_other(then, now, said)
 
 
 def _in_words(value: Any) -> str:
