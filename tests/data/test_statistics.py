@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.attention.layout import IGNORED, PATTERNS, PackedLayout
-from ropewalk.data import PackedRow, PackingSettings, packed_statistics, tokenised_statistics
+from ropewalk.data import PackedRow, PackingSettings, packed_statistics, read_documents
 from ropewalk.data.read.documents import Document, TokenisedDocument
-from ropewalk.data.read.readers import read_texts_and_tokens
 from ropewalk.data.rows.training_rows import training_row
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.statistics import (
     LONG_LENGTHS,
+    DocumentCounts,
     LengthBin,
     Repeats,
     length_statistics,
@@ -28,6 +28,7 @@ from ropewalk.data.statistics import (
     targets_of_documents,
 )
 from ropewalk.errors import RopewalkError
+from tests.data.read.read_cases import texts_and_tokens
 
 ONCE = {"repeated_documents": 0, "repeated_tokens": 0, "most_times": 1}
 
@@ -68,7 +69,7 @@ def tokenised(**lengths: list[int]) -> list[TokenisedDocument]:
 
 
 def test_shares_by_hand() -> None:
-    statistics = tokenised_statistics(tokenised(web=[1, 2, 3], books=[90]))
+    statistics = DocumentCounts(tokenised(web=[1, 2, 3], books=[90])).statistics()
     assert list(statistics.sources) == ["books", "web"]
     assert statistics.sources["books"].mixture_ratio == 0.25
     assert statistics.sources["books"].token_ratio == 90 / 96
@@ -83,7 +84,7 @@ def test_shares_by_hand() -> None:
 
 @given(st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(0, 5000), min_size=1), min_size=1))
 def test_every_document_and_token_lies_in_one_bin(lengths: dict[str, list[int]]) -> None:
-    statistics = tokenised_statistics(tokenised(**lengths))
+    statistics = DocumentCounts(tokenised(**lengths)).statistics()
     assert sum(source.mixture_ratio for source in statistics.sources.values()) == pytest.approx(1)
     for source, each in lengths.items():
         histogram = statistics.sources[source].histogram
@@ -128,7 +129,7 @@ def test_statistics_equal_a_plain_loop(documents: list[tuple[int, int, int]]) ->
 def test_repeats_of_a_stream_are_documents_of_equal_tokens() -> None:
     texts = [[1, 2], [3], [1, 2], [], [], [1, 2], [1, 3]]
     documents = [TokenisedDocument(np.array(ids, np.int32), "a") for ids in texts]
-    assert tokenised_statistics(documents).repeats == Repeats(documents=1, tokens=4, most=3)
+    assert DocumentCounts(documents).statistics().repeats == Repeats(documents=1, tokens=4, most=3)
 
 
 def test_attention_is_counted_in_the_order_of_reading() -> None:
@@ -140,7 +141,7 @@ def test_attention_is_counted_in_the_order_of_reading() -> None:
 
 
 def test_nothing_is_nan_rather_than_zero() -> None:
-    statistics = tokenised_statistics([], 8)
+    statistics = DocumentCounts().statistics(8)
     assert statistics.total.documents == 0
     assert math.isnan(statistics.total.mean_length)
     assert math.isnan(statistics.total.long_shares["4096"])
@@ -245,7 +246,9 @@ def test_targets_of_documents_are_the_labels_of_training(data: st.DataObject) ->
 
 def whole(**lengths: list[int]) -> dict[str, Any]:
     """Statistics of whole documents, as a manifest holds them."""
-    found: dict[str, Any] = json.loads(json.dumps(asdict(tokenised_statistics(tokenised(**lengths), 12))))
+    found: dict[str, Any] = json.loads(
+        json.dumps(asdict(DocumentCounts(tokenised(**lengths)).statistics(12)))
+    )
     return found
 
 
@@ -317,9 +320,7 @@ def test_documents_are_read_as_packing_reads_them(tmp_path: Path) -> None:
     ]
     (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, records)))
     (tmp_path / "n.txt").write_text("two")
-    documents = list(
-        read_texts_and_tokens([SourceSpec(path=str(tmp_path / name)) for name in ("m.jsonl", "n.txt")])
-    )
+    documents = texts_and_tokens(*(SourceSpec(path=str(tmp_path / name)) for name in ("m.jsonl", "n.txt")))
     found = [
         (each.source, each.text if isinstance(each, Document) else each.input_ids.tolist())
         for each in documents
@@ -337,6 +338,4 @@ def test_a_source_without_a_document_is_refused(tmp_path: Path) -> None:
     (empty / ".hidden").write_text("text")
     told = r"empty \(2 empty documents, 1 binary files, 1 hidden files or folders skipped\)"
     with pytest.raises(RopewalkError, match=told):
-        list(
-            read_texts_and_tokens([SourceSpec(path=str(empty)), SourceSpec(path=str(tmp_path / "full.txt"))])
-        )
+        list(read_documents([SourceSpec(path=str(empty)), SourceSpec(path=str(tmp_path / "full.txt"))]))

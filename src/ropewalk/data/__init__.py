@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from ropewalk.data.statistics import (
         DataStatistics as DataStatistics,
         packed_statistics as packed_statistics,
-        tokenised_statistics as tokenised_statistics,
     )
     from ropewalk.data.tokens.corpus import Corpus as Corpus, tokenise_splits as tokenise_splits
     from ropewalk.data.tokens.tokenise import (

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from ropewalk.data.attention_share import ideal_speedup, share_of_documents, share_of_rows, skipped
 from ropewalk.data.read.documents import TokenisedDocument, token_hash
 from ropewalk.data.rows.assemble import PADDING, PackedRow
-from ropewalk.data.settings import PackingSettings
 from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    from ropewalk.data.rows.packed_rows import PackedRows
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 LONG_LENGTHS = (4096, 16384, 65536, 131072)
@@ -106,19 +108,6 @@ class DataStatistics:
     repeats: Repeats | None
 
 
-class Rows(Protocol):
-    """The part of ``ropewalk.data.PackedRows`` that statistics need."""
-
-    manifest: dict[str, Any]
-    settings: PackingSettings
-
-    def __len__(self) -> int: ...
-
-    def packed(self, index: int) -> PackedRow:
-        """Row ``index`` as plain values."""
-        ...
-
-
 def length_statistics(
     lengths: NDArray[np.int64],
     source_ids: NDArray[np.int32],
@@ -203,22 +192,7 @@ class DocumentCounts:
         )
 
 
-def tokenised_statistics(
-    documents: Iterable[TokenisedDocument], row_length: int | None = None
-) -> DataStatistics:
-    """Statistics of a stream of tokenised documents, of which 28 bytes per document are kept in memory.
-
-    Args:
-        documents: documents in reading order; documents with equal tokens are repeats.
-        row_length: as in :func:`length_statistics`.
-
-    Raises:
-        RopewalkError: if ``row_length`` is less than 2.
-    """
-    return DocumentCounts(documents).statistics(row_length)
-
-
-def packed_statistics(rows: Rows, progress: Callable[[int], None] | None = None) -> DataStatistics:
+def packed_statistics(rows: PackedRows, progress: Callable[[int], None] | None = None) -> DataStatistics:
     """Statistics of packed rows as training reads them; 20 bytes per document are kept in memory.
 
     Padding counts neither as a document nor as tokens, but it counts in the shares of attention, because attention is
@@ -310,7 +284,7 @@ def statistics_report(statistics: DataStatistics | Mapping[str, Any]) -> dict[st
     }
 
 
-def rows_report(rows: Rows, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+def rows_report(rows: PackedRows, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
     """Statistics of packed rows as ``ropewalk data stats --json`` prints them.
 
     The main statistics are those of the packed documents before they were cut, each reading counted, with their own

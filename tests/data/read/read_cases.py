@@ -1,13 +1,17 @@
 """Small files of documents, and what is read from them."""
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 
 from ropewalk.data import ReadingCounts, SourceSpec, read_documents
-from ropewalk.data.read.documents import Document
+from ropewalk.data.read.documents import Document, TokenisedDocument
+from ropewalk.data.read.input_splits import source_splits
+from ropewalk.data.read.readers import documents_in
 
 
 def jsonl(texts: list[str], **fields: object) -> bytes:
@@ -16,6 +20,12 @@ def jsonl(texts: list[str], **fields: object) -> bytes:
 
 def read(path: object, counts: ReadingCounts | None = None, **fields: object) -> list[Document]:
     return list(read_documents([SourceSpec(path=str(path), **fields)], counts))
+
+
+def texts_and_tokens(*specs: SourceSpec) -> Iterator[Document | TokenisedDocument]:
+    for spec in specs:
+        for split in source_splits(spec, math.inf):
+            yield from documents_in(split, ReadingCounts())
 
 
 def texts(documents: list[Document]) -> list[str]:

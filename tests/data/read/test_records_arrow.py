@@ -143,13 +143,13 @@ COLUMNS = {
 }
 READ_ALL = """
 import sys
-from ropewalk.data.read.readers import read_texts_and_tokens
+from tests.data.read.read_cases import texts_and_tokens
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 for path in sys.stdin.read().split():
     print(path, end=" ", flush=True)
     try:
-        print(sum(1 for _ in read_texts_and_tokens([SourceSpec(path=path, messages_field="messages")])))
+        print(sum(1 for _ in texts_and_tokens(SourceSpec(path=path, messages_field="messages"))))
     except RopewalkError as error:
         print("refused:", error)
 """

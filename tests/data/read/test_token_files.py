@@ -17,11 +17,12 @@ from ropewalk.data import PackingSettings
 from ropewalk.data.read import input_splits
 from ropewalk.data.read.documents import TokenisedDocument
 from ropewalk.data.read.input_splits import plan_input_splits, read_input_split
-from ropewalk.data.read.readers import read_texts_and_tokens
+from ropewalk.data.read.readers import read_documents
 from ropewalk.data.read.token_files import document_ranges, open_token_file
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 from tests.data.cases import Job
+from tests.data.read.read_cases import texts_and_tokens
 from tests.data.tiny_tokenizer import TEXTS, make_tokenizer
 
 RECORDED = Path(__file__).parent / "token_files"
@@ -182,13 +183,13 @@ def test_other_files_of_a_folder_stay_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "table.csv.gz").write_bytes(gzip.compress(b"a,b"))
     (tmp_path / "notes.idx").write_text("words of an index")
     (tmp_path / "text.txt").write_text("words")
-    documents = list(read_texts_and_tokens([SourceSpec(path=str(tmp_path))]))
+    documents = list(texts_and_tokens(SourceSpec(path=str(tmp_path))))
     assert len(documents) == 2
 
 
 def test_empty_files_have_no_documents(tmp_path: Path) -> None:
     with pytest.raises(RopewalkError, match="no documents in"):
-        list(read_texts_and_tokens([SourceSpec(path=str(megatron(tmp_path / "empty.bin", [])))]))
+        list(read_documents([SourceSpec(path=str(megatron(tmp_path / "empty.bin", [])))]))
 
 
 def write(folder: Path, **files: bytes) -> Path:

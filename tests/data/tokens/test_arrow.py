@@ -22,6 +22,7 @@ from ropewalk.data.tokens.arrow import (
     open_table,
     write_table,
 )
+from ropewalk.io.digests import FileDigest
 
 COLUMNS = {"ids": INT32_LIST, "offsets": INT64_LIST, "name": STRING, "names": STRING_LIST}
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
@@ -51,7 +52,7 @@ def test_a_table_holds_every_record_of_every_batch_as_plain_arrow_reads_it(
         file, COLUMNS, ({name: [each[name] for each in batch] for name in COLUMNS} for batch in batches)
     )
     content = file.read_bytes()
-    assert written == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert written == FileDigest(len(content), hashlib.sha256(content).hexdigest())
     records = [each for batch in batches for each in batch]
     assert pyarrow.ipc.open_file(pyarrow.py_buffer(content)).read_all().to_pylist() == records
     table = open_table(file, len(records))

@@ -7,13 +7,13 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from ropewalk.data.read import input_splits
-from ropewalk.data.read.readers import read_texts_and_tokens
 from ropewalk.data.settings import SourceSpec
-from ropewalk.data.statistics import tokenised_statistics
+from ropewalk.data.statistics import DocumentCounts
 from ropewalk.data.tokens import count
 from ropewalk.data.tokens.count import count_splits
 from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
+from tests.data.read.read_cases import texts_and_tokens
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -28,9 +28,8 @@ def test_counts_are_those_of_one_stream(
     calls: list[tuple[int, int]] = []
     counted = count_splits(specs, tokenizer, workers, lambda *totals: calls.append(totals))
     # A stream of its own, read undivided.
-    assert counted.statistics(64) == tokenised_statistics(
-        tokenise(read_texts_and_tokens(specs), tokenizer), 64
-    )
+    stream = tokenise(texts_and_tokens(*specs), tokenizer)
+    assert counted.statistics(64) == DocumentCounts(stream).statistics(64)
     assert list(counted.sources) == ["a", "b", "corpus", "python-source"]
     assert len(calls) > 10
     assert calls == sorted(calls)

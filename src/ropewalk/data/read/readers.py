@@ -59,15 +59,6 @@ def read_documents(specs: Sequence[SourceSpec], counts: ReadingCounts | None = N
     return (refuse_token_ids(spec, document) for spec, document in _stream(specs, counts))
 
 
-def read_texts_and_tokens(specs: Sequence[SourceSpec]) -> Iterator[Document | TokenisedDocument]:
-    """Stream documents like :func:`read_documents`, but accept tokenised ones too.
-
-    Raises:
-        RopewalkError: as in :func:`read_documents`, except for token ids.
-    """
-    return (document for _, document in _stream(specs))
-
-
 def documents_in(split: InputSplit, counts: ReadingCounts) -> Iterator[Document | TokenisedDocument]:
     """Yield the documents of a split that are not blank, and count them and what is skipped."""
     for record in read_input_split(split):

@@ -8,7 +8,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +152,11 @@ class RowsWriter:
         keys = ("format_version", "settings", "mixing", "validation", "tokenizer", "tokens_digest")
         return digest({key: self.manifest[key] for key in keys})
 
-    def commit(self, name: str, written: dict[str, Any]) -> None:
+    def commit(self, name: str, written: FileDigest) -> None:
         """Record that a file is complete, with its size, its digest and the rows that it belongs to."""
-        write_json(self.folder / WORK / f"{name}.json", {**written, "of": self.rows_digest})
+        write_json(self.folder / WORK / f"{name}.json", {**asdict(written), "of": self.rows_digest})
 
-    def committed(self, name: str) -> dict[str, Any] | None:
+    def committed(self, name: str) -> FileDigest | None:
         """Recorded size and digest of a file; None if it is missing or incomplete.
 
         Raises:
@@ -170,12 +170,12 @@ class RowsWriter:
             raise RopewalkError(
                 f"{self.folder / name} belongs to other rows; delete {self.folder} and pack again"
             )
-        return {"bytes": found["bytes"], "sha256": found["sha256"]}
+        return FileDigest(found["bytes"], found["sha256"])
 
     def intact(self, name: str) -> bool:
         """Whether a file is complete. The record of a damaged one is removed, so that it is written again."""
         found = self.committed(name)
-        if found is None or damage(self.folder / name, FileDigest(**found)) is None:
+        if found is None or damage(self.folder / name, found) is None:
             return found is not None
         (self.folder / WORK / f"{name}.json").unlink(missing_ok=True)
         return False
@@ -203,7 +203,7 @@ class RowsWriter:
             raise RopewalkError(
                 f"{self.folder / name} was removed while rows were packed; repeat the command"
             )
-        return found
+        return asdict(found)
 
     def _clear(self) -> None:
         shutil.rmtree(self.folder / WORK, ignore_errors=True)

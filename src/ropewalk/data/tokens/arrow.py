@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
 from ropewalk.errors import RopewalkError
+from ropewalk.io.digests import FileDigest, HashedFile
 from ropewalk.io.files import replacing
 
 INT32_LIST = pyarrow.list_(pyarrow.int32())
@@ -23,32 +23,9 @@ STRING_LIST = pyarrow.list_(STRING)
 Number = TypeVar("Number", bound=np.generic)
 
 
-class HashingFile:
-    """A file object for Arrow to write to, which hashes and counts the bytes."""
-
-    # pyarrow.PythonFile reads this attribute.
-    closed = False
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.digest = hashlib.sha256()
-        self.bytes = 0
-
-    def write(self, content: bytes) -> int:
-        self.digest.update(content)
-        self.bytes += len(content)
-        return self._file.write(content)
-
-    def tell(self) -> int:
-        return self.bytes
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
 def write_table(
     path: Path, columns: Mapping[str, pyarrow.DataType], batches: Iterable[Mapping[str, Sequence[Any]]]
-) -> dict[str, Any]:
+) -> FileDigest:
     """Write batches of records to a file, atomically.
 
     Args:
@@ -57,20 +34,19 @@ def write_table(
         batches: values of each column, one per record; one batch is held in memory at a time.
 
     Returns:
-        ``bytes`` and ``sha256`` of the file.
+        The digest of the file.
 
     Raises:
         RopewalkError: if the file cannot be written.
     """
     schema = pyarrow.schema(list(columns.items()))
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        # Hashed while it is written, so that the file need not be read again.
-        hashing = HashingFile(file)
-        with pyarrow.ipc.new_file(pyarrow.PythonFile(hashing, "w"), schema) as writer:
+    # Hashed while it is written, so that the file need not be read again.
+    with replacing(path) as temporary, HashedFile(temporary) as file:
+        with pyarrow.ipc.new_file(pyarrow.PythonFile(file, "w"), schema) as writer:
             for batch in batches:
                 arrays = [_array(batch[field.name], field.type) for field in schema]
                 writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
-    return {"bytes": hashing.bytes, "sha256": hashing.digest.hexdigest()}
+        return file.digest()
 
 
 def open_table(path: Path, records: int) -> pyarrow.Table:
