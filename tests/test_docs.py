@@ -121,10 +121,10 @@ def test_console_blocks_run_in_one_folder_and_print_lines_of_the_same_form(page,
 @contextmanager
 def shell(folder: Path, environment: Mapping[str, str]) -> Iterator[Callable[[str], None]]:
     """One bash for several commands, of which each must succeed; what still runs in its background ends with it."""
-    # What it runs must not read what it reads.
-    script = """
+    # What it runs must not read what it reads, and may end without the end of a line.
+    script = r"""
         exec 3<&0 < /dev/null
-        while IFS= read -r command <&3; do eval "$command"; echo "@@@ $?"; done
+        while IFS= read -r command <&3; do eval "$command"; printf '\n@@@ %s\n' $?; done
         kill $(jobs -p) 2> /dev/null
     """
     with subprocess.Popen(
