@@ -127,7 +127,7 @@ RUN = (
             ("versions.json", "software and machine"),
             ("data/tokens/", "tokenised documents"),
             ("data/<digest>/", "packed rows, their manifest"),
-            ("rows.json", "which rows the run trains on"),
+            ("rows.json", "where the rows of the run are"),
             ("evaluation-before.json", "results of the original model"),
         ),
     ),

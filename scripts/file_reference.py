@@ -21,7 +21,7 @@ from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import PositionBin, TaskResult
 from ropewalk.evaluation.store import Prediction
 from ropewalk.search.factor_table import Factors, SearchRecord
-from ropewalk.training.run import RunResult
+from ropewalk.training.summary import RunResult
 from ropewalk.verification.result import Check, Outcome, VerifyResult
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "files.md"

@@ -15,10 +15,8 @@ from pydantic import BaseModel
 
 from ropewalk.data.settings import InterleaveSettings, MixtureSettings, SourceSpec
 from ropewalk.evaluation.settings import OWN
-from ropewalk.io.settings import Option, Settings, choices_in
-from ropewalk.training.recipe import changes as recipe_changes
+from ropewalk.io.settings import Option, Settings, choices_in, free_mark
 from ropewalk.training.recipe import recipe
-from ropewalk.training.recipe.changes import is_group
 from ropewalk.training.recipe.evaluation import During
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
@@ -90,8 +88,10 @@ def mapping(values: str) -> str:
 
 def on_resume(model: type[Settings], name: str) -> str:
     """What ``--resume`` does with a key; nothing for one whose own keys say it."""
-    holder = recipe.Evaluation.on_resume if model in OWN.values() else None
-    return "" if is_group(model.model_fields[name]) else recipe_changes.on_resume(model, name, holder).kind
+    mark, annotation = free_mark(model, name), model.model_fields[name].annotation
+    if mark is None:
+        return "" if isinstance(annotation, type) and issubclass(annotation, BaseModel) else "decides"
+    return "onward" if mark.told else "free"
 
 
 def reference() -> str:

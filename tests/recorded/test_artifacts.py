@@ -14,7 +14,7 @@ RENAMED: dict[str, str] = {}
 """JSON keys that were given another name on purpose: the old name, and the new one."""
 
 REFUSED: dict[str, str] = {
-    "resume a run": "was written by an earlier version of ropewalk",
+    "resume a run": "was written by another version of ropewalk",
     "go on with an evaluation": "was written by another version of ropewalk",
     "rescore an evaluation": "was written by another version of ropewalk",
     "rescore another": "was written by another version of ropewalk",

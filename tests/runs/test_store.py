@@ -67,8 +67,8 @@ def test_a_folder_of_something_else_is_refused_in_one_sentence(tmp_path):
         ("run.json", '{"format": 1, "holds": "grid"}', "holds a grid, not a toy; give another --out"),
         (
             "run.json",
-            '{"format": 1, "holds": "toy", "history": [], "free": 1}',
-            "is damaged: free must be a mapping, got 1",
+            '{"format": 1, "holds": "toy", "history": 1}',
+            "is damaged: history must be a list, got 1",
         ),
         ("run.json", "{", "is damaged"),
     ):
@@ -224,19 +224,42 @@ def test_a_log_of_two_steps_moves_with_the_last_of_them(tmp_path):
     assert (tmp_path / "run/both.jsonl").is_file()
 
 
-def test_a_setting_that_decides_nothing_is_a_line_of_the_history(tmp_path):
-    def run(rate, metric):
-        job = Job(tmp_path / "run", metric=metric)
+def test_a_change_of_settings_is_a_line_of_the_history_once(tmp_path):
+    def run(changes):
+        job = Job(tmp_path / "run")
         with opened(job.folder, "toy", World()) as store:
-            said = store.note_settings({"rate": rate})
+            store.note_changes(changes)
             Runner(store, World()).run(job.list())
-        return said, json.loads((tmp_path / "run/run.json").read_text())["history"]
+        return json.loads((tmp_path / "run/run.json").read_text())["history"]
 
-    assert run(1, "mean") == ([], [])
-    said, history = run(2, "max")
-    assert said == ["rate changes from 1 to 2"]
-    assert [(each["key"], each["was"], each["now"]) for each in history] == [("rate", 1, 2)]
-    assert run(2, "max") == ([], history)
+    first, second = {"key": "rate", "old": 1, "new": 2}, {"key": "rate", "old": 2, "new": 3}
+    assert run([]) == []
+    assert run([first]) == [first]
+    # As of a process that was killed before it could take note of it elsewhere too.
+    assert run([first]) == [first]
+    assert run([second]) == [first, second]
+    assert run([]) == [first, second]
+
+
+def test_what_a_step_had_is_known_to_whoever_goes_on_with_it(tmp_path):
+    had = []
+
+    def run(goal, cut_off=False):
+        def body(work):
+            had.append(work.before)
+            if cut_off:
+                raise InterruptedError
+            return goal
+
+        with opened(tmp_path / "run", "toy", World()) as store:
+            Runner(store, World()).run([Step("one", dict, (), body, goal=goal)])
+
+    run([1])
+    with pytest.raises(InterruptedError):
+        run([1, 2], cut_off=True)
+    run([1, 2])
+    run([1, 2])
+    assert had == [None, [1], [1]]
 
 
 def test_an_intended_change_renews_the_digests(job):

@@ -75,3 +75,15 @@ def finished(done, tmp_path):
     values, summary = done
     output = shutil.copytree(values["output"], tmp_path / "run")
     return {**values, "output": str(output)}, summary
+
+
+@pytest.fixture
+def cut(done, tmp_path):
+    """A copy as if it had been killed after its second step."""
+    values, _ = done
+    output = shutil.copytree(values["output"], tmp_path / "cut")
+    shutil.rmtree(output / "checkpoints" / "stage0-step000004")
+    for name in ("model", "summary.json", "evaluation-after.json"):
+        path = output / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return {**values, "output": str(output)}

@@ -1,5 +1,6 @@
 """Recipes that are changed between two runs, and what the second one says."""
 
+import json
 from pathlib import Path
 
 import yaml
@@ -52,3 +53,15 @@ def refused(capsys, tmp_path, values, *options: str) -> str:
     lines = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, errors
     return lines[0]
+
+
+def metrics_of(output) -> list[tuple]:
+    lines = (Path(output) / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [(line["stage"], line["step"], line["loss"], line["tokens"]) for line in found]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)

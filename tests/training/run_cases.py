@@ -1,5 +1,6 @@
 """A run as tests call it: its summary as JSON values, and what ranks run; spawned processes import it by name."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -42,3 +43,18 @@ def cut_off_after(steps: int) -> Iterator[None]:
         patch.setattr(stage, "train_step", cut_off)
         with pytest.raises(KeyboardInterrupt):
             yield
+
+
+def signalled(monkeypatch, number, at_step):
+    """Send this process a signal in the middle of a step."""
+    from ropewalk.training import stage
+
+    step_of, steps = stage.train_step, []
+
+    def train_step(*arguments):
+        steps.append(1)
+        if len(steps) == at_step:
+            signal.raise_signal(number)
+        return step_of(*arguments)
+
+    monkeypatch.setattr(stage, "train_step", train_step)

@@ -5,57 +5,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_labels
 from ropewalk.data import open_rows
 from ropewalk.errors import RopewalkError
 from ropewalk.training.documents import (
     ROWS,
-    RunInputs,
     mixture_sentences,
-    model_at_start,
-    read_run_inputs,
+    noted_rows,
     training_rows,
-    write_run_inputs,
 )
 from tests.training.resume_cases import recipe_of, refused, with_stage
 from tests.training.run_cases import extend
 
-BEGAN = RunInputs(
-    rows=["data/a", None],
-    digests=["a" * 64, None],
-    validation_sources=None,
-    unpacked=None,
-    model="m",
-    precision="float32",
-)
 
-
-def test_what_a_run_began_with_is_read_back_as_it_was_written(tmp_path):
-    write_run_inputs(tmp_path, BEGAN)
-    assert read_run_inputs(tmp_path) == BEGAN
-    assert model_at_start(tmp_path) == "m"
-
-
-def test_a_stage_has_its_own_rows_and_a_new_one_has_none():
-    assert [BEGAN.of_stage(number) for number in range(3)] == [("data/a", "a" * 64), None, None]
-
-
-def test_rows_without_a_digest_each_are_no_record():
-    with pytest.raises(
-        ValidationError, match="rows and digests must be equally long, got 2 rows and 1 digests"
-    ):
-        RunInputs.model_validate({**BEGAN.model_dump(), "rows": ["a", "b"], "digests": ["c"]})
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"rows": ["a"], "digests": [], "validation_sources": null}']
-)
-def test_a_damaged_record_is_refused_by_its_name(tmp_path, text):
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 3}', '{"rows": [null]}', "[" * 5000])
+def test_a_damaged_note_of_where_rows_are_says_nothing(tmp_path, text):
     (tmp_path / ROWS).write_text(text)
-    with pytest.raises(RopewalkError, match=ROWS):
-        read_run_inputs(tmp_path)
+    assert noted_rows(tmp_path) == {}
+    assert noted_rows(tmp_path / "nowhere") == {}
 
 
 def test_a_row_is_measured_as_one_run_of_text_and_a_target_of_another_chunk_is_none():
@@ -105,7 +73,7 @@ def own_documents(recipe_values, tmp_path):
 def rows_of(values):
     """The packed rows of each stage, and the held-out documents of each as tuples of ids."""
     output = Path(values["output"])
-    rows = [open_rows(output / folder) for folder in read_run_inputs(output).rows]
+    rows = [open_rows(output / folder) for folder in noted_rows(output).values()]
     held = [{tuple(r.validation[i].input_ids.tolist()) for i in range(len(r.validation))} for r in rows]
     return rows, held
 

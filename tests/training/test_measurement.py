@@ -7,12 +7,11 @@ import yaml
 
 from ropewalk import RopewalkError
 from ropewalk.data import load_tokenizer
-from ropewalk.evaluation import TaskResult
 from ropewalk.evaluation.answers import answers_file, read_answers
 from ropewalk.io.progress import Silent
 from ropewalk.reporting import ResultTable
 from ropewalk.reporting.run.training import run_tables
-from ropewalk.training.measurement import _write_results, prompt_lengths, requested_lengths, results_in
+from ropewalk.training.measurement import prompt_lengths, requested_lengths
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
@@ -107,21 +106,9 @@ def test_the_tables_of_a_run_hold_every_suite_once(finished):
         assert any(words.lower() in title.lower() for title in titles), titles
 
 
-def test_results_of_another_suite_are_damage(finished, tmp_path):
-    recipe, summary = finished
-    lengths, _ = asked(recipe)
-    assert lengths == {"perplexity": [TARGET], "needle": [TRAINED], "longeval": []}
-    results = [TaskResult.from_json(value) for value in summary["before"]]
-    _write_results(tmp_path, "before", results)
-    assert results_in(tmp_path, "before", lengths) == results
-    _write_results(tmp_path, "before", [each for each in results if each.suite != "longeval"])
-    with pytest.raises(RopewalkError, match=r"it lacks a result of longeval\)"):
-        results_in(tmp_path, "before", lengths)
-    _write_results(tmp_path, "before", results)
-    with pytest.raises(
-        RopewalkError, match=r"it holds a result of needle at 256 tokens, which the recipe does not"
-    ):
-        results_in(tmp_path, "before", {name: each for name, each in lengths.items() if name != "needle"})
+def test_a_suite_with_lengths_of_its_own_is_asked_for_none(finished):
+    recipe, _ = finished
+    assert asked(recipe)[0] == {"perplexity": [TARGET], "needle": [TRAINED], "longeval": []}
 
 
 def test_where_no_lengths_are_given_each_suite_takes_those_that_its_prompts_fit_into(tmp_path):

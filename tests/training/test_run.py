@@ -102,7 +102,7 @@ def test_a_resumed_run_does_not_go_on_without_the_steps_that_it_has_done(finishe
     def resume():
         with pytest.MonkeyPatch.context() as patch:
             # What comes after training is not of interest here.
-            patch.setattr("ropewalk.training.run._short_factors", lambda *_: (_ for _ in ()).throw(Reached))
+            patch.setattr("ropewalk.training.run.summary", lambda *_: (_ for _ in ()).throw(Reached))
             extend(recipe_of(values), resume=True, reporter=Reporter())
 
     try:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from ropewalk import RopewalkError
 from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import AS_IT_IS, load_model
 from ropewalk.reporting.run.training import write_run_report
@@ -135,6 +136,24 @@ def test_a_resumed_run_measures_again_what_its_checkpoint_does_not_have(two_stag
     assert weights_of(cut["output"]) == weights_of(values["output"])
     assert any("the earlier results were moved" in line for line in notes.told)
     assert any(line.startswith("evaluation during training: 7 times, every 1 steps") for line in notes.told)
+
+
+def test_measurements_begin_and_end_at_any_step_and_stay_comparable(two_stages, tmp_path):
+    plain = beside(two_stages, tmp_path, "run")
+    with cut_off_after(5):
+        extend(recipe_of(plain))
+    often = beside(two_stages, tmp_path, "run", every=1)
+    with cut_off_after(1):
+        extend(recipe_of(often), resume=True)
+    assert measured_in(plain["output"])
+    extend(recipe_of(plain), resume=True)
+    whole = beside(two_stages, tmp_path, "whole", every=1)
+    with cut_off_after(5):
+        extend(recipe_of(whole))
+    with pytest.raises(RopewalkError, match=r"evaluation\.rows \(2 in the folder, 1 given\)"):
+        extend(recipe_of(beside(whole, tmp_path, "whole", during={"rows": 1})), resume=True)
+    extend(recipe_of(beside(two_stages, tmp_path, "whole")), resume=True)
+    assert steps_of(whole["output"]) == steps_of(plain["output"])
 
 
 def test_a_damaged_measurement_is_refused_by_name(two_stages, tmp_path, capsys):

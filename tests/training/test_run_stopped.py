@@ -14,6 +14,7 @@ import ropewalk.training.stage as stage
 from ropewalk.cli.app import main
 from ropewalk.training.checkpoint.files import checkpoints_in
 from tests.training.resume_cases import weights_of, write
+from tests.training.run_cases import signalled
 
 
 def begun(done, tmp_path):
@@ -21,29 +22,10 @@ def begun(done, tmp_path):
     values, _ = done
     output = shutil.copytree(values["output"], tmp_path / "run")
     shutil.rmtree(output / "checkpoints")
-    for name in (
-        "model",
-        "summary.json",
-        "evaluation-after.json",
-        "evaluation-after.digest.json",
-        "metrics.jsonl",
-    ):
+    for name in ("model", "summary.json", "evaluation-after.json", "metrics.jsonl"):
         path = output / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return {**values, "output": str(output), "checkpoints": {"every": 100, "keep": 2}}
-
-
-def signalled(monkeypatch, number, at_step):
-    """Send this process a signal in the middle of a step."""
-    step_of, steps = stage.train_step, []
-
-    def train_step(*arguments):
-        steps.append(1)
-        if len(steps) == at_step:
-            signal.raise_signal(number)
-        return step_of(*arguments)
-
-    monkeypatch.setattr(stage, "train_step", train_step)
 
 
 @pytest.mark.parametrize(("number", "asynchronous"), [(signal.SIGTERM, True), (signal.SIGUSR1, False)])
@@ -79,7 +61,9 @@ def test_a_signal_in_the_last_step_leaves_the_export_to_the_next_start(done, tmp
 
 def test_a_signal_outside_of_training_ends_the_run_at_once(done, tmp_path, monkeypatch, capsys):
     values = begun(done, tmp_path)
-    monkeypatch.setattr("ropewalk.training.run._shared_rows", lambda *_: signal.raise_signal(signal.SIGUSR1))
+    monkeypatch.setattr(
+        "ropewalk.training.run.refuse_too_little", lambda *_: signal.raise_signal(signal.SIGUSR1)
+    )
     assert main(["extend", write(tmp_path / "recipe.yaml", values), "--resume"]) == 75
     said = capsys.readouterr().err
     assert "stopped by SIGUSR1: the run in" in said
@@ -89,7 +73,7 @@ def test_a_signal_outside_of_training_ends_the_run_at_once(done, tmp_path, monke
 PARTS_OUTSIDE_OF_TRAINING = {
     "evaluation before": "ropewalk.training.run.measure",
     "export": "ropewalk.training.run.export_model",
-    "reading the model back": "ropewalk.training.run._saved_model",
+    "summary": "ropewalk.training.run.summary",
     "report": "ropewalk.reporting.run.training.write_page",
     "terminal": "ropewalk.reporting.run.training.describe_run",
 }
@@ -141,105 +125,3 @@ def test_a_signal_during_the_imports_says_that_nothing_has_started(tmp_path):
         75,
         "error: stopped by SIGTERM: nothing has started yet; run the same command to start again\n",
     )
-
-
-@pytest.mark.parametrize("keep", [1, 2])
-def test_a_run_whose_folder_is_lost_goes_on_from_its_copy(done, tmp_path, monkeypatch, capsys, keep):
-    values, _ = done
-    output = tmp_path / "run"
-    checkpoints = {"every": 1, "keep": keep, "copy_to": f"file://{tmp_path}/copy"}
-    recipe = write(tmp_path / "recipe.yaml", {**values, "output": str(output), "checkpoints": checkpoints})
-    with monkeypatch.context() as patch:
-        signalled(patch, signal.SIGTERM, 3)
-        assert main(["extend", recipe]) == 75
-    shutil.rmtree(output)
-    capsys.readouterr()
-    assert main(["extend", recipe, "--resume"]) == 0
-    said = capsys.readouterr().err
-    assert f"the run was copied from file://{tmp_path}/copy, with " in said
-    assert "resuming stage 1 after step 3" in said
-    assert weights_of(output) == weights_of(values["output"])
-    names = sorted(path.name for path in (tmp_path / "copy" / "checkpoints").iterdir())
-    assert names == [f"stage0-step{step:06d}" for step in (3, 4)][-keep:]
-
-
-def test_the_signature_of_a_copys_url_is_used_and_stored_nowhere(done, tmp_path, monkeypatch, capsys):
-    # The query is a part of the folder's name here; an object store would read the signature in it.
-    url = f"file://{tmp_path}/copy?sig=c0ffee-secret&sv=2026"
-    values = {**done[0], "output": str(tmp_path / "run"), "checkpoints": {"every": 1, "copy_to": url}}
-    recipe = write(tmp_path / "recipe.yaml", values)
-    with monkeypatch.context() as patch:
-        signalled(patch, signal.SIGTERM, 3)
-        assert main(["extend", recipe]) == 75
-    shutil.rmtree(tmp_path / "run")
-    assert main(["extend", recipe, "--resume"]) == 0
-    copy = tmp_path / "copy?sig=c0ffee-secret&sv=2026"
-    shown = f"file://{tmp_path}/copy?sig=***&sv=***"
-    said = capsys.readouterr()
-    assert f"the run was copied from {shown}, with" in said.err
-    assert "c0ffee" not in said.out + said.err
-    for folder in (tmp_path / "run", copy):
-        assert shown in (folder / "recipe.yaml").read_text()
-        for path in folder.rglob("*"):
-            assert not path.is_file() or b"c0ffee" not in path.read_bytes()
-    # The recipe of the run lacks the signature, so the user's own is needed.
-    assert main(["extend", str(tmp_path / "run" / "recipe.yaml"), "--resume"]) == 2
-    assert "copy?sig=***&sv=***, whose credentials were left out when" in capsys.readouterr().err
-
-    def denied(files, path, value):
-        raise PermissionError(f"no access to {path}")
-
-    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.pipe_file", denied)
-    assert main(["extend", recipe, "--resume"]) == 2
-    refused = capsys.readouterr().err
-    assert f"cannot write to {shown}: no access to " in refused
-    assert "c0ffee" not in refused
-
-
-def test_the_copy_of_another_run_is_never_overwritten(done, tmp_path, capsys):
-    copy = tmp_path / "copy"
-    values = {**done[0], "output": str(tmp_path / "run"), "checkpoints": {"copy_to": f"file://{copy}"}}
-    recipe = write(tmp_path / "recipe.yaml", values)
-    assert main(["extend", recipe]) == 0
-    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    # Its own run may go on.
-    assert main(["extend", recipe, "--resume"]) == 0
-    capsys.readouterr()
-    assert main(["extend", recipe, "--set", f"output={tmp_path}/second"]) == 2
-    assert "contains the copy of a run; add --resume" in capsys.readouterr().err
-    other = shutil.copytree(done[0]["output"], tmp_path / "other")
-    assert main(["extend", recipe, "--resume", "--set", f"output={other}"]) == 2
-    assert "contains the copy of another run" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize("kept", ["other lines", "nothing"])
-def test_a_damaged_log_is_not_taken_for_that_of_another_run(done, tmp_path, capsys, kept):
-    output = tmp_path / "run"
-    checkpoints = {"every": 2, "keep": 2, "copy_to": f"file://{tmp_path}/copy"}
-    recipe = write(tmp_path / "recipe.yaml", {**done[0], "output": str(output), "checkpoints": checkpoints})
-    assert main(["extend", recipe]) == 0
-    log = output / "metrics.jsonl"
-    rest = log.read_text().partition("\n")[2] if kept == "other lines" else ""
-    log.write_text('{"stage": 0,\n' + rest)
-    shutil.rmtree(output / "model")
-    capsys.readouterr()
-    assert main(["extend", recipe, "--resume"]) == 2
-    assert f"line 1 of {log} is damaged" in (said := capsys.readouterr().err)
-    assert "rename it to" in said
-    # As the message and the documentation say.
-    log.rename(output / "metrics.lost.jsonl")
-    assert main(["extend", recipe, "--resume"]) == 0, capsys.readouterr().err
-    assert weights_of(output) == weights_of(done[0]["output"])
-
-
-def test_a_copy_that_cannot_be_written_is_refused_before_anything_is(done, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    values = {
-        **done[0],
-        "output": str(tmp_path / "run"),
-        "checkpoints": {"copy_to": f"file://{tmp_path}/file/copy"},
-    }
-    assert main(["extend", write(tmp_path / "recipe.yaml", values)]) == 2
-    assert f"error: cannot write to file://{tmp_path}/file/copy: " in capsys.readouterr().err
-    assert not (tmp_path / "run" / "recipe.yaml").exists()

@@ -186,7 +186,7 @@ def _corrected(model: str, source: Path, out: Path) -> GgufResult:
     from ropewalk.data.read.embedded import resolve_model
     from ropewalk.models.checkpoint.gguf import write_gguf
     from ropewalk.models.config.file import read_model_config
-    from ropewalk.training.run_folder import MODEL, RECIPE
+    from ropewalk.training.folder import MODEL, RECIPE
 
     run = Path(model).expanduser()
     folder = run / MODEL if (run / RECIPE).is_file() else resolve_model(model)
@@ -195,7 +195,7 @@ def _corrected(model: str, source: Path, out: Path) -> GgufResult:
 
 def _written_step(run: str, step: int, out: Path, stage: int | None) -> ExportedStep:
     from ropewalk.training.export_step import export_step
-    from ropewalk.training.run_folder import RECIPE
+    from ropewalk.training.folder import RECIPE
 
     folder = Path(run).expanduser()
     if not (folder / RECIPE).is_file():
@@ -248,7 +248,7 @@ def _pushed(model: str, repository: Repository, programs: Sequence[str]) -> Push
     from ropewalk.io.lock import locked
     from ropewalk.reporting.run.model_card import write_model_card
     from ropewalk.reporting.run.publish import folder_to_push, push
-    from ropewalk.training.run_folder import RECIPE
+    from ropewalk.training.folder import RECIPE
 
     folder, run = folder_to_push(model), Path(model).expanduser()
     told: list[str] = []

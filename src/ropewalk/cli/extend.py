@@ -79,7 +79,7 @@ def extend(
         if not output:
             return "nothing has started yet; run the same command to start again"
         # Only now: an import that a signal has interrupted cannot be repeated.
-        from ropewalk.training.run_folder import left_off
+        from ropewalk.training.folder import left_off
 
         return left_off(output[0])
 

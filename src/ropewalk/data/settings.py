@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from ropewalk.attention.choices import Pattern, Positions
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import parse_length
-from ropewalk.io.settings import COMMON, Count, Length, OnResume, Option, Seed, Settings, Tokens
+from ropewalk.io.settings import COMMON, Count, Length, Option, Seed, Settings, Tokens
 
 if TYPE_CHECKING:
     from ropewalk.data.tokens.tokenise import SpecialTokens
@@ -30,7 +30,6 @@ Remainder = Literal["drop", "pad"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
 REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 
-DECIDES_ROWS = OnResume("fixed", "the rows of this run are already packed with the old value")
 
 _MOST_WEIGHT = 1e6
 """Far beyond any real use, and small enough that the product of two weights stays within float64."""
@@ -128,7 +127,6 @@ class SourceFields(Settings):
     """
 
     group: ClassVar[str | None] = "Documents"
-    on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
     text_field: str = Field(
         "text",
@@ -214,7 +212,6 @@ class MixtureSettings(Settings):
     """
 
     group: ClassVar[str | None] = "Mixture"
-    on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
     weights: Annotated[BySource | None, COMMON] = Field(
         None,
@@ -355,7 +352,6 @@ class InterleaveSettings(Settings):
     """
 
     group: ClassVar[str | None] = "Interleaved chunks"
-    on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
     min_length: Annotated[Length, Option(name="--chunk-min")] = Field(
         64, ge=1, description="Documents of fewer tokens are not cut."
@@ -416,7 +412,6 @@ class RowPolicies(Settings):
     """
 
     group: ClassVar[str | None] = "Rows"
-    on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
     bos: Bos = Field(
         "auto",

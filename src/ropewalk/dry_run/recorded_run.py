@@ -12,10 +12,10 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json
 from ropewalk.models.config.read import read_config
 from ropewalk.planning.sizing.time import GPUS, gpu_named
+from ropewalk.training.folder import METRICS, RECIPE, VERSIONS
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe.file import load_recipe
 from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.run_folder import METRICS, RECIPE, VERSIONS
 
 WARM_UP = 3
 """First steps of each stage that are left out: they compile kernels and fill the allocator's caches."""

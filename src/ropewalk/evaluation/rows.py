@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -40,6 +40,14 @@ class DrawnDocuments(Sequence[Ids]):
         """Take over the tokens and sources of documents."""
         both = [(each.input_ids, each.source) for each in documents]
         return cls([ids for ids, _ in both], [source for _, source in both])
+
+    def without(self, hashes: Collection[int]) -> DrawnDocuments:
+        """The documents but those whose tokens have one of these hashes."""
+        from ropewalk.data.read.documents import token_hash
+
+        pairs = zip(self.ids, self.sources, strict=True)
+        kept = [(ids, source) for ids, source in pairs if token_hash(ids) not in hashes]
+        return DrawnDocuments([ids for ids, _ in kept], [source for _, source in kept])
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -159,7 +159,7 @@ def make_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[
         RopewalkError: if a recipe of the grid is not valid; the message names the value.
     """
     base = load_recipe(recipe, overrides)
-    values = base.model_dump(mode="json", exclude={"history"})
+    values = base.model_dump(mode="json")
     varied = tuple(Varied.parse(text) for text in vary)
     for each in varied:
         if each.key in REFUSED:

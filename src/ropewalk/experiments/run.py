@@ -31,9 +31,9 @@ from ropewalk.io.results import Result
 from ropewalk.parallel import World
 from ropewalk.parallel.context import RunContext
 from ropewalk.runs import Runner, Step, Store, Work, held
+from ropewalk.training.folder import RECIPE, SUMMARY
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import dump_recipe
-from ropewalk.training.run_folder import RECIPE, SUMMARY
 
 GRID, COMPARISON = "grid.json", "comparison.json"
 LONGEST_WAIT = 60

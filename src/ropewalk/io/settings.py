@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
@@ -98,23 +98,20 @@ COMMON = Option(group="Common options")
 
 
 @dataclass(frozen=True)
-class OnResume:
-    """Rule for ``--resume`` when a key's value differs from that of the run it resumes.
+class Free:
+    """Marks a key that may have another value when a run is resumed; all other keys decide results.
 
-    Part of a key's annotation, or ``on_resume`` of the class for all keys without their own.
+    Part of a key's annotation, or ``free`` of the class for all of its keys.
 
     Attributes:
-        kind: ``free``: the run resumes; ``same``: it resumes if the new value is equivalent to the old one;
-            ``onward``: the new value applies from the step at which the run resumes, which is reported and recorded in
-            the recipe's history; ``fixed``: it is an error.
-        why: for a ``fixed`` key, the end of the error's sentence.
+        told: whether the new value decides the steps to come, so that the change is reported and becomes a line of the
+            run's history.
     """
 
-    kind: Literal["free", "same", "onward", "fixed"]
-    why: str = ""
+    told: bool = False
 
 
-FREE, SAME, ONWARD = OnResume("free"), OnResume("same"), OnResume("onward")
+FREE, ONWARD = Free(), Free(told=True)
 
 
 @dataclass(frozen=True)
@@ -128,8 +125,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
     group: ClassVar[str | None] = None
     """Heading of the model's options in the help."""
-    on_resume: ClassVar[OnResume | None] = None
-    """What ``--resume`` does with the model's keys in a recipe."""
+    free: ClassVar[Free | None] = None
+    """Mark of all keys of the model that have none of their own."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -156,6 +153,42 @@ def _takes_bool(annotation: Any) -> bool:
     if get_origin(annotation) is Literal:
         return any(isinstance(part, bool) for part in parts)
     return any(_takes_bool(part) for part in parts)
+
+
+def free_mark(model: type[BaseModel], name: str) -> Free | None:
+    """The mark of a key, its own or that of its class; None for a key that decides results."""
+    own = (each for each in model.model_fields[name].metadata if isinstance(each, Free))
+    return next(own, getattr(model, "free", None))
+
+
+def deciding(settings: Settings, without: Collection[str] = ()) -> dict[str, Any]:
+    """The values that decide results, as JSON values: those of all keys that are not free.
+
+    Args:
+        settings: the settings.
+        without: further keys to leave out.
+    """
+    found = _deciding(type(settings), settings.model_dump(mode="json"))
+    return {name: value for name, value in found.items() if name not in without}
+
+
+def _deciding(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, value in values.items():
+        # A serializer may write keys that are no fields.
+        field = model.model_fields.get(name)
+        inner = None if field is None else model_in(field.annotation)
+        if field is not None and free_mark(model, name) is not None:
+            continue
+        if inner is not None and isinstance(value, dict):
+            value = _deciding(inner, value)
+            # All keys of the group are free.
+            if not value:
+                continue
+        elif inner is not None and isinstance(value, list):
+            value = [_deciding(inner, each) if isinstance(each, dict) else each for each in value]
+        found[name] = value
+    return found
 
 
 def leaves(annotation: Any) -> Iterator[Any]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ropewalk.io.settings import Count, OnResume, Settings
+from ropewalk.io.settings import Count, Settings
 
 ATTENTION, ALL_LINEAR = "attention", "all-linear"
 """Groups of linear layers that a recipe may name instead of the names of layers."""
@@ -19,8 +19,6 @@ class AdapterSettings(Settings):
 
     A plain string in a recipe is the method, and a plain string in place of a list its only entry.
     """
-
-    on_resume = OnResume("fixed", "the run's checkpoints depend on it")
 
     method: Literal["lora"] = Field("lora", description="kind of adapter")
     rank: Count = Field(16, ge=1, description="rank of the two matrices that LoRA adds to a linear layer")

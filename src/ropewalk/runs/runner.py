@@ -39,18 +39,23 @@ class Runner:
         """See :meth:`~ropewalk.runs.store.Store.survey`; every rank gets the same answer."""
         return self.world.on_rank_0(lambda: self.store.survey(steps, again, deep=deep))
 
-    def set_aside(self, todo: Todo) -> None:
+    def set_aside(self, todo: Todo, steps: Sequence[Step] | None = None) -> None:
         """Move what is to be made again to ``earlier/``; without this call it moves when its step's turn comes.
 
         Steps that were asked for again go with all that use their results. Otherwise a step moves whose identity or
         input has changed; what uses its result stays, and moves only if the new result is another one.
+
+        Args:
+            todo: what a survey found.
+            steps: the steps that may move; None for all of them.
         """
+        names = todo.found if steps is None else [step.name for step in steps]
 
         def move() -> None:
             moves = [
                 name
-                for name, found in todo.found.items()
-                if name in todo.again or found.state in (State.OTHER, State.OUTDATED)
+                for name in names
+                if name in todo.again or todo.found[name].state in (State.OTHER, State.OUTDATED)
             ]
             # The last first: whoever goes on after a kill must not take up what was made of something that has gone.
             for name in reversed(moves):
@@ -92,7 +97,8 @@ class Runner:
         if runs:
             inputs = {name: self.values[name] for name in step.inputs}
             register = partial(self._register, step.name, records)
-            work = Work(self.store.folder, self.world, inputs, resumed, register)
+            before = records[0].before if records else None
+            work = Work(self.store.folder, self.world, inputs, resumed, register, before)
             clock = time.perf_counter()
             made = step.run(work)
             seconds = time.perf_counter() - clock

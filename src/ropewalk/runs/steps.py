@@ -104,6 +104,7 @@ class Record(BaseModel, extra="forbid", strict=True):
         open: what could not run; None if everything did.
         aside: folder that its files are being moved to; None otherwise.
         promised: earlier result of a step that is made again because it was damaged: what followers were made of.
+        before: value of the last time that the step was done, until it is done again; None if it never was.
     """
 
     identity: dict[str, Any]
@@ -115,6 +116,7 @@ class Record(BaseModel, extra="forbid", strict=True):
     open: str | None = None
     aside: str | None = None
     promised: Done | None = None
+    before: Json = None
 
 
 class Work:
@@ -124,6 +126,8 @@ class Work:
         folder: folder of the run; None without one, and then nothing is written.
         inputs: values of the step's inputs by their names.
         resumed: whether an earlier process began the step.
+        before: value that the step had when it was last done, if it goes on from there or is made again in place; None
+            otherwise.
     """
 
     def __init__(
@@ -133,8 +137,9 @@ class Work:
         inputs: Mapping[str, Json],
         resumed: bool,
         register: Callable[[str, bool], None],
+        before: Json = None,
     ) -> None:
-        self.folder, self.inputs, self.resumed = folder, inputs, resumed
+        self.folder, self.inputs, self.resumed, self.before = folder, inputs, resumed, before
         self.unable: str | None = None
         self._world, self._register = world, register
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,14 +44,12 @@ class Folder(BaseModel, extra="forbid", strict=True):
         format: version of the records.
         holds: what the folder holds, such as ``evaluation``.
         launch: the launch that began or resumed it last, see :func:`launch`.
-        free: settings that decide no result.
-        history: changes of those settings, a date, a key and two values each.
+        history: changes of settings since the run began, as its job describes them.
     """
 
     format: int = FORMAT
     holds: str
     launch: str = ""
-    free: dict[str, Any] = {}
     history: list[dict[str, Any]] = []
 
 
@@ -127,20 +124,18 @@ class Store:
         elif folder.is_dir() and any(not each.name.startswith(".") for each in folder.iterdir()):
             raise RopewalkError(f"{folder} is not empty and contains no {holds}; {advice}")
 
-    def note_settings(self, free: Mapping[str, Any]) -> list[str]:
-        """Take over settings that decide no result; each change since the last time becomes a line of the history.
+    def note_changes(self, changes: Sequence[Mapping[str, Any]]) -> None:
+        """Write changes of settings that decide no result, or none yet, into the history of the run.
+
+        A process that was killed before it could take note elsewhere may repeat this: the last lines are not doubled.
 
         Args:
-            free: the settings of today, JSON values.
-
-        Returns:
-            A sentence for each change. They are written when the next step begins.
+            changes: JSON values, a line of the history each.
         """
-        changed = differences(self.about.free, free) if self.begun else []
-        date = datetime.now(UTC).isoformat(timespec="seconds")
-        self.about.history += [{"date": date, **asdict(each)} for each in changed]
-        self.about.free, self._written = plain(free), False
-        return [f"{each.key} changes from {shown(each.was)} to {shown(each.now)}" for each in changed]
+        lines = [dict(each) for each in changes]
+        if lines and self.about.history[-len(lines) :] != lines:
+            self.about.history += lines
+        self._write_about()
 
     # Records
 
@@ -163,6 +158,11 @@ class Store:
                 )
         return found
 
+    def is_done(self, name: str) -> bool:
+        """Whether a step was done, whatever has changed since."""
+        record = self.record(name)
+        return record is not None and record.done is not None
+
     def records(self) -> dict[str, Record]:
         """All records by the names of their steps."""
         if self.folder is None:
@@ -179,10 +179,14 @@ class Store:
             return
         # Before the record, so that no folder has steps but not what they are steps of.
         if not self._written:
+            self._write_about()
+        write_json(self._path(name), record.model_dump())
+
+    def _write_about(self) -> None:
+        if self.folder is not None:
             self.about.launch = launch()
             write_json(self.folder / RUN, self.about.model_dump())
             self.begun = self._written = True
-        write_json(self._path(name), record.model_dump())
 
     def _path(self, name: str) -> Path:
         assert self.folder is not None
@@ -263,7 +267,7 @@ class Store:
         if record.aside is not None:
             return Found(State.OTHER, "it is being moved aside")
         if step.name in again:
-            return Found(State.OTHER, "it is to be made again")
+            return Found(State.OTHER, "that was asked for")
         changed = differences(record.identity, step.identity()) + _other_goal(record.goal, step.goal)
         if changed:
             first = changed[0]
@@ -360,6 +364,7 @@ class Store:
         before = self.record(step.name)
         if before is not None:
             record.files, record.kept = before.files, before.kept
+            record.before = before.before if before.done is None else before.done.value
             # Whoever goes further than before gets another result, and shall.
             record.promised = before.promised if before.goal == record.goal else None
             if found.state is State.DAMAGED:
@@ -393,7 +398,7 @@ class Store:
             # Files may differ in what decides nothing, such as a date.
             result = record.promised.result
         record.done = Done(value=value, result=result, digests=digests, seconds=round(seconds, 3))
-        record.open, record.promised = unable, None
+        record.open, record.promised, record.before = unable, None, None
         self.write(name, record)
         return value
 
@@ -481,11 +486,12 @@ def held(
     advice: str = "give another --out",
     restarts: int = 0,
     wait: float = 0,
+    prepare: Callable[[], None] = lambda: None,
 ) -> Iterator[Store]:
     """Open an output folder in one process.
 
     Args:
-        folder, holds, resume, advice: see :func:`opened`.
+        folder, holds, resume, advice, prepare: see :func:`opened`.
         restarts: number of times torchrun has restarted the processes.
         wait: seconds to wait for another process that writes to the folder.
     """
@@ -493,6 +499,7 @@ def held(
     if folder is not None and resume and not (folder / RUN).is_file():
         raise RopewalkError(f"nothing to resume: {folder} contains no {holds}; omit --resume to start one")
     with nullcontext() if folder is None else locked(folder, advice, wait=wait):
+        prepare()
         store = Store(folder, holds, advice)
         restarted = restarts > 0 and store.about.launch == launch()
         if resume is False and store.begun and not restarted:
@@ -515,6 +522,7 @@ def opened(
     world: World,
     resume: bool | None = None,
     advice: str = "give another --out",
+    prepare: Callable[[], None] = lambda: None,
 ) -> Iterator[Store]:
     """Open an output folder, and lock it on rank 0 until the block ends; every rank must call this function.
 
@@ -527,6 +535,8 @@ def opened(
         world: the processes.
         resume: whether the folder must hold a run (True), must not (False), or may (None).
         advice: what the user can do about a folder that is in use otherwise.
+        prepare: called on rank 0 under the lock before the folder is read. It may fill the folder, and refuse it in
+            the words of the job.
 
     Yields:
         The store; on ranks other than 0 it only knows the folder.
@@ -538,6 +548,8 @@ def opened(
     with ExitStack() as stack:
         # The lock and the records are those of rank 0, which returns nothing, because others cannot have them.
         world.on_rank_0(
-            lambda: stores.append(stack.enter_context(held(folder, holds, resume, advice, world.restarts)))
+            lambda: stores.append(
+                stack.enter_context(held(folder, holds, resume, advice, world.restarts, prepare=prepare))
+            )
         )
         yield stores[0] if stores else Store(folder, holds, advice, reads=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -46,8 +46,8 @@ def search_rows(
         held_out: maximum number of held-out rows; 0 for none.
 
     Returns:
-        Search rows and held-out rows, which share no document. Held-out rows are None if none were requested or the
-        text is used up.
+        Search rows and held-out rows, which share no document; ``documents`` of the search rows are indices of those
+        given. Held-out rows are None if none were requested or the text is used up.
 
     Raises:
         RopewalkError: if the text does not fill ``count`` rows.
@@ -55,10 +55,8 @@ def search_rows(
     fill = length - (bos_id is not None)
     long = [number for number, document in enumerate(documents) if len(document) >= fill]
     if len(long) >= count:
-        chosen = set(long[:count])
         # A row of one long document needs its distant tokens to predict; joined short documents reward no long range.
-        first = [documents[number] for number in long[:count]]
-        rest = [document for number, document in enumerate(documents) if number not in chosen]
+        chosen = long[:count]
     else:
         # Too few documents fill a row alone, so rows join documents. Each document, and each continuation of one in
         # another row, starts with its own BOS, so the number of documents needed is found by trying.
@@ -66,15 +64,18 @@ def search_rows(
         sums = list(accumulate(len(document) + 2 for document in documents))
         end = next((number for number, total in enumerate(sums, start=1) if total >= count * length), None)
         end = _that_fill(documents, end or len(documents), length, bos_id, eos_id, count)
-        first, rest = list(documents[:end]), list(documents[end:])
-    rows = evaluation_rows(first, length, bos_id, eos_id, count)
+        chosen = list(range(end))
+    rows = evaluation_rows([documents[number] for number in chosen], length, bos_id, eos_id, count)
     if len(rows.rows) < count:
         raise RopewalkError(
             f"the text fills {len(rows.rows)} rows of {length} tokens, but the search needs {count} rows (the "
             "setting documents, --documents); give more text, set fewer documents, or choose a shorter target length"
         )
+    rows = replace(rows, documents=tuple(chosen[number] for number in rows.documents))
     if not held_out:
         return rows, None
+    used = set(chosen)
+    rest = [document for number, document in enumerate(documents) if number not in used]
     try:
         return rows, evaluation_rows(rest, length, bos_id, eos_id, held_out)
     except RopewalkError:
@@ -355,6 +356,8 @@ class SearchData:
         short_rows: rows of at most the trained length for the short penalty; empty without a penalty.
         source: description of the text.
         joined: whether rows join several documents because too few documents fill a row alone.
+        documents: hashes of the documents in the rows that candidates are measured on; empty if nobody has to avoid
+            them.
     """
 
     rows: Sequence[Row]
@@ -362,6 +365,7 @@ class SearchData:
     short_rows: Sequence[Row] = ()
     source: str = ""
     joined: bool = False
+    documents: frozenset[int] = frozenset()
 
     @property
     def measured(self) -> list[Row]:

@@ -19,7 +19,6 @@ from ropewalk.io.settings import (
     Dtype,
     FilePath,
     Length,
-    OnResume,
     Option,
     Seed,
     Settings,
@@ -85,8 +84,6 @@ def check_budget(budget: int, candidates: int, rows: int) -> None:
 
 class ShortFactorSearch(Settings):
     """Search settings common to short and long factors."""
-
-    on_resume: ClassVar[OnResume | None] = OnResume("fixed", "it decides the result of a search in this run")
 
     documents: Annotated[Count, COMMON] = Field(
         5,

@@ -5,8 +5,12 @@ Its files::
     recipe                     everything that decides a run, as a person writes it
     preflight                  refuse before the work starts what would fail later
     resolved                   a recipe with every ``auto`` resolved
-    run                        the main job, from a recipe to an extended checkpoint
-    run_folder                 may a run start or resume in its folder; results and progress
+    run                        the main job as a list of steps, from a recipe to an extended checkpoint
+    run_state                  what the steps of a run share
+    taking_up                  may a run start or resume in its folder, and what it verifies first
+    folder                     names in a run's folder, and how far the run in it came
+    summary                    the result of a run
+    copied                     the run's copy at a URL
     documents                  packed rows to train on, held-out documents to evaluate on
     measurement                evaluation before, during and after training
     stage                      one stage: from a checkpoint to a checkpoint at its context
@@ -31,11 +35,7 @@ if TYPE_CHECKING:
     from ropewalk.data.collator import RowCollator as RowCollator
     from ropewalk.training.recipe.file import load_recipe as load_recipe
     from ropewalk.training.recipe.recipe import Recipe as Recipe
-    from ropewalk.training.run import (
-        RunResult as RunResult,
-        StoppedRun as StoppedRun,
-        extend as extend,
-        extend_until as extend_until,
-    )
+    from ropewalk.training.run import extend as extend, extend_until as extend_until
+    from ropewalk.training.summary import RunResult as RunResult, StoppedRun as StoppedRun
 else:
     __getattr__, __dir__ = on_first_use(__name__)

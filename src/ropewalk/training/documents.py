@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ropewalk.attention.layout import IGNORED, PackedLayout, Row
 from ropewalk.data import (
@@ -30,10 +28,9 @@ from ropewalk.data.statistics import targets_of_documents
 from ropewalk.data.tokens.chat import required_template
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import DrawnDocuments, documents_of, evaluation_rows
-from ropewalk.evaluation.store import model_digest
 from ropewalk.io.digests import digest
-from ropewalk.io.files import parse_json, write_json
-from ropewalk.io.settings import explain as explain_settings
+from ropewalk.io.files import write_json
+from ropewalk.io.settings import deciding
 from ropewalk.parallel.context import RunContext
 from ropewalk.training.recipe.recipe import Data, Recipe
 from ropewalk.training.resolved import ResolvedRecipe, folder_of
@@ -45,119 +42,187 @@ HeldOut = tuple[tuple[int, ...], dict[str, Any]]
 """Hashes of the documents that a run holds out of its own data, and the identity of that data."""
 
 
-class RunInputs(BaseModel):
-    """Inputs of a run when it started, stored in ``rows.json``; a resumed run must find the same inputs.
+def rows_identity(resolved: ResolvedRecipe, number: int) -> dict[str, Any]:
+    """What decides the rows of a stage, in the keys of the recipe; of packed rows that the recipe names, their digest.
 
-    Attributes:
-        rows: for each stage, the folder of its packed rows, relative to the run's folder or absolute; None for a stage
-            without training.
-        digests: for each stage, the digest of its rows.
-        validation_sources: digest of the validation sources; None if the recipe has none.
-        unpacked: digest of documents used for evaluation that are never packed.
-        model: digest of the recipe's model; None if its files were not available.
-        precision: the resolved precision.
+    Not the documents themselves: a run goes on after its documents are gone.
+
+    Args:
+        resolved: the recipe.
+        number: index of the stage, counted from 0.
     """
-
-    model_config = ConfigDict(frozen=True)
-
-    rows: list[str | None]
-    digests: list[str | None]
-    validation_sources: str | None
-    unpacked: str | None
-    model: str | None
-    precision: str
-
-    @model_validator(mode="after")
-    def _fit(self) -> RunInputs:
-        if len(self.rows) != len(self.digests):
-            raise ValueError(
-                f"rows and digests must be equally long, got {len(self.rows)} rows and {len(self.digests)} digests"
-            )
-        return self
-
-    def of_stage(self, number: int) -> tuple[str, str | None] | None:
-        """Folder and digest of a stage's rows; None for a stage without training, or a new one."""
-        folder = self.rows[number] if number < len(self.rows) else None
-        return None if folder is None else (folder, self.digests[number])
+    stage, data = resolved.recipe.stages[number], resolved.stages[number].settings.data
+    own = {} if stage.data is None else {"data": deciding(stage.data)}
+    if data.rows:
+        return {"data": {"rows": rows_digest(_named(resolved, number))}}
+    of_stage = {"context": stage.context, "pattern": stage.pattern, "positions": stage.positions, **own}
+    return {"stages": {str(number): of_stage}, "data": deciding(resolved.recipe.data)}
 
 
-def read_run_inputs(output: Path) -> RunInputs:
-    """Read the record of a run's inputs from its folder.
-
-    Raises:
-        RopewalkError: if the record is missing or damaged.
-    """
-    path = output / ROWS
-    advice = "restore the file, or start a new run in another output folder"
-    try:
-        return RunInputs.model_validate(parse_json(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise RopewalkError(
-            f"{path}, the record of the run's training data, is missing, and a resumed run must train on the same "
-            f"rows; {advice}"
-        ) from error
-    except OSError as error:
-        raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValidationError as error:
-        what = explain_settings(error, RunInputs).strip()
-        raise RopewalkError(f"{path} is damaged ({what}); {advice}") from error
-    except (ValueError, RecursionError) as error:
-        raise RopewalkError(f"{path} is damaged ({error}); {advice}") from error
-
-
-def all_rows(
-    resolved: ResolvedRecipe, context: RunContext, began: RunInputs | None, others: Collection[int] = ()
-) -> list[PackedRows | None]:
-    """Packed rows of every stage; None for a stage without training.
-
-    A resumed run gets exactly the rows it started with, or is refused.
+def pack_rows(
+    resolved: ResolvedRecipe,
+    context: RunContext,
+    number: int,
+    before: Mapping[str, Any] | None,
+    held_out: Callable[[], HeldOut],
+) -> tuple[PackedRows, dict[str, Any]]:
+    """Pack the rows of a stage, or open those that the recipe names.
 
     Args:
         resolved: the recipe.
         context: the run's folder and reporter.
-        began: inputs of the run when it started, if it is resumed.
-        others: indices of stages that are new, or that differ from those in ``began``.
+        number: index of the stage, counted from 0.
+        before: the record of rows that the run had for this stage, which must come out again; None for new rows.
+        held_out: documents that the run holds out, for a stage with documents of its own.
+
+    Returns:
+        The rows, and their record: JSON values that say which they are, not where.
 
     Raises:
-        RopewalkError: if the model has changed since the run started; if the documents have changed and the rows are
-            gone; or if rows that the recipe names are damaged, or were packed with another tokenizer or for another
-            stage.
+        RopewalkError: if the documents have changed and the rows are gone; or if rows that the recipe names are
+            damaged, or were packed with another tokenizer or for another stage.
     """
-    recipe, output = resolved.recipe, folder_of(context)
-    if began is not None:
-        _refuse_changed(resolved, began, output)
+    recipe = resolved.recipe
+    withheld: HeldOut | None = None
     if recipe.data.rows:
-        return _packed_before(resolved, began, others)
-    rows: list[PackedRows | None] = []
-    # Made once, and only if a stage with its own documents must leave them out.
-    held_out = cache(lambda: _held_out(resolved, context))
-    for number, stage in enumerate(recipe.stages):
-        known = None if began is None or number in others else began.of_stage(number)
-        if not stage.steps:
-            rows.append(None)
-        elif known is None:
-            rows.append(_rows(resolved, context, number, held_out))
-        else:
-            rows.append(_rows_again(resolved, context, number, known, held_out))
-    # Stages packed from different states of the same sources could train on documents that another stage holds out.
-    seen = [
-        (resolved.stages[number].settings.data.sources, each.manifest["inputs"])
-        for number, each in enumerate(rows)
-        if each is not None
-    ]
-    # Not called unless a stage has needed it: that would tokenise the documents for this check alone.
-    if held_out.cache_info().currsize:
-        seen.append((recipe.data.sources, held_out()[1]))
+        rows = _named(resolved, number, verify=True)
+    else:
+        if recipe.stages[number].own_documents and not recipe.data.validation_sources:
+            withheld = held_out()
+        rows = _rows(resolved, context, number, withheld)
+        # The name is a digest of all that the rows depend on, the documents included.
+        if before is not None and rows.folder.name != before["name"]:
+            raise RopewalkError(
+                f"the documents have changed since the run in {folder_of(context)} started, and the packed rows "
+                f"{before['name']} of stage {number + 1} are gone, so the run cannot train on the same rows; restore "
+                "the documents, or start a new run"
+            )
+    return rows, {
+        # Of rows that the recipe names, the folder may have moved.
+        "name": None if recipe.data.rows else rows.folder.name,
+        "digest": rows_digest(rows),
+        "rows": len(rows),
+        "mixture": rows.manifest["mixture"],
+        "documents": None if recipe.data.rows else digest(rows.manifest["inputs"]),
+        "withheld": None if withheld is None else digest(withheld[1]),
+    }
+
+
+def open_packed(
+    resolved: ResolvedRecipe, context: RunContext, number: int, record: Mapping[str, Any], verify: bool
+) -> PackedRows | None:
+    """Open the rows of a stage that an earlier process packed; None if they are gone.
+
+    Args:
+        resolved, context, number: as for :func:`pack_rows`.
+        record: their record.
+        verify: whether to verify their files.
+
+    Raises:
+        RopewalkError: if they are damaged, or others.
+    """
+    if resolved.recipe.data.rows:
+        return _named(resolved, number, verify)
+    for folder in _places(resolved, context, number, record["name"]):
+        if is_packed(folder):
+            return _opened(resolved, context, folder, record, verify)
+        # A folder with WORK in it is an interrupted packing, which continues.
+        if folder.is_dir() and not (folder / WORK).is_dir():
+            raise RopewalkError(
+                f"the packed rows in {folder} have no readable manifest; delete the folder {folder}, and --resume will "
+                "pack the rows again"
+            )
+    return None
+
+
+def _opened(
+    resolved: ResolvedRecipe, context: RunContext, folder: Path, record: Mapping[str, Any], verify: bool
+) -> PackedRows:
+    try:
+        rows = open_rows(folder, tokenizer=tokenizer_identity(resolved.tokenizer), verify=verify)
+    except RopewalkError as error:
+        raise RopewalkError(
+            f"{error} (once the folder {folder.name} is deleted, --resume packs the rows again)"
+        ) from error
+    if rows_digest(rows) != record["digest"]:
+        raise RopewalkError(
+            f"the packed rows in {folder} are not those that the run in {folder_of(context)} started with; delete the "
+            f"folder {folder}, and --resume will pack the rows again"
+        )
+    return rows
+
+
+def _places(resolved: ResolvedRecipe, context: RunContext, number: int, name: str) -> list[Path]:
+    """Folders in which rows of a name may be, the one that the run has noted first."""
+    output = folder_of(context)
+    noted = noted_rows(output).get(number)
+    data = resolved.stages[number].settings.data
+    places = [] if noted is None or Path(noted).name != name else [output / noted]
+    return list(dict.fromkeys([*places, Path(_cache(data, context)) / name, output / DATA / name]))
+
+
+def noted_rows(output: Path) -> dict[int, str]:
+    """Folders of the rows of each stage, as far as ``rows.json`` tells: relative to the run's folder, or absolute."""
+    try:
+        rows = json.loads((output / ROWS).read_text(encoding="utf-8"))["rows"]
+        return {number: str(each) for number, each in enumerate(rows) if each is not None}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        # It only saves the user from packing again: what the rows must be is in the records of the run.
+        return {}
+
+
+def note_rows(output: Path, number: int, rows: PackedRows) -> None:
+    """Note in ``rows.json`` where the rows of a stage are; inside the run relatively, so that it can be moved."""
+    place, home = rows.folder.resolve(), output.resolve()
+    noted = noted_rows(output)
+    noted[number] = str(place.relative_to(home) if place.is_relative_to(home) else place)
+    write_json(output / ROWS, {"rows": [noted.get(each) for each in range(max(noted) + 1)]})
+
+
+def refuse_other_documents(
+    resolved: ResolvedRecipe, records: Mapping[int, Mapping[str, Any]], output: Path
+) -> None:
+    """Raise if stages were packed from different states of the same sources.
+
+    One could then train on documents that another one holds out.
+
+    Args:
+        resolved: the recipe.
+        records: records of the rows, by index of the stage.
+        output: folder of the run.
+    """
+    if resolved.recipe.data.rows:
+        return
     states: dict[str, set[str]] = {}
-    for sources, inputs in seen:
-        specs = json.dumps([spec.model_dump() for spec in sources])
-        states.setdefault(specs, set()).add(json.dumps(inputs, sort_keys=True))
-    if any(len(inputs) > 1 for inputs in states.values()):
+    for number, record in records.items():
+        for sources, documents in (
+            (resolved.stages[number].settings.data.sources, record["documents"]),
+            (resolved.recipe.data.sources, record["withheld"]),
+        ):
+            if documents is not None:
+                specs = json.dumps([spec.model_dump() for spec in sources])
+                states.setdefault(specs, set()).add(documents)
+    if any(len(found) > 1 for found in states.values()):
         raise RopewalkError(
             f"the documents have changed since the run in {output} started, so a new stage could train on documents "
             "that the run holds out for evaluation; restore the documents as they were, or start a new run"
         )
-    return rows
+
+
+def held_out_identity(recipe: Recipe) -> dict[str, Any]:
+    """What decides which documents the run holds out, apart from its packed rows, which tell it themselves."""
+    data = recipe.data
+    if data.validation_sources:
+        return {"data": {"validation_sources": _sources_digest(data.validation_sources)}, "seed": recipe.seed}
+    of_rows: dict[str, Any] = {"validation_documents": data.validation_documents}
+    # A run without training has no packed rows, and takes its documents as they are.
+    if not any(stage.steps for stage in recipe.stages):
+        if data.rows:
+            # The last folder, because rows_with_validation evaluates on its held-out documents.
+            of_rows = {"rows": rows_digest(open_rows(data.rows[-1], verify=True))}
+        else:
+            of_rows = {"sources": _sources_digest(data.sources)}
+    return {"data": of_rows, "seed": recipe.seed}
 
 
 def refuse_steps_without_targets(resolved: ResolvedRecipe, rows: Sequence[PackedRows | None]) -> None:
@@ -185,7 +250,7 @@ def refuse_steps_without_targets(resolved: ResolvedRecipe, rows: Sequence[Packed
                 )
 
 
-def _held_out(resolved: ResolvedRecipe, context: RunContext) -> HeldOut:
+def held_out_of_run(resolved: ResolvedRecipe, context: RunContext) -> HeldOut:
     """Hashes of the documents that the run holds out of its own data, and the identity of that data."""
     with context.rank_0_reporter.bar("held-out documents", None) as advance:
         config = _pack_config(resolved, resolved.recipe.data, 0)
@@ -195,79 +260,6 @@ def _held_out(resolved: ResolvedRecipe, context: RunContext) -> HeldOut:
             tokenizer=resolved.tokenizer,
             progress=lambda documents, tokens: advance(documents, f"{tokens:,} tokens"),
         )
-
-
-def _rows_again(
-    resolved: ResolvedRecipe,
-    context: RunContext,
-    number: int,
-    known: tuple[str, str | None],
-    held_out: Callable[[], HeldOut],
-) -> PackedRows:
-    """The rows that a stage of a resumed run started with, read from disk or packed again."""
-    output = folder_of(context)
-    folder, digest_ = output / known[0], known[1]
-    if not is_packed(folder):
-        # A folder with WORK in it is an interrupted packing, which _rows continues.
-        if folder.is_dir() and not (folder / WORK).is_dir():
-            raise RopewalkError(
-                f"the packed rows in {folder} have no readable manifest; delete the folder {folder}, and --resume will "
-                "pack the rows again"
-            )
-        packed = _rows(resolved, context, number, held_out)
-        # The name is a digest of all that the rows depend on, the documents included.
-        if packed.folder.name != folder.name:
-            raise RopewalkError(
-                f"the documents have changed since the run in {output} started, and the packed rows {folder} are gone, "
-                "so the run cannot train on the same rows; restore the documents, or start a new run"
-            )
-        return packed
-    try:
-        there = open_rows(folder, tokenizer=tokenizer_identity(resolved.tokenizer), verify=True)
-    except RopewalkError as error:
-        raise RopewalkError(
-            f"{error} (once the folder {folder.name} is deleted, --resume packs the rows again)"
-        ) from error
-    if _rows_digest(there) != digest_:
-        raise RopewalkError(
-            f"the packed rows in {folder} are not those that the run in {output} started with; delete the folder "
-            f"{folder}, and --resume will pack the rows again"
-        )
-    return there
-
-
-def run_inputs(
-    resolved: ResolvedRecipe,
-    rows: Sequence[PackedRows | None],
-    output: Path,
-    before: RunInputs | None = None,
-) -> RunInputs:
-    """Record of the inputs that a resumed run must find again: rows, model, and documents that are not packed.
-
-    Args:
-        resolved: the recipe.
-        rows: packed rows of every stage.
-        output: folder of the run; rows inside it are recorded with relative paths, so that the folder can be moved.
-        before: the record from when the run started, if it is resumed.
-    """
-    recipe, home = resolved.recipe, output.resolve()
-    places = [None if each is None else each.folder.resolve() for each in rows]
-    return RunInputs(
-        rows=[
-            None if p is None else str(p.relative_to(home) if p.is_relative_to(home) else p) for p in places
-        ],
-        digests=[_rows_digest(each) for each in rows],
-        validation_sources=_sources_digest(recipe.data.validation_sources),
-        unpacked=_unpacked_digest(recipe),
-        # A resumed run keeps the recorded digest; _refuse_changed has already compared it with the model's files.
-        model=model_digest(resolved.model) if before is None or before.model is None else before.model,
-        precision=resolved.precision,
-    )
-
-
-def write_run_inputs(output: Path, began: RunInputs) -> None:
-    """Write the record that :func:`read_run_inputs` reads."""
-    write_json(output / ROWS, began.model_dump())
 
 
 def check_sources(resolved: ResolvedRecipe) -> None:
@@ -297,108 +289,49 @@ def check_sources(resolved: ResolvedRecipe) -> None:
             next((d for record in records for d in record.documents if not is_blank(d)), None)
 
 
-def model_at_start(output: Path) -> str | None:
-    """Digest of the recipe's model when the run started; None if its files were not available, or are not recorded."""
-    return read_run_inputs(output).model if (output / ROWS).is_file() else None
-
-
-def _refuse_changed(resolved: ResolvedRecipe, began: RunInputs, output: Path) -> None:
-    """Raise if the model, the precision, or documents that are not packed differ from those the run started with."""
-    recipe, since = resolved.recipe, f"since the run in {output} started"
-    if began.validation_sources != _sources_digest(recipe.data.validation_sources):
-        raise RopewalkError(f"the validation sources have changed {since}; restore them, or start a new run")
-    if began.unpacked is not None and began.unpacked != _unpacked_digest(recipe):
-        what = "the rows in data.rows" if recipe.data.rows else "the documents of data.sources"
-        raise RopewalkError(f"{what} have changed {since}; restore them, or start a new run")
-    # None means that the model's files are not available here, so there is nothing to compare.
-    if began.model is not None and model_digest(resolved.model) not in (None, began.model):
-        raise RopewalkError(
-            f"the weights or the config of the model in {resolved.model} have changed {since}; restore them, or start "
-            "a new run"
-        )
-    if began.precision != resolved.precision:
-        here = (
-            f"auto resolves to {resolved.precision} here"
-            if recipe.precision == "auto"
-            else f"cannot resume in {recipe.precision}"
-        )
-        raise RopewalkError(
-            f"the run in {output} started with precision {began.precision}, but {here}; set precision: "
-            f"{began.precision}"
-        )
-
-
 def _sources_digest(sources: Sequence[SourceSpec]) -> str | None:
     return digest(inputs_identity(sources)) if sources else None
 
 
-def _unpacked_digest(recipe: Recipe) -> str | None:
-    """Digest of the documents for evaluation and search in a run without training, which has no packed rows."""
-    if any(stage.steps for stage in recipe.stages):
-        return None
-    if recipe.data.rows:
-        # The last folder, because rows_with_validation evaluates on its held-out documents.
-        return _rows_digest(open_rows(recipe.data.rows[-1], verify=True))
-    return None if recipe.data.validation_sources else _sources_digest(recipe.data.sources)
-
-
-def _rows_digest(rows: PackedRows | None) -> str | None:
-    if rows is None:
-        return None
+def rows_digest(rows: PackedRows) -> str:
+    """Digest of packed rows: of their settings, and of the files that they are in."""
     files = [*rows.manifest["row_files"], rows.manifest["validation_file"]]
     return digest([rows.manifest["digest"], [each["sha256"] for each in files]])
 
 
-def _packed_before(
-    resolved: ResolvedRecipe, began: RunInputs | None, others: Collection[int]
-) -> list[PackedRows | None]:
-    """Select the folder of rows for each stage from those that the recipe names."""
-    recipe, identity = resolved.recipe, tokenizer_identity(resolved.tokenizer)
-    # Stages may share a folder of rows, and verifying hashes all of it.
-    opened = cache(lambda folder: open_rows(folder, tokenizer=identity, verify=True))
-    rows: list[PackedRows | None] = []
-    for number, stage in enumerate(recipe.stages):
-        key = f"stages.{number}.data.rows" if stage.own_documents else "data.rows"
-        there = [opened(folder) for folder in resolved.stages[number].settings.data.rows]
-        if not stage.steps:
-            rows.append(None)
-            continue
-        wanted = (stage.context, stage.pattern, stage.positions)
-        fitting = [
-            each
-            for each in there
-            if (each.settings.context, each.settings.pattern, each.settings.positions) == wanted
-        ]
-        if len(fitting) != 1:
-            found = ", ".join(
-                f"{each.folder} (context {each.settings.context}, pattern {each.settings.pattern}, positions "
-                f"{each.settings.positions})"
-                for each in fitting or there
+def _named(resolved: ResolvedRecipe, number: int, verify: bool = False) -> PackedRows:
+    """The folder of rows for a stage among those that the recipe names."""
+    stage, identity = resolved.recipe.stages[number], tokenizer_identity(resolved.tokenizer)
+    key = f"stages.{number}.data.rows" if stage.own_documents else "data.rows"
+    there = [open_rows(folder, tokenizer=identity) for folder in resolved.stages[number].settings.data.rows]
+    wanted = (stage.context, stage.pattern, stage.positions)
+    fitting = [
+        each
+        for each in there
+        if (each.settings.context, each.settings.pattern, each.settings.positions) == wanted
+    ]
+    if len(fitting) != 1:
+        found = ", ".join(
+            f"{each.folder} (context {each.settings.context}, pattern {each.settings.pattern}, positions "
+            f"{each.settings.positions})"
+            for each in fitting or there
+        )
+        raise RopewalkError(
+            f"stage {number + 1} needs one folder of rows with context {stage.context}, pattern {stage.pattern} "
+            f"and positions {stage.positions}, but {key} names "
+            + (
+                f"{len(fitting)} such folders; keep only one of {found}"
+                if fitting
+                else f"no such folder, only {found}; pack the rows of this stage, and add their folder to {key}"
             )
-            raise RopewalkError(
-                f"stage {number + 1} needs one folder of rows with context {stage.context}, pattern {stage.pattern} "
-                f"and positions {stage.positions}, but {key} names "
-                + (
-                    f"{len(fitting)} such folders; keep only one of {found}"
-                    if fitting
-                    else f"no such folder, only {found}; pack the rows of this stage, and add their folder to {key}"
-                )
-            )
-        rows.append(fitting[0])
-    if not recipe.data.validation_sources:
-        _refuse_other_split(recipe, rows)
-    for number, each in enumerate(rows):
-        known = None if began is None or number in others else began.of_stage(number)
-        if known is not None and known[1] != _rows_digest(each):
-            raise RopewalkError(
-                f"the packed rows of stage {number + 1} are not those that the run started with; restore the rows, or "
-                "start a new run"
-            )
-    return rows
+        )
+    return open_rows(fitting[0].folder, tokenizer=identity, verify=True) if verify else fitting[0]
 
 
-def _refuse_other_split(recipe: Recipe, rows: Sequence[PackedRows | None]) -> None:
+def refuse_other_split(recipe: Recipe, rows: Sequence[PackedRows | None]) -> None:
     """Raise if a stage's own rows could contain documents that the run's rows hold out for evaluation."""
+    if not recipe.data.rows or recipe.data.validation_sources:
+        return
     run = rows_with_validation(recipe, rows)
     for number, (stage, each) in enumerate(zip(recipe.stages, rows, strict=True)):
         if each is None or run is None or not stage.own_documents:
@@ -432,15 +365,13 @@ def _cache(data: Data, context: RunContext) -> str | Path:
     return data.cache or folder_of(context) / DATA
 
 
-def _rows(
-    resolved: ResolvedRecipe, context: RunContext, number: int, held_out: Callable[[], HeldOut]
-) -> PackedRows:
+def _rows(resolved: ResolvedRecipe, context: RunContext, number: int, held_out: HeldOut | None) -> PackedRows:
     recipe, reporter = resolved.recipe, context.rank_0_reporter
     data = resolved.stages[number].settings.data
     withheld = None
     if recipe.stages[number].own_documents:
         # The stage's own documents may include those on which the run is evaluated.
-        withheld = () if data.validation_sources else held_out()[0]
+        withheld = () if held_out is None else held_out[0]
     made = False
 
     def progress(documents: int, tokens: int) -> None:
@@ -480,10 +411,17 @@ def rows_with_validation(recipe: Recipe, rows: Sequence[PackedRows | None]) -> P
     return open_rows(recipe.data.rows[-1], verify=True)
 
 
-def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> DrawnDocuments:
+def validation_documents(
+    resolved: ResolvedRecipe, rows: PackedRows | None, searched: frozenset[int] = frozenset()
+) -> DrawnDocuments:
     """Token ids of the evaluation documents; none if no suite reads documents.
 
     If no stage trains, nothing is packed (``rows`` is None) and all documents of the sources count as held out.
+
+    Args:
+        resolved: the recipe.
+        rows: packed rows whose held-out documents the run evaluates on.
+        searched: hashes of documents that are left out, because searches of the run measure on them.
 
     Raises:
         RopewalkError: if there are no documents, or too few for one row; the error comes before training.
@@ -492,7 +430,7 @@ def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> D
     if not recipe.evaluation.reads_text:
         return DrawnDocuments([], [])
     length, limit = resolved.target, recipe.evaluation.rows
-    documents = held_out_documents(resolved, rows, length, limit)
+    documents = _unsearched(resolved, rows, searched)
     if not documents:
         more = (
             "pack the rows with --validation-documents"
@@ -505,6 +443,28 @@ def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> D
     # Called for its error alone: text that does not fill a row must be refused before training.
     full_rows(documents, resolved, length, limit)
     return documents
+
+
+def _unsearched(
+    resolved: ResolvedRecipe, rows: PackedRows | None, searched: frozenset[int]
+) -> DrawnDocuments:
+    """Held-out documents for the evaluation, without those on which a search measures."""
+    length, wanted = resolved.target, resolved.recipe.evaluation.rows
+    limit, known = wanted, 0
+    while True:
+        documents = held_out_documents(resolved, rows, length, limit)
+        left = documents.without(searched) if searched else documents
+        # Of sources, only as many documents are read as usually suffice: read more in the place of those left out.
+        if len(left) == len(documents) or len(documents) == known or _fill(left, resolved, length, wanted):
+            return left
+        known, limit = len(documents), 2 * limit
+
+
+def _fill(documents: DrawnDocuments, resolved: ResolvedRecipe, length: int, wanted: int) -> bool:
+    try:
+        return len(full_rows(documents, resolved, length, wanted)) == wanted
+    except RopewalkError:
+        return False
 
 
 def probe_rows(resolved: ResolvedRecipe, rows: PackedRows, context: int, limit: int) -> tuple[list[Row], str]:

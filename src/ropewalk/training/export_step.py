@@ -15,6 +15,7 @@ from ropewalk.models.adapter import merge_adapter
 from ropewalk.models.checkpoint.export import refuse_existing
 from ropewalk.parallel import World
 from ropewalk.parallel.context import RunContext
+from ropewalk.runs import Store
 from ropewalk.training.checkpoint.files import (
     CHECKPOINTS,
     check_checkpoint,
@@ -23,12 +24,12 @@ from ropewalk.training.checkpoint.files import (
     read_position,
 )
 from ropewalk.training.checkpoint.sharded import export_model, load_weights
+from ropewalk.training.folder import ADVICE, HOLDS, RECIPE
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import load_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.resolved import load_for_run
-from ropewalk.training.run import decisions_so_far
-from ropewalk.training.run_folder import RECIPE, Reached
+from ropewalk.training.stage_rope.base import Decision
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,12 @@ def export_step(run: Path, step: int, out: Path, stage: int | None = None) -> Ex
     number = position.stage
     # No stage is trained, so none has to suit this machine.
     resolved = resolve(recipe, training=range(0))
-    decision = decisions_so_far(resolved, Reached(path, position), run)[number]
+    record = Store(run, HOLDS, ADVICE).record(f"rope-{number + 1}")
+    if record is None or record.done is None:
+        raise RopewalkError(
+            f"{run} has no record of the RoPE of stage {number + 1}; resume the run with --resume"
+        )
+    decision = Decision.from_json(record.done.value)
     context = recipe.stages[number].context
     model = load_for_run(
         resolved,

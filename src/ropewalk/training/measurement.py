@@ -1,4 +1,4 @@
-"""Evaluation before, during and after training, and reuse of results that a resumed run finds on disk."""
+"""Evaluation before, during and after training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import ModelUnderTest, TaskResult, evaluate_model
-from ropewalk.evaluation.answers import Prompts, write_answers
+from ropewalk.evaluation.answers import Prompts, answers_file, write_answers
 from ropewalk.evaluation.measure import Stores, generated_tasks, generates
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.rows import DrawnDocuments
@@ -28,6 +28,7 @@ from ropewalk.io.files import parse_json, write_text
 from ropewalk.io.progress import Reporter
 from ropewalk.models.compute.losses import LossModel
 from ropewalk.parallel.context import RunContext
+from ropewalk.runs import Work
 from ropewalk.training.checkpoint.files import Position, checkpoint_name, is_place, place_of
 from ropewalk.training.checkpoint.single import random_states, set_random_states
 from ropewalk.training.recipe.evaluation import Evaluation
@@ -36,11 +37,12 @@ from ropewalk.training.step import autocast
 
 DURING = "evaluation-during"
 """Folder with the results of evaluations during training."""
+_DURING = "during/"
 
 
 def during(position: Position) -> str:
     """Name of an evaluation during training, for the functions below."""
-    return f"during/{checkpoint_name(position)}"
+    return f"{_DURING}{checkpoint_name(position)}"
 
 
 def evaluation_file(when: str) -> str:
@@ -49,7 +51,7 @@ def evaluation_file(when: str) -> str:
 
 
 def evaluation_record(when: str) -> str:
-    """Name of the file with the digest of :func:`evaluation_file`."""
+    """Name of the file with the digest of an evaluation during training."""
     return f"evaluation-{when}.digest.json"
 
 
@@ -81,43 +83,35 @@ def requested_lengths(
     return requested
 
 
-def results_in(output: Path, when: str, asked: Mapping[str, Sequence[int]] | None) -> list[TaskResult] | None:
-    """Read evaluation results that a run has already written; None if there are none.
+def results_in(output: Path, when: str) -> list[TaskResult] | None:
+    """Read evaluation results that a run has written; None if there are none.
 
     Args:
         output: folder of the run.
         when: ``before``, ``after`` or :func:`during`.
-        asked: requested suites and lengths, from :func:`requested_lengths`; None accepts any.
 
     Raises:
-        RopewalkError: if the file is damaged, or contains other results than the recipe requests.
+        RopewalkError: if the file is damaged.
     """
     path = output / evaluation_file(when)
     if not path.is_file():
         return None
     try:
         text = path.read_text(encoding="utf-8")
-        wrong = _altered(path, output / evaluation_record(when))
+        # Results before and after training are files of a step, whose record has their digests.
+        wrong = _altered(path, output / evaluation_record(when)) if when.startswith(_DURING) else None
         if wrong is None:
             values = parse_json(text, strict=True)
             if not isinstance(values, list):
                 raise ValueError("it is not a list of results")
-            results = [TaskResult.from_json(entry) for entry in values]
-            wrong = None if asked is None else _not_as_asked(results, asked)
+            return [TaskResult.from_json(entry) for entry in values]
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
     except KeyError as error:
         wrong = f"a result lacks {error}"
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         wrong = str(error)
-    if wrong is not None:
-        instead = (
-            "and --resume will go on without it"
-            if asked is None
-            else "and --resume will repeat the evaluation"
-        )
-        raise RopewalkError(f"{path} is damaged ({wrong}); delete it, {instead}")
-    return results
+    raise RopewalkError(f"{path} is damaged ({wrong}); delete it, and --resume will go on without it")
 
 
 @dataclass(frozen=True)
@@ -158,7 +152,7 @@ def evaluated_during(output: Path, until: Position | None = None) -> list[During
         if until is not None and (stage, step) > (until.stage, until.step):
             # Files come in the order of training, so all that follow are later as well.
             break
-        results = results_in(output, during(Position(stage, step, 0)), None)
+        results = results_in(output, during(Position(stage, step, 0)))
         found.append(DuringTraining(stage, step, tuple(results or ())))
     return found
 
@@ -197,29 +191,15 @@ def _altered(path: Path, record: Path) -> str | None:
         return f"its record {record.name} was altered"
 
 
-def _not_as_asked(results: Sequence[TaskResult], asked: Mapping[str, Sequence[int]]) -> str | None:
-    # Any length is accepted for a suite that defines its own lengths.
-    there = {(result.suite, result.length if asked.get(result.suite, True) else None) for result in results}
-    wanted = {(suite, length) for suite, lengths in asked.items() for length in lengths or (None,)}
-    for places, verb in ((wanted - there, "lacks"), (there - wanted, "holds")):
-        if places:
-            # By text, because a length may be None, which does not compare with numbers.
-            suite, length = min(places, key=str)
-            where = "" if length is None else f" at {length} tokens"
-            return f"it {verb} a result of {suite}{where}" + (
-                "" if verb == "lacks" else ", which the recipe does not list"
-            )
-    return None
-
-
 def _write_results(output: Path, when: str, results: Sequence[TaskResult]) -> None:
     path = output / evaluation_file(when)
     text = json.dumps([result.to_json() for result in results], indent=2, allow_nan=False) + "\n"
     path.parent.mkdir(exist_ok=True)
-    # Write the record first: if the process is killed in between, there are no results, and they are measured again.
-    content = text.encode()
-    digest = FileDigest(len(content), hashlib.sha256(content).hexdigest())
-    write_sealed(output / evaluation_record(when), {}, {path.name: digest})
+    if when.startswith(_DURING):
+        # The record first: a process that is killed in between leaves no results, and they are measured again.
+        content = text.encode()
+        digest = FileDigest(len(content), hashlib.sha256(content).hexdigest())
+        write_sealed(output / evaluation_record(when), {}, {path.name: digest})
     write_text(path, text)
 
 
@@ -240,25 +220,18 @@ class Measurement:
     stage: int | None = None
 
 
-def measure(
-    when: str, model: LossModel | None, measurement: Measurement, context: RunContext
-) -> list[TaskResult]:
-    """Evaluate the model, or read the results if the run has already written them.
+def measure(when: str, model: LossModel, measurement: Measurement, context: RunContext, work: Work) -> None:
+    """Evaluate a model before or after training, and write the results and the answers.
 
     Args:
         when: ``before`` or ``after``.
-        model: model to evaluate; may be None if the results are on disk.
+        model: model to evaluate.
         measurement: suites, lengths and documents.
         context: processes, each of which must call this function; output folder and reporter.
+        work: the step of the run, whose files they are.
     """
-    requested, output = measurement.asked, folder_of(context)
-    # Decided on rank 0 for all, because either every rank measures or none does.
-    known = context.world.on_rank_0(lambda: results_in(output, when, requested))
-    if known is not None:
-        return known
-    if not requested:
-        return []
-    assert model is not None
+    if not measurement.asked:
+        return
     with context.rank_0_reporter.bar(f"evaluation {when}", None) as advance:
 
         def progress(what: str, done: int, total: int) -> None:
@@ -267,11 +240,12 @@ def measure(
         prompts = Prompts()
         stores = Stores.in_memory(prompts.add)
         results = _measured(model, measurement, context, progress, stores)
+    work.file(evaluation_file(when))
+    work.file(answers_file(when))
     if context.is_rank_0:
-        # Before the results: once these are there, nothing is measured again.
+        output = folder_of(context)
         write_answers(output, when, prompts.answered(stores.predictions.known))
         _write_results(output, when, results)
-    return results
 
 
 def measure_during(

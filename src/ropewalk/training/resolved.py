@@ -139,6 +139,7 @@ class AtStage:
         weights: checkpoint that the stage starts from; None for the recipe's model.
         rows: packed rows of the stage; None for a stage without training.
         validation: packed rows whose held-out documents the run evaluates on.
+        searched: hashes of held-out documents on which searches of the run measure; no evaluation may read them.
     """
 
     resolved: ResolvedRecipe
@@ -146,6 +147,7 @@ class AtStage:
     weights: Path | None = None
     rows: PackedRows | None = None
     validation: PackedRows | None = None
+    searched: frozenset[int] = frozenset()
 
     @property
     def output(self) -> Path:

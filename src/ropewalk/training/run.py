@@ -1,194 +1,87 @@
-"""A whole run, from a recipe to an extended checkpoint with its evaluation; it can resume after any interruption."""
+"""A whole run, from a recipe to an extended checkpoint with its evaluation; it can resume after any interruption.
+
+A run is a list of steps, see :func:`_steps`; each has a builder below that says what it does and what decides it.
+"""
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ropewalk.attention.kept import Keeping
-from ropewalk.compatibility import Reading
-from ropewalk.data import PackedRows, open_rows
-from ropewalk.data.read.embedded import EMBEDDED, RETRIEVAL
-from ropewalk.data.rows.packed_rows import is_packed
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import TaskResult
 from ropewalk.evaluation.store import model_digest
-from ropewalk.io.files import write_json, write_text
-from ropewalk.io.lock import locked
-from ropewalk.io.progress import Reporter
-from ropewalk.io.results import Result
-from ropewalk.models.checkpoint.origin import origin_of
-from ropewalk.parallel import MeshShape, make_mesh
+from ropewalk.io.digests import FileDigest
+from ropewalk.io.files import write_json
+from ropewalk.io.settings import deciding
 from ropewalk.parallel.context import RunContext
-from ropewalk.rope import LongRope, RopeMethod
-from ropewalk.search import Factors, goal_of, write_factors
+from ropewalk.rope import LongRope
+from ropewalk.runs import Runner, State, Step, Work, opened
+from ropewalk.runs.store import EARLIER
+from ropewalk.search import goal_of, write_factors
+from ropewalk.search.data import SearchData
 from ropewalk.training.checkpoint.adapter import export_adapter
 from ropewalk.training.checkpoint.average import load_average
-from ropewalk.training.checkpoint.files import Position, read_exported_weights, read_position
+from ropewalk.training.checkpoint.files import (
+    CHECKPOINTS,
+    RECORD,
+    Position,
+    checkpoint_name,
+    checkpoints_in,
+    place_of,
+    read_position,
+)
 from ropewalk.training.checkpoint.sharded import export_model, load_weights
-from ropewalk.training.documents import (
-    all_rows,
-    check_sources,
-    read_run_inputs,
-    refuse_steps_without_targets,
-    rows_with_validation,
-    run_inputs,
-    validation_documents,
-    write_run_inputs,
-)
-from ropewalk.training.final_weights import (
-    FinalWeights,
-    check_final_weights,
-    check_metric,
-    check_whole,
-    describe_weights,
-    final_weights,
-)
-from ropewalk.training.measurement import (
-    Measurement,
-    describe_during,
-    evaluated_during,
-    evaluation_file,
-    measure,
-    prompt_lengths,
-    requested_lengths,
-    results_in,
-    short_context,
-)
-from ropewalk.training.metrics import MetricsLog, tracking
-from ropewalk.training.preflight import Meshes, announcement, resolve
-from ropewalk.training.recipe.file import dump_recipe
-from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.resolved import AtStage, ResolvedRecipe, RopeAt, folder_of, load_for_run
-from ropewalk.training.run_folder import (
+from ropewalk.training.copied import take_from_copy
+from ropewalk.training.documents import ROWS, check_sources, rows_identity
+from ropewalk.training.final_weights import check_whole, describe_weights, final_weights
+from ropewalk.training.folder import (
     ADAPTER,
-    EARLIER,
-    LAUNCH,
+    ADVICE,
+    HOLDS,
     METRICS,
     MODEL,
-    RECIPE,
+    REPORT,
     SUMMARY,
-    VERSIONS,
-    Reached,
     StageRange,
-    Start,
-    launch,
-    reached,
-    set_aside,
-    started_by,
-    take_from_copy,
-    take_up,
+    refuse_folder,
 )
+from ropewalk.training.measurement import measure
+from ropewalk.training.metrics import tracking
+from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.resolved import RopeAt, load_for_run
+from ropewalk.training.run_state import Run, searched_of
 from ropewalk.training.stage import StageRun, run_stage
-from ropewalk.training.stage_engine import choices_in
-from ropewalk.training.stage_rope.auto import forget_choices
-from ropewalk.training.stage_rope.base import Before, Decision, factors_file, refuse_other_rope, stage_name
-from ropewalk.training.stage_rope.decide import check_stage, decide, settled
+from ropewalk.training.stage_engine import CHOICES as ENGINES
+from ropewalk.training.stage_rope.auto import CHOICES as BASES
+from ropewalk.training.stage_rope.base import as_json, factors_file, stage_name
+from ropewalk.training.stage_rope.decide import decide, rope_identity
 from ropewalk.training.stage_rope.search import (
     SHORT,
     SHORT_LABEL,
     FactorSearch,
     candidate_of,
-    check_short_rows,
-    kept_factors,
+    rows_for_search,
     search_factors,
     search_summary,
+    searches_of,
 )
-from ropewalk.versions import software_versions
-
-
-@dataclass(frozen=True)
-class RunResult(Result):
-    """Result of a run, as in its ``summary.json``.
-
-    Attributes:
-        output: folder of the run.
-        model: folder of the extended model.
-        trained_length, context: context before and after the run, in tokens.
-        engine, device, precision: attention engine, device and precision of the training.
-        processes: number of processes, and the degree of each kind of parallelism.
-        stages: settings and results of each stage.
-        short_factors: result of the search for LongRoPE's short factors, those for inputs up to the original length;
-            None if there was no search.
-        original_length: trained length before any extension, in tokens, if the result is a longrope checkpoint;
-            otherwise None.
-        short_context: perplexity at ``original_length`` before and after training; None if it was not measured.
-        before, after: evaluation results before and after training.
-        during: stage, step and scores of each evaluation during training. Empty, and left out of JSON, if there was
-            none.
-        exported: checkpoints that the weights of ``model`` come from, and the settings ``export`` of the recipe. The
-            weights are those of the checkpoint with the best score, or the mean of several checkpoints. None, and left
-            out of JSON, if the weights are those of the last step.
-        history: changes that ``--resume`` made to the recipe.
-        seconds: duration of the process that finished the run.
-        versions: versions of the software, and a description of the machine.
-        adapter: folder of the adapter. None, and left out of JSON, if the run trained the model's own weights.
-        source: the model before the run: its name, its id and revision on the Hub, the licence in its model card, the
-            SHA-256 of its config and weights, and its RoPE.
-        files: paths of the report and its figures, which only the command ``ropewalk extend`` writes. None, and left
-            out of JSON, in ``summary.json`` and in the result of the Python function.
-        readers: how other programs read the model's RoPE. None, and left out of JSON, wherever ``files`` is left out.
-    """
-
-    output: Path
-    model: Path
-    trained_length: int
-    context: int
-    engine: str
-    device: str
-    precision: str
-    processes: dict[str, int]
-    stages: tuple[dict[str, Any], ...]
-    short_factors: dict[str, Any] | None
-    original_length: int | None
-    short_context: dict[str, Any] | None
-    before: tuple[TaskResult, ...]
-    after: tuple[TaskResult, ...]
-    during: tuple[dict[str, Any], ...]
-    history: tuple[dict[str, Any], ...]
-    seconds: float
-    versions: dict[str, str]
-    source: dict[str, Any]
-    adapter: Path | None = None
-    exported: dict[str, Any] | None = None
-    files: tuple[Path, ...] | None = None
-    readers: tuple[Reading, ...] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Content of ``summary.json``; without the parts that this run does not have, or not yet."""
-        values = super().to_json()
-        if not values["during"]:
-            del values["during"]
-        for name in ("adapter", "exported", "files", "readers"):
-            if values[name] is None:
-                del values[name]
-        return values
-
-
-@dataclass(frozen=True)
-class StoppedRun(Result):
-    """A run that has stopped after a stage, as requested.
-
-    Attributes:
-        output: folder of the run.
-        stage: the stage after which it stopped, counted from 1.
-        stages: number of stages of its recipe.
-        checkpoint: checkpoint at the end of the stage.
-        seconds: duration of this process.
-    """
-
-    output: Path
-    stage: int
-    stages: int
-    checkpoint: Path
-    seconds: float
+from ropewalk.training.summary import RunResult, StoppedRun, summary
+from ropewalk.training.taking_up import (
+    has_trained_all,
+    refuse_too_little,
+    resolved_run,
+    set_aside,
+    started,
+    verified,
+    write_start,
+)
 
 
 def extend(
@@ -215,8 +108,9 @@ def extend(
         RopewalkError: for invalid input, before anything is written. Also if the run fails later; such a run can be
             resumed.
     """
-    with _begun(recipe, context, resume, StageRange(from_stage)) as (run, clock):
-        return _finished(run, *_trained(run), clock)
+    with _taken_up(recipe, context, resume, StageRange(from_stage)) as run:
+        run.runner.run(run.steps, run.todo)
+        return summary(run)
 
 
 def extend_until(
@@ -235,414 +129,339 @@ def extend_until(
     Raises:
         RopewalkError: as for :func:`extend`.
     """
-    with _begun(recipe, context, resume, StageRange(from_stage, until_stage)) as (run, clock):
-        last, _ = _trained(run)
-        if last is None:
+    with _taken_up(recipe, context, resume, StageRange(from_stage, until_stage)) as run:
+        run.runner.run(run.steps, run.todo, until=f"train-{until_stage}")
+        last = run.output / CHECKPOINTS / run.runner.values[f"train-{until_stage}"]["checkpoint"]
+        if not run.context.world.on_rank_0(last.is_dir):
             raise RopewalkError(
                 f"the run in {run.output} is complete and its checkpoints were deleted, so it cannot stop at a stage; "
-                f"use the model in {run.output / 'model'}, or start a new run in another output folder"
+                f"use the model in {run.output / MODEL}, or start a new run in another output folder"
             )
-        stages = len(run.resolved.recipe.stages)
-        return StoppedRun(run.output, until_stage, stages, last, time.perf_counter() - clock)
+        return StoppedRun(
+            run.output, until_stage, len(run.recipe.stages), last, time.perf_counter() - run.clock
+        )
 
 
 @contextmanager
-def _begun(
-    recipe: Recipe, context: RunContext | None, resume: bool, stages: StageRange
-) -> Iterator[tuple[_Run, float]]:
-    """Start or resume a run up to its training, and hold its folder until the end; also the time of the beginning."""
+def _taken_up(recipe: Recipe, context: RunContext | None, resume: bool, stages: StageRange) -> Iterator[Run]:
+    """Start or resume a run, and hold its folder until the end.
+
+    All checks are made, rows are packed, and what will be made again is set aside; nothing else has moved before.
+    """
     clock = time.perf_counter()
     output = Path(recipe.output).expanduser()
     # Without the caller's mesh: the run chooses its own below.
     context = replace(context or RunContext(), output=output, mesh=None)
-    world = context.world
-    # Processes that torchrun restarts after a failure resume without --resume, and go on with what they have done.
-    if world.on_rank_0(lambda: world.restarts > 0 and started_by(output) == launch()):
-        resume, stages = True, replace(stages, first=None)
+    world, reporter, notes = context.world, context.rank_0_reporter, list[str]()
+
+    def prepare() -> None:
+        if note := take_from_copy(output, recipe.checkpoints.copy_to, resume):
+            notes.append(note)
+        refuse_folder(output, resume)
+
     with ExitStack() as held:
-        # Only rank 0 takes the lock, because only rank 0 writes.
-        world.on_rank_0(lambda: held.enter_context(locked(output, "give another output")))
-        if note := world.on_rank_0(lambda: take_from_copy(output, recipe.checkpoints.copy_to, resume)):
-            context.rank_0_reporter.note(note)
-        # Under the lock: take_up removes temporary files, which another process might still be writing.
-        start = world.on_rank_0(lambda: take_up(output, recipe, resume, stages))
-        resolved = _resolved(start, context)
-        contexts = [_on(each.mesh, resolved, context) for each in resolved.stages]
-        context = _on(resolved.mesh, resolved, context)
-        run = _prepared(start, resolved, context, contexts)
-        before = measure("before", run.model, run.measurement, context)
-        # Not needed any more: the first stage loads its own copy, and two would not fit.
-        run = replace(run, model=None, before=before)
-        yield run, clock
+        # On rank 0 under the lock: another process might still be writing what looks like left-overs.
+        store = held.enter_context(opened(output, HOLDS, world, None, ADVICE, prepare))
+        start = world.on_rank_0(lambda: started(store, recipe, resume, stages, world.restarts))
+        for line in (*notes, *start.notes):
+            reporter.note(line)
+        run = resolved_run(recipe, context, Runner(store, world, reporter), start, clock)
+        packing, run.steps = _steps(run)
+        again = None if start.first is None else f"rope-{start.first}"
+        run.todo = run.runner.survey([*packing, *run.steps], again)
+        done = verified(run)
+        # Rows that are packed need no source again.
+        if not all(run.todo.is_done(step.name) for step in packing):
+            world.on_rank_0(lambda: check_sources(run.resolved))
+        if run.todo.found["before"].state not in (State.DONE, State.WAITS):
+            # Before packing, so that a checkpoint that cannot be loaded fails early.
+            run.loaded.append(load_for_run(run.resolved, run.context, run.resolved.model))
+        run.runner.run(packing, run.todo)
+        refuse_too_little(run)
+        # Only after all checks: a run that is refused leaves its results where they were.
+        set_aside(run)
+        world.on_rank_0(lambda: write_start(run))
+        # Steps after the checkpoint run again, and their lines must not stand in the log twice.
+        if again := world.on_rank_0(lambda: run.metrics.rewind(done, output / EARLIER / METRICS)):
+            reporter.note(again)
+        if context.is_rank_0 and not has_trained_all(run):
+            plain = recipe.model_dump(mode="json")
+            run.metrics.listener = held.enter_context(tracking(recipe.trackers, output / "trackers", plain))
+        yield run
 
 
-def _finished(run: _Run, last: Path | None, decisions: list[Decision], clock: float) -> RunResult:
-    """Export and evaluate a run that has trained all stages."""
-    resolved, context, before = run.resolved, run.context, run.before
-    # After training, because short factors are searched on the final weights.
-    method, short = _short_factors(run, last, decisions[-1].method)
-    after = measure("after", _saved_model(run, last, method), run.measurement, context)
-    # Short factors change the method of the last stage after its training; the summary names the exported one.
-    methods = [*(each.method for each in decisions[:-1]), method]
-    result = RunResult(
-        output=run.output,
-        model=run.output / MODEL,
-        trained_length=resolved.trained_length,
-        context=resolved.target,
-        engine=resolved.engine,
-        device=str(resolved.device),
-        precision=resolved.precision,
-        processes={"number": context.world.size, **asdict(resolved.mesh)},
-        stages=tuple(
-            _stage_summary(number, run, found, method)
-            for number, (found, method) in enumerate(zip(decisions, methods, strict=True))
-        ),
-        short_factors=None if short is None else search_summary(short, factors_file(SHORT)),
-        original_length=resolved.original_length,
-        short_context=short_context(resolved.original_length, before, after),
-        before=tuple(before),
-        after=tuple(after),
-        during=tuple(each.summary() for each in evaluated_during(run.output)),
-        history=tuple(change.model_dump() for change in resolved.recipe.history),
-        seconds=time.perf_counter() - clock,
-        versions=versions(resolved),
-        adapter=None if resolved.adapter is None else run.output / ADAPTER,
-        exported=context.world.on_rank_0(lambda: read_exported_weights(run.output / MODEL)),
-        source=context.world.on_rank_0(lambda: _source(run)),
+def _steps(run: Run) -> tuple[list[Step], list[Step]]:
+    """All that a run does, in order: what decides its documents, and what follows."""
+    stages = range(len(run.recipe.stages))
+    packing = [_rows(run, number) for number in stages if run.recipe.stages[number].steps]
+    training = [step for number in stages for step in (_rope(run, number), _train(run, number))]
+    short = [_short(run)] if run.recipe.short_context is not None else []
+    return (
+        [*packing, _held_out(run)],
+        [_evaluation(run, "before"), *training, *short, _model(run), _evaluation(run, "after")],
     )
-    if context.is_rank_0:
-        write_json(run.output / SUMMARY, result.to_json())
-    # No rank returns before the summary is on disk.
-    context.world.barrier()
-    return result
 
 
-def _resolved(start: Start, context: RunContext) -> ResolvedRecipe:
-    """The resolved recipe, with what rank 0 chooses for all, as the choices depend on a machine's memory."""
-    recipe, world = start.recipe, context.world
+def _rows(run: Run, number: int) -> Step:
+    """Pack the rows of a stage, or find those that the recipe names."""
 
-    def choices() -> tuple[Meshes, list[Keeping | None]]:
-        chosen = resolve(recipe, world, training=start.training)
-        meshes = chosen.mesh, tuple(stage.mesh for stage in chosen.stages)
-        return meshes, [stage.keeping for stage in chosen.stages]
+    def body(work: Work) -> Any:
+        work.kept(ROWS)
+        return run.context.world.on_rank_0(lambda: run.pack(number, work.before))
 
-    if world.size == 1:
-        return resolve(recipe, world, training=start.training)
-    meshes, keeping = world.on_rank_0(choices)
-    return resolve(recipe, world, meshes).keeps(keeping)
+    return Step(f"rows-{number + 1}", lambda: rows_identity(run.resolved, number), (), body)
 
 
-def _on(mesh: MeshShape, resolved: ResolvedRecipe, context: RunContext) -> RunContext:
-    """The context with its processes arranged as a mesh; every rank must call this function."""
-    return context if context.world.size == 1 else context.on(make_mesh(mesh, resolved.device.type))
+def _held_out(run: Run) -> Step:
+    """Split the texts of evaluations and searches, once: what a search measures on, no evaluation ever reads."""
+    splits = run.splits
+
+    def body(work: Work) -> Any:
+        found = list(work.before["searches"]) if work.before else []
+        wanted = searches_of(run.resolved)
+        for split in splits[len(found) :]:
+            name = split["search"]
+            number = next((n for n in range(len(run.recipe.stages)) if stage_name(n) == name), None)
+            at = run.at(number, searched=searched_of(found))
+
+            # A search that the recipe asked for once, and no longer does, needs no text.
+            split_off = (
+                partial(rows_for_search, wanted[name], at) if name in wanted else partial(SearchData, [])
+            )
+            data = run.context.world.on_rank_0(split_off)
+            found.append({"search": name, "sha256": data.sha256, "documents": sorted(data.documents)})
+        return {"searches": found}
+
+    return Step("held-out", run.held_out_identity, (), body, goal=splits)
 
 
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """A run that has passed all checks.
-
-    Attributes:
-        resolved: the recipe.
-        context: processes, output folder and reporter.
-        contexts: the same for each stage, with the processes arranged as the stage requests.
-        reached: progress so far.
-        decisions: RoPE of the stages that have started.
-        rows: packed rows of each stage; None for a stage without training.
-        held_out: packed rows whose held-out documents the run evaluates on.
-        measurement: evaluation before and after training.
-        during: evaluation during each stage; None for a stage without.
-        training: indices of the stages that this launch trains.
-        model: the recipe's model if it has yet to be evaluated; otherwise None.
-        before: results before training, once they are known.
-    """
-
-    resolved: ResolvedRecipe
-    context: RunContext
-    contexts: list[RunContext]
-    reached: Reached
-    decisions: list[Decision]
-    rows: list[PackedRows | None]
-    held_out: PackedRows | None
-    measurement: Measurement
-    during: list[Measurement | None]
-    training: range
-    model: Any
-    before: Sequence[TaskResult] = ()
-
-    @property
-    def output(self) -> Path:
-        """Folder of the run."""
-        return folder_of(self.context)
-
-    def at(self, weights: Path | None, number: int | None = None) -> AtStage:
-        """State of the run at stage ``number``, or after the last stage if None, with weights of a checkpoint."""
-        if number is None:
-            return AtStage(self.resolved, self.context, weights, None, self.held_out)
-        return AtStage(self.resolved, self.contexts[number], weights, self.rows[number], self.held_out)
-
-
-def _prepared(
-    start: Start, resolved: ResolvedRecipe, context: RunContext, contexts: list[RunContext]
-) -> _Run:
-    """Make all checks that can refuse the run, then move outdated results away and write the run's records."""
-    world, output, reporter = context.world, folder_of(context), context.rank_0_reporter
-    if start.resumed and world.restarts:
-        reporter.note(f"restart {world.restarts} after a failure: the run resumes from its last checkpoint")
-    for line in (*start.notes, *world.on_rank_0(lambda: announcement(resolved))):
-        reporter.note(line)
-    at = reached(output, start, world)
-    # Steps missing from metrics.jsonl, which the user has accepted with metrics.lost.jsonl.
-    if at.gap is not None:
-        reporter.note(at.gap)
-    # A resumed run with unchanged stages has its rows packed, and need not read a source again.
-    if not start.resumed or start.others:
-        world.on_rank_0(lambda: check_sources(resolved))
-    lengths = world.on_rank_0(lambda: prompt_lengths(resolved, reporter))
-    requested = requested_lengths(resolved, lengths)
-
-    def known(when: str) -> bool:
-        return evaluation_file(when) not in at.outdated and results_in(output, when, requested) is not None
-
-    if at.position is not None:
-        # Only for its check: a damaged file would otherwise fail the run when it writes its summary.
-        world.on_rank_0(lambda: evaluated_during(output, at.position))
-    # Both are read, so that damage to either is found now; only the first decides whether the model is needed.
-    measured, _ = world.on_rank_0(lambda: [known(when) for when in ("before", "after")])
-    # Load the model before packing, so that a checkpoint that cannot be loaded fails early.
-    model = None if measured else load_for_run(resolved, context, resolved.model)
-    decisions = world.on_rank_0(lambda: decisions_so_far(resolved, at, output))
-    rows = _shared_rows(start, resolved, context)
-    held_out = rows_with_validation(resolved.recipe, rows)
-    documents = world.on_rank_0(lambda: validation_documents(resolved, held_out))
-    measurement = Measurement(resolved, requested, documents)
-    during = world.on_rank_0(lambda: _requested_during(resolved, reporter))
-    parts = [
-        None if each is None else Measurement(resolved, each, documents, n) for n, each in enumerate(during)
-    ]
-    run = _Run(
-        resolved, context, contexts, at, decisions, rows, held_out, measurement, parts, start.training, model
-    )
-    world.on_rank_0(lambda: _check_stages(run))
-    world.on_rank_0(lambda: _check_export(run))
-    # Only after all checks: a run that is refused leaves its results where they were.
-    moved = world.on_rank_0(lambda: set_aside(output, at.outdated, at.position))
-    if moved is not None:
-        reporter.note(f"{at.why}; the earlier results were moved to {moved}")
-    if start.again is not None:
-        # rope-choices.json holds the choices of all stages, so it cannot move away as a whole.
-        after = start.again.stage + 1
-        world.on_rank_0(lambda: forget_choices(output, after))
-    world.on_rank_0(lambda: _write_start(start, run))
-    return run
-
-
-def _requested_during(resolved: ResolvedRecipe, reporter: Reporter) -> list[dict[str, list[int]] | None]:
-    """Suites and lengths of the evaluations during each stage; None for a stage without."""
-    requested: list[dict[str, list[int]] | None] = []
-    for number, stage in enumerate(resolved.recipe.stages):
-        if resolved.recipe.evaluation.every is None or not stage.steps:
-            requested.append(None)
-            continue
-        found = requested_lengths(resolved, prompt_lengths(resolved, reporter, number), number)
-        requested.append(found or None)
-    if any(requested):
-        reporter.note(describe_during(resolved, requested))
-    return requested
-
-
-def decisions_so_far(resolved: ResolvedRecipe, at: Reached, output: Path) -> list[Decision]:
-    """RoPE of the stages that have started, from the run's folder or from the recipe.
-
-    Raises:
-        RopewalkError: if a decision is missing, or differs from the RoPE that the latest checkpoint was trained with.
-    """
-    if at.position is None:
-        return []
-    before = Before.first((resolved.rope, resolved.trained_length))
-    decisions = []
-    for number, stage in enumerate(resolved.recipe.stages[: at.position.stage + 1]):
-        decision = settled(resolved, number, before, output, True)
-        assert decision is not None
-        if number == at.position.stage and at.checkpoint is not None:
-            others = resolved.other_ropes[number]
-            refuse_other_rope(at.checkpoint, decision.method, stage, number, others)
-        decisions.append(decision)
-        before = before.after(stage, decision.method)
-    return decisions
-
-
-def _check_stages(run: _Run) -> None:
-    """Raise now if a stage, or the search after the last stage, would fail when the run reaches it."""
-    trained = run.resolved.trained_length
-    for number, stage in enumerate(run.resolved.recipe.stages):
-        check_stage(number, trained, run.at(None, number), run.reached.outdated)
-        trained = stage.context
-    check_short_rows(run.at(None), run.reached.outdated)
-
-
-def _check_export(run: _Run) -> None:
-    """Raise now if the weights to export would be missing at the end."""
-    last = run.during[-1]
-    check_metric(run.resolved, None if last is None else last.asked)
-    if not run.reached.exported:
-        check_final_weights(run.output, run.resolved.recipe, run.reached.checkpoint)
-
-
-def _write_start(start: Start, run: _Run) -> None:
-    output, resolved = run.output, run.resolved
-    write_run_inputs(output, run_inputs(resolved, run.rows, output, start.inputs))
-    write_json(output / VERSIONS, versions(resolved))
-    write_text(output / LAUNCH, launch())
-    # After the other records: a folder that has a recipe counts as a run that has started.
-    write_text(output / RECIPE, dump_recipe(resolved.recipe))
-    for number, table in enumerate(resolved.tables):
-        kept = output / factors_file(stage_name(number))
-        # The copy made at the first start stays, because TableRope.check compares later files with it.
-        if table is not None and not kept.is_file():
-            write_factors(kept, table)
-
-
-def _shared_rows(start: Start, resolved: ResolvedRecipe, context: RunContext) -> list[PackedRows | None]:
-    """Packed rows of every stage; rank 0 packs them, and the other ranks open the same files."""
-    # Filled on rank 0 alone: packed rows are memory maps, so the other ranks receive only their folders.
-    there: list[PackedRows | None] = []
-
-    def pack() -> list[str | None]:
-        there.extend(all_rows(resolved, context, start.inputs, start.others))
-        refuse_steps_without_targets(resolved, there)
-        return [None if rows is None else str(rows.folder.resolve()) for rows in there]
-
-    folders = context.world.on_rank_0(pack)
-    if there:
-        return there
-    if missing := [folder for folder in folders if folder and not is_packed(Path(folder))]:
-        raise RopewalkError(
-            f"the folder of packed rows {missing[0]} is not visible on this machine; set output to a folder on a file "
-            "system that all machines share"
-        )
-    return [None if folder is None else open_rows(Path(folder)) for folder in folders]
-
-
-def versions(resolved: ResolvedRecipe) -> dict[str, str]:
-    """Versions of the software, and the machine, on which a result depends."""
-    device = resolved.device
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {
-        **software_versions(),
-        "platform": platform.platform(),
-        "device": f"{device.type} {machine}",
-        "processes": str(resolved.mesh.world_size),
-        "threads": str(torch.get_num_threads()),
+def _evaluation(run: Run, when: str) -> Step:
+    """Evaluate the recipe's model before training, or the exported model after it."""
+    resolved, recipe, context = run.resolved, run.recipe, run.context
+    evaluated = {
+        **deciding(recipe, ELSEWHERE),
+        "precision": resolved.precision,
+        "evaluation": deciding(recipe.evaluation, ("every", "during")),
+        "lengths": run.asked,
     }
 
+    def before(work: Work) -> None:
+        # Loaded before packing unless the rows had to tell first whether the evaluation is needed at all.
+        model = run.loaded.pop() if run.loaded else load_for_run(resolved, context, resolved.model)
+        measure(when, model, run.measurement(), context, work)
 
-def _trained(run: _Run) -> tuple[Path | None, list[Decision]]:
-    """Run all stages that are not complete.
+    def after(work: Work) -> None:
+        for name in (SUMMARY, *REPORT):
+            work.kept(name)
+        # The exported folder is read back and measured, so that the scores are those of the files that users get.
+        rope = run.exported_method(), resolved.target
+        model = load_for_run(resolved, context, str(run.output / MODEL), rope, resolved.dtype)
+        measure(when, model, run.measurement(), context, work)
 
-    Returns:
-        The checkpoint of the last stage, None if it was deleted after the run; and the RoPE of each stage.
-    """
-    metrics = MetricsLog(run.output / METRICS)
-    with ExitStack() as stack:
-        if run.context.is_rank_0:
-            recipe = run.resolved.recipe
-            listener = tracking(
-                recipe.trackers, run.output / "trackers", recipe.model_dump(mode="json", exclude={"history"})
+    if when == "before":
+        return Step(when, lambda: {"model": run.model, **evaluated}, ("held-out",), before)
+    return Step(when, lambda: evaluated, ("held-out", MODEL), after)
+
+
+def _rope(run: Run, number: int) -> Step:
+    """Decide the RoPE of a stage: as the recipe gives it, by a search, or by comparing bases."""
+    resolved, stage = run.resolved, run.recipe.stages[number]
+    rope, name, table = stage.rope.limiting, f"rope-{number + 1}", resolved.tables[number]
+    earlier = (f"rope-{number}", f"train-{number}") if number else ()
+    inputs = (*earlier, f"rows-{number + 1}") if rope.measured and stage.steps else earlier
+
+    def identity() -> Mapping[str, Any]:
+        before = run.before(number)
+        if before is None:
+            # What comes first is not decided again yet, and its result then decides here.
+            record = run.runner.store.record(name)
+            return {} if record is None else record.identity
+        found = rope_identity(run.recipe, number, before, table)
+        others = {kind: as_json(method) for kind, method in resolved.other_ropes[number].items()}
+        found |= {"other_layers": others} if others else {}
+        decided = {"stages": {str(number): {"rope": found}}}
+        if not rope.measured:
+            return decided
+        precision = resolved.stages[number].precision
+        split = run.split(stage_name(number)) if rope.search is not None else None
+        # Of the held-out text, only what was searched on: more text for the evaluation changes nothing about a search.
+        return {**decided, **run.held_out_identity(), "precision": precision, **(split or {})}
+
+    def body(work: Work) -> Any:
+        if rope.search is not None or table is not None:
+            path = work.file(factors_file(stage_name(number)))
+            if rope.search is not None:
+                work.kept(path.with_suffix(".jsonl").name)
+            elif table is not None:
+                run.context.world.on_rank_0(partial(write_factors, path, table))
+        before = run.before(number)
+        assert before is not None
+        start = run.end_of(number - 1) if number else None
+        decision = decide(
+            number, before, run.at(number, start) if rope.measured else run.without_rows(number, start)
+        )
+        if rope.method == "auto":
+            work.kept(BASES)
+            made = [*run.decisions()[:number], decision]
+            choices = [each.found["choice"] for each in made if "choice" in each.found]
+            run.context.world.on_rank_0(lambda: write_json(run.output / BASES, choices))
+        return decision.to_json()
+
+    precious = rope.measured and run.has_trained(number)
+    return Step(name, identity, inputs, body, precious=precious, why=_ways_on(number))
+
+
+def _train(run: Run, number: int) -> Step:
+    """Train a stage, to a checkpoint at its context; with 0 steps only its RoPE changes."""
+    resolved, recipe, name = run.resolved, run.recipe, f"train-{number + 1}"
+    stage, settings = recipe.stages[number], resolved.stages[number].settings
+
+    def identity() -> Mapping[str, Any]:
+        own = deciding(stage, ("rope", "data", "precision", "seed"))
+        # In the keys of the recipe; seed and precision are what they come to.
+        found = {"model": run.model, **deciding(recipe, ELSEWHERE), "stages": {str(number): own}}
+        found |= {"seed": settings.seed, "precision": resolved.stages[number].precision}
+        record = run.runner.store.record(name)
+        began = None if record is None else record.identity.get("evaluation")
+        measures = run.during[number] is not None
+        # Evaluations during training may begin and end at any step, but must be comparable with each other.
+        if (measures and record is None) or began is not None:
+            own_evaluation = deciding(recipe.evaluation.in_training(), ("during",))
+            found["evaluation"] = own_evaluation if measures else began
+        return found
+
+    def reached() -> int:
+        there = checkpoints_in(run.output / CHECKPOINTS)
+        at, step = place_of(there[-1]) if there else (-1, -1)
+        return stage.steps if at > number else step if at == number else -1
+
+    def body(work: Work) -> Any:
+        for each in (METRICS, ENGINES):
+            work.kept(each)
+        place = None if run.checkpoint is None else place_of(run.checkpoint)
+        if place is None or place < (number, stage.steps):
+            inside = place is not None and place[0] == number
+            if place is not None and inside:
+                run.context.rank_0_reporter.note(f"resuming stage {number + 1} after step {place[1]}")
+            earlier = recipe.stages[:number]
+            tokens = sum(each.steps * each.rows_per_step * each.context for each in earlier)
+            steps = sum(each.steps for each in earlier)
+            method, at = run.decisions()[number].method, run.at(number, run.checkpoint)
+            measured = None if run.during[number] is None else run.measurement(number)
+            run.checkpoint = run_stage(
+                StageRun(number, at, method, tokens, steps, inside, measured), run.metrics
             )
-            metrics.listener = stack.enter_context(listener)
-        return _train(run, metrics)
+        end = run.output / CHECKPOINTS / checkpoint_name(Position(number, stage.steps, 0))
+        return run.context.world.on_rank_0(lambda: _checkpoint(end))
+
+    earlier = (f"train-{number}",) if number else ()
+    rows = (f"rows-{number + 1}",) if stage.steps else ()
+    inputs = (*rows, *earlier, f"rope-{number + 1}")
+    precious = run.has_trained(number)
+    return Step(name, identity, inputs, body, stage.steps, reached, precious, _ways_on(number))
 
 
-def _train(run: _Run, metrics: MetricsLog) -> tuple[Path | None, list[Decision]]:
-    resolved, reporter, at = run.resolved, run.context.rank_0_reporter, run.reached
-    # Steps after the checkpoint run again, and their lines must not stand in the log twice.
-    if again := run.context.world.on_rank_0(lambda: metrics.rewind(at.done, run.output / EARLIER / METRICS)):
-        reporter.note(again)
-    # No checkpoint: either the run is new, or it is complete and its checkpoints were deleted.
-    latest, done = at.checkpoint, at.position
-    tokens = steps = 0
-    before = Before.first((resolved.rope, resolved.trained_length))
-    decisions = list(run.decisions)
-    for number, stage in enumerate(resolved.recipe.stages[: run.training.stop]):
-        here = run.at(latest, number)
-        if number == len(decisions):
-            decisions.append(decide(number, before, here))
-        method = decisions[number].method
-        before = before.after(stage, method)
-        if done is None or (done.stage, done.step) < (number, stage.steps):
-            inside = done is not None and done.stage == number
-            if inside:
-                reporter.note(f"resuming stage {number + 1} after step {done.step if done else 0}")
-            latest = run_stage(
-                StageRun(number, here, method, tokens, steps, inside, run.during[number]), metrics
-            )
-        # Counted for complete stages too: the next stage builds on both numbers.
-        tokens += stage.steps * stage.rows_per_step * stage.context
-        steps += stage.steps
-    return latest, decisions
+def _ways_on(number: int) -> str:
+    """What a user can do whose recipe does not fit what a stage began with."""
+    again = f", or train the stage again with --resume --from-stage {number + 1}" if number else ""
+    return (
+        f"either restore the values with which stage {number + 1} began, or start a new run in another output "
+        f"folder{again}"
+    )
 
 
-def _short_factors(run: _Run, last: Path | None, method: RopeMethod) -> tuple[RopeMethod, Factors | None]:
-    """RoPE method of the result; if the recipe has short_context, with short factors searched on the final weights."""
-    recipe = run.resolved.recipe
-    if recipe.short_context is None:
-        return method, None
-    assert isinstance(method, LongRope)
-    goal = goal_of(method, run.resolved.target, method.original_max_position_embeddings)
-    search = FactorSearch(SHORT, SHORT_LABEL, goal, recipe.short_context, last)
-    kept = run.context.world.on_rank_0(lambda: kept_factors(search, recipe, run.output, run.reached.exported))
-    found = kept if kept is not None else search_factors(search, run.at(last))
-    return goal.extended(candidate_of(found)), found
+def _short(run: Run) -> Step:
+    """Search LongRoPE's short factors, on the final weights."""
+    recipe, last = run.recipe, len(run.recipe.stages)
+    settings = recipe.short_context
+    assert settings is not None
+
+    def identity() -> Mapping[str, Any]:
+        precision = run.resolved.stages[-1].precision
+        wanted = {"short_context": deciding(settings), "seed": recipe.seed, "precision": precision}
+        return {**wanted, **(run.split(SHORT) or {})}
+
+    def body(work: Work) -> Any:
+        method = run.decisions()[-1].method
+        assert isinstance(method, LongRope)
+        goal = goal_of(method, run.resolved.target, method.original_max_position_embeddings)
+        path = work.file(factors_file(SHORT))
+        work.kept(path.with_suffix(".jsonl").name)
+        search = FactorSearch(SHORT, SHORT_LABEL, goal, settings, run.end_of(last - 1))
+        found = search_factors(search, run.at(None, run.end_of(last - 1)))
+        with_short = goal.extended(candidate_of(found))
+        return {"method": as_json(with_short), "found": search_summary(found, path.name)}
+
+    return Step(SHORT, identity, (f"rope-{last}", f"train-{last}"), body)
 
 
-def _saved_model(run: _Run, last: Path | None, method: RopeMethod) -> Any:
-    """Load the result from the run's folder, after exporting it if necessary."""
-    resolved, context, final = run.resolved, run.context, run.output / MODEL
-    rope = (method, resolved.target)
-    if not run.reached.exported:
-        assert last is not None
-        weights, position = _final_weights(run, last)
+def _model(run: Run) -> Step:
+    """Export the model, and the adapter if the run trained one."""
+    resolved, recipe, context, last = run.resolved, run.recipe, run.context, len(run.recipe.stages)
+    short = () if recipe.short_context is None else (SHORT,)
+
+    def body(work: Work) -> Any:
+        # Registered now: what is there of a killed process belongs to this step.
+        final = work.file(MODEL)
+        if resolved.adapter is not None:
+            work.file(ADAPTER)
+        end = run.end_of(last - 1)
+        weights = context.world.on_rank_0(lambda: final_weights(run.output, recipe, end))
+        check_whole(weights, context.world)
+        if (made_of := weights.record()) is not None:
+            context.rank_0_reporter.note(f"the result has the weights of {describe_weights(made_of)}")
+        position = context.world.on_rank_0(lambda: read_position(end))
+        rope = run.exported_method(), resolved.target
         if resolved.adapter is not None:
             # Merging needs whole matrices, so rank 0 does it alone.
-            context.world.on_rank_0(lambda: _export_adapter(run, weights, position, rope))
+            (checkpoint,) = weights.checkpoints
+            context.world.on_rank_0(lambda: _export_adapter(run, checkpoint, position, rope, made_of))
         else:
-            _export_whole(run, weights, position, rope)
-    # The exported folder is read back and measured, so that the scores are those of the files that users get.
-    return load_for_run(resolved, context, str(final), rope, resolved.dtype)
+            _export_whole(run, final, weights.checkpoints, position, rope, made_of)
+        return {"weights": made_of}
+
+    inputs = (f"rope-{last}", f"train-{last}", *short)
+    return Step(MODEL, lambda: {"export": recipe.export.model_dump(mode="json")}, inputs, body)
 
 
-def _export_whole(run: _Run, weights: FinalWeights, position: Position, rope: RopeAt) -> None:
+ELSEWHERE = frozenset(Recipe.model_fields) - {"lift", "adapter", "exact_rope", "trust_remote_code", "seed"}
+"""Keys of a recipe that steps compare by sections of their own."""
+
+
+def _checkpoint(path: Path) -> dict[str, Any]:
+    """Which checkpoint a stage ended with: its record has the digests of its files."""
+    read_position(path)
+    return {"checkpoint": path.name, "digest": FileDigest.of(path / RECORD).sha256}
+
+
+def _export_whole(
+    run: Run,
+    final: Path,
+    checkpoints: tuple[Path, ...],
+    position: Position,
+    rope: RopeAt,
+    made_of: Mapping[str, Any] | None,
+) -> None:
     resolved, context = run.resolved, run.context
     model = load_for_run(
         resolved, context, resolved.model, rope, torch.float32, other_ropes=resolved.other_ropes[-1]
     )
-    if len(weights.checkpoints) == 1:
-        load_weights(weights.checkpoints[0], model, context.world, context.mesh)
+    if len(checkpoints) == 1:
+        load_weights(checkpoints[0], model, context.world, context.mesh)
     else:
-        load_average(weights.checkpoints, model, context.world, context.mesh)
-    final, made_of = run.output / MODEL, weights.record()
+        load_average(checkpoints, model, context.world, context.mesh)
     # The float32 copy is freed at the return, before the exported model is loaded.
     export_model(model, final, resolved.tokenizer, context.world, resolved.dtype, position, made_of)
 
 
-def _final_weights(run: _Run, last: Path) -> tuple[FinalWeights, Position]:
-    """The checkpoints to export, and the progress of the run."""
-    world = run.context.world
-    found = world.on_rank_0(lambda: final_weights(run.output, run.resolved.recipe, last))
-    check_whole(found, world)
-    if (made_of := found.record()) is not None:
-        run.context.rank_0_reporter.note(f"the result has the weights of {describe_weights(made_of)}")
-    return found, world.on_rank_0(lambda: read_position(last))
-
-
-def _export_adapter(run: _Run, weights: FinalWeights, position: Position, rope: RopeAt) -> None:
+def _export_adapter(
+    run: Run, checkpoint: Path, position: Position, rope: RopeAt, made_of: Mapping[str, Any] | None
+) -> None:
     resolved, alone = run.resolved, RunContext()
     others = resolved.other_ropes[-1]
     model = load_for_run(
         resolved, alone, resolved.model, rope, torch.float32, other_ropes=others, with_adapter=True
     )
-    # Exactly one, because a recipe with an adapter cannot average.
-    (checkpoint,) = weights.checkpoints
     load_weights(checkpoint, model, alone.world)
     export_adapter(
         model,
@@ -653,47 +472,5 @@ def _export_adapter(run: _Run, weights: FinalWeights, position: Position, rope: 
         resolved.target,
         model_digest(resolved.model),
         position,
-        weights.record(),
+        made_of,
     )
-
-
-def _source(run: _Run) -> dict[str, Any]:
-    """The model before the run, for the summary."""
-    resolved = run.resolved
-    chosen = resolved.recipe.model
-    origin = origin_of(resolved.model, chosen if chosen in (EMBEDDED, RETRIEVAL) else None)
-    rope = resolved.rope
-    return {
-        **asdict(origin),
-        "sha256": read_run_inputs(run.output).model,
-        "rope": {"method": rope.name, **rope.to_entry()},
-    }
-
-
-def _stage_summary(number: int, run: _Run, decision: Decision, method: RopeMethod) -> dict[str, Any]:
-    engine = choices_in(run.output).get(number)
-    stage, rows = run.resolved.recipe.stages[number], run.rows[number]
-    ropes = run.resolved.other_ropes[number].items()
-    others = {kind: {"method": rope.name, **rope.to_entry()} for kind, rope in ropes}
-    found: dict[str, Any] = dict(decision.found)
-    if isinstance(method, LongRope):
-        found |= {
-            "short_factor": list(method.short_factor),
-            "long_factor": list(method.long_factor),
-            "attention_factor": method.attention_factor,
-        }
-    return {
-        "context": stage.context,
-        "method": stage.rope.limiting.method,
-        "rope_theta": method.rope_theta,
-        **({"other_layers": others} if others else {}),
-        **found,
-        "pattern": stage.pattern,
-        "positions": stage.positions,
-        "steps": stage.steps,
-        "tokens": stage.steps * stage.rows_per_step * stage.context,
-        "rows": 0 if rows is None else len(rows),
-        "mixture": None if rows is None else rows.manifest["mixture"],
-        **({"own": own} if (own := stage.own_settings) else {}),
-        **({} if engine is None else {"engine": engine.summary()}),
-    }

@@ -10,8 +10,8 @@ from huggingface_hub import ModelCard
 from ropewalk.evaluation.results import SAMPLES
 from ropewalk.models.checkpoint.card import is_own_card
 from ropewalk.reporting.run.model_card import run_card, write_model_card
+from ropewalk.training.folder import RECIPE, SUMMARY
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
-from ropewalk.training.run_folder import RECIPE, SUMMARY
 from tests.places import ROOT
 from tests.reporting.reporting_cases import AFTER, BEFORE, passkey
 

@@ -12,7 +12,7 @@ from ropewalk.io.progress import Silent
 from ropewalk.models.checkpoint.card import signed_card
 from ropewalk.reporting.run.publish import folder_to_push, push, writable_repository
 from ropewalk.training.checkpoint.files import Position, write_export_record
-from ropewalk.training.run_folder import RECIPE, SUMMARY
+from ropewalk.training.folder import RECIPE, SUMMARY
 
 USER = {"name": "me", "orgs": [{"name": "lab"}], "auth": {"accessToken": {"role": "write"}}}
 

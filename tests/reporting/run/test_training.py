@@ -10,7 +10,7 @@ from ropewalk.evaluation import TaskResult
 from ropewalk.reporting.figures import drawing
 from ropewalk.reporting.run.before_after import conclusion, run_differences, run_results
 from ropewalk.reporting.run.training import describe_run, draw_passkey, run_tables, write_run_report
-from ropewalk.training.run_folder import REPORT, SUMMARY
+from ropewalk.training.folder import REPORT, SUMMARY
 from tests.reporting.reporting_cases import AFTER, BEFORE, passkey
 
 SUMMARY_VALUES = {

@@ -3,36 +3,24 @@
 import pytest
 
 from ropewalk import RopewalkError
-from ropewalk.io.settings import Settings, model_in
-from ropewalk.training.recipe.changes import Progress, changes, declared_on_resume, is_group, on_resume
-from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.io.settings import FREE, ONWARD, deciding, free_mark
+from ropewalk.training.recipe.changes import Progress, changes, refuse_lost_tables, sentences
+from ropewalk.training.recipe.recipe import Export, Recipe, Stage
 
 
-def keys_of(model: type[Settings], holder=None):
-    for name, field in model.model_fields.items():
-        if not is_group(field):
-            yield model, name, holder
-        inner = model_in(field.annotation)
-        # A RoPE holds others by layer type, with the same keys.
-        if inner is not None and inner is not model:
-            yield from keys_of(inner, declared_on_resume(model, name, holder))
-
-
-def test_every_key_says_what_resume_does_with_it():
-    found = {
-        (model.__name__, name): on_resume(model, name, holder) for model, name, holder in keys_of(Recipe)
-    }
-    assert len(found) > 70
-    assert {rule.kind for rule in found.values()} == {"free", "same", "onward", "fixed"}
-    assert all(rule.why for rule in found.values() if rule.kind == "fixed")
-
-
-def test_a_new_key_that_does_not_say_it_is_our_mistake():
-    class More(Settings):
-        key: int = 0
-
-    with pytest.raises(TypeError, match=r"More\.key does not say what --resume does with it"):
-        on_resume(More, "key")
+def test_every_key_is_free_or_decides_and_a_free_one_may_be_told():
+    assert free_mark(Recipe, "output") == FREE
+    assert free_mark(Stage, "learning_rate") == ONWARD
+    assert free_mark(Export, "average_of") == FREE
+    assert free_mark(Recipe, "seed") is None
+    first = plain(
+        stages=[{"context": 64, "steps": 10, "learning_rate": 1e-3, "gradient_checkpointing": True}]
+    )
+    decided = deciding(first, ("data",))
+    assert decided["stages"][0]["context"] == 64
+    assert not {"steps", "learning_rate", "gradient_checkpointing"} & decided["stages"][0].keys()
+    assert not {"data", "output", "checkpoints", "export", "parallel"} & decided.keys()
+    assert deciding(first) == deciding(plain(parallel={"shard": 2}, output="elsewhere"))
 
 
 def plain(**changed):
@@ -64,36 +52,45 @@ def test_a_stage_that_has_not_begun_may_become_another_or_go():
     two = [{"context": 64, "steps": 10}, {"context": 128, "steps": 10}]
     other = plain(stages=[two[0], {"context": 256, "steps": 5, "rope": "yarn"}])
     found = changes(plain(stages=two), other, Progress(0, 4, 1))
-    assert {change.key for change in found.onward} == {
+    assert {change.key for change in found} == {
         "stages.1.context",
         "stages.1.rope.method",
         "stages.1.steps",
     }
-    assert found.stages == (1,)
-    assert changes(plain(stages=two), plain(stages=two[:1]), Progress(0, 4, 1)).stages == (1,)
+    (gone,) = changes(plain(stages=two), plain(stages=two[:1]), Progress(0, 4, 1))
+    assert (gone.key, gone.new) == ("stages.1", None)
     with pytest.raises(RopewalkError, match="stage 2 has started, but the new recipe has no stage 2"):
         changes(plain(stages=two), plain(stages=two[:1]), Progress(1, 0, 2))
-    steps = changes(plain(stages=two), plain(stages=[two[0], {**two[1], "steps": 11}]), Progress(0, 4, 1))
-    assert steps.stages == ()
 
 
 def test_more_steps_of_a_decaying_schedule_say_what_becomes_of_the_rate():
     linear = {"context": 64, "steps": 10, "learning_rate": 1.0, "schedule": "linear"}
     old, new = plain(stages=[linear]), plain(stages=[{**linear, "steps": 20}])
-    told = changes(old, new, Progress(0, 10, 1)).sentences(old, new)
+    told = sentences(changes(old, new, Progress(0, 10, 1)), old, new)
     assert told[1] == (
         "the learning rate of stage 1 is 0.1 in step 10, and 0.5 in step 11; linear, it is 0.05 in the last step, 20"
     )
     constant = {**linear, "schedule": "constant"}
     old, new = plain(stages=[constant]), plain(stages=[{**constant, "steps": 20}])
-    assert len(changes(old, new, Progress(0, 10, 1)).sentences(old, new)) == 1
+    assert len(sentences(changes(old, new, Progress(0, 10, 1)), old, new)) == 1
 
 
 def test_names_of_the_users_own_in_a_recipe_belong_to_the_key_above_them():
     weighted = [plain(data={"sources": ["a"], "mixture": {"weights": {"a.b": w}}}) for w in (1.0, 2.0)]
+    (found,) = changes(*weighted, Progress(0, 1, 1))
+    assert (found.key, found.old, found.new) == ("data.mixture.weights.a.b", 1.0, 2.0)
+    assert changes(plain(), plain(parallel={"shard": 2}), Progress(0, 1, 1))[0].key == "parallel"
+    assert changes(plain(), plain(output="elsewhere"), Progress(0, 1, 1)) == []
+
+
+def test_a_table_that_the_recipe_does_not_name_any_more_is_refused_by_its_name():
+    rope = {"method": "longrope", "factors": "found.json"}
+    old = plain(stages=[{"context": 64, "steps": 10, "rope": rope}])
     with pytest.raises(
         RopewalkError,
-        match=r"data\.mixture\.weights\.a\.b 1\.0 -> 2\.0 \(the rows of this run are already packed",
+        match=r"the run started with stages\.0\.rope\.factors found\.json, but the recipe has none; restore",
     ):
-        changes(*weighted, Progress(0, 1, 1))
-    assert changes(plain(), plain(parallel={"shard": 2}), Progress(0, 1, 1)).onward[0].key == "parallel"
+        refuse_lost_tables(old, plain(), 1)
+    refuse_lost_tables(old, plain(), 0)
+    rope = {**rope, "factors": "elsewhere.json"}
+    refuse_lost_tables(old, plain(stages=[{"context": 64, "steps": 10, "rope": rope}]), 1)

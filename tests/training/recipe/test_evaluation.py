@@ -9,7 +9,7 @@ from ropewalk import RopewalkError
 from ropewalk.evaluation.settings import OWN, Settings
 from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES
 from ropewalk.evaluation.tasks.suite import LikelihoodSuite
-from ropewalk.training.recipe.changes import declared_on_resume, on_resume
+from ropewalk.io.settings import free_mark
 from ropewalk.training.recipe.evaluation import Evaluation
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
 
@@ -55,8 +55,7 @@ def test_the_settings_of_every_suite_are_keys() -> None:
     assert set(OTHERS) == set(OWN)
     for name, kind in OWN.items():
         assert Evaluation.model_fields[name].annotation is kind
-        rule = declared_on_resume(Evaluation, name)
-        assert {on_resume(kind, field, rule).kind for field in kind.model_fields} == {"fixed"}
+        assert {free_mark(kind, field) for field in kind.model_fields} == {None}
 
 
 @pytest.mark.parametrize("name", list(OWN))

@@ -11,15 +11,17 @@ import pytest
 import yaml
 
 import ropewalk.training.documents as documents_room
+import ropewalk.training.measurement as measurement_room
 import ropewalk.training.stage_rope.search as material_room
 from ropewalk import RopewalkError
 from ropewalk.data import TokenisedDocument
+from ropewalk.data.read.documents import token_hash
 from ropewalk.evaluation import evaluation_rows
-from ropewalk.evaluation.rows import take_documents
+from ropewalk.evaluation.rows import DrawnDocuments, take_documents
 from ropewalk.parallel.context import RunContext
+from ropewalk.training.documents import validation_documents
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.resolved import AtStage
-from ropewalk.training.stage_rope.decide import check_stage
 from ropewalk.training.stage_rope.search import WantedRows, evaluated_documents, rows_for_search
 from tests.marks import slow_after
 from tests.training.run_cases import extend
@@ -58,7 +60,8 @@ def held_out(monkeypatch):
     """Makes documents of some lengths what a run holds out; every token of one is its number."""
 
     def hold(lengths, stream):
-        numbered = [np.full(length, number) for number, length in enumerate(lengths)]
+        ids = [np.full(length, number) for number, length in enumerate(lengths)]
+        numbered = DrawnDocuments(ids, ["held out"] * len(ids))
 
         def documents(resolved, rows, length, limit):
             return taken(numbered, length, limit) if stream else numbered
@@ -72,7 +75,7 @@ def held_out(monkeypatch):
 
 def taken(numbered, length, limit):
     """What the evaluation takes from a stream of documents."""
-    return take_documents((TokenisedDocument(ids, "held out") for ids in numbered), length, limit).ids
+    return take_documents((TokenisedDocument(ids, "held out") for ids in numbered), length, limit)
 
 
 def numbers_in(rows):
@@ -157,9 +160,9 @@ def test_more_of_the_sources_is_read_where_the_evaluation_takes_the_first_part(h
     held_out(lengths, stream=True)
     recipe = recipe_of(1, 2, 512)
     taken = evaluated_documents(resolved_of(recipe, BOS), None)
-    assert taken == frozenset(range(15))
+    assert taken == {hash_of(number) for number in range(15)}
     found = material(resolved_of(recipe, BOS), 64)
-    assert not numbers_in(found.rows) & taken
+    assert not numbers_in(found.rows) & set(range(15))
 
 
 @pytest.mark.parametrize(("length", "first"), [(30, 8), (30, 20), (30, 21), (50, 10), (9, 40)])
@@ -198,46 +201,64 @@ def test_the_refusal_comes_before_any_work(recipe_values):
     }
 
 
-def test_a_search_whose_table_is_there_needs_no_documents(held_out, tmp_path, monkeypatch):
-    held_out([70] * 3, stream=False)
-    resolved = resolved_of(recipe_of(3, 3, 64), BOS)
-    at = AtStage(resolved, RunContext(output=tmp_path))
-    with pytest.raises(RopewalkError, match="hold out about"):
-        check_stage(0, ORIGINAL, at, ())
-    table_of(tmp_path, monkeypatch, material_room.TRAINING, "")
-    check_stage(0, ORIGINAL, at, ())
-    with pytest.raises(RopewalkError, match="hold out about"):
-        check_stage(0, ORIGINAL, at, ["factors-stage1.json"])
-
-
-@pytest.mark.parametrize(("documents", "seen"), [(15, True), (16, False)])
-def test_a_later_stage_is_not_evaluated_on_what_a_search_has_seen(
-    held_out, tmp_path, monkeypatch, documents, seen
-):
-    """Two rows of 512 tokens take 15 documents of 70, and the search has taken the last document."""
-    held_out([70] * documents, stream=False)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_later_stage_is_never_evaluated_on_what_a_search_has_seen(held_out, stream):
+    """Two rows of 512 tokens would take 15 documents of 70, and the search has taken the last one that was read."""
+    held_out([70] * (60 if stream else 15), stream)
     first = recipe_of(1, 2, 64)
     found = material(resolved_of(first, BOS), 64)
-    assert numbers_in(found.rows) == {documents - 1}
-    table_of(tmp_path, monkeypatch, material_room.HELD_OUT, found.sha256)
+    (last,) = numbers_in(found.rows)
+    assert found.documents == {hash_of(last)}
     longer = first.model_copy(update={"stages": [*first.stages, recipe_of(1, 2, 512).stages[0]]})
     resolved = resolved_of(longer, BOS)
-    evaluated = evaluated_documents(resolved, None)
-    assert bool(evaluated & numbers_in(found.rows)) == seen
-    at = AtStage(resolved, RunContext(output=tmp_path))
-    if not seen:
-        check_stage(0, ORIGINAL, at, ())
-        return
-    with pytest.raises(RopewalkError, match="held-out documents that the evaluation at 512 tokens may read"):
-        check_stage(0, ORIGINAL, at, ())
-    # Without text nothing of it can be seen again, and the documents may be gone when the run is resumed.
-    held_out([], stream=False)
-    nothing = longer.model_copy(update={"evaluation": longer.evaluation.model_copy(update={"suites": ()})})
-    check_stage(0, ORIGINAL, AtStage(resolved_of(nothing, BOS), RunContext(output=tmp_path)), ())
+    assert hash_of(last) in evaluated_documents(resolved, None)
+    evaluated = evaluated_documents(resolved, None, found.documents)
+    assert evaluated
+    assert not evaluated & found.documents
+    rows = evaluation_rows(validation_documents(resolved, None, found.documents), 512, BOS, None, 2).rows
+    assert last not in numbers_in(rows)
+    # From a stream as many documents are read in the place of those that the search keeps.
+    assert len(rows) == (2 if stream else 1)
 
 
-def table_of(folder, monkeypatch, text, sha256):
-    """A table of the first stage's search on rows with this digest."""
-    (folder / "factors-stage1.json").touch()
-    record = SimpleNamespace(text=text, documents_sha256=sha256)
-    monkeypatch.setattr(material_room, "read_factors", lambda path: SimpleNamespace(search=record))
+def hash_of(number, length=70):
+    """The hash of a document of the fixture."""
+    return token_hash(np.full(length, number))
+
+
+def test_a_run_with_one_more_stage_never_evaluates_on_searched_text(recipe_values, monkeypatch):
+    """All that the evaluations of the longer run read, against all that the searches of both runs measure on."""
+    search = {"documents": 2, "budget": 9}
+    stage = {"context": 64, "steps": 2, "rows_per_step": 2, "pattern": "full"}
+    stage["rope"] = {"method": "longrope", "search": search}
+    recipe_values["stages"] = [stage]
+    recipe_values["data"]["validation_documents"] = 60
+    searched, evaluated = [], []
+    find, evaluate = material_room.find, measurement_room.evaluate_model
+
+    def finding(model, problem, *others):
+        assert problem.data.documents
+        searched.append(problem.data.documents)
+        return find(model, problem, *others)
+
+    def evaluating(model, settings, documents, *others):
+        evaluated.append((settings.lengths["perplexity"], list(documents)))
+        return evaluate(model, settings, documents, *others)
+
+    monkeypatch.setattr(material_room, "find", finding)
+    monkeypatch.setattr(measurement_room, "evaluate_model", evaluating)
+    extend(parse_recipe(yaml.safe_dump(recipe_values), "test"))
+    evaluated.clear()
+    recipe_values["stages"] = [
+        stage,
+        {**stage, "context": 256, "rope": {"method": "longrope", "search": search}},
+    ]
+    recipe_values["stages"][1]["rope"]["search"] = {**search, "budget": 12}
+    recipe_values["evaluation"]["rows"] = 3
+    extend(parse_recipe(yaml.safe_dump(recipe_values), "test"), resume=True)
+    assert len(searched) == 2
+    assert len(evaluated) == 2
+    for lengths, documents in evaluated:
+        assert 256 in lengths
+        assert documents
+        assert not {token_hash(document) for document in documents} & frozenset().union(*searched)

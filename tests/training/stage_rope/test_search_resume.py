@@ -49,7 +49,9 @@ def test_other_documents_are_refused_where_no_stage_trains(own):
     (path,) = own["data"]["sources"]
     lines = Path(path).read_text().splitlines()
     Path(path).write_text("\n".join(lines[::-1]))
-    with pytest.raises(RopewalkError, match=r"documents of data\.sources have changed since .*restore them"):
+    with pytest.raises(
+        RopewalkError, match=r"data\.sources \(\w+ in the folder, \w+ given\).*restore the values"
+    ):
         extend(recipe_of(own), resume=True)
 
 
@@ -66,36 +68,32 @@ def test_other_packed_rows_are_refused_where_no_stage_trains(own):
     extend(recipe_of(own))
     shutil.rmtree(rows)
     shutil.copytree(Path(packing["output"]) / second, rows)
-    with pytest.raises(
-        RopewalkError, match=r"the rows in data\.rows have changed since the run in .* started"
-    ):
+    with pytest.raises(RopewalkError, match=r"data\.rows \(\w+ in the folder, \w+ given\)"):
         extend(recipe_of(own), resume=True)
 
 
 def test_another_model_is_refused(own):
     summary = extend(recipe_of(own))
     output = Path(own["output"])
-    assert json.loads((output / "rows.json").read_text())["model"] == model_digest(own["model"])
+    assert summary["source"]["sha256"] == model_digest(own["model"])
     assert extend(recipe_of(own), resume=True)["after"] == summary["after"]
     change_weights(own["model"])
     # Cut off after the search: its table is there, and what comes after it is not.
     shutil.rmtree(output / "model")
     shutil.rmtree(output / "checkpoints")
     (output / "evaluation-after.json").unlink()
-    with pytest.raises(
-        RopewalkError, match=r"weights or the config of the model in .*model have changed since"
-    ):
+    with pytest.raises(RopewalkError, match=r"model \(\w+ in the folder, \w+ given\)"):
         extend(recipe_of(own), resume=True)
 
 
-def test_a_table_that_was_found_on_another_model_is_refused(own):
+def test_a_table_of_another_model_is_found_again(own):
     extend(recipe_of(own))
     path = Path(own["output"]) / "factors-stage1.json"
     table = json.loads(path.read_text())
     assert table["model"]["digest"] == model_digest(own["model"])
     path.write_text(json.dumps({**table, "model": {**table["model"], "digest": "0" * 64}}))
-    with pytest.raises(RopewalkError, match=r"stage 1: .*factors-stage1\.json does not belong to the search"):
-        extend(recipe_of(own), resume=True)
+    extend(recipe_of(own), resume=True)
+    assert json.loads(path.read_text())["model"] == table["model"]
 
 
 class Told:
@@ -167,6 +165,6 @@ def test_a_run_with_more_steps_searches_its_short_factors_again(own):
     extend(recipe_of(own), resume=True)
     assert first.model.name.endswith("after stage0-step000001")
     assert read_factors(output / "factors-short.json").model.name.endswith("after stage0-step000002")
-    kept = output / "earlier" / "stage0-step000001"
+    kept = output / "earlier" / "short"
     assert read_factors(kept / "factors-short.json") == first
     assert (kept / "factors-short.jsonl").is_file()

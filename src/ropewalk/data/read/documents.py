@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ def text_hash(text: str) -> int:
     return _hash(text.encode("utf-8"))
 
 
-def token_hash(input_ids: NDArray[np.int32]) -> int:
+def token_hash(input_ids: NDArray[np.integer[Any]]) -> int:
     """Hash token ids, as little-endian bytes, to a number from 0 to 2**64 - 1."""
     return _hash(np.ascontiguousarray(input_ids, "<i4").data)
 

@@ -31,9 +31,9 @@ from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import interval, number, one_decimal, signed
 from ropewalk.training.final_weights import describe_weights
+from ropewalk.training.folder import MODEL, RECIPE, SUMMARY
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.run_folder import MODEL, RECIPE, SUMMARY
 from ropewalk.versions import VERSION
 
 HOME = "https://github.com/ropewalk/ropewalk"

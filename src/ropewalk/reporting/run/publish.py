@@ -18,7 +18,7 @@ from ropewalk.io.results import Result
 from ropewalk.models.checkpoint.card import CARD, is_own_card
 from ropewalk.models.checkpoint.weights import weight_files
 from ropewalk.training.checkpoint.files import EXPORT_RECORD, check_export
-from ropewalk.training.run_folder import MODEL, RECIPE, SUMMARY
+from ropewalk.training.folder import MODEL, RECIPE, SUMMARY
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

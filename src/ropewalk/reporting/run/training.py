@@ -31,13 +31,13 @@ from ropewalk.rope import Default
 from ropewalk.search import goal_of, rescale_factors
 from ropewalk.training.documents import mixture_sentences
 from ropewalk.training.final_weights import describe_weights
+from ropewalk.training.folder import METRICS, RECIPE, SUMMARY
 from ropewalk.training.measurement import describe_short_context
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe.stage import describe_own_settings
-from ropewalk.training.run import RunResult, StoppedRun
-from ropewalk.training.run_folder import METRICS, RECIPE, SUMMARY
 from ropewalk.training.stage_rope.auto import describe_choice
 from ropewalk.training.stage_rope.search import describe_search
+from ropewalk.training.summary import RunResult, StoppedRun
 
 KINDS = {"report.html": "report", SAMPLES: "samples"}
 """What a run's pages are called in the terminal; other files are pictures."""

@@ -1,19 +1,21 @@
-"""Changes of a recipe that ``--resume`` accepts; each key declares its rule with its field."""
+"""How the recipe of a resumed run differs from that of the run so far, and which changes would come too late.
+
+Whether a change fits what was computed so far is a question to the run's steps, which compare what decides them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from ropewalk.errors import RopewalkError
-from ropewalk.io.settings import OnResume, Settings, model_in
+from ropewalk.io.settings import Free, free_mark, model_in
 from ropewalk.training.optimizer import learning_rate_at
-from ropewalk.training.recipe.recipe import Change, Recipe, Stage
+from ropewalk.training.recipe.recipe import Recipe, Stage
 
 Key = tuple[str | int, ...]
 """Path of a value in a recipe, such as ``("stages", 0, "steps")``."""
@@ -37,62 +39,23 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Changes:
-    """Differences between a recipe and that of the run which it resumes.
+class Change:
+    """A key of the recipe that had another value before the run was resumed; a line of the run's history.
 
     Attributes:
-        onward: changes that apply from now on, for the recipe's history.
-        same: keys whose new value must be equivalent to the old one.
-        stages: indices of stages that had not started and are new, removed, or have other rows or RoPE.
+        key: name of the key, such as ``stages.0.steps``.
+        old, new: JSON values.
+        stage, step: the new value holds for the steps after ``step`` of ``stage``, which is counted from 0 as in keys.
     """
 
-    onward: tuple[Change, ...]
-    same: frozenset[str]
-    stages: tuple[int, ...]
-
-    def sentences(self, old: Recipe, new: Recipe) -> list[str]:
-        """Sentences for the user on what changes from which step; none if nothing changes."""
-        if not self.onward:
-            return []
-        stage, step = self.onward[0].stage, self.onward[0].step
-        changed = [f"{each.key} {_told(each.old)} -> {_told(each.new)}" for each in self.onward]
-        notes = [f"the recipe changes after step {step} of stage {stage + 1}: {'; '.join(changed)}"]
-        if stage < min(len(old.stages), len(new.stages)):
-            notes.extend(_rates(stage, old.stages[stage], new.stages[stage], step))
-        return notes
+    key: str
+    old: Any
+    new: Any
+    stage: int
+    step: int
 
 
-def declared_on_resume(model: type[Settings], name: str, holder: OnResume | None = None) -> OnResume | None:
-    """Rule of a key for ``--resume``, from its field, its class, or the key that contains the class; None if none has.
-
-    Args:
-        model: settings class of the key.
-        name: name of the key.
-        holder: rule of the key that contains the class; it applies to classes that declare no rule, since they are
-            also used outside recipes.
-    """
-    own = [each for each in model.model_fields[name].metadata if isinstance(each, OnResume)]
-    return own[0] if own else model.on_resume or holder
-
-
-def on_resume(model: type[Settings], name: str, holder: OnResume | None = None) -> OnResume:
-    """Rule of a key for ``--resume``, as in :func:`declared_on_resume`.
-
-    Raises:
-        TypeError: if no rule is declared, which is a bug of ropewalk that a test detects.
-    """
-    found = declared_on_resume(model, name, holder)
-    if found is None:
-        raise TypeError(f"{model.__name__}.{name} does not say what --resume does with it")
-    return found
-
-
-def is_group(field: FieldInfo) -> bool:
-    """Whether a field is a group of keys, which declare their own rules for ``--resume``."""
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-
-
-def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
+def changes(old: Recipe, new: Recipe, progress: Progress) -> list[Change]:
     """Compare the recipe of a run with the recipe given with ``--resume``.
 
     Args:
@@ -100,56 +63,61 @@ def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
         new: recipe given with ``--resume``.
         progress: progress of the run.
 
+    Returns:
+        The changes to tell and to remember: those of all keys but the free ones that decide nothing to come.
+
     Raises:
-        RopewalkError: for a key that may not change, or may no longer change, with the reason.
+        RopewalkError: for a change that comes too late to have an effect, with the reason.
     """
-    onward: list[Change] = []
-    same: set[str] = set()
-    refused: list[str] = []
-    stages: set[int] = set()
-    for number in range(max(len(old.stages), len(new.stages))):
-        pair = [each.stages[number] if number < len(each.stages) else None for each in (old, new)]
-        if number < progress.begun:
-            if pair[1] is None:
-                refused.append(
-                    f"stages (stage {number + 1} has started, but the new recipe has no stage {number + 1})"
-                )
+    found: list[Change] = []
+    late: list[str] = []
+    for number in range(len(new.stages), min(progress.begun, len(old.stages))):
+        late.append(f"stages (stage {number + 1} has started, but the new recipe has no stage {number + 1})")
+    for key, was, is_ in _all_differences(old, new):
+        mark = _mark(key)
+        if mark is not None and not mark.told:
             continue
-        for key, was, is_ in _differences(_plain(pair[0]), _plain(pair[1]), ("stages", number)):
-            rule = _rule(key)
-            if rule.kind == "same":
-                same.add(_name(key))
-            elif rule.kind != "free":
-                onward.append(_change(key, was, is_, progress))
-                # A key of length 2 is a whole stage, which is new or removed.
-                if rule.kind == "fixed" or len(key) == 2:
-                    stages.add(number)
-    if stages and any(stage.rope.limiting.search is not None for stage in old.stages[: progress.begun]):
-        # A longer target takes more documents for its evaluation, possibly those that the search has used.
-        refused.append(
-            "stages (factors were searched on held-out documents that a changed evaluation could use as well)"
-        )
-    # Stages that have not begun may change freely, so the rules of resuming apply to the others only.
-    begun = min(progress.begun, len(old.stages), len(new.stages))
-    before, after = (_plain(each.model_copy(update={"stages": each.stages[:begun]})) for each in (old, new))
-    for key, was, is_ in _differences(before, after):
-        rule, name = _rule(key), _name(key)
-        if rule.kind == "same":
-            same.add(name)
-        elif rule.kind == "fixed":
-            refused.append(f"{name} {_told(was)} -> {_told(is_)} ({rule.why})")
-        elif rule.kind == "onward":
-            reason = _too_late(key, old, new, progress)
-            if reason is None:
-                onward.append(_change(key, was, is_, progress))
-            else:
-                refused.append(f"{name} {_told(was)} -> {_told(is_)} ({reason})")
-    if refused:
+        begun = key[0] != "stages" or int(key[1]) < progress.begun
+        if mark is not None and begun and (reason := _too_late(key, old, new, progress)) is not None:
+            late.append(f"{_name(key)} {_told(was)} -> {_told(is_)} ({reason})")
+        found.append(Change(_name(key), was, is_, progress.stage, progress.step))
+    if late:
         raise RopewalkError(
-            f"--resume cannot change these keys of the recipe: {', '.join(refused[:3])}; restore the old values, or "
+            f"--resume cannot change these keys of the recipe: {', '.join(late[:3])}; restore the old values, or "
             "start a new run in another output folder"
         )
-    return Changes(tuple(onward), frozenset(same), tuple(sorted(stages)))
+    return found
+
+
+def sentences(found: Sequence[Change], old: Recipe, new: Recipe) -> list[str]:
+    """Sentences for the user on what changes from which step; none if nothing changes."""
+    if not found:
+        return []
+    stage, step = found[0].stage, found[0].step
+    changed = [f"{each.key} {_told(each.old)} -> {_told(each.new)}" for each in found]
+    notes = [f"the recipe changes after step {step} of stage {stage + 1}: {'; '.join(changed)}"]
+    if stage < min(len(old.stages), len(new.stages)):
+        notes.extend(_rates(stage, old.stages[stage], new.stages[stage], step))
+    return notes
+
+
+def refuse_lost_tables(old: Recipe, new: Recipe, begun: int) -> None:
+    """Raise if a stage has begun with the factors of a file that the new recipe does not name (``--rope``).
+
+    The factors themselves are compared elsewhere; this message says which file is meant.
+
+    Args:
+        old, new: recipes of the run so far and of today.
+        begun: number of stages whose RoPE is decided.
+    """
+    for number, (was, is_) in enumerate(zip(old.stages[:begun], new.stages, strict=False)):
+        files = [each.rope.limiting.factors for each in (was, is_)]
+        if files[0] != files[1] and not all(files):
+            key = "rope.full_attention.factors" if was.rope.by_layer_type else "rope.factors"
+            before, now = (file or "none" for file in files)
+            raise RopewalkError(
+                f"the run started with stages.{number}.{key} {before}, but the recipe has {now}; restore the old value"
+            )
 
 
 def _too_late(key: Key, old: Recipe, new: Recipe, progress: Progress) -> str | None:
@@ -190,38 +158,32 @@ def _rates(number: int, old: Stage, new: Stage, step: int) -> list[str]:
     ]
 
 
-def _rule(key: Key) -> OnResume:
-    """Rule of the innermost declared key on a path; keys below it are data of the user, such as sources."""
+def _mark(key: Key) -> Free | None:
+    """The mark of the first key on a path that has one; keys below a model are data of the user, such as sources."""
     model: type[BaseModel] | None = Recipe
-    found: OnResume | None = None
-    holder: OnResume | None = None
-    for depth, part in enumerate(key):
+    for part in key:
         if isinstance(part, int):
             continue
         if model is None or part not in model.model_fields:
-            break
-        assert issubclass(model, Settings)
-        inner = model_in(model.model_fields[part].annotation)
-        # The last field on the path decides: it holds no model, or only indices of a list follow.
-        if inner is None or all(isinstance(below, int) for below in key[depth + 1 :]):
-            found = on_resume(model, part, holder)
-        holder = declared_on_resume(model, part, holder)
-        model = inner
-    assert found is not None, key
-    return found
-
-
-def _change(key: Key, old: Any, new: Any, progress: Progress) -> Change:
-    return Change(key=_name(key), old=old, new=new, stage=progress.stage, step=progress.step)
+            return None
+        if (mark := free_mark(model, part)) is not None:
+            return mark
+        model = model_in(model.model_fields[part].annotation)
+    return None
 
 
 def _name(key: Key) -> str:
     return ".".join(map(str, key))
 
 
-def _plain(value: BaseModel | None) -> Any:
-    # The history grows whenever a run is resumed with changes, and is no setting.
-    return None if value is None else value.model_dump(mode="json", exclude={"history"})
+def _all_differences(old: Recipe, new: Recipe) -> Iterator[tuple[Key, Any, Any]]:
+    """Paths at which two recipes differ; a stage that only one of them has differs as a whole."""
+    was, is_ = (each.model_dump(mode="json") for each in (old, new))
+    stages = was.pop("stages"), is_.pop("stages")
+    for number in range(max(map(len, stages))):
+        before, after = (each[number] if number < len(each) else None for each in stages)
+        yield from _differences(before, after, ("stages", number))
+    yield from _differences(was, is_)
 
 
 def _differences(old: Any, new: Any, key: Key = ()) -> Iterator[tuple[Key, Any, Any]]:

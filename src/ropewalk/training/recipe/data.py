@@ -6,15 +6,15 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from ropewalk.data.settings import DECIDES_ROWS, MixtureSettings, RowPolicies, SourceSpec
-from ropewalk.io.settings import FREE, SAME, Count, Settings
+from ropewalk.data.settings import MixtureSettings, RowPolicies, SourceSpec
+from ropewalk.io.settings import FREE, Count, Settings
 
 
 class _Documents(Settings):
     """Where the documents come from, and how they are mixed; these keys stand before the policies of rows."""
 
     sources: list[SourceSpec] = Field([], description="sources of documents; give either sources or rows")
-    rows: Annotated[list[str], SAME] = Field(
+    rows: Annotated[list[str], FREE] = Field(
         [],
         description="folders of rows that `ropewalk data pack` wrote: one folder for each combination of context and "
         "attention pattern in the stages",
@@ -27,14 +27,12 @@ class _Documents(Settings):
 class StageData(_Documents):
     """Documents of one stage; keys that are not given are the run's."""
 
-    on_resume = DECIDES_ROWS
-
     sources: list[SourceSpec] = Field(
         [],
         description="sources of this stage's documents; only if the run's data has sources, not rows; default: the "
         "run's sources",
     )
-    rows: Annotated[list[str], SAME] = Field(
+    rows: Annotated[list[str], FREE] = Field(
         [],
         description="folders of this stage's packed rows; only if the run's data has rows, not sources; default: the "
         "run's rows",
@@ -55,8 +53,6 @@ class StageData(_Documents):
 
 class Data(RowPolicies, _Documents):
     """Which documents, and how they become rows."""
-
-    on_resume = DECIDES_ROWS
 
     validation_documents: Count = Field(
         256, ge=0, description="number of documents to hold out of training for evaluation"

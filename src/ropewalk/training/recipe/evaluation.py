@@ -22,12 +22,8 @@ from ropewalk.evaluation import settings as evaluation
 from ropewalk.evaluation.settings import OWN, SuiteName, unread
 from ropewalk.evaluation.tasks.registry import BY_NAME, chosen_tasks
 from ropewalk.evaluation.tasks.suite import LikelihoodSuite, Suite
-from ropewalk.io.settings import ONWARD, Count, Length, OnResume, Settings, explain
+from ropewalk.io.settings import ONWARD, Count, Length, Settings, explain
 
-DECIDES_RESULTS = OnResume(
-    "fixed",
-    "the model was measured with the old value before training",
-)
 ROWS = ("perplexity", "perplexity")
 """The suite and task that are computed on rows packed from documents."""
 SHARED = ("rows", "samples", "tasks", "exclude", "chat")
@@ -38,8 +34,6 @@ DEFAULTS = {"samples": 10}
 
 class During(Settings):
     """A smaller measurement for the evaluations during training; a key that is not set is as before and after."""
-
-    on_resume = OnResume("fixed", "measurements during training would not be comparable with each other")
 
     suites: list[SuiteName] | None = Field(
         None, min_length=1, description="some of evaluation.suites; default: all of them"
@@ -61,8 +55,6 @@ class During(Settings):
 
 
 class _Measured(Settings):
-    on_resume = DECIDES_RESULTS
-
     suites: list[SuiteName] = Field(
         ["perplexity", "passkey"], description="benchmark suites to run; an empty list runs none"
     )

@@ -14,7 +14,7 @@ AVERAGE_OF = 5
 class Export(Settings):
     """Which weights of the last stage a run exports; a plain word, such as ``average``, sets ``weights``."""
 
-    on_resume = FREE
+    free = FREE
 
     weights: Literal["last", "best", "average"] = Field(
         "last",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_serializer, model_validator
 
 from ropewalk.attention.choices import EngineName, Limit
-from ropewalk.io.settings import FREE, ONWARD, SAME, Count, Length, OnResume, Settings, explain
+from ropewalk.io.settings import FREE, ONWARD, Count, Length, Settings, explain
 from ropewalk.io.urls import masked
 from ropewalk.models.adapter_settings import AdapterSettings
 from ropewalk.training.recipe.data import Data, StageData
@@ -28,7 +28,6 @@ from ropewalk.training.recipe.stage import (
 
 __all__ = [
     "AdapterSettings",
-    "Change",
     "Checkpoints",
     "Data",
     "Evaluation",
@@ -46,8 +45,6 @@ __all__ = [
     "StageOptimizer",
     "StageSettings",
 ]
-
-DECIDES = OnResume("fixed", "what was computed so far depends on it")
 
 
 class Checkpoints(Settings):
@@ -74,45 +71,28 @@ class Checkpoints(Settings):
         return None if url is None else masked(url)
 
 
-class Change(Settings):
-    """A key that had another value before a run was resumed.
-
-    The new value holds for the steps after step ``step`` of stage ``stage``, which is counted from 0 as in the keys.
-    """
-
-    on_resume = FREE
-
-    key: str = Field(description="name of the key, such as stages.0.steps")
-    old: Any = Field(description="previous value")
-    new: Any = Field(description="new value")
-    stage: Count = Field(ge=0, description="index of the stage that the run had reached")
-    step: Count = Field(ge=0, description="completed steps of that stage")
-
-
 class Recipe(Settings):
     """One run of ``ropewalk extend``."""
 
-    model: Annotated[str, SAME] = Field(
+    model: Annotated[str, FREE] = Field(
         min_length=1,
         description="checkpoint folder, Hub id, or a tiny model that ropewalk ships (`embedded`, `embedded:retrieval`)",
     )
     output: Annotated[str, FREE] = Field(min_length=1, description="folder of the run; must not exist yet")
     data: Data = Field(description="the documents, and how they are packed")
-    stages: Annotated[list[Stage], ONWARD] = Field(
-        min_length=1, description="training stages, in order of growing context"
-    )
-    short_context: Annotated[ShortContext | None, DECIDES] = Field(
+    stages: list[Stage] = Field(min_length=1, description="training stages, in order of growing context")
+    short_context: ShortContext | None = Field(
         None,
         description="after training, search for LongRoPE's short factors, which apply to inputs up to the original "
         "length (before any extension); the last stage must have the RoPE method longrope",
     )
-    lift: Annotated[list[Limit], SAME] = Field(
+    lift: list[Limit] = Field(
         [],
         description="which limits of attention to remove: windows (sliding-window layers then attend as far as "
         "full-attention layers, and training must teach them this) or dual_chunk_attention (the exported config no "
         "longer enables dual chunk attention, so servers do not use it)",
     )
-    adapter: Annotated[AdapterSettings | None, DECIDES] = Field(
+    adapter: AdapterSettings | None = Field(
         None,
         description="train a LoRA adapter instead of the model's weights; the run exports the adapter and the model "
         "with the adapter merged into it",
@@ -129,9 +109,7 @@ class Recipe(Settings):
         "below",
     )
     evaluation: Evaluation = Field(Evaluation(), description="evaluations before, during and after training")
-    seed: Annotated[Seed, DECIDES] = Field(
-        0, description="random seed for the order of rows and for evaluation samples"
-    )
+    seed: Seed = Field(0, description="random seed for the order of rows and for evaluation samples")
     parallel: Annotated[ParallelOrAuto, ONWARD] = Field(
         "auto",
         description="how the processes of torchrun share the model and the rows, as a mapping with the keys "
@@ -149,14 +127,14 @@ class Recipe(Settings):
         "reference (softmax with a dense mask, for tests); auto: sdpa on a CPU; on a GPU the fastest for each stage, "
         "measured on its first rows",
     )
-    exact_rope: Annotated[bool, DECIDES] = Field(
+    exact_rope: bool = Field(
         True,
         description="compute RoPE's angles in float64 and rotate in float32; false: transformers' own RoPE",
     )
     device: Annotated[str, ONWARD] = Field(
         "auto", description="device; auto: cuda if available, otherwise cpu"
     )
-    precision: Annotated[Precision, SAME] = Field(
+    precision: Annotated[Precision, FREE] = Field(
         "auto",
         description="dtype of computation, from the table under Precision; auto: float32 without CUDA; on "
         "CUDA bfloat16-autocast for one process without an adapter, otherwise bfloat16",
@@ -166,14 +144,7 @@ class Recipe(Settings):
     ] = Field(
         [], description="experiment trackers that also receive the metrics; install their packages first"
     )
-    trust_remote_code: Annotated[bool, DECIDES] = Field(
-        False, description="run the Python code that comes with the checkpoint"
-    )
-    history: Annotated[list[Change], FREE] = Field(
-        [],
-        description="keys that were changed when the run was resumed; ropewalk writes this list into the run's "
-        "recipe.yaml, so do not set it",
-    )
+    trust_remote_code: bool = Field(False, description="run the Python code that comes with the checkpoint")
 
     def stage(self, number: int) -> StageSettings:
         """A stage, counted from 0, with the run's settings where it sets none."""

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from ropewalk.io.settings import SAME, Count, OnResume, Settings
+from ropewalk.io.settings import FREE, Count, Settings
 from ropewalk.rope.methods import METHODS
 from ropewalk.rope.methods.base import RopeMethod, compared_methods, trainable_methods
 from ropewalk.rope.target import check_candidate
@@ -84,8 +84,6 @@ def _parameters() -> dict[str, Any]:
 
 
 class _Method(Settings):
-    on_resume = OnResume("fixed", "the stage keeps the RoPE that it started with")
-
     method: str = Field("theta", description="name of a method from the table under RoPE methods")
     rope_theta: float | Literal["auto"] = Field(
         "auto",
@@ -108,7 +106,7 @@ class Rope(_Parameters):
     the layer types instead, each with its own RoPE; otherwise the keys apply to the layers that limit the context.
     """
 
-    factors: Annotated[str | None, SAME] = Field(
+    factors: Annotated[str | None, FREE] = Field(
         None,
         description="longrope: file with a factor table (such as `ropewalk search` writes) for this context or a "
         "longer one",
@@ -188,6 +186,11 @@ class Rope(_Parameters):
         if repr(name) not in (*names, last):
             raise ValueError(f"must be {', '.join(names)} or {last}")
         return name
+
+    @property
+    def measured(self) -> bool:
+        """Whether the run measures what the RoPE becomes: by a search, or by comparing bases."""
+        return self.method == "auto" or self.search is not None
 
     def parameter(self, name: str) -> Any:
         """Value of one method parameter; None if it is not set."""

@@ -18,11 +18,9 @@ from pydantic import (
 )
 
 from ropewalk.attention.choices import Pattern, Positions
-from ropewalk.io.settings import FREE, ONWARD, Count, Length, OnResume, Settings
+from ropewalk.io.settings import FREE, ONWARD, Count, Length, Settings
 from ropewalk.training.recipe.data import Data, StageData
 from ropewalk.training.recipe.rope import Rope
-
-BEGUN = OnResume("fixed", "the stage has started with the old value")
 
 Schedule = Literal["constant", "linear", "cosine", "warmup-stable-decay"]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -37,7 +35,7 @@ AS_A_FILE = "file"
 class Optimizer(Settings):
     """AdamW as in arXiv:2411.13476; matrices decay, norms and biases do not."""
 
-    on_resume = ONWARD
+    free = ONWARD
 
     weight_decay: float = Field(0.1, ge=0, description="weight decay of matrices; norms and biases have none")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the first moment")
@@ -68,13 +66,13 @@ else:
             for name, field in Optimizer.model_fields.items()
         },
     )
-    StageOptimizer.on_resume = ONWARD
+    StageOptimizer.free = ONWARD
 
 
 class Parallel(Settings):
     """How the processes of a run are arranged; the product of the four is their number."""
 
-    on_resume = ONWARD
+    free = ONWARD
 
     replicate: Count = Field(1, ge=1, description="number of data parallel copies of the (sharded) model")
     shard: Count = Field(
@@ -109,24 +107,20 @@ ParallelOrAuto = Annotated[
 class Stage(Settings):
     """One training stage at one context length."""
 
-    context: Annotated[Length, BEGUN] = Field(
-        description="row length in tokens, which becomes the model's context"
-    )
+    context: Length = Field(description="row length in tokens, which becomes the model's context")
     rope: Rope = Field(
         default_factory=lambda: Rope(),
         description="how RoPE changes at the beginning of the stage; default: method theta",
     )
-    pattern: Annotated[Pattern, BEGUN] = Field(
-        "anchor", description="which tokens of a packed row attend to each other"
-    )
-    positions: Annotated[Positions, BEGUN] = Field(
+    pattern: Pattern = Field("anchor", description="which tokens of a packed row attend to each other")
+    positions: Positions = Field(
         "continuous", description="RoPE positions: counted over the whole row, or restarting in each document"
     )
     steps: Annotated[Count, ONWARD] = Field(
         ge=0,
         description="number of optimizer steps; a longrope stage may have 0, to set its factors without training",
     )
-    rows_per_step: Annotated[Count, BEGUN] = Field(
+    rows_per_step: Count = Field(
         8, ge=1, description="rows per optimizer step, over all processes and micro-batches"
     )
     rows_per_batch: Annotated[Count, ONWARD] = Field(
@@ -151,18 +145,18 @@ class Stage(Settings):
     decay_steps: Annotated[Count, ONWARD] = Field(
         0, ge=0, description="steps of decay at the end of the schedule warmup-stable-decay"
     )
-    moments: Annotated[Moments, BEGUN] = Field(
+    moments: Moments = Field(
         "keep",
         description="AdamW's moments at the start of the stage; keep: those of the stage before; reset: zero; rewarm: "
         "those of the stage before, with the weight of a single gradient",
     )
-    data: Annotated[StageData | None, BEGUN] = Field(
+    data: StageData | None = Field(
         None, description="documents of this stage; keys that are not set keep the run's values"
     )
     optimizer: Annotated[StageOptimizer | None, ONWARD] = Field(
         None, description="AdamW settings of this stage; keys that are not set keep the run's values"
     )
-    precision: Annotated[ComputedIn | None, BEGUN] = Field(
+    precision: ComputedIn | None = Field(
         None, description="dtype of computation in this stage; default: the run's precision"
     )
     parallel: Annotated[ParallelOrAuto | None, ONWARD] = Field(
@@ -170,7 +164,7 @@ class Stage(Settings):
         description="how the processes share the model and the rows in this stage: auto or a mapping; default: the "
         "run's setting",
     )
-    seed: Annotated[Seed | None, BEGUN] = Field(
+    seed: Seed | None = Field(
         None,
         description="random seed of this stage; default: the run's seed plus the stage's index, counted from 0",
     )

@@ -1,18 +1,16 @@
-"""``auto``: choose the base with the lowest loss before a stage's training, and record it for resumed runs."""
+"""``auto``: choose the base with the lowest loss before a stage's training."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ropewalk.attention.layout import Row
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.sharded import row_losses_of
 from ropewalk.evaluation.probe import ProbedSetting, probe_model
-from ropewalk.io.files import parse_json, write_json
 from ropewalk.rope import Default, RopeMethod, candidate
 from ropewalk.training.checkpoint.sharded import load_weights
 from ropewalk.training.documents import probe_rows
@@ -22,6 +20,7 @@ from ropewalk.training.stage_rope.base import Before
 from ropewalk.training.step import autocast
 
 CHOICES = "rope-choices.json"
+"""File in the run's folder that shows the bases that ``auto`` has chosen."""
 AUTO_CANDIDATES = ("critical-dimension", "ntk", "current")
 AUTO_ROWS = 4
 
@@ -56,14 +55,6 @@ class Choice:
             "text": self.text,
             "results": [dict(result) for result in self.results],
         }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Choice:
-        """Inverse of :meth:`to_json`."""
-        method = Default(value["rotary_dim"], value["rope_theta"])
-        return cls(
-            value["stage"], value["name"], method, value["rows"], value["text"], tuple(value["results"])
-        )
 
 
 def auto_candidates(recipe: Recipe, number: int, before: Before) -> dict[str, RopeMethod]:
@@ -103,37 +94,8 @@ def auto_candidates(recipe: Recipe, number: int, before: Before) -> dict[str, Ro
     return bases
 
 
-def recorded_choice(
-    candidates: Mapping[str, RopeMethod], number: int, output: Path, begun: bool
-) -> Choice | None:
-    """The base that a stage of a run has chosen; None if it has yet to choose.
-
-    Args:
-        candidates: the bases to choose from.
-        number: index of the stage, counted from 0.
-        output: folder of the run.
-        begun: whether the stage has already been trained.
-
-    Raises:
-        RopewalkError: if the choice is missing although the stage has begun, or is none of the candidates.
-    """
-    choice = choices_in(output).get(number)
-    if choice is not None and candidates.get(choice.name) != choice.method:
-        raise RopewalkError(
-            f"{output / CHOICES} records {choice.name} with rope_theta {choice.method.rope_theta:g} for stage "
-            f"{number + 1}, but the stage has no candidate with this name and base; restore the file as the run wrote "
-            "it, or start a new run"
-        )
-    if choice is None and begun:
-        raise RopewalkError(
-            f"stage {number + 1} has started, but {output / CHOICES} does not record the rope_theta of that stage; "
-            "restore the file, or start a new run"
-        )
-    return choice
-
-
 def choose(candidates: Mapping[str, RopeMethod], number: int, length: int, at: AtStage) -> Choice:
-    """Choose the base with the lowest loss, and record it; every rank must call this function.
+    """Choose the base with the lowest loss; every rank must call this function.
 
     Args:
         candidates: the bases to choose from.
@@ -162,10 +124,6 @@ def choose(candidates: Mapping[str, RopeMethod], number: int, length: int, at: A
     assert isinstance(best, Default)
     found = tuple(result.to_json() for result in results)
     choice = Choice(number, results[0].name, best, len(measured_on), text, found)
-    if context.is_rank_0:
-        # On disk before the stage begins, so that a resumed run keeps the choice and does not measure again.
-        choices = [*choices_in(at.output).values(), choice]
-        write_json(at.output / CHOICES, [each.to_json() for each in choices])
     context.rank_0_reporter.note(f"stage {number + 1}: {describe_choice(choice.to_json())}")
     return choice
 
@@ -217,32 +175,3 @@ def _behind(result: Mapping[str, Any]) -> str:
     low, high = result["difference_ci95"]
     interval = "" if low is None else f" (95 % {low:.4f} to {high:.4f})"
     return f"{result['name']} +{result['difference']:.4f}{interval}"
-
-
-def forget_choices(output: Path, stage: int) -> None:
-    """Remove recorded choices of a stage, counted from 0, and of all later ones, which will be measured again."""
-    choices = choices_in(output)
-    kept = [each.to_json() for number, each in choices.items() if number < stage]
-    if len(kept) < len(choices):
-        write_json(output / CHOICES, kept)
-
-
-def choices_in(output: Path) -> dict[int, Choice]:
-    """Choices that a run has recorded so far, by index of the stage.
-
-    Raises:
-        RopewalkError: if the file is damaged.
-    """
-    path = output / CHOICES
-    if not path.is_file():
-        return {}
-    try:
-        choices = [Choice.from_json(value) for value in parse_json(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RopewalkError(f"{path} is damaged ({error}); restore the file, or start a new run") from error
-    by_stage = {choice.stage: choice for choice in choices}
-    if len(by_stage) < len(choices) or not all(choice.results for choice in choices):
-        raise RopewalkError(
-            f"{path} is damaged (a stage either appears twice or has no results); restore the file, or start a new run"
-        )
-    return by_stage

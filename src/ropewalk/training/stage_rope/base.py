@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
-
 from ropewalk.errors import RopewalkError
-from ropewalk.io.files import parse_json
-from ropewalk.models.config.model import ModelConfig
 from ropewalk.rope import RopeMethod
+from ropewalk.rope.methods import METHODS
 from ropewalk.training.recipe.recipe import Rope, Stage
 from ropewalk.training.resolved import RopeAt
 
@@ -67,6 +63,28 @@ class Decision:
     method: RopeMethod
     found: Mapping[str, Any] = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, Any]:
+        """JSON values from which :meth:`from_json` makes the same decision."""
+        return {"method": as_json(self.method), "found": dict(self.found)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Decision:
+        """Inverse of :meth:`to_json`."""
+        return cls(method_from(values["method"]), values["found"])
+
+
+def as_json(method: RopeMethod) -> dict[str, Any]:
+    """A method and all its values as JSON values."""
+    return {"method": method.name, **asdict(method)}
+
+
+def method_from(values: Mapping[str, Any]) -> RopeMethod:
+    """Inverse of :func:`as_json`."""
+    given: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each for name, each in values.items()
+    }
+    return METHODS[given.pop("method")](**given)
+
 
 def takes_recommended_base(rope: Rope) -> bool:
     """Whether the stage's base comes from :func:`ropewalk.rope.theory.recommended_theta`."""
@@ -81,48 +99,3 @@ def refuse_start_tokens(rope: Rope) -> None:
             f"a transformers config cannot store start_tokens {start_tokens}, so other programs could not load the "
             "result; set start_tokens to 0"
         )
-
-
-def refuse_other_rope(
-    checkpoint: Path, method: RopeMethod, stage: Stage, number: int, others: Mapping[str, RopeMethod]
-) -> None:
-    """Raise if a stage would resume with another RoPE, for example after an update of ropewalk changed a rule.
-
-    Sharded checkpoints contain no config, so they are not checked.
-
-    Args:
-        checkpoint: latest checkpoint of the stage.
-        method: RoPE method that the stage gets now.
-        stage: the stage's section of the recipe.
-        number: index of the stage, counted from 0.
-        others: RoPE that the stage gives to layer types that do not limit the context.
-
-    Raises:
-        RopewalkError: if the checkpoint was trained with other frequencies.
-    """
-    path = checkpoint / "config.json"
-    if not path.is_file():
-        return
-    config = ModelConfig(parse_json(path.read_text(encoding="utf-8")))
-    saved = config.full_attention_rope
-    for kind, other in others.items():
-        # A config without an entry for these layers cannot differ from the recipe.
-        if not _same_frequencies(config.methods.get(kind, other), other, stage.context):
-            raise RopewalkError(
-                f"{checkpoint.name} was trained with another RoPE for layers of type {kind} than "
-                f"stages.{number}.rope gives now ({other.name}, rope_theta {other.rope_theta:.10g}); start a new "
-                "run in another output folder"
-            )
-    if not _same_frequencies(saved, method, stage.context):
-        raise RopewalkError(
-            f"{checkpoint.name} was trained with method {saved.name} and rope_theta {saved.rope_theta:.10g}, but "
-            f"stages.{number}.rope now gives method {method.name} and rope_theta {method.rope_theta:.10g}; set "
-            f"stages.{number}.rope.rope_theta to {saved.rope_theta:.10g}, both in your recipe and in the run's "
-            "own recipe.yaml"
-        )
-
-
-def _same_frequencies(one: RopeMethod, other: RopeMethod, length: int) -> bool:
-    there, here = (each.frequencies(length).inv_freq for each in (one, other))
-    # Relative alone: the slowest frequencies are smaller than any useful absolute tolerance.
-    return there.shape == here.shape and torch.allclose(there, here, rtol=1e-6, atol=0)

@@ -6,29 +6,29 @@ A stage gives its method, names a factor table, searches for factors, or chooses
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from ropewalk.errors import RopewalkError
+from ropewalk.io.settings import deciding
 from ropewalk.rope import Linear, LongRope, RopeMethod
 from ropewalk.search import Candidate, Factors
 from ropewalk.search.goal import NTK
 from ropewalk.training.recipe.recipe import Recipe, Stage
-from ropewalk.training.resolved import AtStage, ResolvedRecipe, RopeAt
-from ropewalk.training.stage_rope.auto import auto_candidates, choose, recorded_choice
+from ropewalk.training.resolved import AtStage, RopeAt
+from ropewalk.training.stage_rope.auto import auto_candidates, choose
 from ropewalk.training.stage_rope.base import (
     Before,
     Decision,
+    as_json,
     factors_file,
     stage_name,
     takes_recommended_base,
 )
-from ropewalk.training.stage_rope.given import given_method, refuse_other_table, table_method
+from ropewalk.training.stage_rope.given import given_method, table_method
 from ropewalk.training.stage_rope.search import (
     candidate_of,
-    check_stage_rows,
-    kept_factors,
     search_factors,
     search_goals,
     search_of,
@@ -148,56 +148,24 @@ def bounds_of(recipe: Recipe, checkpoint: RopeAt, tables: Sequence[Factors | Non
     return found
 
 
-def check_stage(number: int, trained: int, at: AtStage, outdated: Collection[str]) -> None:
-    """Raise now if a stage's RoPE could not be decided when the run reaches it.
+def rope_identity(recipe: Recipe, number: int, before: Before, table: Factors | None) -> dict[str, Any]:
+    """What decides a stage's RoPE, in the keys of the recipe: the method itself unless the run measures it.
 
     Args:
-        number: index of the stage, counted from 0.
-        trained: trained length of the model at the stage, tokens.
-        at: state of the run at the stage; its weights are not used.
-        outdated: files in the run's folder that will be moved away.
-
-    Raises:
-        RopewalkError: with advice on what to change.
+        recipe, number, before, table: as for :func:`possible_methods`.
     """
-    stage, table = at.resolved.recipe.stages[number], at.resolved.tables[number]
-    kept = at.output / factors_file(stage_name(number))
-    if stage.rope.limiting.search is not None:
-        check_stage_rows(number, trained, at, outdated)
-    # Without a copy, or with one that is about to be moved away, there is nothing to contradict.
-    elif table is not None and kept.name not in outdated and kept.is_file():
-        refuse_other_table(stage, table, kept)
-
-
-def settled(
-    resolved: ResolvedRecipe, number: int, before: Before, output: Path, begun: bool
-) -> Decision | None:
-    """The decision on a stage's RoPE if it needs no measurement, otherwise None.
-
-    Args:
-        resolved: the recipe.
-        number: index of the stage, counted from 0.
-        before: state before the stage.
-        output: folder of the run, which may contain an earlier decision.
-        begun: whether the stage has already been trained; its decision is never measured again.
-
-    Raises:
-        RopewalkError: if the decision of a stage that has started is missing, or belongs to another recipe.
-    """
-    recipe = resolved.recipe
     rope = recipe.stages[number].rope.limiting
-    if rope.search is not None:
-        kept = kept_factors(search_of(recipe, number, before), recipe, output, begun)
-        return None if kept is None else _searched(recipe, number, before, kept)
-    methods = possible_methods(recipe, number, before, resolved.tables[number])
-    if rope.method != "auto":
-        return Decision(methods[rope.method])
-    choice = recorded_choice(methods, number, output, begun)
-    return None if choice is None else Decision(choice.method, {"choice": choice.to_json()})
+    methods = possible_methods(recipe, number, before, table)
+    if not rope.measured:
+        return as_json(methods[rope.method])
+    # Those of a search hold 1s, but also all else that it starts from.
+    return {**deciding(rope), "from": {name: as_json(method) for name, method in methods.items()}}
 
 
 def decide(number: int, before: Before, at: AtStage) -> Decision:
-    """Decide a stage's RoPE: as it is settled already, or by a measurement, whose result is on disk at the return.
+    """Decide a stage's RoPE, as the recipe gives it or by a measurement.
+
+    The table of a search is on disk at the return.
 
     Args:
         number: index of the stage, counted from 0.
@@ -209,21 +177,16 @@ def decide(number: int, before: Before, at: AtStage) -> Decision:
         RunFailure: if no candidate has a finite loss.
     """
     recipe = at.resolved.recipe
-    # Measuring takes all ranks, so they must agree on whether it is needed.
-    known = at.context.world.on_rank_0(lambda: settled(at.resolved, number, before, at.output, False))
-    if known is not None:
-        return known
-    if recipe.stages[number].rope.limiting.search is not None:
-        return _searched(
-            recipe, number, before, search_factors(search_of(recipe, number, before, at.weights), at)
-        )
-    choice = choose(possible_methods(recipe, number, before), number, before.length, at)
+    rope = recipe.stages[number].rope.limiting
+    if rope.search is not None:
+        table = search_factors(search_of(recipe, number, before, at.weights), at)
+        method = search_goals(recipe, number, before)[1].extended(candidate_of(table))
+        return Decision(method, {"search": search_summary(table, factors_file(stage_name(number)))})
+    methods = possible_methods(recipe, number, before, at.resolved.tables[number])
+    if rope.method != "auto":
+        return Decision(methods[rope.method])
+    choice = choose(methods, number, before.length, at)
     return Decision(choice.method, {"choice": choice.to_json()})
-
-
-def _searched(recipe: Recipe, number: int, before: Before, table: Factors) -> Decision:
-    method = search_goals(recipe, number, before)[1].extended(candidate_of(table))
-    return Decision(method, {"search": search_summary(table, factors_file(stage_name(number)))})
 
 
 def _refuse_ambiguous(stage: Stage, current: RopeMethod, number: int) -> None:

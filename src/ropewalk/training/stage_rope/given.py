@@ -83,21 +83,6 @@ def table_method(stage: Stage, table: Factors, before: Before) -> RopeMethod:
     return method if attention_factor is None else replace(method, attention_factor=attention_factor)
 
 
-def refuse_other_table(stage: Stage, table: Factors, kept: Path) -> None:
-    """Raise if a table has changed since the run started: a resumed run must train with the same factors.
-
-    Args:
-        stage: the stage's section of the recipe.
-        table: content of the table.
-        kept: the run's copy of the table as it was, which exists.
-    """
-    if read_factors(kept) != table:
-        raise RopewalkError(
-            f"the factor table {stage.rope.limiting.factors} has changed since the run started (the run's copy is "
-            f"{kept}); restore the table, or start a new run"
-        )
-
-
 def _short_factor(current: RopeMethod) -> tuple[float, ...]:
     """Default short factors: those of the checkpoint, or 1s if it has none."""
     return current.short_factor if isinstance(current, LongRope) else (1.0,) * (current.rotary_dim // 2)

@@ -6,18 +6,19 @@ A search measures on held-out documents that the run's evaluation does not use.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ropewalk.data import PackedRows
+from ropewalk.data.read.documents import token_hash
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import Ids, evaluation_rows
 from ropewalk.evaluation.store import model_digest
 from ropewalk.io.digests import digest
 from ropewalk.parallel.context import RunContext
-from ropewalk.search import Candidate, Factors, Goal, Ledger, goal_of, read_factors, write_factors
+from ropewalk.search import Candidate, Factors, Goal, Ledger, goal_of, write_factors
 from ropewalk.search.data import SearchData, rows_digest, search_rows
 from ropewalk.search.factor_table import FactorsModel
 from ropewalk.search.goal import TITLES
@@ -27,7 +28,6 @@ from ropewalk.training.checkpoint.files import read_record
 from ropewalk.training.checkpoint.sharded import load_weights
 from ropewalk.training.documents import (
     held_out_documents,
-    model_at_start,
     training_rows,
     validation_documents,
 )
@@ -84,7 +84,7 @@ def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
     count = wanted.settings.documents
     # Enough for the evaluation, the rows to search on and those to judge on, with some to spare.
     limit = resolved.recipe.evaluation.rows + 3 * count
-    taken = evaluated_documents(resolved, at.validation)
+    taken = evaluated_documents(resolved, at.validation, at.searched)
     known = 0
     while documents := held_out_documents(resolved, at.validation, target, limit):
         try:
@@ -107,14 +107,17 @@ def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
     return SearchData(training_rows(packed, target, count, resolved.recipe.seed), source=TRAINING)
 
 
-def evaluated_documents(resolved: ResolvedRecipe, validation: PackedRows | None) -> frozenset[int]:
-    """Indices of the held-out documents that a run's evaluation reads, as documents or in rows, at any length.
+def evaluated_documents(
+    resolved: ResolvedRecipe, validation: PackedRows | None, searched: frozenset[int] = frozenset()
+) -> frozenset[int]:
+    """Hashes of the held-out documents that a run's evaluation reads, as documents or in rows, at any length.
 
     Args:
         resolved: the recipe.
         validation: packed rows whose held-out documents the run evaluates on.
+        searched: as in :class:`~ropewalk.training.resolved.AtStage`.
     """
-    documents = validation_documents(resolved, validation)
+    documents = validation_documents(resolved, validation, searched)
     if not documents:
         return frozenset()
     found: set[int] = set()
@@ -123,42 +126,7 @@ def evaluated_documents(resolved: ResolvedRecipe, validation: PackedRows | None)
         found.update(evaluation_rows(documents, length, *_special(resolved), limit).documents)
     if resolved.recipe.evaluation.reads_documents:
         found.update(range(min(limit, len(documents))))
-    return frozenset(found)
-
-
-def check_short_rows(at: AtStage, outdated: Collection[str]) -> None:
-    """Raise before the run if the documents do not suffice for the search of short factors after its last stage.
-
-    A search whose table is in the run's folder, and not ``outdated``, needs no documents, but the evaluation must not
-    read those that it used.
-    """
-    resolved = at.resolved
-    settings, length = resolved.recipe.short_context, resolved.original_length
-    if settings is not None and length is not None:
-        _check_rows(SHORT, WantedRows(SHORT_LABEL, settings, length, resolved.target), at, outdated)
-
-
-def _check_rows(name: str, wanted: WantedRows, at: AtStage, outdated: Collection[str]) -> None:
-    table = at.output / factors_file(name)
-    if table.name in outdated or not table.is_file():
-        rows_for_search(wanted, at)
-        return
-    # An evaluation that reads no text can see nothing of it, and the documents may be gone by now.
-    if not at.resolved.recipe.evaluation.reads_text:
-        return
-    if (record := read_factors(table).search) is not None and record.text == HELD_OUT:
-        try:
-            # Rows for a search avoid the evaluation's documents, so the same rows again mean that it avoids them still.
-            unseen = rows_for_search(wanted, at).sha256 == record.documents_sha256
-        except RopewalkError:
-            # The evaluation now takes documents without which the search's rows cannot be built.
-            unseen = False
-        if not unseen:
-            raise RopewalkError(
-                f"{wanted.label}: the factors in {table} were searched on held-out documents that the evaluation at "
-                f"{at.resolved.target} tokens may read, because the evaluation has changed since; start a new run with "
-                "all stages, or resume without the changes of stages and evaluation"
-            )
+    return frozenset(token_hash(documents[number]) for number in found)
 
 
 def _held_out_rows(
@@ -167,11 +135,15 @@ def _held_out_rows(
     target, trained, label = wanted.target_length, wanted.trained_length, wanted.label
     count, special = wanted.settings.documents, _special(resolved)
     # From the end, because the evaluation reads documents from the beginning.
-    backwards = list(enumerate(documents))[::-1]
-    free = [document for number, document in backwards if number not in taken]
+    backwards = [(token_hash(document), document) for document in documents][::-1]
+    hashes, free = [], []
+    for number, document in backwards:
+        if number not in taken:
+            hashes.append(number)
+            free.append(document)
     try:
         rows, others = search_rows(free, target, *special, count, count)
-        short = search_rows(free, trained, *special, count, 0)[0].rows if wanted.has_penalty else []
+        short = search_rows(free, trained, *special, count, 0)[0] if wanted.has_penalty else None
     except RopewalkError as error:
         if taken:
             raise RopewalkError(_too_few(wanted, resolved, documents, free)) from error
@@ -185,7 +157,14 @@ def _held_out_rows(
         # More documents may fill the rows to search on as well, which must not contain the evaluation's.
         if rows_digest(again.rows) == rows_digest(rows.rows):
             others = more
-    return SearchData(rows.rows, others.rows if others else [], short, HELD_OUT)
+    measured = rows.documents + (short.documents if short else ())
+    return SearchData(
+        rows.rows,
+        others.rows if others else [],
+        short.rows if short else [],
+        HELD_OUT,
+        documents=frozenset(hashes[number] for number in measured),
+    )
 
 
 def _too_few(
@@ -227,6 +206,36 @@ def _special(resolved: ResolvedRecipe) -> tuple[int | None, int | None]:
     """BOS and EOS ids as in the evaluation's rows: EOS is used only if the tokenizer has no BOS."""
     bos, eos = resolved.tokenizer.bos_token_id, resolved.tokenizer.eos_token_id
     return bos, eos if bos is None else None
+
+
+def searches_of(resolved: ResolvedRecipe) -> dict[str, WantedRows]:
+    """The rows that the searches of a run need, by the names of the searches; those of stages come first."""
+    recipe, found = resolved.recipe, {}
+    trained = resolved.trained_length
+    for number, stage in enumerate(recipe.stages):
+        if (search := stage.rope.limiting.search) is not None:
+            own = trained if search.weights == "current" else resolved.trained_length
+            found[stage_name(number)] = WantedRows(f"stage {number + 1}", search, stage.context, own)
+        trained = stage.context
+    if recipe.short_context is not None and resolved.original_length is not None:
+        found[SHORT] = WantedRows(
+            SHORT_LABEL, recipe.short_context, resolved.original_length, resolved.target
+        )
+    return found
+
+
+def split_of(name: str, wanted: WantedRows, resolved: ResolvedRecipe) -> dict[str, Any]:
+    """What decides which documents a search gets: its own rows, and the evaluation, whose documents it avoids."""
+    evaluation = resolved.recipe.evaluation
+    return {
+        "search": name,
+        "documents": wanted.settings.documents,
+        "target_length": wanted.target_length,
+        "trained_length": wanted.trained_length if wanted.has_penalty else None,
+        "evaluated": [evaluation.rows, perplexity_lengths(resolved), evaluation.reads_documents]
+        if evaluation.reads_text
+        else None,
+    }
 
 
 @dataclass(frozen=True)
@@ -336,24 +345,6 @@ def search_of(recipe: Recipe, number: int, before: Before, weights: Path | None 
     return FactorSearch(stage_name(number), f"stage {number + 1}", goal, settings, on, number)
 
 
-def check_stage_rows(number: int, trained: int, at: AtStage, outdated: Collection[str]) -> None:
-    """Raise before the run if the documents do not suffice for a stage's search, as :func:`check_short_rows` does.
-
-    Args:
-        number: index of the stage, counted from 0.
-        trained: trained length of the model at the stage, tokens.
-        at: state of the run at the stage; its weights are not used.
-        outdated: files in the run's folder that will be moved away.
-    """
-    stage = at.resolved.recipe.stages[number]
-    search = stage.rope.limiting.search
-    assert search is not None
-    own = trained if search.weights == "current" else at.resolved.trained_length
-    _check_rows(
-        stage_name(number), WantedRows(f"stage {number + 1}", search, stage.context, own), at, outdated
-    )
-
-
 def checkpoint_digest(path: Path) -> str:
     """SHA-256 of a checkpoint of a run, as recorded in the tables of searches on it.
 
@@ -367,52 +358,6 @@ def candidate_of(table: Factors) -> Candidate:
     """Candidate with the best factors of a search's table."""
     assert table.best is not None
     return Candidate(table.best.rescale_factors, table.best.start_tokens)
-
-
-def kept_factors(search: FactorSearch, recipe: Recipe, output: Path, begun: bool) -> Factors | None:
-    """Read the table that a search wrote to the run's folder; None if there is none.
-
-    Args:
-        search: the search.
-        recipe: recipe of the run.
-        output: folder of the run.
-        begun: whether later work already depends on the table, so that the search must not be repeated.
-
-    Raises:
-        RopewalkError: if the table is damaged or belongs to another search, or if later work depends on it and it is
-            missing.
-    """
-    path = output / factors_file(search.name)
-    if not path.is_file():
-        if begun:
-            raise RopewalkError(
-                f"{search.label}: the factor table {path} is missing, although the run used this table; restore the "
-                "file, or start a new run"
-            )
-        return None
-    table = read_factors(path)
-    goal, settings = search.goal, search.settings
-    factors = table.short_factor if goal.short else table.long_factor
-    there = table.search
-    # A table that was searched on a checkpoint of the run names that checkpoint and has its digest.
-    digest_at_start = model_at_start(path.parent) if table.model.name == recipe.model else None
-    fits = (
-        there is not None
-        and table.best is not None
-        and factors == table.best.rescale_factors
-        and table.target_length == goal.target_length
-        and table.model.rope_theta == goal.current.rope_theta
-        and table.model.original_max_position_embeddings == goal.original_length
-        and (there.algorithm, there.budget, there.seed) == (settings.algorithm, settings.budget, recipe.seed)
-        and goal.space(largest=settings.largest).contains(candidate_of(table))
-        and (digest_at_start is None or table.model.digest in (None, digest_at_start))
-    )
-    if not fits:
-        raise RopewalkError(
-            f"{search.label}: the factor table {path} does not belong to the search in the recipe; restore the table "
-            "that the run wrote, or start a new run"
-        )
-    return table
 
 
 def _header(search: FactorSearch, resolved: ResolvedRecipe, data: SearchData) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from ropewalk import RopewalkError
 from ropewalk.io.lock import locked
-from tests.training.resume_cases import Notes, recipe_of, refused, weights_of, with_stage
+from tests.training.resume_cases import recipe_of, refused, weights_of, with_stage
 from tests.training.run_cases import extend
 
 HEX = "0123456789abcdef" * 2
@@ -24,22 +24,13 @@ def test_a_file_in_the_models_place_is_moved_aside_or_refused(done, finished, tm
     if checkpoints:
         assert extend(recipe_of(values), resume=True)["after"] == summary["after"]
         assert weights_of(values["output"]) == weights_of(done[0]["output"])
-        kept = Path(values["output"]) / "earlier" / "stage0-step000004" / "model"
+        kept = Path(values["output"]) / "earlier" / "model" / "model"
         assert kept.read_text() == "notes"
     else:
         shutil.rmtree(Path(values["output"]) / "checkpoints")
         said = refused(capsys, tmp_path, values)
         assert f"the model in {model} is damaged (it is not a folder), and there is no checkpoint" in said
         assert model.read_text() == "notes"
-
-
-def test_the_history_of_another_run_is_left_behind(done, tmp_path):
-    values, _ = done
-    change = {"key": "stages.0.steps", "old": 2, "new": 4, "stage": 0, "step": 2}
-    notes = Notes()
-    recipe = recipe_of(values, output=str(tmp_path / "new"), history=[change])
-    assert extend(recipe, reporter=notes)["history"] == []
-    assert any("history belongs to another run" in line for line in notes.told)
 
 
 def test_a_folder_that_another_process_writes_to_is_refused_by_its_number(finished, tmp_path, capsys):
@@ -104,5 +95,12 @@ def test_results_stay_in_their_place_where_a_run_does_not_go_on(done, tmp_path, 
     monkeypatch.setattr(target, "recommended_theta", doubled)
     longer = with_stage(values, steps=2 * values["stages"][0]["steps"])
     error = refused(capsys, tmp_path, {**longer, "output": str(output)})
-    assert "was trained with method default and rope_theta" in error
+    assert "stages.0.rope.rope_theta (" in error
     assert {path.relative_to(output) for path in output.rglob("*")} == there
+
+
+def test_a_run_of_an_earlier_version_is_refused_in_one_sentence(finished, tmp_path, capsys):
+    values, _ = finished
+    (Path(values["output"]) / "run.json").unlink()
+    said = refused(capsys, tmp_path, values)
+    assert "was written by another version of ropewalk, which this one cannot continue" in said
