@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from ropewalk.errors import RunFailure, Stopped
+from ropewalk.io.results import plain_json
 from ropewalk.io.settings import Option, OutputFile
 from ropewalk.io.signals import Ended, ended_by_signals
 from ropewalk.reporting.shown_text import harmless, shown
@@ -154,7 +154,7 @@ def results() -> Terminal:
 def print_json(value: Any) -> None:
     """Print a value as one JSON document; NaN and infinity become null, because JSON has neither."""
     # Not through rich, which would wrap long lines at the width of the terminal.
-    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(plain_json(value), indent=2, allow_nan=False) + "\n")
 
 
 def print_whole(table: Any) -> None:
@@ -200,13 +200,3 @@ def draw_figure(figure: Figure, file: Path, as_json: bool) -> None:
     draw(figure, file)
     if not as_json:
         results().say(f"picture {file}")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

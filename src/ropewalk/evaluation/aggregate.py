@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from ropewalk.evaluation.results import ITSELF, SAMPLES, PositionBin, TaskResult
 from ropewalk.evaluation.statistics import (
     Interval,
     exp_nats,
+    finite_or_none,
     ratio_interval,
     score_interval,
     wilson_interval,
@@ -271,8 +271,7 @@ def _mean(by_name: Mapping[str, TaskResult]) -> TaskResult:
             **kept,
             **_mean_details(list(by_name.values())),
             "checkpoints": [
-                {"name": name, "score": result.score if math.isfinite(result.score) else None}
-                for name, result in by_name.items()
+                {"name": name, "score": finite_or_none(result.score)} for name, result in by_name.items()
             ],
             "spread": spread,
         },
@@ -344,7 +343,7 @@ def _mean_samples(
     # The mean of perplexities is not the perplexity of the mean loss, so scale the interval to be around the former.
     interval = (mean * exp_nats(low - centre), mean * exp_nats(high - centre))
     averaged = tuple(
-        {**by_index[0][index], "nats": float(total) if math.isfinite(total) else None}
+        {**by_index[0][index], "nats": finite_or_none(float(total))}
         for index, total in zip(shared, nats.mean(axis=0), strict=True)
     )
     return averaged, interval

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import ITSELF, SAMPLES, TaskResult, Unit
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, paired_score_interval, ratio_interval
+from ropewalk.io.results import plain_json
 
 # The smallest possible p-value is 1/10,001, which passes Holm's correction over up to 500 differences.
 RESAMPLES = 10_000
@@ -67,10 +68,8 @@ class ScoreDifference:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; None for missing numbers."""
-        value = {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in self.__dict__.items()
-        }
-        return {**value, "ci95": [end if math.isfinite(end) else None for end in self.ci95]}
+        values: dict[str, Any] = plain_json(vars(self))
+        return values
 
 
 def compare(a: Sequence[TaskResult], b: Sequence[TaskResult], seed: int = 0) -> list[ScoreDifference]:

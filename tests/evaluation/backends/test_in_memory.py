@@ -102,7 +102,7 @@ def argmax_chain(model: Any, prompt: tuple[int, ...], new_tokens: int, length: i
     """The definition: the whole row again for each token, without cache, padding or chunks."""
     ids = list(prompt)
     for _ in range(new_tokens):
-        with torch.no_grad(), decoding.pinned(model, length):
+        with torch.no_grad(), decoding.generating(model, length):
             ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
     return ids[len(prompt) :]
 

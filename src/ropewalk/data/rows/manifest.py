@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from ropewalk.data.rows.special_tokens import PackingCounts
 from ropewalk.data.statistics import length_statistics
 from ropewalk.data.tokens.corpus import Corpus
 from ropewalk.data.tokens.split import Split
+from ropewalk.io.results import plain_json
 from ropewalk.versions import VERSION
 
 _LIBRARIES = ("numpy", "pyarrow", "tokenizers", "transformers")
@@ -43,7 +43,7 @@ def length_states(
             row_length=context,
             hashes=None if hashes is None else hashes[numbers],
         )
-        plain: dict[str, Any] = _plain(asdict(found))
+        plain: dict[str, Any] = plain_json(found)
         return plain
 
     return {
@@ -82,7 +82,7 @@ def description(
         },
         "sources": _totals(corpus, documents),
         "validation_sources": _totals(corpus, split.validation),
-        "mixture": None if mixture is None else _plain(asdict(mixture.report)),
+        "mixture": None if mixture is None else plain_json(asdict(mixture.report)),
         "tokens_digest": corpus.digest,
     }
 
@@ -142,15 +142,6 @@ def _totals(corpus: Corpus, documents: NDArray[np.int64]) -> dict[str, dict[str,
         for i, name in enumerate(corpus.sources)
         if counts[i]
     }
-
-
-def _plain(value: Any) -> Any:
-    """Convert to JSON values; NaN, the share of an empty whole, becomes null."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def token_account(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

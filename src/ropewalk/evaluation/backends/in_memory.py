@@ -37,9 +37,6 @@ _MEMORY_MESSAGES = (
 
 Result = TypeVar("Result")
 
-pinned = generating
-"""Fixes a length-dependent RoPE, so that cached keys and later queries use the same frequencies."""
-
 
 def greedy_ids(
     model: Any,
@@ -68,7 +65,7 @@ def greedy_ids(
     ids, mask = _left_padded(rows, model.device)
     # torch.isin needs a tensor; the dtype must be given because the set may be empty.
     ending = torch.tensor(sorted(endings), dtype=torch.long, device=ids.device)
-    with evaluating(model), pinned(model, length), _fresh_cache(model) as cache:
+    with evaluating(model), generating(model, length), _fresh_cache(model) as cache:
         logits = _prefilled(model, cache, ids, mask, chunk)
         # Prompts are padded on the left, so each row's next position is the number of its own tokens.
         position = mask.sum(dim=1, keepdim=True)
@@ -131,7 +128,7 @@ def argmax_matches(
 def _matches(model: Any, ids: list[int], start: int, length: int, chunk: int) -> list[bool]:
     row, mask = _left_padded([ids], model.device)
     matches: list[bool] = []
-    with evaluating(model), pinned(model, length), _fresh_cache(model) as cache:
+    with evaluating(model), generating(model, length), _fresh_cache(model) as cache:
         # The last token before the targets belongs to the loop below, because its logits predict the first target.
         if start > 1:
             _prefilled(model, cache, row[:, : start - 1], mask[:, : start - 1], chunk)

@@ -16,10 +16,11 @@ from torch.distributed.fsdp import FSDPModule
 
 from ropewalk.attention.layout import IGNORED, PackedLayout, Row
 from ropewalk.errors import Echo, EngineError, RunFailure
-from ropewalk.evaluation.backends.in_memory import check_ids, pinned, refuse_unpinned, unless_out_of_memory
+from ropewalk.evaluation.backends.in_memory import check_ids, refuse_unpinned, unless_out_of_memory
 from ropewalk.evaluation.backends.likelihoods import RowLosses
 from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, evaluating
 from ropewalk.models.compute.losses import NO_NUMBER, LossModel
+from ropewalk.models.rope.generation import generating
 from ropewalk.parallel import Mesh, ShardedLayouts
 
 
@@ -81,7 +82,7 @@ class ShardedLikelihoods:
         targets = [(torch.tensor(ids), start) for ids, start in prompts]
         rows = [teacher_forced_row(ids, start) for ids, start in targets]
         # Fix a length-dependent RoPE at the whole length, as generation does, so that both give the same result.
-        with pinned(self.model.model, length):
+        with generating(self.model.model, length):
             found = sharded_likeliest(self.model, rows, self.mesh)
             for (ids, start), likeliest in zip(targets, found, strict=True):
                 yield (likeliest[start - 1 : -1] == ids[start:]).tolist()

@@ -33,8 +33,8 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends.protocol import Progress, evaluating
 from ropewalk.evaluation.results import ITSELF, TaskResult
 from ropewalk.evaluation.rows import Ids, Window
-from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, exp_nats, ratio_interval
-from ropewalk.evaluation.tasks.perplexity import finite, with_digest_of_text
+from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, exp_nats, finite_or_none, ratio_interval
+from ropewalk.evaluation.tasks.perplexity import with_digest_of_text
 from ropewalk.evaluation.tasks.suite import WHAT, LikelihoodInput, LikelihoodSuite
 from ropewalk.io.settings import Length, Option, Settings
 
@@ -521,7 +521,7 @@ def longppl_task(result: LongPerplexity) -> TaskResult:
         "n_compared": result.n_compared,
         "n_tokens": sum(each.all_tokens for each in result.documents),
         "share": result.share,
-        "perplexity": finite(result.overall),
+        "perplexity": finite_or_none(result.overall),
         "documents": len(result.documents),
         "documents_short": result.n_short,
         # One less than the length: the first token of a row is not scored.

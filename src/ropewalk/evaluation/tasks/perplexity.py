@@ -23,7 +23,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends.protocol import Progress, evaluating
 from ropewalk.evaluation.results import SAMPLES, TEXT, PositionBin, TaskResult, text_digest
 from ropewalk.evaluation.rows import EvaluationRows, Ids, Window, describe_draw, evaluation_rows
-from ropewalk.evaluation.statistics import Interval, exp_nats, ratio_interval
+from ropewalk.evaluation.statistics import Interval, exp_nats, finite_or_none, ratio_interval
 from ropewalk.evaluation.tasks.suite import WHAT, LikelihoodInput, LikelihoodSuite
 from ropewalk.io.digests import digest
 from ropewalk.io.settings import Count, Option, Settings
@@ -177,7 +177,7 @@ def perplexity_task(text: EvaluationRows, measured: PerplexityResult) -> TaskRes
         samples=tuple(
             {
                 "index": index,
-                "nats": nats if math.isfinite(nats) else None,
+                "nats": finite_or_none(nats),
                 "tokens": tokens,
                 TEXT: text_digest(row.input_ids.tolist()),
             }
@@ -428,8 +428,8 @@ def sliding_task(result: SlidingPerplexity) -> TaskResult:
     The score is the token-weighted average; the details contain the published one.
     """
     details: dict[str, Any] = {
-        "published": finite(result.published),
-        "published_ci95": [finite(end) for end in result.published_ci95],
+        "published": finite_or_none(result.published),
+        "published_ci95": [finite_or_none(end) for end in result.published_ci95],
         "n_windows": result.n_windows,
         "n_tokens": result.n_tokens,
         "documents": len(result.documents),
@@ -458,19 +458,14 @@ def sliding_task(result: SlidingPerplexity) -> TaskResult:
         samples=tuple(
             {
                 "index": each.index,
-                "nats": finite(each.nats),
+                "nats": finite_or_none(each.nats),
                 "tokens": each.tokens,
                 "windows": each.windows,
-                "perplexity": finite(each.perplexity),
+                "perplexity": finite_or_none(each.perplexity),
             }
             for each in result.documents
         ),
     )
-
-
-def finite(number: float) -> float | None:
-    """Return a number for JSON: None for NaN and infinity."""
-    return number if math.isfinite(number) else None
 
 
 class PerplexitySettings(Settings):

@@ -33,6 +33,7 @@ from ropewalk.evaluation.statistics import (
 from ropewalk.evaluation.tasks.benchmark_files import BenchmarkFiles, covers, local_rows
 from ropewalk.evaluation.tasks.suite import HARNESS, BenchmarkSettings, HarnessSuite
 from ropewalk.io.digests import digest
+from ropewalk.io.results import plain_json
 from ropewalk.io.settings import CommaList, ExistingPath, FilePath, Option, Settings, pairs
 
 if TYPE_CHECKING:
@@ -404,7 +405,7 @@ def task_result(
     facts: dict[str, Any] = {
         "metric": first.metric,
         # lm_eval gives a group one value; other metrics are those of its tasks.
-        "metrics": _finite(first.metrics) if alone else {first.metric: outcome.value},
+        "metrics": plain_json(first.metrics) if alone else {first.metric: outcome.value},
         "higher_is_better": first.higher_is_better,
         "num_fewshot": _common([task.num_fewshot for task in outcome.tasks]),
         "task_version": _common([task.version for task in outcome.tasks]),
@@ -526,13 +527,9 @@ def _subtask(task: TaskOutcome, part: Scored) -> dict[str, Any]:
         "score": finite_or_none(part.score),
         "n": len(task.values),
         "ci95": [finite_or_none(end) for end in part.ci95],
-        "metrics": _finite(task.metrics),
+        "metrics": plain_json(task.metrics),
         "truncated": task.truncated,
     }
-
-
-def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: finite_or_none(value) for name, value in metrics.items()}
 
 
 def _common(values: Sequence[Any]) -> Any:
