@@ -27,9 +27,10 @@ import transformers
 from benchmarks.common import in_own_process, parsed, parser_of, write
 from benchmarks.gpu_sizes import TINY as TINIEST
 from ropewalk.audit.arithmetic import DTYPES, stock_arithmetic
+from ropewalk.audit.audited_model import AuditedModel
 from ropewalk.audit.first_token import first_token_effects
-from ropewalk.audit.intercept import AuditedModel
-from ropewalk.audit.passes import BLOCK_BYTES, LOGITS_BYTES, Runner, shifted
+from ropewalk.audit.layer_attention import BLOCK_BYTES
+from ropewalk.audit.passes import LOGITS_BYTES, Runner, shifted
 from ropewalk.io.lengths import parse_length
 from ropewalk.versions import software_versions
 from tests.audit.peak_bytes import peak_bytes

@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor
 
 from ropewalk.audit import Runner, measure_drift, stock_arithmetic
+from ropewalk.audit.arithmetic import multiplied, operands
 from ropewalk.audit.drift import DriftFindings
 from ropewalk.audit.passes import longest
 from tests.places import SHARED
@@ -103,3 +104,8 @@ LOW = stock_arithmetic(torch.bfloat16)
 
 def changed(settings, **values):
     return settings.model_copy(update=values)
+
+
+def inner_products(query, key, product):
+    """``query @ key^T`` with operands rounded to the format ``product``."""
+    return multiplied(operands(query, product), operands(key, product))

@@ -18,12 +18,12 @@ from ropewalk.audit.arithmetic import (
     PRODUCTS,
     STEPS,
     Arithmetic,
-    inner_products,
     rounded,
     split_bfloat16,
     stock_arithmetic,
     tf32,
 )
+from tests.audit.audit_cases import inner_products
 
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
@@ -158,7 +158,7 @@ UNIT = {
 }
 
 
-def operands(seed, queries=5, keys=7, head_dim=16, dtype=torch.float64):
+def drawn(seed, queries=5, keys=7, head_dim=16, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
     shape = (3, queries, head_dim), (1, keys, head_dim)
     return [torch.randn(*one, generator=generator, dtype=torch.float64).to(dtype) for one in shape]
@@ -174,7 +174,7 @@ def worst_relative(query, key, product):
 @pytest.mark.parametrize("product", PRODUCTS)
 @given(seed=st.integers(0, 10**6), head_dim=st.integers(1, 64))
 def test_inner_products_err_by_their_operands_roundings(product, seed, head_dim):
-    query, key = operands(seed, head_dim=head_dim)
+    query, key = drawn(seed, head_dim=head_dim)
     unit = UNIT[product]
     # Two roundings, and for the split one its fourth product, 2^-8 squared, that is left out.
     rounding = 2 * unit + unit**2 + (2**-16 if product == "split" else 0)
@@ -187,7 +187,7 @@ def test_inner_products_err_by_their_operands_roundings(product, seed, head_dim)
 def test_each_cruder_product_is_cruder():
     errors = {}
     for product in PRODUCTS:
-        errors[product] = np.median([worst_relative(*operands(seed), product) for seed in range(40)])
+        errors[product] = np.median([worst_relative(*drawn(seed), product) for seed in range(40)])
     order = ("float64", "float32", "split", "tf32", "bfloat16")
     for finer, cruder in pairwise(order):
         # Two thirds of the bits between them at the least.

@@ -14,8 +14,8 @@ import transformers
 
 from ropewalk import RopewalkError
 from ropewalk.audit import effective_frequencies as frequencies
+from ropewalk.audit.audited_model import AuditedModel
 from ropewalk.audit.effective_frequencies import angle_error_with_turns, rope_findings, rope_stages
-from ropewalk.audit.intercept import AuditedModel
 from ropewalk.models.rope import frequencies as stages_room
 from ropewalk.rope import LongRope, RotaryEmbedding
 

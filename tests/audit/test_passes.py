@@ -6,51 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk import PackedLayout, RopewalkError
-from ropewalk.audit.arithmetic import DTYPES, EXACT, stock_arithmetic
-from ropewalk.audit.intercept import intercepted
-from ropewalk.audit.passes import (
-    AuditedModel,
-    Pass,
-    Runner,
-    difference,
-    exact_cos_sin,
-    logit_difference,
-    longest,
-    shifted,
-)
-
-LENGTH = 48
-UNIT = 2.0**-53
-COMMON = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    # So large that attention is peaked, as training makes it: scores spread over several units.
-    "initializer_range": 0.3,
-}
-
-
-def tiny(config_class="LlamaConfig", **more):
-    torch.manual_seed(0)
-    config = getattr(transformers, config_class)(**{**COMMON, **more})
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-
-
-def row(length=LENGTH):
-    return torch.randint(3, 97, (length,), generator=torch.Generator().manual_seed(1))
+from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
+from ropewalk.audit.audited_model import AuditedModel
+from ropewalk.audit.passes import Pass, Runner, exact_cos_sin, logit_difference, longest, shifted
+from tests.audit.plain_llamas import LENGTH, UNIT, drift, row, tiny
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +23,6 @@ def llama():
 
 def all_logits(runner, found, **options):
     return torch.cat(list(runner.logits(found, **options)))
-
-
-def drift(runner, arithmetic, first, second, ids=None):
-    ids = row() if ids is None else ids
-    a, b = (
-        runner.run(ids, arithmetic, shifted(len(ids), shift), keep=("hidden", "layers"))
-        for shift in (first, second)
-    )
-    return difference(runner, (1, a), (-1, b)).D
 
 
 def decoder(model, ids, positions):
@@ -122,64 +76,6 @@ def test_float64_is_the_decoder_written_out(llama, shift):
     np.testing.assert_allclose(ours, logits, rtol=0, atol=relative * np.abs(logits).max())
     received = attention.sum(2)
     np.testing.assert_allclose(found.received.numpy(), received, rtol=0, atol=relative * LENGTH)
-
-
-@pytest.mark.parametrize("name", sorted(DTYPES))
-@pytest.mark.parametrize("angles", ["model", "exact"])
-def test_two_runs_of_one_row_at_one_place_do_not_differ_at_all(llama, name, angles):
-    runner = Runner(llama, 2**20)
-    arithmetic = stock_arithmetic(DTYPES[name], angles)
-    ids, positions = row(), shifted(LENGTH, 12345)
-    first, second = (runner.run(ids, arithmetic, positions, keep=("hidden", "layers")) for _ in range(2))
-    assert difference(runner, (1, first), (-1, second)).D == 0.0
-    assert torch.equal(first.received, second.received)
-    assert torch.equal(first.hidden, second.hidden)
-    assert logit_difference(runner, first, second).rms == 0.0
-
-
-def sharpness(audited_model, ids):
-    """scale |q| |k|, the largest of all layers: by how much a score changes with an angle, per radian."""
-    found = []
-
-    def answer(call):
-        norms = [float(x.norm(dim=-1).max()) for x in (call.query, call.key)]
-        found.append(call.options.scale_of(call.query.shape[-1]) * math.prod(norms))
-        return call.value.repeat_interleave(len(call.query) // len(call.value), dim=0)
-
-    with intercepted(audited_model.model, answer, torch.float64):
-        audited_model.model.model(ids[None], use_cache=False)
-    return max(found)
-
-
-@pytest.mark.parametrize("shift", [1, 2**10, 2**20, 2**24, 2**30])
-def test_float64_attention_of_one_layer_moves_by_its_angles_rounding_alone(shift):
-    """Angle = position · inv_freq, rounded: off by 2^-53 of itself, twice for a pair of tokens.
-
-    A score changes by that times scale |q| |k|; a softmax by at most twice its scores' largest change, in the sum of
-    absolute differences; D sums that over the row's queries. Rounding of the scores themselves does not depend on
-    the position: the same with position 2 head_dim and what a sum of the row adds.
-    """
-    audited_model = AuditedModel.of(tiny(num_hidden_layers=1))
-    ids = row()
-    roundings = 2 * (shift + LENGTH) + 4 * COMMON["head_dim"]
-    score = sharpness(audited_model, ids) * roundings * UNIT
-    bound = LENGTH * (2 * 2 * score + 2 * LENGTH * UNIT)
-    found = drift(Runner(audited_model, longest([shift], LENGTH)), EXACT, 0, shift)
-    assert found <= bound
-    # The bound is one that float32's angles break.
-    assert (
-        drift(Runner(audited_model, longest([shift], LENGTH)), replace(EXACT, angles="model"), 0, shift)
-        > bound
-    )
-
-
-@pytest.mark.parametrize("shift", [1, 1000, 2**20])
-def test_float64_drift_is_below_what_any_dtype_shows(llama, shift):
-    runner = Runner(llama, longest([shift], LENGTH))
-    exact = drift(runner, EXACT, 0, shift)
-    assert exact < 1e-8
-    for name in ("float32", "bfloat16", "float16"):
-        assert drift(runner, stock_arithmetic(DTYPES[name]), 0, shift) > 100 * exact
 
 
 def bfloat16_angles(rotary):

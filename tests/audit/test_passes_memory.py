@@ -8,9 +8,11 @@ from ropewalk.attention.layout import PackedLayout
 from ropewalk.attention.options import AttentionOptions
 from ropewalk.audit.ablation import ABLATED, ablation_arithmetic
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
-from ropewalk.audit.intercept import AttentionCall, AuditedModel, LayerRotation
+from ropewalk.audit.audited_model import AuditedModel, LayerRotation
+from ropewalk.audit.layer_attention import LayerAttention, streamed_attention
 from ropewalk.audit.mitigations import changes
-from ropewalk.audit.passes import LayerAttention, Runner, streamed_attention
+from ropewalk.audit.passes import Runner
+from ropewalk.audit.replaced_attention import AttentionCall
 from tests.audit.peak_bytes import peak_bytes
 
 BLOCK = 2**18

@@ -6,7 +6,7 @@ import transformers
 
 from ropewalk import PackedLayout, RopewalkError
 from ropewalk.audit import AuditSettings, audit_model
-from ropewalk.audit.intercept import AuditedModel
+from ropewalk.audit.audited_model import AuditedModel
 from ropewalk.models.rope.rotary import swap_rotary
 from ropewalk.rope import methods_from_config
 from tests.audit.audit_cases import changed, sharp_llama, token_rows

@@ -23,7 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ropewalk import PackedLayout
-from ropewalk.audit.intercept import AuditedModel
+from ropewalk.audit.audited_model import AuditedModel
 from ropewalk.errors import RopewalkError
 from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.compute.routing import routers_of

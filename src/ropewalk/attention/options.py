@@ -114,10 +114,6 @@ class AttentionOptions:
         """The same options for a subset of the heads: each head has its own sink."""
         return self if self.sinks is None else replace(self, sinks=self.sinks[heads])
 
-    def of_runs(self) -> AttentionOptions:
-        """The same options for runs that are already cut into chunks."""
-        return replace(self, chunk=None)
-
     def check_sinks(self, query: Tensor) -> None:
         """Raise unless there are no sinks, or one for each head of ``[batch, num_heads, length, head_dim]``."""
         if self.sinks is not None and self.sinks.shape != query.shape[1:2]:

@@ -1,6 +1,16 @@
 """Measure how far arithmetic breaks relative positions in a model, which step causes it, and what mitigates it.
 
-Names are imported on first use: reading results must not require torch.
+Names are imported on first use: reading results must not require torch. Its files::
+
+    run, settings, results         the whole audit, what it is asked, and what it found
+    audited_model                  how a model's layers rotate, measured on a few tokens
+    replaced_attention             a model's attention computed outside of it
+    arithmetic, layer_attention    the precision of each step, and attention of a layer in it
+    passes, differences            forward passes of a row, and what differs between two of them
+    drift, ablation                how far attention moves with the row, and which step moves it
+    first_token, mitigations       what part the first token has, and what reduces the drift
+    random_parameters              the model with random parameters, as a control
+    effective_frequencies          the frequencies that a model really rotates with
 """
 
 from typing import TYPE_CHECKING
@@ -21,7 +31,7 @@ if TYPE_CHECKING:
         rope_stages as rope_stages,
     )
     from ropewalk.audit.first_token import first_token_effects as first_token_effects
-    from ropewalk.audit.intercept import AuditedModel as AuditedModel
+    from ropewalk.audit.audited_model import AuditedModel as AuditedModel
     from ropewalk.audit.mitigations import measure_mitigations as measure_mitigations
     from ropewalk.audit.passes import Runner as Runner, logit_difference as logit_difference
     from ropewalk.audit.results import (

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.audit.arithmetic import EXACT, Arithmetic
-from ropewalk.audit.passes import LogitDifference, Pass, Runner, Term, differences, logit_difference, shifted
+from ropewalk.audit.differences import Term, differences
+from ropewalk.audit.passes import LogitDifference, Pass, Runner, logit_difference, shifted
 from ropewalk.audit.results import STEPS, StepAblation
 
 ABLATED = ("none", *STEPS, "all")

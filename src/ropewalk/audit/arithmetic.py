@@ -159,16 +159,3 @@ def multiplied(query: Sequence[Tensor], key: Sequence[Tensor]) -> Tensor:
     if len(query) > 1:
         product += query[0] @ key[1].transpose(-2, -1) + query[1] @ key[0].transpose(-2, -1)
     return product
-
-
-def inner_products(query: Tensor, key: Tensor, product: Product) -> Tensor:
-    """``query @ key^T`` with operands rounded to the format ``product``.
-
-    Args:
-        query: ``[..., queries, head_dim]``.
-        key: ``[..., keys, head_dim]``, broadcastable.
-
-    Returns:
-        ``[..., queries, keys]``, float64 for ``float64`` and float32 otherwise.
-    """
-    return multiplied(operands(query, product), operands(key, product))

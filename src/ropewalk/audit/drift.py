@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 from ropewalk.audit.arithmetic import DTYPES, Angles, Arithmetic
-from ropewalk.audit.passes import (
+from ropewalk.audit.differences import (
     AttentionDifference,
-    Pass,
-    Runner,
     attention_sink,
     differences,
     logit_differences,
     mean_sink,
-    shifted,
 )
+from ropewalk.audit.passes import Pass, Runner, shifted
 from ropewalk.audit.results import Drift, LengthPoint, Parameters, Sink, SweepPoint
 from ropewalk.audit.settings import check_shifts
 from ropewalk.errors import RopewalkError

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ropewalk.audit.intercept import AuditedModel
+from ropewalk.audit.audited_model import AuditedModel
 from ropewalk.audit.results import RopeStage
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends.protocol import Progress

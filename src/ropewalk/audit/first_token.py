@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ropewalk.audit.arithmetic import EXACT, Arithmetic
-from ropewalk.audit.passes import Pass, Runner, Term, differences, share, shifted
+from ropewalk.audit.differences import Term, differences, share
+from ropewalk.audit.passes import Pass, Runner, shifted
 from ropewalk.audit.results import FirstTokenEffect, Shifted
 
 MOVES: tuple[Shifted, ...] = ("first", "others", "all")

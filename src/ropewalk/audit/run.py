@@ -10,12 +10,13 @@ from torch import Tensor
 from ropewalk.attention.layout import PackedLayout, Row
 from ropewalk.audit.ablation import ABLATED, ablate_steps
 from ropewalk.audit.arithmetic import DTYPES, stock_arithmetic
+from ropewalk.audit.audited_model import AuditedModel
 from ropewalk.audit.drift import Series, check_rows, measure_drift
 from ropewalk.audit.effective_frequencies import rope_findings, rope_stages
 from ropewalk.audit.first_token import first_token_effects
-from ropewalk.audit.intercept import AuditedModel, random_parameters
 from ropewalk.audit.mitigations import changes, documents_of, measure_mitigations
 from ropewalk.audit.passes import Runner, longest
+from ropewalk.audit.random_parameters import random_parameters
 from ropewalk.audit.results import Audit, AuditResult, Drift, finding
 from ropewalk.audit.settings import LONGEST_DEFAULT, AuditSettings
 from ropewalk.data import load_tokenizer

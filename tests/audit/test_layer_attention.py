@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from ropewalk import PackedLayout
 from ropewalk.attention.options import AttentionOptions
-from ropewalk.audit.arithmetic import EXACT, PRODUCTS, inner_products, stock_arithmetic
-from ropewalk.audit.intercept import AttentionCall, LayerRotation
-from ropewalk.audit.passes import LayerAttention, block_edges, rotated, streamed_attention
+from ropewalk.audit.arithmetic import EXACT, PRODUCTS, stock_arithmetic
+from ropewalk.audit.audited_model import LayerRotation
+from ropewalk.audit.layer_attention import LayerAttention, block_edges, rotated, streamed_attention
+from ropewalk.audit.replaced_attention import AttentionCall
+from tests.audit.audit_cases import inner_products
 from tests.audit.peak_bytes import peak_bytes
 
 EPS = 2.0**-52

@@ -1,7 +1,6 @@
 """Attention taken out of a model: it computes what the model computes, in any precision, and leaves no trace."""
 
 import copy
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 
@@ -10,80 +9,20 @@ import torch
 import transformers
 
 from ropewalk import EngineError, PackedLayout, RopewalkError
-from ropewalk.attention.options import Locality
-from ropewalk.audit import intercept
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
-from ropewalk.audit.intercept import (
-    AuditedModel,
-    LayerRotation,
-    intercepted,
-    random_parameters,
-)
-from ropewalk.audit.passes import Runner, difference, longest, queries_from, shifted
+from ropewalk.audit.audited_model import AuditedModel, LayerRotation
+from ropewalk.audit.differences import difference, queries_from
+from ropewalk.audit.passes import Runner, longest, shifted
 from ropewalk.models.compute import float64
 from ropewalk.models.config.model import ModelConfig
-from ropewalk.models.load import attach, load_model
+from ropewalk.models.load import attach
 from ropewalk.models.rope.rotary import rotary_module, swap_rotary
 from tests.audit.audit_cases import dense_attention
+from tests.audit.peaked_models import LENGTH, SHARP, logits, other, row, sharp, stock_logits, tiny, units
 from tests.marks import slow_after
-from tests.models.families import ATTENTIONS, COMMON, FAMILIES, WINDOW, tiny_model
+from tests.models.families import FAMILIES, WINDOW, tiny_model
 
-LENGTH = 40
 SHIFTS = (0, 137)
-ROUNDINGS_A_LAYER = 8
-"""A layer rounds the hidden states about this often: two norms, q·k, weights, values, two projections, two sums."""
-
-
-def row(length=LENGTH, vocab=97):
-    return torch.randint(3, vocab, (length,), generator=torch.Generator().manual_seed(1))
-
-
-def peaked(model):
-    """Matrices three times as large: scores of several units, so that attention is far from even."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(3)
-    return model
-
-
-def tiny(family, **more):
-    if not more:
-        return peaked(tiny_model(family))
-    name, extra = FAMILIES[family]
-    config = getattr(transformers, name)(**{**COMMON, **extra, **more})
-    torch.manual_seed(0)
-    return peaked(
-        transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation="eager", dtype=torch.float32
-        )
-    ).eval()
-
-
-def other(name, **more):
-    config = getattr(transformers, name)(**{**COMMON, **more})
-    torch.manual_seed(0)
-    return peaked(
-        transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation="eager", dtype=torch.float32
-        )
-    ).eval()
-
-
-def stock_logits(model, ids, shift=0, **options):
-    with torch.no_grad():
-        return model(
-            ids[None], position_ids=shifted(len(ids), shift)[None], use_cache=False, **options
-        ).logits[0]
-
-
-def logits(runner, ids, arithmetic, shift=0):
-    return torch.cat(list(runner.logits(runner.run(ids, arithmetic, shifted(len(ids), shift)))))
-
-
-def units(model, dtype):
-    """What roundings to a dtype may add up to, over all layers, relative to the largest logit."""
-    return ROUNDINGS_A_LAYER * model.config.num_hidden_layers * torch.finfo(dtype).eps
 
 
 def loaded_as(model, dtype):
@@ -92,18 +31,6 @@ def loaded_as(model, dtype):
     for name, buffer in rotary_module(ours)[2].named_buffers():
         buffer.data = own.get_buffer(name).data.clone()
     return ours
-
-
-REFUSED = {"granite_swa", "llama4"}
-"""Of the families with windows, sinks, chunks or latent attention, those whose roundings the audit does not know."""
-SHARP = [*sorted(ATTENTIONS.keys() - REFUSED), "llama4 without norm"]
-
-
-def sharp(name):
-    """One of ``SHARP``, whose windows and chunks are shorter than the rows here."""
-    if name in ATTENTIONS:
-        return tiny_model(name, sharp=True)
-    return other("Llama4TextConfig", **ATTENTIONS["llama4"][1], use_qk_norm=False)
 
 
 @pytest.fixture(scope="module", params=[*sorted(FAMILIES), *(f"sharp {name}" for name in SHARP)])
@@ -228,119 +155,6 @@ def test_a_config_may_name_layer_types_that_no_layer_has(name, more):
     assert (found - expected).abs().max() <= units(model, torch.float32) * expected.abs().max()
 
 
-def state_of(model):
-    """Everything of a model that a pass could change."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {
-        "config": model.config.to_dict(),
-        "attention": model.config._attn_implementation,
-        "experts": model.get_experts_implementation(),
-        "modules": [(name, id(module)) for name, module in model.named_modules()],
-        "hooks": [
-            (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
-            for m in model.modules()
-        ],
-        "padding": [m.padding_idx for m in model.modules() if isinstance(m, torch.nn.Embedding)],
-        "training": [m.training for m in model.modules()],
-        "places": {name: (id(x), x.data_ptr(), x.dtype, x.requires_grad) for name, x in tensors.items()},
-        "bytes": {
-            name: x.detach().clone().flatten().view(torch.uint8).tolist() for name, x in tensors.items()
-        },
-        "default dtype": torch.get_default_dtype(),
-        "active": len(intercept._active),
-    }
-
-
-TRACED = {
-    "llama": {"pad_token_id": 0},
-    "gemma3": {"pad_token_id": 0, "tie_word_embeddings": True},
-    "qwen3_moe": {"pad_token_id": 0},
-}
-
-
-@pytest.fixture(scope="module", params=sorted(TRACED))
-def traced(request):
-    """A audited_model with a padding token, under the attention that transformers takes by default."""
-    model = tiny(request.param, **TRACED[request.param])
-    model.set_attn_implementation("sdpa")
-    return AuditedModel.of(model)
-
-
-@contextmanager
-def broken(module, error):
-    def forward(*args, **kwargs):
-        raise error
-
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-
-
-@pytest.mark.parametrize("family", sorted(TRACED))
-def test_looking_at_a_model_changes_nothing(family):
-    model = tiny(family, **TRACED[family]).eval()
-    model.set_attn_implementation("sdpa")
-    before = state_of(model)
-    AuditedModel.of(model)
-    assert state_of(model) == before
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_pass_changes_nothing(traced, dtype):
-    before = state_of(traced.model)
-    Runner(traced, 1024).run(row(), stock_arithmetic(dtype), shifted(LENGTH, 3))
-    assert state_of(traced.model) == before
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_failure_of_the_answer_changes_nothing(traced, dtype):
-    before = state_of(traced.model)
-
-    def answer(call):
-        raise RuntimeError("the answer fails")
-
-    with pytest.raises(RuntimeError, match="the answer fails"), intercepted(traced.model, answer, dtype):
-        traced.model.base_model(row()[None], use_cache=False)
-    assert state_of(traced.model) == before
-
-
-@pytest.mark.parametrize("error", [RuntimeError("the model fails"), KeyboardInterrupt()])
-@pytest.mark.parametrize("where", ["embed_tokens", "layers.1.self_attn.o_proj", "norm"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_failure_of_the_model_changes_nothing(traced, dtype, where, error):
-    before = state_of(traced.model)
-    module = traced.model.base_model.get_submodule(where)
-    kept = {name: parameter.data for name, parameter in traced.model.named_parameters()}
-    try:
-        with broken(module, error), pytest.raises(type(error)):
-            Runner(traced, 1024).run(row(), stock_arithmetic(dtype), shifted(LENGTH, 3))
-        assert state_of(traced.model) == before
-    finally:
-        for name, parameter in traced.model.named_parameters():
-            parameter.data = kept[name]
-
-
-def test_an_embedding_called_by_keyword_keeps_its_padding_token():
-    model = tiny("llama", pad_token_id=0)
-    with intercepted(model, lambda call: call.value, torch.float64):
-        found = model.model.embed_tokens(input=row())
-    assert found.dtype == torch.float64
-    assert model.model.embed_tokens.padding_idx == 0
-
-
-def test_the_models_own_attention_outside_of_an_audit_is_not_ours():
-    model = tiny("llama")
-    AuditedModel.of(model)
-    expected = stock_logits(model, row())
-    model.set_attn_implementation(intercept.NAME)
-    with pytest.raises(EngineError, match="LlamaAttention was called with the audit's attention outside"):
-        stock_logits(model, row())
-    model.set_attn_implementation("eager")
-    assert torch.equal(stock_logits(model, row()), expected)
-
-
 def far(runner, ids, near=0, distant=1_000_003):
     a, b = (logits(runner, ids, EXACT, shift) for shift in (near, distant))
     return float((a - b).abs().max() / a.abs().max())
@@ -392,20 +206,6 @@ def test_without_the_rule_that_keeps_float64_the_norms_would_round(family, monke
     difference = (logits(runner, ids, EXACT) - kept).abs().max() / kept.abs().max()
     unit = torch.finfo(torch.float32).eps
     assert unit / 8 < difference <= units(model, torch.float32)
-
-
-def test_the_answer_may_round_to_float32_where_the_rest_may_not():
-    model = tiny("llama")
-    seen = []
-
-    def answer(call):
-        seen.append((call.query.dtype, call.query.float().dtype, call.query.to(torch.float32).dtype))
-        return call.value.repeat_interleave(2, dim=0)
-
-    with intercepted(model, answer, torch.float64):
-        hidden = model.model(row()[None], use_cache=False).last_hidden_state
-    assert hidden.dtype == torch.float64
-    assert seen == [(torch.float64, torch.float32, torch.float32)] * 3
 
 
 def test_sinks_that_are_rounded_elsewhere_are_refused_by_name():
@@ -517,29 +317,6 @@ def test_each_layer_type_is_rotated_with_its_own_frequencies():
     assert (logits(Runner(swapped, LENGTH), ids, EXACT) - expected).abs().max() > 1000 * allowed
 
 
-def test_chunks_are_no_windows():
-    """The same tokens in a window and in chunks: transformers tells both to its masks by one name."""
-    model = sharp("llama4 without norm")
-    found = {}
-
-    def answer(call):
-        found[call.layer] = call.options.locality
-        return call.value.repeat_interleave(2, dim=0)
-
-    with intercepted(model, answer, torch.float32):
-        model.model(row()[None], use_cache=False)
-    assert tuple(found.values()) == ModelConfig.of(model.config).localities
-    assert {locality.chunk for locality in found.values()} == {WINDOW, None}
-
-
-def test_a_window_that_contradicts_the_config_is_refused():
-    model = sharp("llama4 without norm")
-    with intercepted(model, lambda call: call.value.repeat_interleave(2, dim=0), torch.float32):
-        intercept._active[-1].localities = (Locality(chunk=WINDOW + 1),) * model.config.num_hidden_layers
-        with pytest.raises(EngineError, match="is 7 in the model but 8 in the config; correct the config"):
-            model.model(row()[None], use_cache=False)
-
-
 def test_norms_after_the_rotation_are_refused():
     with pytest.raises(
         EngineError, match="layer 0 of HunYuanDenseV1ForCausalLM does more to queries and keys"
@@ -641,37 +418,6 @@ def test_queries_scaled_by_their_position_are_refused_or_right():
     refused_or_right(other("BeamConfig", head_dim=8, num_hidden_layers=6, **experts), shift=1000)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_experts_in_float64_are_switched_back_and_no_other_model_notices(tmp_path, fails):
-    tiny_model("qwen3_moe").save_pretrained(tmp_path)
-    model, other = load_model(tmp_path), load_model(tmp_path)
-    grouped = other.get_experts_implementation()
-    assert grouped == model.get_experts_implementation() != {"": "eager"}
-
-    def answer(call):
-        assert model.get_experts_implementation() == {"": "eager"}
-        assert (
-            other.get_experts_implementation() == load_model(tmp_path).get_experts_implementation() == grouped
-        )
-        return call.value.new_zeros(()) if fails else call.value.repeat_interleave(2, dim=0)
-
-    with (
-        pytest.raises(IndexError) if fails else nullcontext(),
-        intercepted(model, answer, torch.float64),
-    ):
-        model.model(row(8)[None], use_cache=False)
-    assert model.get_experts_implementation() == grouped
-
-
-def test_a_batch_of_two_rows_is_refused():
-    model = tiny_model("llama")
-    with (
-        pytest.raises(RopewalkError, match="one row at a time, got a batch of 2"),
-        intercepted(model, lambda call: call.value, torch.float32),
-    ):
-        model.model(row(8)[None].repeat(2, 1), use_cache=False)
-
-
 def test_a_model_with_a_rotary_module_a_layer_is_refused():
     model = tiny_model("llama")
     model.model.layers[0].rotary = type(model.model.rotary_emb)(model.config)
@@ -679,108 +425,6 @@ def test_a_model_with_a_rotary_module_a_layer_is_refused():
         RopewalkError, match="exactly one rotary module, but LlamaForCausalLM has none or several"
     ):
         AuditedModel.of(model)
-
-
-def parameters_of(model):
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_random_control_lasts_as_long_as_its_context(dtype, fails):
-    model = tiny_model("qwen2", dtype)
-    before, logits_before = parameters_of(model), stock_logits(model, row())
-    try:
-        with random_parameters(model, seed=5):
-            inside = parameters_of(model)
-            changed = stock_logits(model, row())
-            if fails:
-                raise RuntimeError
-    except RuntimeError:
-        assert fails
-    matrices = [name for name, parameter in before.items() if parameter.dim() > 1]
-    assert len(matrices) > 10
-    assert not any(torch.equal(inside[name], before[name]) for name in matrices)
-    assert all(inside[name].dtype == dtype for name in inside)
-    assert (changed - logits_before).abs().max() > 1e-3
-    assert equal(parameters_of(model), before)
-    assert torch.equal(stock_logits(model, row()), logits_before)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_random_control_leaves_config_and_attention_as_they_were(fails):
-    model = tiny("llama", pad_token_id=0)
-    model.set_attn_implementation("sdpa")
-    before = state_of(model)
-    try:
-        with random_parameters(model, seed=5):
-            if fails:
-                raise RuntimeError
-    except RuntimeError:
-        assert fails
-    assert state_of(model) == before
-
-
-def test_a_seed_has_one_random_control():
-    model = tiny_model("llama")
-    drawn = []
-    for seed in (1, 1, 2):
-        with random_parameters(model, seed):
-            drawn.append(parameters_of(model))
-    assert equal(drawn[0], drawn[1])
-    assert not equal(drawn[0], drawn[2])
-
-
-def test_a_random_control_draws_nothing_from_the_generator():
-    torch.manual_seed(7)
-    before = torch.random.get_rng_state()
-    with random_parameters(tiny_without_drawing(), 1):
-        assert torch.equal(torch.random.get_rng_state(), before)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def tiny_without_drawing():
-    with torch.random.fork_rng():
-        return tiny_model("llama")
-
-
-def test_tied_embeddings_stay_tied_in_a_random_control():
-    model = tiny("gemma2", tie_word_embeddings=True)
-    before = model.model.embed_tokens.weight
-    assert model.lm_head.weight is before
-    place = before.data_ptr()
-    with random_parameters(model, 1):
-        assert model.lm_head.weight is model.model.embed_tokens.weight
-        assert before.data_ptr() != place
-    assert model.lm_head.weight is model.model.embed_tokens.weight is before
-    assert before.data_ptr() == place
-
-
-def test_a_random_control_attends_almost_evenly_where_the_model_does_not():
-    model = tiny("llama")
-    runner = Runner(AuditedModel.of(model), LENGTH)
-    even = (1 / torch.arange(1, LENGTH + 1, dtype=torch.float64)).sum()
-
-    def unevenness():
-        return float((runner.run(row(), EXACT, shifted(LENGTH, 0)).received[..., 0] - even).abs().max())
-
-    trained = unevenness()
-    with random_parameters(model, 1):
-        assert unevenness() < trained / 10
-
-
-def test_a_model_that_its_config_does_not_make_has_no_random_control():
-    model = tiny_model("llama")
-    model.model.layers[0].extra = torch.nn.Parameter(torch.zeros(3))
-    with pytest.raises(
-        RopewalkError,
-        match=r"LlamaForCausalLM of this config has other parameters.*model\.layers\.0\.extra",
-    ):
-        random_parameters(model, 1).__enter__()
 
 
 def test_blocks_do_not_change_a_pass():
@@ -802,31 +446,3 @@ def test_every_step_alone_changes_the_logits_by_its_own_rounding(step):
     # 16 bits lie between the two dtypes; logits are near 1.
     assert 0 < errors[0] <= units(audited_model.model, torch.float32)
     assert 2**10 * errors[0] < errors[1] <= units(audited_model.model, torch.bfloat16)
-
-
-def test_the_random_control_has_no_learned_buffer():
-    """Routers keep what they learned of balance in a buffer that is saved."""
-    config = transformers.Glm4MoeConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_shared_experts=1,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=0,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    (bias,) = {b for n, b in model.named_buffers() if "e_score_correction_bias" in n and ".0." in n}
-    bias.data.fill_(3.0)
-    with random_parameters(model, 0):
-        assert not bool((bias == 3).any())
-    assert bool((bias == 3).all())
