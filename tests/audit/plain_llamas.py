@@ -3,7 +3,7 @@
 import torch
 import transformers
 
-from ropewalk.audit.differences import difference
+from ropewalk.audit.differences import differences
 from ropewalk.audit.passes import shifted
 
 LENGTH = 48
@@ -41,4 +41,4 @@ def drift(runner, arithmetic, first, second, ids=None):
         runner.run(ids, arithmetic, shifted(len(ids), shift), keep=("hidden", "layers"))
         for shift in (first, second)
     )
-    return difference(runner, (1, a), (-1, b)).D
+    return differences(runner, {0: ((1, a), (-1, b))})[0].D

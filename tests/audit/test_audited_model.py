@@ -11,7 +11,7 @@ import transformers
 from ropewalk import EngineError, PackedLayout, RopewalkError
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
 from ropewalk.audit.audited_model import AuditedModel, LayerRotation
-from ropewalk.audit.differences import difference, queries_from
+from ropewalk.audit.differences import differences, queries_from
 from ropewalk.audit.passes import Runner, longest, shifted
 from ropewalk.models.compute import float64
 from ropewalk.models.config.model import ModelConfig
@@ -272,7 +272,7 @@ def test_drift_beyond_the_window_is_that_of_the_keys_that_are_seen(name):
         runner.run(ids, stock_arithmetic(torch.float32), shifted(LENGTH, shift), keep=("layers",))
         for shift in shifts
     )
-    found = difference(runner, (1, a), (-1, b))
+    found = differences(runner, {0: ((1, a), (-1, b))})[0]
     # Each weight is off by roundings of its layer in each of four passes; D divides a column's sum by its queries.
     columns = own[0].shape[0] * own[0].shape[1] * LENGTH
     assert abs(found.D - expected) <= columns * units(model, torch.float32)

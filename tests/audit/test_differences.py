@@ -8,7 +8,7 @@ import torch
 
 from ropewalk.audit.arithmetic import DTYPES, EXACT, stock_arithmetic
 from ropewalk.audit.audited_model import AuditedModel
-from ropewalk.audit.differences import difference
+from ropewalk.audit.differences import differences
 from ropewalk.audit.passes import Runner, logit_difference, longest, shifted
 from ropewalk.audit.replaced_attention import replacing_attention
 from tests.audit.plain_llamas import COMMON, LENGTH, UNIT, drift, row, tiny
@@ -26,7 +26,7 @@ def test_two_runs_of_one_row_at_one_place_do_not_differ_at_all(llama, name, angl
     arithmetic = stock_arithmetic(DTYPES[name], angles)
     ids, positions = row(), shifted(LENGTH, 12345)
     first, second = (runner.run(ids, arithmetic, positions, keep=("hidden", "layers")) for _ in range(2))
-    assert difference(runner, (1, first), (-1, second)).D == 0.0
+    assert differences(runner, {0: ((1, first), (-1, second))})[0].D == 0.0
     assert torch.equal(first.received, second.received)
     assert torch.equal(first.hidden, second.hidden)
     assert logit_difference(runner, first, second).rms == 0.0

@@ -34,9 +34,9 @@ class PackedLayout:
     them.
 
     Attributes:
-        cu_seqlens: int32 ``[num_segments + 1]`` on the CPU, strictly increasing token offsets of the
+        cu_seqlens: int32 ``[segments + 1]`` on the CPU, strictly increasing token offsets of the
             segments in the row; the first is ``anchor_length``, the last is the length of the row.
-        segment_documents: int32 ``[num_segments]``, the document of each segment, numbered from 0.
+        segment_documents: int32 ``[segments]``, the document of each segment, numbered from 0.
         position_ids: int64 ``[total_length]``, RoPE positions in tokens; they do not change the attention mask.
         anchor_length: number of leading tokens that every document sees under the pattern ``anchor``.
         pattern: ``full``, ``intra_document`` or ``anchor``.
@@ -175,10 +175,6 @@ class PackedLayout:
     def total_length(self) -> int:
         """Number of tokens in the row, including the anchor."""
         return self.position_ids.numel()
-
-    @property
-    def num_segments(self) -> int:
-        return self.segment_documents.numel()
 
     @cached_property
     def document_ids(self) -> Tensor:

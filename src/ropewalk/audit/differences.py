@@ -76,25 +76,15 @@ def queries_from(length: int) -> Tensor:
     return length - torch.arange(length, dtype=torch.float64)
 
 
-def difference(runner: Runner, *terms: Term, lengths: tuple[int, ...] = ()) -> AttentionDifference:
-    """The absolute value of a weighted sum of passes' attention, summed over queries.
-
-    Args:
-        runner: the runner that made the passes.
-        terms: factors, and passes of one row that kept their ``layers``: ``(1, a), (-1, b)`` for a difference.
-        lengths: lengths for ``sums_at`` in tokens, increasing.
-    """
-    return differences(runner, {0: terms}, lengths)[0]
-
-
 def differences(
     runner: Runner, wanted: Mapping[Name, Sequence[Term]], lengths: tuple[int, ...] = ()
 ) -> dict[Name, AttentionDifference]:
-    """Several differences of one row; the attention of each pass is computed only once.
+    """The absolute values of weighted sums of passes' attention, summed over queries; each pass is computed once.
 
     Args:
         runner: the runner that made the passes.
-        wanted: the terms of each difference by name, as in :func:`difference`.
+        wanted: the terms of each difference by name: factors, and passes of one row that kept their ``layers``, such as
+            ``(1, a), (-1, b)``.
         lengths: lengths for ``sums_at`` in tokens, increasing.
     """
     passes = _passes(*wanted.values())

@@ -114,20 +114,39 @@ class NewAdapter:
         Raises:
             RopewalkError: as for :func:`places_of`.
         """
-        _add(model, self, dtype, frozen_dtype)
+        from peft import LoraConfig, LoraModel
 
-
-@dataclass(frozen=True)
-class Places:
-    """Modules of a model that an adapter changes.
-
-    Attributes:
-        targets: names of the linear layers that get matrices.
-        whole: names of the modules that are trained as a whole.
-    """
-
-    targets: tuple[str, ...]
-    whole: tuple[str, ...]
+        settings = self.settings
+        targets, whole_modules = places_of(settings, model)
+        modules = [name for name, _ in model.named_modules()]
+        tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        config = LoraConfig(
+            task_type="CAUSAL_LM",
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            lora_dropout=settings.dropout,
+            target_modules=_short(targets, modules),
+            use_rslora=settings.rslora,
+            base_model_name_or_path=self.base,
+        )
+        whole = [parameter for name in whole_modules for parameter in model.get_submodule(name).parameters()]
+        # peft draws initial values from the global generator, which must stay as it is; ours are drawn below.
+        with torch.random.fork_rng(devices=[]):
+            tuner = LoraModel(model, config, NAME, low_cpu_mem_usage=model.device.type == "meta")
+        for parameter in whole:
+            parameter.requires_grad_(True)
+        trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        for parameter in model.parameters():
+            wanted = dtype if parameter.requires_grad else frozen_dtype
+            if wanted is not None and parameter.is_floating_point():
+                parameter.data = parameter.data.to(wanted)
+        if model.device.type != "meta":
+            _initialise(trained, self.seed)
+        config.inference_mode = True
+        if whole_modules:
+            config.modules_to_save = _short(whole_modules, modules, tied=True)
+            config.ensure_weight_tying = tied and "embeddings" in settings.also_train
+        model._ropewalk_adapter = Adapter(config, tuner, tuple(trained))
 
 
 def adapter_of(model: Any) -> Adapter | None:
@@ -136,8 +155,11 @@ def adapter_of(model: Any) -> Adapter | None:
     return found
 
 
-def places_of(settings: AdapterSettings, model: Any) -> Places:
+def places_of(settings: AdapterSettings, model: Any) -> tuple[list[str], list[str]]:
     """The modules of a model that an adapter concerns; the model may have no weights.
+
+    Returns:
+        Names of the linear layers that get matrices, and of the modules that are trained as a whole.
 
     Raises:
         RopewalkError: if the model has no such module, a target is no linear layer, or the rank is too large.
@@ -158,7 +180,7 @@ def places_of(settings: AdapterSettings, model: Any) -> Places:
                 f"{layer.in_features} inputs and {layer.out_features} outputs; lower adapter.rank, or choose other "
                 "adapter.targets"
             )
-    return Places(tuple(targets), tuple(_whole_modules(settings.also_train, model, modules)))
+    return list(targets), _whole_modules(settings.also_train, model, modules)
 
 
 def _linear_layers(
@@ -216,42 +238,6 @@ def _short(names: Collection[str], modules: Collection[str], tied: bool = False)
     dot = "" if tied else "."
     meant = {name for name in modules for end in short if name == end or name.endswith(dot + end)}
     return short if meant == set(names) else sorted(names)
-
-
-def _add(model: Any, new: NewAdapter, dtype: torch.dtype, frozen_dtype: torch.dtype | None) -> None:
-    from peft import LoraConfig, LoraModel
-
-    settings = new.settings
-    places = places_of(settings, model)
-    modules = [name for name, _ in model.named_modules()]
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    config = LoraConfig(
-        task_type="CAUSAL_LM",
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules=_short(places.targets, modules),
-        use_rslora=settings.rslora,
-        base_model_name_or_path=new.base,
-    )
-    whole = [parameter for name in places.whole for parameter in model.get_submodule(name).parameters()]
-    # peft draws initial values from the global generator, which must stay as it is; ours are drawn below.
-    with torch.random.fork_rng(devices=[]):
-        tuner = LoraModel(model, config, NAME, low_cpu_mem_usage=model.device.type == "meta")
-    for parameter in whole:
-        parameter.requires_grad_(True)
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    for parameter in model.parameters():
-        wanted = dtype if parameter.requires_grad else frozen_dtype
-        if wanted is not None and parameter.is_floating_point():
-            parameter.data = parameter.data.to(wanted)
-    if model.device.type != "meta":
-        _initialise(trained, new.seed)
-    config.inference_mode = True
-    if places.whole:
-        config.modules_to_save = _short(places.whole, modules, tied=True)
-        config.ensure_weight_tying = tied and "embeddings" in settings.also_train
-    model._ropewalk_adapter = Adapter(config, tuner, tuple(trained))
 
 
 @torch.no_grad()

@@ -195,7 +195,7 @@ def test_packed_statistics_count_what_training_sees(corpus: Path, tokenizer: Pre
     assert statistics.rows == len(rows)
     assert statistics.total.tokens == len(rows) * (SETTINGS.context - 1)
     assert statistics.documents_per_row == pytest.approx(
-        sum(row.layout.num_segments for row in rows) / len(rows)
+        sum(len(row.layout.segment_documents) for row in rows) / len(rows)
     )
     assert set(statistics.sources) == {"a", "b"}
 

@@ -313,56 +313,45 @@ def _copy(
     stale: set[str],
     tensors: Mapping[str, Sequence[float]],
 ) -> None:
+    import numpy as np
+
     writer = gguf.GGUFWriter(
         out, reader.fields["general.architecture"].contents(), endianess=reader.endianess
     )
     with closing(writer):
-        _write(gguf, reader, writer, metadata, stale, tensors)
-
-
-def _write(
-    gguf: Any,
-    reader: Any,
-    writer: Any,
-    metadata: Mapping[str, str | int | float],
-    stale: set[str],
-    tensors: Mapping[str, Sequence[float]],
-) -> None:
-    import numpy as np
-
-    writer.data_alignment = reader.alignment
-    added = dict(metadata)
-    for name, field in reader.fields.items():
-        # The writer makes these itself.
-        if name.startswith("GGUF.") or name == "general.architecture" or name in stale:
-            continue
-        kind = field.types[0]
-        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(name, added.pop(name, field.contents()), kind, sub_type=inner)
-    kinds = {
-        str: gguf.GGUFValueType.STRING,
-        int: gguf.GGUFValueType.UINT32,
-        float: gguf.GGUFValueType.FLOAT32,
-    }
-    for name, value in added.items():
-        writer.add_key_value(name, value, kinds[type(value)])
-    kept = [tensor for tensor in reader.tensors if tensor.name not in (ONE, LONG, SHORT)]
-    for tensor in kept:
-        writer.add_tensor_info(
-            tensor.name, tensor.data.shape, tensor.data.dtype, tensor.data.nbytes, tensor.tensor_type
-        )
-    new = {name: np.asarray(factors, dtype=np.float32) for name, factors in tensors.items()}
-    for name, factors in new.items():
-        writer.add_tensor_info(
-            name, factors.shape, factors.dtype, factors.nbytes, gguf.GGMLQuantizationType.F32
-        )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for tensor in kept:
-        writer.write_tensor_data(tensor.data, tensor_endianess=reader.endianess)
-    for factors in new.values():
-        writer.write_tensor_data(factors)
+        writer.data_alignment = reader.alignment
+        added = dict(metadata)
+        for name, field in reader.fields.items():
+            # The writer makes these itself.
+            if name.startswith("GGUF.") or name == "general.architecture" or name in stale:
+                continue
+            kind = field.types[0]
+            inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, added.pop(name, field.contents()), kind, sub_type=inner)
+        kinds = {
+            str: gguf.GGUFValueType.STRING,
+            int: gguf.GGUFValueType.UINT32,
+            float: gguf.GGUFValueType.FLOAT32,
+        }
+        for name, value in added.items():
+            writer.add_key_value(name, value, kinds[type(value)])
+        kept = [tensor for tensor in reader.tensors if tensor.name not in (ONE, LONG, SHORT)]
+        for tensor in kept:
+            writer.add_tensor_info(
+                tensor.name, tensor.data.shape, tensor.data.dtype, tensor.data.nbytes, tensor.tensor_type
+            )
+        new = {name: np.asarray(factors, dtype=np.float32) for name, factors in tensors.items()}
+        for name, factors in new.items():
+            writer.add_tensor_info(
+                name, factors.shape, factors.dtype, factors.nbytes, gguf.GGMLQuantizationType.F32
+            )
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for tensor in kept:
+            writer.write_tensor_data(tensor.data, tensor_endianess=reader.endianess)
+        for factors in new.values():
+            writer.write_tensor_data(factors)
 
 
 def _changes(
