@@ -46,3 +46,8 @@ class Echo(RopewalkError):
     def __init__(self, message: str, status: int = RopewalkError.status) -> None:
         super().__init__(message)
         self.status = status
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the error's class if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

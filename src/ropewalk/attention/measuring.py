@@ -19,7 +19,7 @@ from ropewalk.attention.operators import dense_backend
 from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.attention.oracle import attention_errors
 from ropewalk.attention.spans import Spans
-from ropewalk.errors import EngineError
+from ropewalk.errors import EngineError, first_line
 
 # Shapes: B rows, H query heads, K key/value heads, T tokens of a row on this rank, D key dim, V value dim.
 
@@ -164,7 +164,7 @@ def _tried(found: Measured, step: Callable[[Measured], Measured]) -> Measured:
             return step(found)
     # Kernels of other packages also state their limits by assertions.
     except (RuntimeError, EngineError, AssertionError, ImportError, TypeError, ValueError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         return replace(found, seconds=None, refusal=reason)
 
 

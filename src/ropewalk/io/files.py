@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import RopewalkError, first_line
 from ropewalk.io.urls import credentials, masked, without
 
 PARTIAL, REPLACED, DELETED = "partial", "old", "deleted"
@@ -269,7 +269,7 @@ def not_found(name: str | os.PathLike[str], what: str, error: BaseException) -> 
         error: the library's error, whose first line is repeated.
     """
     # Only the first line: libraries append paragraphs of advice.
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    reason = first_line(error)
     return RopewalkError(
         f"there is no folder {masked(str(name))}, and no {what} could be loaded for it from the Hugging Face Hub: "
         f"{without(reason, credentials(str(name)))}"

@@ -19,7 +19,7 @@ from ropewalk.attention.choices import Limit
 from ropewalk.attention.engines.capabilities import Capability
 from ropewalk.attention.kept import Keeping, Kept, on_device
 from ropewalk.attention.options import EVERYTHING
-from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.errors import EngineError, RopewalkError, first_line
 from ropewalk.io.files import adapter_beside_weights
 from ropewalk.models.attention import hooks as attention_hooks
 from ropewalk.models.attention import recurrent as recurrent_layers
@@ -116,7 +116,7 @@ def load_model(
             **({} if quantization is None else quantized),
         )
     except (OSError, ValueError, RuntimeError, TypeError, AttributeError, SafetensorError) as error:
-        raise RopewalkError(f"cannot load the model in {path_or_id}: {_first_line(error)}") from error
+        raise RopewalkError(f"cannot load the model in {path_or_id}: {first_line(error)}") from error
     except AssertionError as error:
         raise _refused_padding(path_or_id, config, error) from error
     except ImportError as error:
@@ -162,7 +162,7 @@ def _refused_padding(
             f"pad_token_id is {pad} in the config of {path_or_id}, but vocab_size is {rows}; set pad_token_id to null, "
             f"or to a token id below {rows}"
         )
-    return RopewalkError(f"cannot build the model in {path_or_id}: {_first_line(error)}")
+    return RopewalkError(f"cannot build the model in {path_or_id}: {first_line(error)}")
 
 
 def _lacks_package(
@@ -171,11 +171,11 @@ def _lacks_package(
     """Quantized weights need packages of their own."""
     quantized = getattr(config.source, "quantization_config", None)
     if quantized is None:
-        return RopewalkError(f"cannot load the model in {path_or_id}: {_first_line(error)}")
+        return RopewalkError(f"cannot load the model in {path_or_id}: {first_line(error)}")
     stated = quantized if isinstance(quantized, dict) else quantized.to_dict()
     return RopewalkError(
         f"the weights in {path_or_id} are quantized ({stated.get('quant_method')}), and the package that they need is "
-        f"not installed: {_first_line(error)}; give the checkpoint that they were made from instead"
+        f"not installed: {first_line(error)}; give the checkpoint that they were made from instead"
     )
 
 
@@ -452,7 +452,3 @@ def _implementation(config: ModelConfig) -> str:
     # SDPA computes neither soft caps nor sinks.
     capped_or_sinks = config.softcap is not None or config.has_sinks
     return attention_hooks.OVER_EAGER if capped_or_sinks else attention_hooks.OVER_SDPA
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

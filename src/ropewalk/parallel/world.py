@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from ropewalk.errors import Echo, EngineError, RopewalkError, RunFailure, Stopped
+from ropewalk.errors import Echo, EngineError, RopewalkError, RunFailure, Stopped, first_line
 from ropewalk.io.signals import Ended, ended_by_signals
 from ropewalk.parallel.mesh import Mesh, forget_groups
 
@@ -257,7 +257,7 @@ def _start(world: World, device_type: str) -> None:
         )
         dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo", **where)
     except (RuntimeError, ValueError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise RopewalkError(f"rank {world.rank} cannot join the other processes: {reason}") from error
 
 

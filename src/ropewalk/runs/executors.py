@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import RopewalkError, first_line
 from ropewalk.io.files import check_writable, writing
 from ropewalk.io.orphan import clean_up_after_this_process
 from ropewalk.runs.tasks import Failed, attempt, wait_until
@@ -94,7 +94,7 @@ class RayCluster:
         except RayError as error:
             raise RopewalkError(
                 f"Ray gave up on a task whose worker died {RETRIES + 1} times, perhaps for lack of memory: "
-                f"{_first_line(error)}"
+                f"{first_line(error)}"
             ) from error
         finally:
             # Tasks that are ended here remove their temporary files.
@@ -141,7 +141,7 @@ class RayCluster:
                 except RayError as error:
                     raise RopewalkError(
                         f"node {name} of the Ray cluster cannot run ropewalk; install version {VERSION} there: "
-                        f"{_first_line(error)}"
+                        f"{first_line(error)}"
                     ) from error
                 if problem is not None:
                     raise RopewalkError(f"node {name} of the Ray cluster {problem}")
@@ -236,7 +236,7 @@ def _start(ray: Any, address: str | None, workers: int, folder: Path | None) -> 
             ray.init(address, **quiet)
     except (ConnectionError, RuntimeError, OSError) as error:
         where = "start Ray on this machine" if address is None else f"connect to Ray at {address!r}"
-        raise RopewalkError(f"cannot {where}: {_first_line(error)}") from error
+        raise RopewalkError(f"cannot {where}: {first_line(error)}") from error
 
 
 def _check_address(address: str) -> None:
@@ -310,7 +310,3 @@ def _probe(versions: dict[str, str], markers: Sequence[Path]) -> str | None:
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(place for place in (folder, *folder.parents) if place.is_dir())
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

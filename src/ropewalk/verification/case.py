@@ -27,7 +27,7 @@ from ropewalk.data import (
 from ropewalk.data.rows.packed_rows import PackedRows
 from ropewalk.data.settings import PackConfig, WorkSettings
 from ropewalk.data.tokens.tokenise import tokenise, tokenizer_identity
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import RopewalkError, first_line
 from ropewalk.models.checkpoint.loaded_weights import refuse_other_weights
 from ropewalk.models.config.read import left_out, read_config
 from ropewalk.models.load import ModelSetup, attention_spec, empty_model, load_model, refuse_files
@@ -282,7 +282,7 @@ def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch
         )
         model.save_pretrained(folder)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise RopewalkError(
             f"cannot take the {first_layers(layers)} of {resolved.model}: {reason}"
         ) from error

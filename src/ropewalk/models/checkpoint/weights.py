@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import RopewalkError, first_line
 from ropewalk.io.files import parse_json, path_inside, refuse_lfs_pointer
 from ropewalk.models.checkpoint.origin import cached_folder
 
@@ -70,7 +70,7 @@ def weight_tensors(path_or_id: str | os.PathLike[str]) -> Iterator[tuple[str, st
                     part = weights.get_slice(name)
                     yield name, part.get_dtype(), part.get_shape()
         except (OSError, SafetensorError) as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            reason = first_line(error)
             raise RopewalkError(f"cannot load the model in {path_or_id}: {file.name}: {reason}") from error
 
 

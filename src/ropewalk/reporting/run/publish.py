@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.errors import RopewalkError, RunFailure, first_line
 from ropewalk.io.files import refuse_adapter
 from ropewalk.io.progress import Reporter
 from ropewalk.io.results import Result
@@ -240,8 +240,4 @@ def _hub(what: str) -> Iterator[None]:
     try:
         yield
     except failures as error:
-        raise RunFailure(f"{what}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise RunFailure(f"{what}: {first_line(error)}") from error

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import RopewalkError, first_line
 from ropewalk.io.digests import FileDigest, HashedFile
 from ropewalk.io.files import PARTIAL, REPLACED, new_folder, plain_name, unique_name, write_json, writing
 from ropewalk.models.checkpoint.save import save_model
@@ -431,7 +431,5 @@ def _reason(
     rank, (cause, _) = min(error.failures.items())
     if not isinstance(cause, kinds):
         return None
-    words = getattr(cause, "strerror", None) or next(
-        iter(str(cause).strip().splitlines()), type(cause).__name__
-    )
+    words = getattr(cause, "strerror", None) or first_line(cause)
     return f"{words} (rank {rank})"

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import RopewalkError, first_line
 from ropewalk.io.digests import digests
 from ropewalk.io.files import new_folder
 from ropewalk.models.adapter import adapter_of, read_adapter, save_adapter, trained_parameters
@@ -184,7 +184,7 @@ def read_weights(path: Path, model: Any, into: Mapping[str, Tensor], world: Worl
                 output_loading_info=True,
             )
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            reason = first_line(error)
             raise RopewalkError(f"cannot load the weights in {path}: {reason}") from error
         refuse_other_weights(path, whole.config, whole, loading)
         source.update(named_weights(whole, None))

@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-from ropewalk.errors import EngineError
+from ropewalk.errors import EngineError, first_line
 from ropewalk.fused import fused_calls_run_by
 from ropewalk.models.compute.tiles import Bounds, tiles_chosen_by
 from ropewalk.parallel.traffic import sent_by
@@ -342,7 +342,7 @@ class Recorder(TorchDispatchMode):
                 ) from error
             except RuntimeError as error:
                 if "same device" not in str(error):
-                    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                    reason = first_line(error)
                     raise EngineError(
                         f"{_name(func)} at {_where()} fails without data ({reason}), as it probably would in training"
                     ) from error
