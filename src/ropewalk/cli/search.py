@@ -177,7 +177,7 @@ def import_command(
 ) -> None:
     """Import LongRoPE factors from a CSV file or a model's config into a factor table, a .json file."""
     from ropewalk.reporting.search import describe_factors
-    from ropewalk.search.factor_table import import_factors
+    from ropewalk.search.imported_table import import_factors
 
     imported = import_factors(source, model, to, start_tokens, out)
     if as_json:

@@ -1,6 +1,14 @@
 """LongRoPE: the search for rescale factors, from a checkpoint and text to a factor table.
 
-Names are imported on first use: reading a table or naming an algorithm needs no model.
+Names are imported on first use: reading a table or naming an algorithm needs no model. Its files::
+
+    run, settings             one search on a model, from its settings to the table
+    goal, space, algorithms   what is searched for, where, and how candidates are proposed
+    loop, objective           race candidates within a budget; the loss of one on a row
+    data, needle_rows         rows of text, and rows that ask for numbers hidden in it
+    factor_table              the table as a file, and what to know of its factors
+    imported_table            tables from a CSV or a published config
+    fitted_table              a table applied to a checkpoint, and its export
 """
 
 from typing import TYPE_CHECKING
@@ -22,11 +30,11 @@ if TYPE_CHECKING:
     )
     from ropewalk.search.factor_table import (
         Factors as Factors,
-        import_factors as import_factors,
         read_factors as read_factors,
         write_factors as write_factors,
     )
     from ropewalk.search.goal import Goal as Goal, goal_of as goal_of, rescale_factors as rescale_factors
+    from ropewalk.search.imported_table import import_factors as import_factors
     from ropewalk.search.loop import (
         Ledger as Ledger,
         Minimum as Minimum,

@@ -16,7 +16,7 @@ from ropewalk.evaluation.store import model_digest
 from ropewalk.models.checkpoint.export import ExportResult, refuse_existing
 from ropewalk.models.checkpoint.export import export as export_checkpoint
 from ropewalk.rope import LongRope
-from ropewalk.search.factor_table import Factors, checkpoint, method_of, read_factors
+from ropewalk.search.factor_table import Factors, checkpoint, read_factors
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def fitted_table(file: Path, model: str) -> FittedTable:
     """
     factors = read_factors(file)
     config = checkpoint(model)
-    current = method_of(config)
+    current = config.full_attention_rope
     trained = config.trained_length
     method = factors.method(current, trained)
     if factors.long_factor is None:

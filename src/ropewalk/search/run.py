@@ -37,7 +37,6 @@ from ropewalk.search.factor_table import (
     Provenance,
     SearchRecord,
     checkpoint,
-    method_of,
     perplexity,
     read_factors,
     write_factors,
@@ -386,7 +385,7 @@ def _prepared(config: SearchConfig, context: RunContext) -> _Ready:
     path = resolve_model(config.model)
     # `checkpoint` read the file alone; a config that transformers refuses should fail here, before the text is read.
     read_config(path)
-    current = method_of(checked)
+    current = checked.full_attention_rope
     goal = goal_of(current, checked.trained_length, config.target_length, settings.attention_factor)
     _check_goal(goal, settings)
     space = goal.space(settings.start_tokens, settings.largest)

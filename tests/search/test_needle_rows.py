@@ -13,7 +13,8 @@ from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import demo_model_path, embedded_documents
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks import words as word_lists
-from ropewalk.search.data import Needles, _Text, needle_rows, rows_digest
+from ropewalk.search.data import rows_digest
+from ropewalk.search.needle_rows import Needles, _Text, needle_rows
 
 DOCUMENTS = [document.text for _, document in zip(range(12), embedded_documents("validation"), strict=False)]
 PROSE = ["Anna saw a cat. It was red. " * 40, "Ben had a dog. The dog ran. He ran too. " * 30]

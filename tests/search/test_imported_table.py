@@ -9,7 +9,8 @@ from ropewalk.errors import RopewalkError
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.rope import LongRope, methods_from_config
 from ropewalk.search import read_factors, write_factors
-from ropewalk.search.factor_table import checkpoint, for_model, from_config, from_csv, is_config, method_of
+from ropewalk.search.factor_table import checkpoint
+from ropewalk.search.imported_table import for_model, from_config, from_csv, is_config
 from tests.places import CONFIGS
 
 PHI = ["phi-3-mini-128k-instruct-april-2024", "phi-3-mini-128k-instruct", "phi-3.5-mini-instruct"]
@@ -35,7 +36,7 @@ def test_one_factor_a_line_as_savetxt_writes(csv, llama):
     assert (made.short_factor, made.start_tokens, made.target_length) == (None, 16, 131072)
     assert imported.notes == ()
     assert made.provenance.kind == "csv"
-    method = made.method(method_of(llama), 4096)
+    method = made.method(llama.full_attention_rope, 4096)
     assert method.attention_factor == pytest.approx((1 + np.log(32) / np.log(4096)) ** 0.5, rel=1e-15)
     path = csv.with_suffix(".json")
     write_factors(path, made)
@@ -126,7 +127,7 @@ def test_factors_up_to_the_original_length_are_short_ones(csv):
     np.savetxt(csv, np.linspace(1, 2, 48))
     made = from_csv(csv, phi, 4096).factors
     assert made.long_factor is None
-    current = method_of(phi)
+    current = phi.full_attention_rope
     method = made.method(current, 131072)
     assert (method.short_factor, method.long_factor) == (made.short_factor, current.long_factor)
     assert method.attention_factor == current.attention_factor
@@ -147,7 +148,7 @@ def test_a_published_config_gives_its_own_method_back(name, tmp_path):
     assert (made.target_length, made.model.original_max_position_embeddings) == (131072, 4096)
     written = tmp_path / "factors.json"
     write_factors(written, made)
-    method = read_factors(written).method(method_of(checkpoint(str(path))), 131072)
+    method = read_factors(written).method(checkpoint(str(path)).full_attention_rope, 131072)
     assert method == methods_from_config(raw)[None]
     assert isinstance(method, LongRope)
 
@@ -180,6 +181,6 @@ def test_a_config_is_told_from_a_table(tmp_path):
 
 def test_of_layers_of_several_kinds_those_of_full_attention_have_factors():
     gemma = checkpoint(str(CONFIGS / "gemma-3-1b.json"))
-    assert method_of(gemma) == gemma.methods["full_attention"]
+    assert gemma.full_attention_rope == gemma.methods["full_attention"]
     values = {"rope_theta": 1e4, "head_dim": 8, "max_position_embeddings": 64}
-    assert method_of(ModelConfig(values, "plain")).rotary_dim == 8
+    assert ModelConfig(values, "plain").full_attention_rope.rotary_dim == 8
