@@ -1,4 +1,13 @@
-"""Sequence parallelism: the mesh of ranks, the shards of a packed row, and attention over sharded rows."""
+"""Sequence parallelism: the mesh of ranks, the shards of a packed row, and attention over sharded rows.
+
+Its files::
+
+    world, context           the processes of a run, and where a job runs
+    mesh, shards             ranks in a mesh, and the tokens of a row that each holds
+    attention, ulysses, ring attention over sharded rows, by heads and by keys
+    collectives, traffic     an exchange with gradients, and the bytes that ranks send
+    heartbeat, rank_pool     a run that hangs is ended; processes for tests of collectives
+"""
 
 from ropewalk.parallel.attention import sharded_attend as sharded_attend
 from ropewalk.parallel.mesh import (

@@ -1,6 +1,12 @@
 """RoPE mathematics: the frequencies of each method, their form in configs, theory, and the rotary module.
 
-Names are imported on first use: the theory of bases needs numpy but not torch.
+Names are imported on first use: the theory of bases needs numpy but not torch. Its files::
+
+    methods   the methods, one file each, and the table of them
+    config    a method read from a config, and written into one
+    target    the method that extends a checkpoint to a longer context
+    theory    how far a setting reaches, and what a longer context needs
+    rotary    the rotary module with exact angles
 """
 
 from typing import TYPE_CHECKING

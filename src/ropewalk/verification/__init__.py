@@ -1,4 +1,12 @@
-"""verify: check that packing, parallelism, and saving and loading checkpoints do not change a model's results."""
+"""verify: check that packing, parallelism, and saving and loading checkpoints do not change a model's results.
+
+Its files::
+
+    run, settings, result   the whole verification, what it is asked, and what it found
+    case, computing         the model and rows that are verified, and their losses and gradients
+    checks                  the checks, one file each
+    trainers                the same questions to somebody else's trainer (probe-trainer)
+"""
 
 from typing import TYPE_CHECKING
 

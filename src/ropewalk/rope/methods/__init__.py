@@ -1,7 +1,7 @@
 """The RoPE scaling methods, one module each, and :data:`METHODS`, the table in which each method registers itself.
 
 To add a method, write a module here and add one line below; :class:`~ropewalk.rope.methods.base.RopeMethod` lists what
-define.
+methods define.
 """
 # The order of the lines is that of the table, and of every list of methods that people read.
 
