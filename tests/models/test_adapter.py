@@ -92,14 +92,14 @@ def test_one_layer_may_have_an_adapter_alone():
 
 def test_groups_of_layers_mean_what_their_names_say():
     model = tiny_model("llama")
-    whole = places_of(settings(targets=["attention"], also_train=["embeddings"]), model)
-    assert {name.rpartition(".")[2] for name in whole.targets} == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    assert whole.whole == ("model.embed_tokens",)
-    everything = places_of(settings(targets=["all-linear"], also_train=[]), model)
+    targets, whole = places_of(settings(targets=["attention"], also_train=["embeddings"]), model)
+    assert {name.rpartition(".")[2] for name in targets} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert whole == ["model.embed_tokens"]
+    everything, _ = places_of(settings(targets=["all-linear"], also_train=[]), model)
     linear = {name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
-    assert set(everything.targets) == linear - {"lm_head"}
-    both = places_of(settings(targets=["attention", "q_proj"]), model)
-    assert both.targets == whole.targets
+    assert set(everything) == linear - {"lm_head"}
+    both, _ = places_of(settings(targets=["attention", "q_proj"]), model)
+    assert both == targets
 
 
 @pytest.mark.parametrize(
