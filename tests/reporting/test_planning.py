@@ -36,13 +36,13 @@ def test_without_a_target_the_facts_of_the_config_are_shown():
 
 
 def test_with_a_target_the_answer_comes_first_and_the_sources_where_they_are_asked_for():
-    config = InspectSettings(model=LLAMA, target=65536)
+    config = InspectSettings(model=LLAMA, target=16384)
     result = inspect(config)
     said = shown(describe_inspection(result, config))
-    assert said.startswith("To reach 65,536 tokens\n")
+    assert said.startswith("To reach 16,384 tokens\n")
     assert result.advice.action.split(".")[0] in said
     assert "arXiv:2405.14591" not in said
-    asked = InspectSettings(model=LLAMA, target=65536, explain=True)
+    asked = InspectSettings(model=LLAMA, target=16384, explain=True)
     explained = shown(describe_inspection(inspect(asked), asked))
     assert explained.startswith(said[:200])
     assert "arXiv:2405.14591" in explained

@@ -334,13 +334,14 @@ import resource, sys
 from pathlib import Path
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.read.input_splits import plan_input_splits, read_input_split
-count = sum(len(r.documents) for p in plan_input_splits([SourceSpec(path=sys.argv[1])]) for r in read_input_split(p))
-status = Path("/proc/self/status")
-if status.exists():  # ru_maxrss counts from before exec, when this was a copy of the tests' own process
-    peak = 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
-else:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(count, peak)
+for path in sys.argv[1:]:
+    count = sum(len(r.documents) for p in plan_input_splits([SourceSpec(path=path)]) for r in read_input_split(p))
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss counts from before exec, when this was a copy of the tests' own process
+        peak = 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(count, peak)
 """
 
 
@@ -348,21 +349,22 @@ print(count, peak)
     "form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])]
 )
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, form: str) -> None:
-    peaks = []
+    sizes, paths = (8, 24), []
     # Digits, which compress by two: a repeated word by a thousand, so that one read of 16 KiB would be the whole file.
     digits = "".join(random.Random(0).choices("0123456789", k=1_010_000))
     texts = [f"{n} {digits[n * 2500 : n * 2500 + 10_000]}" for n in range(400)]
-    for copies in (8, 24):
+    for copies in sizes:
         path = tmp_path / f"{copies}.{form}"
+        paths.append(path)
         if form == "parquet":
             with pyarrow.parquet.ParquetWriter(path, pyarrow.schema({"text": pyarrow.string()})) as writer:
                 for _ in range(copies):
                     writer.write_table(pyarrow.table({"text": texts}))
         else:
             write_form(path, texts * copies)
-        run = subprocess.run([sys.executable, "-c", GROWN, path], capture_output=True, text=True, check=True)
-        count, peak = map(int, run.stdout.split())
-        assert count == 400 * copies
-        peaks.append(peak)
+    # The peak of one process after each file: it would rise by what the second needs more than the first.
+    run = subprocess.run([sys.executable, "-c", GROWN, *paths], capture_output=True, text=True, check=True)
+    counts, peaks = zip(*(map(int, line.split()) for line in run.stdout.splitlines()), strict=True)
+    assert counts == tuple(400 * copies for copies in sizes)
     # The texts of the second file are 64 MB more; half of them held in memory would be seen.
     assert peaks[1] - peaks[0] < 32_000_000
