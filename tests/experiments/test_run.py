@@ -139,7 +139,7 @@ def test_killed_at_random_the_grid_ends_with_the_same_bytes(grid, tmp_path):
     expected = weights(grid[0])
     out = tmp_path / "out"
     # One run of four steps; that the whole grid takes up what a share has finished is tested above.
-    command = ["compare", "demo", "--vary", settings().vary[0], "--seeds", "1", "--share", "2/2"]
+    command = ["compare", "demo", "--vary", settings().vary[0], "--seeds", "1", "--part", "2/2"]
     command += ["--out", str(out), *(f"--set={each}" for each in SMALL)]
     draw = random.Random(0)
     # Steps rather than seconds, which would mostly fall into the imports.
@@ -153,6 +153,8 @@ def test_killed_at_random_the_grid_ends_with_the_same_bytes(grid, tmp_path):
         process.communicate()
         # A step, its checkpoint and the end of the process take seconds where four workers share two cores.
         ends_within(30, out)
+        # It was ended, and has not gone on to its own end.
+        assert list(out.glob("cells/*/*/summary.json")) == []
     done = run_program(ROPEWALK, *command)
     assert done.returncode == 0, done.stderr
     assert weights(out) == {run: each for run, each in expected.items() if run.endswith("anchor/seed-0")}
