@@ -42,7 +42,6 @@ def test_texts_are_those_of_transformers():
     assert render(TEMPLATE, {"bos_token": "<s>"}, TALK, [(2, False), (1, True), (2, True)], tools) == theirs
 
 
-ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 FAULTS = {
     "division by zero": ("a\nb {{ 1 / 0 }}", "line 2: division by zero"),
     "in a macro": ("{% macro m() %}\n{{ 1 // 0 }}{% endmacro %}\n\n{{ m() }}", "line 2: .*by zero"),
@@ -76,10 +75,11 @@ def test_whatever_goes_wrong_is_one_sentence_and_the_next_template_works(small: 
     assert rendered("{{ messages[0].role }}") == "user"
 
 
-@pytest.mark.parametrize("template", [ENDLESS, "{{ (10 ** (10 ** 10)) > 1 }}"])
 def test_what_does_not_end_is_stopped_and_the_next_template_works(
-    small: None, monkeypatch: pytest.MonkeyPatch, template: str
+    small: None, monkeypatch: pytest.MonkeyPatch
 ):
+    # One operation, within which no code of Python's runs that could look at a clock.
+    template = "{{ (10 ** (10 ** 10)) > 1 }}"
     with monkeypatch.context() as patched:
         patched.setattr(module, "SECONDS", 1)
         started = time.monotonic()
@@ -107,7 +107,6 @@ def test_threads_and_a_forked_process_get_their_own_texts():
         thread.join()
     assert found == {number: str(number) for number in range(8)}
     before = module._started()
-    module._started.cache_clear()
     # As a fork leaves it: the process that was started is another one's child.
     before.owner = os.getppid()
     try:
