@@ -21,7 +21,6 @@ from itertools import islice
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
-from unittest import mock
 
 import torch
 import transformers
@@ -34,7 +33,6 @@ from ropewalk.attention.choices import Pattern
 from ropewalk.attention.flash import Flash, flash_activated
 from ropewalk.attention.layout import next_token_labels
 from ropewalk.dry_run import HardwareSettings, plan
-from ropewalk.dry_run import run as planner
 from ropewalk.dry_run.run import plan_here
 from ropewalk.models.attention.hooks import localities_of
 from ropewalk.models.compute.losses import LossModel, OutputHead
@@ -45,7 +43,7 @@ from ropewalk.training.preflight import Machine, device_bytes, resolve
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.resolved import ResolvedRecipe
-from ropewalk.training.simulation.rank_costs import play
+from ropewalk.training.simulation.rank_costs import play, played_by
 from ropewalk.training.stage import ready_to_train
 from ropewalk.training.stage_engine import measures_engine
 from ropewalk.training.step import ForwardPass, micro_batches, prepare, train_step
@@ -361,8 +359,7 @@ def beside_plan(trained: Trained, sizes: Sizes, device: str) -> dict[str, Any]:
         recipe = trained.recipe(Path(folder))
         known = gpu_named(torch.cuda.get_device_name()) if device == "cuda" else None
         # A device that is not simulated needs no process of its own.
-        here = mock.patch.object(planner, "in_own_process", return_value=nullcontext(play))
-        with here if device == "cpu" else nullcontext():
+        with played_by(play) if device == "cpu" else nullcontext():
             if known is None:
                 planned = plan_here(recipe)
             else:

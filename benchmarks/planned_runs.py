@@ -27,11 +27,10 @@ import yaml
 from benchmarks.common import RESULTS, parsed, parser_of, write
 from benchmarks.gpu_sizes import TINY
 from ropewalk.dry_run import HardwareSettings, plan
-from ropewalk.dry_run import run as planner
 from ropewalk.io.lengths import parse_length
 from ropewalk.models.compute import losses
 from ropewalk.training.recipe.file import parse_recipe
-from ropewalk.training.simulation.rank_costs import Player, RankCosts, play
+from ropewalk.training.simulation.rank_costs import Player, RankCosts, play, played_by
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -267,9 +266,12 @@ def play_with_all_logits(*arguments: Any) -> RankCosts:
 
 @contextmanager
 def in_own_process() -> Iterator[Player]:
-    """As in ``dry_run.played``, for :func:`play_with_all_logits`."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        yield lambda *arguments: process.submit(play_with_all_logits, *arguments).result()
+    """As in ``rank_costs``, for :func:`play_with_all_logits`."""
+    with (
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process,
+        played_by(lambda *arguments: process.submit(play_with_all_logits, *arguments).result()) as player,
+    ):
+        yield player
 
 
 def planned(run: Run) -> dict[str, Any]:
@@ -297,9 +299,7 @@ def planned(run: Run) -> dict[str, Any]:
         length = parse_length(run.documents) if run.documents else 2**30
         hardware = HardwareSettings(gpus=run.gpus, gpu=run.gpu, document_length=length)
         began = time.perf_counter()
-        with (
-            mock.patch.object(planner, "in_own_process", in_own_process) if run.all_logits else nullcontext()
-        ):
+        with in_own_process() if run.all_logits else nullcontext():
             result = plan(parse_recipe(yaml.safe_dump(recipe), "recipe.yaml"), hardware).to_json()
     (found,) = result["stages"]
     for name in ("course", "course_moments"):

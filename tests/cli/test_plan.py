@@ -1,14 +1,12 @@
 """``ropewalk plan`` and ``extend --dry-run`` through the program's own main."""
 
 import json
-from contextlib import contextmanager
 
 import pytest
 import yaml
 
 from ropewalk.cli.app import main
-from ropewalk.dry_run import run as planning
-from ropewalk.training.simulation.rank_costs import play
+from ropewalk.training.simulation.rank_costs import play, played_by
 from tests.dry_run.cases import model_folder, recipe_of
 
 
@@ -21,14 +19,11 @@ def recipe(tmp_path):
 
 
 @pytest.fixture
-def shared_process(aside, monkeypatch):
+def shared_process(aside):
     """Dry runs of several tests share a process; another test starts one as a plan does."""
 
-    @contextmanager
-    def shared():
-        yield lambda *arguments: aside(play, *arguments)
-
-    monkeypatch.setattr(planning, "in_own_process", shared)
+    with played_by(lambda *arguments: aside(play, *arguments)):
+        yield
 
 
 @pytest.mark.slow

@@ -1,17 +1,15 @@
 """Plans by the recorded steps of a run: the factor, and folders that are refused."""
 
 import json
-from contextlib import contextmanager
 
 import pytest
 
 from ropewalk.dry_run import plan
-from ropewalk.dry_run import run as planning
 from ropewalk.dry_run.recorded_run import WARM_UP, recorded_run
 from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.training.recipe.file import dump_recipe
-from ropewalk.training.simulation.rank_costs import play
+from ropewalk.training.simulation.rank_costs import play, played_by
 from tests.dry_run.cases import model_folder, recipe_of
 
 H200 = {"device": "cuda NVIDIA H200", "processes": "1"}
@@ -93,22 +91,18 @@ def test_a_run_without_steady_steps_is_refused(tmp_path, recipe, lines):
 
 
 @pytest.mark.slow
-def test_a_plan_of_the_measured_recipe_takes_the_measured_time(tmp_path, recipe, aside, monkeypatch):
-    @contextmanager
-    def shared():
-        yield lambda *arguments: aside(play, *arguments)
-
-    monkeypatch.setattr(planning, "in_own_process", shared)
-    hardware = HardwareSettings(gpus=1, gpu="h200", document_length=512)
-    (alone,) = plan(recipe, hardware).stages
-    folder = run_of(tmp_path / "run", recipe, steps(*[1.5 * alone.time.seconds] * 2))
-    result = plan(recipe, hardware.model_copy(update={"measured": folder}))
-    (stage,) = result.stages
-    # One GPU without transfers: computation is all of the step.
-    assert stage.time.seconds == pytest.approx(1.5 * alone.time.seconds)
-    assert sum(stage.time.kinds.values()) == pytest.approx(stage.time.compute_seconds)
-    assert stage.time.hours == pytest.approx(1.5 * alone.time.hours)
-    assert [each for each in result.assumptions if "1.50 times" in each] == [
-        f"computation takes 1.50 times as long as that, as the steps in {folder} (median of 2 steps on NVIDIA H200) "
-        "did beside a plan of their own recipe"
-    ]
+def test_a_plan_of_the_measured_recipe_takes_the_measured_time(tmp_path, recipe, aside):
+    with played_by(lambda *arguments: aside(play, *arguments)):
+        hardware = HardwareSettings(gpus=1, gpu="h200", document_length=512)
+        (alone,) = plan(recipe, hardware).stages
+        folder = run_of(tmp_path / "run", recipe, steps(*[1.5 * alone.time.seconds] * 2))
+        result = plan(recipe, hardware.model_copy(update={"measured": folder}))
+        (stage,) = result.stages
+        # One GPU without transfers: computation is all of the step.
+        assert stage.time.seconds == pytest.approx(1.5 * alone.time.seconds)
+        assert sum(stage.time.kinds.values()) == pytest.approx(stage.time.compute_seconds)
+        assert stage.time.hours == pytest.approx(1.5 * alone.time.hours)
+        assert [each for each in result.assumptions if "1.50 times" in each] == [
+            f"computation takes 1.50 times as long as that, as the steps in {folder} (median of 2 steps on NVIDIA "
+            "H200) did beside a plan of their own recipe"
+        ]

@@ -1,7 +1,6 @@
 """Plans of whole recipes: fit, time, changes that fit, and what is refused."""
 
 import json
-from contextlib import contextmanager
 
 import pytest
 
@@ -12,20 +11,17 @@ from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.adapter_settings import AdapterSettings
 from ropewalk.parallel import World
-from ropewalk.training.simulation.rank_costs import play
+from ropewalk.training.simulation.rank_costs import play, played_by
 from tests.dry_run.cases import model_folder, recipe_of
 from tests.training.simulation.formula_cases import LAYERS_OF_8B
 
 
 @pytest.fixture(autouse=True)
-def one_process(aside, monkeypatch):
+def one_process(aside):
     """The plans of all tests share a process, which each would take seconds to start."""
 
-    @contextmanager
-    def shared():
-        yield lambda *arguments: aside(play, *arguments)
-
-    monkeypatch.setattr(planning, "in_own_process", shared)
+    with played_by(lambda *arguments: aside(play, *arguments)):
+        yield
 
 
 @pytest.mark.slow

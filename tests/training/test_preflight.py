@@ -1,10 +1,8 @@
 """Which rows a process reads, and what is refused before several processes begin."""
 
 import json
-import math
 import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,8 +16,8 @@ from ropewalk.attention.kept import Keeping
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import MeshShape, World
-from ropewalk.planning.sizing.mesh_choice import USABLE
 from ropewalk.training import preflight
+from ropewalk.training.memory_need import USABLE, Need
 from ropewalk.training.preflight import Machine, announcement, refuse_on_mesh, resolve
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
@@ -132,31 +130,30 @@ AWAY = {"offload_activations": True}
 
 
 @pytest.mark.parametrize(
-    ("room", "settings", "expected"),
+    ("over", "settings", "expected"),
     [
         (0, {}, Keeping(0, on_device=True)),
         (0, AWAY, Keeping(0, on_device=True)),
-        (-1, {}, None),
-        (-1, AWAY, Keeping(KEEP_FROM)),
-        (-1, {"keep_attention": True}, Keeping(0)),
+        (1, {}, None),
+        (1, AWAY, Keeping(KEEP_FROM)),
+        (1, {"keep_attention": True}, Keeping(0)),
         (0, {"keep_attention": True}, Keeping(0)),
         (0, {"keep_attention": False}, None),
         (0, {"gradient_checkpointing": False}, None),
     ],
     ids=str,
 )
-def test_auto_keeps_attention_on_a_gpu_with_room_for_it(recipe_values, monkeypatch, room, settings, expected):
-    peak = 10**6
-    monkeypatch.setattr(preflight, "estimate_memory", lambda run: SimpleNamespace(peak=peak))
+def test_auto_keeps_attention_on_a_gpu_with_room_for_it(recipe_values, monkeypatch, over, settings, expected):
+    def played(resolved, number):
+        assert resolved.stages[number].keeping == Keeping(0, on_device=True)
+        return Need(int(USABLE * 10**9) + over, 0)
+
+    monkeypatch.setattr(preflight, "played_need", played)
     values = recipe_values | {"precision": "bfloat16", "engine": "varlen"}
     values["stages"] = [values["stages"][0] | {"gradient_checkpointing": True} | settings]
     recipe = Recipe.model_validate(values)
-    config = AutoConfig.from_pretrained(recipe.model)
-    # An output in 2 bytes a value, and 4 bytes of log-sum-exp for each head.
-    width = config.hidden_size // config.num_attention_heads
-    kept = config.num_hidden_layers * 128 * config.num_attention_heads * (2 * width + 4)
-    memory = math.ceil((peak + kept) / USABLE) + room
-    machine = Machine(torch.device("cuda", 0), memory, (9, 0))
+    # Too little for the bound to decide.
+    machine = Machine(torch.device("cuda", 0), 10**9, (9, 0))
     resolved = resolve(recipe, World(), machine=machine)
     assert resolved.stages[0].keeping == expected
     assert any("results of attention are kept" in line for line in announcement(resolved)) == (

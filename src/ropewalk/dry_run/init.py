@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from ropewalk.attention.engines.capabilities import LEAST_CAPABILITY
 from ropewalk.data import load_tokenizer, read_documents
-from ropewalk.data.read.embedded import resolve_model
+from ropewalk.data.read.embedded import EMBEDDED, resolve_model
 from ropewalk.data.read.first_lengths import first_lengths
 from ropewalk.data.read.records import NoTextFieldError
 from ropewalk.data.settings import SourceSpec
@@ -31,16 +32,15 @@ from ropewalk.io.settings import (
     Option,
     Settings,
 )
-from ropewalk.parallel import MeshShape
+from ropewalk.models.config.parameters import count_parameters
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning import PlanSettings, plan
 from ropewalk.planning.rules import CONTEXT_BOUND
 from ropewalk.planning.run import PlanResult
 from ropewalk.planning.settings import RULE
-from ropewalk.planning.sizing.mesh_choice import choose_mesh
-from ropewalk.planning.sizing.model_shape import STATE_BYTES, ModelShape, NotEstimated, ShardedRun
-from ropewalk.planning.sizing.time import H100
+from ropewalk.planning.sizing.model_shape import STATE_BYTES
 from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.recipe.recipe import Recipe
 
 TEXT_FIELDS = ("text", "content", "document", "body", "raw_content")
 """Usual names of the field with the text; the first is taken wherever a record has it."""
@@ -208,12 +208,7 @@ def _no_gpu(planned: PlanResult, machine: MachineFacts) -> list[str]:
     slow = [
         "This machine has no GPU, so a run here would train on its CPU; ropewalk plan says what GPUs would take."
     ]
-    try:
-        needed = ModelShape.from_config(planned.config).parameters * STATE_BYTES
-    except NotEstimated as error:
-        needed = error.state_bytes or 0
-    except RopewalkError:
-        return slow
+    needed = (count_parameters(planned.config) or 0) * STATE_BYTES
     if needed <= machine.memory_bytes:
         return slow
     return [
@@ -226,23 +221,35 @@ def reason_for_adapter(planned: PlanResult, machine: MachineFacts) -> str | None
     """Why the GPUs here hold only an adapter's training; None if they hold the model's, or cannot be asked."""
     if not machine.gpus:
         return None
+    import torch
+
+    from ropewalk.training.mesh_choice import DoesNotFit
+    from ropewalk.training.preflight import Machine, refuse_too_large
+
+    # One sequence for each process and step, as in the proposed recipe.
+    last = {
+        "context": planned.target_length,
+        "steps": 1,
+        "rows_per_step": machine.gpus,
+        "learning_rate": 1e-5,
+    }
+    whole = {
+        "model": planned.config.model,
+        "output": "-",
+        "data": {"sources": [{"path": EMBEDDED}]},
+        "stages": [last | {"gradient_checkpointing": True}],
+    }
     try:
-        shape = ModelShape.from_config(planned.config)
-    except NotEstimated as error:
-        # Activations are unknown, but no run is smaller than its parameters, gradients and moments.
-        if error.state_bytes is None or error.state_bytes <= machine.gpus * machine.gpu_bytes:
-            return None
+        refuse_too_large(
+            Recipe.model_validate(whole),
+            Machine(torch.device("cuda", 0), machine.gpu_bytes, LEAST_CAPABILITY),
+            machine.gpus,
+        )
+    except DoesNotFit as error:
         return f"training all weights does not fit on {_gpus(machine)} here ({error})"
     except RopewalkError:
-        # The config lacks a size; the run itself says what does not fit.
+        # Such as a config that lacks a size; the run itself says what does not fit.
         return None
-    # Only the memory decides whether the training fits; the speed of an H100 has no effect on the answer.
-    here = replace(H100, bytes_per_rank=machine.gpu_bytes)
-    try:
-        # One sequence for each process and step; choose_mesh ignores the mesh of this run.
-        choose_mesh(ShardedRun(shape, MeshShape(), planned.target_length), machine.gpus, machine.gpus, here)
-    except RopewalkError as error:
-        return f"training all weights does not fit on {_gpus(machine)} here ({error})"
     return None
 
 

@@ -19,8 +19,9 @@ from ropewalk.io.results import Result
 from ropewalk.models.load import choose_device
 from ropewalk.parallel import MeshShape, World
 from ropewalk.parallel.context import RunContext
-from ropewalk.planning.sizing.mesh_choice import TILE, USABLE, DoesNotFit
 from ropewalk.planning.sizing.time import Cluster, gpu_named, waiting_seconds
+from ropewalk.training.memory_need import USABLE
+from ropewalk.training.mesh_choice import TILE, DoesNotFit
 from ropewalk.training.preflight import Machine, device_bytes, resolve
 from ropewalk.training.recipe.recipe import Parallel, Recipe
 from ropewalk.training.resolved import ResolvedRecipe
@@ -228,7 +229,9 @@ def plan_here(recipe: Recipe, world: World | None = None, context: RunContext | 
 
 def _planned(recipe: Recipe, target: _Target, context: RunContext) -> PlannedRun:
     numbers = [number for number, stage in enumerate(recipe.stages) if stage.steps]
-    stages = tuple(_Planner(recipe, target, number, context).planned() for number in numbers)
+    # One process for the dry runs of all stages, those that choose their meshes included.
+    with in_own_process() as player:
+        stages = tuple(_Planner(recipe, target, number, context, player).planned() for number in numbers)
     kernels = {kernel for stage in stages for kernel in stage.kernels}
     return PlannedRun(
         model=recipe.model,
@@ -309,22 +312,23 @@ class _Planner:
         target: hardware to plan for.
         number: index of the stage, from 0.
         context: reporter of progress.
+        player: plays ranks.
     """
 
     recipe: Recipe
     target: _Target
     number: int
     context: RunContext
+    player: Player
 
     def planned(self) -> PlannedStage:
         """The stage as the recipe states it, and the smallest change that fits if it does not."""
         resolved = self.resolved()
         documents = documents_of(self.recipe, self.number, self.target.document_length, self.context)
-        with in_own_process() as player:
-            ranks = self.played(player, resolved, documents, _extremes(resolved.stages[self.number].mesh))
-            most = max(ranks, key=lambda each: each.memory.peak)
-            fits = self.target.fits(most, resolved.stages[self.number].mesh)
-            changes = () if fits else tuple(self.changes(player, resolved, documents, most.memory))
+        ranks = self.played(resolved, documents, _extremes(resolved.stages[self.number].mesh))
+        most = max(ranks, key=lambda each: each.memory.peak)
+        fits = self.target.fits(most, resolved.stages[self.number].mesh)
+        changes = () if fits else tuple(self.changes(resolved, documents, most.memory))
         return _Accounts(resolved, self.number, self.target, documents, tuple(ranks)).stage(most, changes)
 
     def resolved(self, recipe: Recipe | None = None, ranks: int | None = None) -> ResolvedRecipe:
@@ -339,21 +343,17 @@ class _Planner:
             # Without a limit, auto would not split rows at all.
             return resolve(finest(recipe, self.number, ranks), world, training=stages, machine=machine)
 
-    def played(
-        self, player: Player, resolved: ResolvedRecipe, documents: Documents, ranks: Sequence[int]
-    ) -> list[RankCosts]:
+    def played(self, resolved: ResolvedRecipe, documents: Documents, ranks: Sequence[int]) -> list[RankCosts]:
         """The stage's step on some of its ranks."""
         label = f"stage {self.number + 1}/{len(self.recipe.stages)} dry run"
         found = []
         with counted(self.context.rank_0_reporter, label, len(ranks), "ranks") as progress:
             for done, rank in enumerate(ranks, start=1):
-                found.append(player(resolved, self.number, documents, rank))
+                found.append(self.player(resolved, self.number, documents, rank))
                 progress(done, done)
         return found
 
-    def changes(
-        self, player: Player, resolved: ResolvedRecipe, documents: Documents, memory: Memory
-    ) -> Iterator[Change]:
+    def changes(self, resolved: ResolvedRecipe, documents: Documents, memory: Memory) -> Iterator[Change]:
         """Changes from the smallest to the largest, each in a dry run, up to the first that fits.
 
         Settings come before GPUs, and each change includes those before it that the recipe allows.
@@ -364,7 +364,7 @@ class _Planner:
             stated = format_length(value) if name == "tiled_mlp" else str(value).lower()
             changed = _with(recipe, self.number, **{name: value})
             key = f"stages.{self.number}.{name}: {stated}"
-            change = self.tried(player, documents, key, changed, self.target.ranks)
+            change = self.tried(documents, key, changed, self.target.ranks)
             yield change
             if change.fits:
                 return
@@ -378,7 +378,7 @@ class _Planner:
             # More GPUs for one row: a GPU's share of parameters shrinks in any case.
             finer = replace(mesh, ring=mesh.ring * factor)
             gpus, arranged = self.target.ranks * factor, _arranged(recipe, self.number, finer)
-            change = self.tried(player, documents, f"{gpus} GPUs ({finer}){also}", arranged, gpus)
+            change = self.tried(documents, f"{gpus} GPUs ({finer}){also}", arranged, gpus)
             yield change
             if change.fits:
                 return
@@ -402,12 +402,12 @@ class _Planner:
             if value and not getattr(stage, name):
                 yield name, value
 
-    def tried(self, player: Player, documents: Documents, change: str, recipe: Recipe, ranks: int) -> Change:
+    def tried(self, documents: Documents, change: str, recipe: Recipe, ranks: int) -> Change:
         """A dry run of the stage with a change."""
         try:
             resolved = self.resolved(recipe, ranks)
             mesh = resolved.stages[self.number].mesh
-            played = self.played(player, resolved, documents, _extremes(mesh))
+            played = self.played(resolved, documents, _extremes(mesh))
         except RopewalkError as error:
             return Change(change, None, False, str(error))
         most = max(played, key=lambda each: each.memory.peak)

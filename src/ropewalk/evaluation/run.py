@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +42,7 @@ from ropewalk.evaluation.tasks.lm_eval.suites import harness_installed
 from ropewalk.evaluation.tasks.longppl import LongPplSettings
 from ropewalk.evaluation.tasks.registry import chosen_suites, chosen_tasks, reads_text
 from ropewalk.evaluation.tasks.suite import HarnessSuite
+from ropewalk.io.files import cache_folder
 from ropewalk.io.settings import Option, names_files
 from ropewalk.runs import Runner, Step, Todo, Work, opened
 
@@ -764,5 +764,4 @@ def _by_name(name: str, given: Any) -> Mapping[str, Any]:
 
 def default_samples_folder() -> Path:
     """Return the folder that caches prompts between runs, in the user's cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "ropewalk" / "samples"
+    return cache_folder("samples")

@@ -373,6 +373,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def cache_folder(name: str) -> Path:
+    """Folder of what may be deleted and made again, in the user's cache folder; it need not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropewalk" / name
+
+
 def _sync(path: Path) -> None:
     # fsync flushes the file, not the handle, so a handle for reading is enough.
     with path.open("rb") as file:

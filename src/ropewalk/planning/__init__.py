@@ -1,4 +1,4 @@
-"""Plan a longer context: compare RoPE settings, recommend one, lay out stages, and estimate memory, time and mesh.
+"""Plan a longer context: compare RoPE settings, recommend one, lay out stages, and count operations and bytes.
 
 :func:`inspect` describes a checkpoint's RoPE and what a target length needs. :func:`plan` returns the training stages.
 """
@@ -13,15 +13,9 @@ if TYPE_CHECKING:
     from ropewalk.planning.rules import Setting as Setting, compare_settings as compare_settings
     from ropewalk.planning.run import PlanResult as PlanResult, plan as plan
     from ropewalk.planning.settings import InspectSettings as InspectSettings, PlanSettings as PlanSettings
-    from ropewalk.planning.sizing.memory import Memory as Memory, estimate_memory as estimate_memory
-    from ropewalk.planning.sizing.mesh_choice import check_mesh as check_mesh, choose_mesh as choose_mesh
+    from ropewalk.planning.sizing.mesh_check import check_mesh as check_mesh
     from ropewalk.planning.sizing.model_shape import ModelShape as ModelShape, ShardedRun as ShardedRun
-    from ropewalk.planning.sizing.time import (
-        H100 as H100,
-        Cluster as Cluster,
-        Estimate as Estimate,
-        estimate_step as estimate_step,
-    )
+    from ropewalk.planning.sizing.time import H100 as H100, Cluster as Cluster
     from ropewalk.planning.sizing.traffic import (
         Communication as Communication,
         step_communication as step_communication,

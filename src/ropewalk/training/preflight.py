@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from ropewalk.attention import EngineName, check_engine
 from ropewalk.attention.api import KERNELS
 from ropewalk.attention.choices import KEEP_FROM
-from ropewalk.attention.engines.capabilities import Capability
+from ropewalk.attention.engines.capabilities import Capability, capability_of
 from ropewalk.attention.kept import Keeping
 from ropewalk.data import PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.read.embedded import resolve_model
@@ -28,22 +29,24 @@ from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.attention.recurrent import refuse_older_transformers
 from ropewalk.models.compute.routing import DRAWS_EXPERTS, MOST_RECORDED_SINCE, records_routing
 from ropewalk.models.config.model import ModelConfig
+from ropewalk.models.config.parameters import count_parameters
 from ropewalk.models.config.read import left_out, read_config
 from ropewalk.models.config.write import with_rope
 from ropewalk.models.load import ModelSetup, attention_spec, choose_device, empty_model
 from ropewalk.parallel import MeshShape, World, require_devices
-from ropewalk.planning.sizing.memory import estimate_memory
-from ropewalk.planning.sizing.mesh_choice import USABLE, check_mesh, choose_mesh
-from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
+from ropewalk.planning.sizing.mesh_check import check_mesh
 from ropewalk.planning.sizing.time import H100
 from ropewalk.rope import LongRope, RopeMethod
 from ropewalk.rope.target import recommended_base
 from ropewalk.search import Factors, read_factors
 from ropewalk.training.measurement import prompt_suites
+from ropewalk.training.memory_need import Bounds, bounds, keeping_all, may_keep, played_need
+from ropewalk.training.mesh_choice import DoesNotFit, MeshChoice
 from ropewalk.training.metrics import require_trackers
 from ropewalk.training.recipe.recipe import Parallel, Precision, Recipe, Stage
 from ropewalk.training.recipe.stage import describe_own_settings
 from ropewalk.training.resolved import ResolvedRecipe, ResolvedStage
+from ropewalk.training.simulation.rank_costs import in_own_process
 from ropewalk.training.stage_engine import measures_engine
 from ropewalk.training.stage_rope.base import takes_recommended_base
 from ropewalk.training.stage_rope.decide import bounds_of
@@ -81,7 +84,8 @@ def resolve(
     Args:
         recipe: recipe to resolve.
         world: processes of the run; this one alone if None.
-        meshes: meshes that rank 0 has chosen; chosen here if None.
+        meshes: meshes that rank 0 has chosen, which also decides what layers keep of their attention; chosen here if
+            None.
         training: indices of the stages that these processes train; all if None. The others need not suit them.
         machine: hardware to resolve the recipe for, of which only the model's config is read, not its tokenizer; None
             for this machine.
@@ -127,8 +131,8 @@ def resolve(
     adapter = _adapter(recipe, model, world, device, precisions)
     trained_parameters = None if adapter is None else adapter.trained
     places = _Places(config, world, device, trained_parameters, machine)
+    numbers, given = range(len(decided)) if training is None else training, meshes is not None
     if meshes is None:
-        numbers = range(len(decided)) if training is None else training
         meshes = meshes_of(recipe, places, in_stages, numbers)
         if machine is None and device.type == "cuda":
             _refuse_small_host(recipe, places, in_stages, meshes[1], numbers)
@@ -163,8 +167,8 @@ def resolve(
                 f"stages.{number}.keep_attention: true needs engine {' or '.join(KERNELS)}, but the stage runs "
                 f"{there.engine}; set keep_attention to auto"
             )
-    stages = [replace(each, keeping=_keeping(each, places)) for each in stages]
-    return ResolvedRecipe(
+    stages = [replace(each, keeping=_keeping(each)) for each in stages]
+    resolved = ResolvedRecipe(
         recipe=recipe,
         model=model,
         trained_length=trained,
@@ -187,6 +191,7 @@ def resolve(
         adapter=adapter,
         capability=capability,
     )
+    return resolved if given else _keeping_where_it_fits(resolved, places, numbers)
 
 
 def _compiled(stage: Stage, device: torch.device, planned: bool) -> bool:
@@ -414,6 +419,11 @@ class _Places:
     trained: int | None
     machine: Machine | None = None
 
+    @cached_property
+    def parameters(self) -> int | None:
+        """Number of the model's parameters; None if it is not known."""
+        return count_parameters(self.config)
+
     @property
     def memory(self) -> int:
         """Bytes of memory of a rank."""
@@ -479,7 +489,7 @@ def _mesh(
                 # The message begins with a key of the run; before it stands the stage whose own key it is.
                 raise RopewalkError(f"{key.removesuffix('parallel')}{error}") from error
         return mesh
-    choices = [_chosen(stage, places, precisions[number]) for number, stage in stages.items()]
+    choices = [_chosen(number, recipe, places, precisions[number]) for number in stages]
     # Try the finest split of rows first: a stage also runs with a finer split than it needs, if its rows divide.
     for mesh in sorted(choices, key=lambda mesh: -mesh.sequence_degree):
         try:
@@ -506,24 +516,57 @@ def _check(mesh: MeshShape, stage: Stage, places: _Places) -> None:
     check_mesh(mesh, world.size, heads, stage.context, *rows)
 
 
-def _chosen(stage: Stage, places: _Places, precision: str) -> MeshShape:
-    config, world = places.config, places.world
-    shape = ModelShape.from_config(config)
-    memory = places.memory
-    if precision == "bfloat16-autocast" and not stage.gradient_checkpointing:
-        # Autograd keeps the bfloat16 copy of each weight that autocast made until the backward, 2 bytes per parameter.
-        memory = max(0, memory - 2 * shape.layer_parameters)
-    run = _sharded_run(shape, stage, places.trained, precision)
-    # Only the memory is that of this device; auto compares the meshes with the speeds of H100s.
-    cluster = replace(H100, ranks_per_node=world.local_size, bytes_per_rank=memory)
-    return choose_mesh(run, stage.rows_per_step, world.size, cluster)
+def _chosen(number: int, recipe: Recipe, places: _Places, precision: str) -> MeshShape:
+    """The mesh that ``auto`` chooses for a stage."""
+    planned = places.machine or Machine(places.device, places.memory, capability_of(places.device))
+
+    def on_mesh(stage: Stage, mesh: MeshShape) -> ResolvedRecipe:
+        stages = (*recipe.stages[:number], stage, *recipe.stages[number + 1 :])
+        changed = recipe.model_copy(update={"stages": stages})
+        world = World(0, mesh.world_size, 0, min(mesh.world_size, places.world.local_size))
+        meshes = mesh, (mesh,) * len(recipe.stages)
+        resolved = resolve(changed, world, meshes, range(number, number + 1), planned)
+        compiled = _compiled(stage, places.device, places.machine is not None)
+        return replace(resolved, stages=tuple(replace(each, compiled=compiled) for each in resolved.stages))
+
+    choice = MeshChoice(
+        places.config,
+        places.parameters,
+        recipe.stages[number],
+        precision,
+        places.trained,
+        places.device.type == "cuda",
+        # Only the memory is that of this device; auto compares the meshes with the speeds of H100s.
+        replace(H100, ranks_per_node=places.world.local_size, bytes_per_rank=places.memory),
+        on_mesh,
+        number,
+    )
+    try:
+        return choice.choose(places.world.size)
+    except DoesNotFit as error:
+        if places.machine is not None:
+            # A plan shows what does not fit, and tries changes of its own.
+            raise
+        raise RopewalkError(f"{error}; {error.remedy()}") from error
 
 
-def _keeping(stage: ResolvedStage, places: _Places) -> Keeping | None:
-    """What the checkpointed layers of a stage keep of their attention.
+def refuse_too_large(recipe: Recipe, machine: Machine, ranks: int) -> None:
+    """Raise if no mesh of a machine's devices has room for the last stage.
 
-    ``auto`` keeps all on a GPU with room for it, by an estimate that is more than a run needs. Otherwise results go to
-    CPU memory with the layers' inputs, if moving them is quicker than computing them again.
+    Raises:
+        DoesNotFit: if none has; the message gives the mesh that comes closest.
+        RopewalkError: if that cannot be said.
+    """
+    world, last = World(0, ranks, 0, ranks), len(recipe.stages) - 1
+    config = _without_limits(recipe, read_config(resolve_model(recipe.model), recipe.trust_remote_code))
+    places = _Places(config, world, machine.device, None, machine)
+    _chosen(last, recipe, places, _precision(recipe.stage(last).precision, recipe, machine.device, world))
+
+
+def _keeping(stage: ResolvedStage) -> Keeping | None:
+    """What the checkpointed layers of a stage keep of their attention, unless ``auto`` finds room on the GPU for all.
+
+    Then results go to CPU memory with the layers' inputs, if moving them is quicker than computing them again.
     """
     settings = stage.settings.stage
     asked = settings.keep_attention
@@ -531,40 +574,42 @@ def _keeping(stage: ResolvedStage, places: _Places) -> Keeping | None:
         return None
     if asked is True:
         return Keeping(0)
-    if places.device.type == "cuda" and _attention_fits(stage, places):
-        return Keeping(0, on_device=True)
     return Keeping(KEEP_FROM) if settings.offload_activations else None
 
 
-def _attention_fits(stage: ResolvedStage, places: _Places) -> bool:
-    """Whether a rank's memory has room for the results of attention of all layers beside everything else."""
-    try:
-        shape = ModelShape.from_config(places.config)
-    except RopewalkError:
-        # Not every model can be estimated.
+def _keeping_where_it_fits(
+    resolved: ResolvedRecipe, places: _Places, training: Iterable[int]
+) -> ResolvedRecipe:
+    """The recipe with all results of attention kept on the GPU in the stages that ``auto`` finds room for them."""
+    # One process for the dry runs of all stages, which is started by the first.
+    with in_own_process():
+        for number in training:
+            here = resolved.stages[number]
+            if here.settings.stage.steps and may_keep(resolved, number):
+                kept = keeping_all(resolved, number)
+                known = _bounds(here.settings.stage, here.mesh, here.precision, places)
+                if _fits(kept, number, known, places):
+                    resolved = kept
+    return resolved
+
+
+def _fits(resolved: ResolvedRecipe, number: int, known: Bounds, places: _Places) -> bool:
+    """Whether a rank's memory has room for a stage; False where no dry run can say it."""
+    if (decided := known.decides(places.memory)) is not None:
+        return decided
+    if places.config.recurrent_layers:
+        # Their dry run walks along the row, which takes minutes.
         return False
-    run = _sharded_run(shape, stage.settings.stage, places.trained, stage.precision)
-    run = replace(run, mesh=stage.mesh)
-    # The output, and a float32 log-sum-exp of each head. Under autocast, too, attention computes in bfloat16.
-    width = 4 if stage.precision == "float32" else 2
-    kept = shape.layers * run.places * shape.heads * (width * shape.value_dim + 4)
-    return estimate_memory(run).peak + kept <= USABLE * places.memory
+    capability = resolved.capability or capability_of(places.device)
+    try:
+        return played_need(replace(resolved, capability=capability), number).fits(places.memory)
+    except EngineError:
+        return False
 
 
-def _sharded_run(shape: ModelShape, stage: Stage, trained: int | None, precision: str) -> ShardedRun:
-    return ShardedRun(
-        shape,
-        MeshShape(),
-        stage.context,
-        stage.rows_per_batch,
-        checkpointing=stage.gradient_checkpointing,
-        offload=stage.offload_activations,
-        tile=stage.tiled_mlp,
-        offload_optimizer=stage.offload_optimizer,
-        # Under autocast, parameters are gathered in float32 and hidden states between layers are float32.
-        dtype="bfloat16" if precision == "bfloat16" else "float32",
-        trained=trained,
-    )
+def _bounds(stage: Stage, mesh: MeshShape, precision: str, places: _Places) -> Bounds:
+    on_gpu = places.device.type == "cuda"
+    return bounds(places.config, places.parameters, stage, mesh, precision, places.trained, on_gpu)
 
 
 def _refuse_small_host(
@@ -577,14 +622,8 @@ def _refuse_small_host(
         asked = [name for name in ("offload_activations", "offload_optimizer") if getattr(stage, name)]
         if not (asked and stage.steps):
             continue
-        try:
-            shape = ModelShape.from_config(places.config)
-        except RopewalkError:
-            # Not every model can be estimated, and those that cannot may yet fit.
-            return
-        run = _sharded_run(shape, stage, places.trained, precisions[number])
         # Without kept attention and what pinned memory is rounded up by, so a run needs no less.
-        needed = ranks * estimate_memory(replace(run, mesh=meshes[number])).host
+        needed = ranks * _bounds(stage, meshes[number], precisions[number], places).host
         if needed > present:
             raise RopewalkError(
                 f"stages.{number} would keep {needed / 1e9:.3g} GB or more in the CPU memory of a machine, which has "

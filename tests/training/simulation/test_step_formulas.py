@@ -1,4 +1,4 @@
-"""The closed formulas, from which ``parallel: auto`` chooses a mesh at once, against dry runs of the real step."""
+"""The closed formulas of operations and bytes against dry runs of the real step."""
 
 import pytest
 
@@ -38,8 +38,3 @@ def test_formulas_agree_with_the_real_step(aside, tmp_path, mesh, ranks, rank, c
         assert counted <= estimated < 1.03 * counted
     else:
         assert counted == estimated
-    # Measured are up to 1.47, and 1.77 without checkpointing: the formulas count norms and MLPs as transformers has
-    # them, which save more than ours and compiled ones, and add tensors of a layer's backward that are not all held at
-    # one moment. A formula that were lower than the peak would choose meshes that do not fit.
-    peak, formula = found["peak"]
-    assert peak < formula < (1.5 if settings["gradient_checkpointing"] else 1.8) * peak

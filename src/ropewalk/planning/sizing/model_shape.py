@@ -1,4 +1,4 @@
-"""Describe a decoder's dimensions (ModelShape) and a sharded run of it (ShardedRun) for estimates."""
+"""Describe a decoder's dimensions (ModelShape) and a sharded run of it (ShardedRun), to count operations and bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config.layers import RECURRENT
 from ropewalk.models.config.model import ModelConfig
-from ropewalk.models.config.parameters import count_parameters
 from ropewalk.parallel.mesh import MeshShape, sharded_dimension
 from ropewalk.rope.config import OF_LAYERS
 
@@ -42,32 +41,6 @@ MIXTURES = (
 
 Sizes = tuple[tuple[int, ...], ...]
 """Sizes of the parameters of one FSDP unit."""
-
-
-class NotEstimated(RopewalkError):
-    """A model with layers that :class:`ModelShape` does not describe, although their parameters can be counted.
-
-    Attributes:
-        state_bytes: bytes of all parameters, gradients and moments where every parameter is trained, over all ranks;
-            None if transformers cannot build the model from its config.
-    """
-
-    def __init__(
-        self,
-        reason: str,
-        config: ModelConfig,
-        instead: str = "parallel.replicate, parallel.shard, parallel.ring and parallel.sequence instead of parallel: "
-        "auto",
-    ) -> None:
-        count = count_parameters(config)
-        self.state_bytes = None if count is None else count * STATE_BYTES
-        counted = (
-            ""
-            if count is None
-            else f"; training all {count:,} parameters takes {count * STATE_BYTES / 1e9:,.1f} GB for weights, "
-            "gradients and AdamW's moments on all ranks together, and more for activations"
-        )
-        super().__init__(f"{reason}; in the recipe, set {instead}{counted}")
 
 
 @dataclass(frozen=True)
@@ -103,10 +76,9 @@ class Experts:
         if not number:
             return None
         if config.model_type not in MIXTURES:
-            raise NotEstimated(
-                f"memory and time are not estimated for the {number} experts of this {config.model_type} model, but "
-                f"only for dense models and for the mixtures of experts {', '.join(MIXTURES)}",
-                config,
+            raise RopewalkError(
+                f"operations are not counted for the {number} experts of this {config.model_type} model, but only for "
+                f"dense models and for the mixtures of experts {', '.join(MIXTURES)}"
             )
         # Each model type has its own key for these widths; Mixtral has no key for experts alone.
         width = values.get("moe_intermediate_size") or values["intermediate_size"]
@@ -244,36 +216,27 @@ class ModelShape:
             config: the decoder's config.
 
         Raises:
-            RopewalkError: if a dimension is missing.
-            NotEstimated: if layers differ in shape or are recurrent, or the model has experts of a kind that
-                :class:`Experts` does not describe.
+            RopewalkError: if a dimension is missing, layers differ in shape or are recurrent, or the model has experts
+                of a kind that :class:`Experts` does not describe.
         """
         values = config.values
         # First, because such configs often lack a key of the others. A mixer's tensors are not those of attention:
         # counted as such, LFM2 would come out a third too large and Bamba a fifth too small.
         recurrent = [kind in RECURRENT for kind in values.get("layer_types") or ()]
         if any(recurrent):
-            raise NotEstimated(
-                f"memory and time are not estimated for recurrent layers, and {sum(recurrent)} of {len(recurrent)} "
-                f"layers of this {config.model_type} model are recurrent",
-                config,
-                # The state of such a layer is not passed between ranks, so rows cannot be split.
-                "parallel.replicate and parallel.shard instead of parallel: auto (parallel.ring and "
-                "parallel.sequence must stay 1)",
+            raise RopewalkError(
+                f"operations are not counted for recurrent layers, and {sum(recurrent)} of {len(recurrent)} layers of "
+                f"this {config.model_type} model are recurrent"
             )
         keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
         missing = [key for key in keys if values.get(key) is None]
         if missing:
-            raise RopewalkError(
-                f"the estimate of memory needs {missing[0]}, which the model's config lacks; in the recipe, set "
-                "parallel.replicate, parallel.shard, parallel.ring and parallel.sequence instead of parallel: auto"
-            )
+            raise RopewalkError(f"counting operations needs {missing[0]}, which the model's config lacks")
         apart = next((key for key in (OF_LAYERS, "hidden_size_per_layer_input") if values.get(key)), None)
         if apart is not None:
-            raise NotEstimated(
-                f"memory and time are not estimated for models with {apart} in their config, because the layers of "
-                "such models differ in shape or have embeddings of their own",
-                config,
+            raise RopewalkError(
+                f"operations are not counted for models with {apart} in their config, because the layers of such "
+                "models differ in shape or have embeddings of their own"
             )
         layers, hidden, intermediate, heads, vocab = (values[key] for key in keys)
         experts, latent = Experts.from_config(config), Latent.from_config(config)
@@ -386,15 +349,10 @@ class ShardedRun:
         row_length: sequence length in tokens.
         rows_per_batch: sequences per pass.
         checkpointing: whether layers save only their inputs and are recomputed in the backward.
-        offload: whether those inputs are kept in CPU memory.
         dtype: dtype of activations and gathered parameters: ``bfloat16``, ``float16`` or ``float32``.
-        trained: number of parameters that an adapter trains, while those of the model are frozen in ``dtype``; None if
-            all parameters of the model are trained.
-        tile: tokens of a tile of MLPs and experts; None for all at once.
-        offload_optimizer: whether float32 weights, their gradients and moments are in CPU memory.
 
     Raises:
-        RopewalkError: if a value is out of range, or offload is on without checkpointing.
+        RopewalkError: if a value is out of range.
     """
 
     model: ModelShape
@@ -402,11 +360,7 @@ class ShardedRun:
     row_length: int
     rows_per_batch: int = 1
     checkpointing: bool = True
-    offload: bool = False
     dtype: str = "bfloat16"
-    trained: int | None = None
-    tile: int | None = None
-    offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
         for name in ("row_length", "rows_per_batch"):
@@ -414,10 +368,6 @@ class ShardedRun:
                 raise RopewalkError(f"{name} must be 1 or more, got {getattr(self, name)}")
         if self.dtype not in DTYPE_BYTES:
             raise RopewalkError(f"unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPE_BYTES)}")
-        if self.offload and not self.checkpointing:
-            raise RopewalkError(
-                "offload=True needs checkpointing=True, because it moves the layer inputs that checkpointing keeps"
-            )
 
     @property
     def shard_length(self) -> int:

@@ -1,4 +1,4 @@
-"""Count the floating-point operations of a step, and estimate its time and utilisation on an assumed cluster.
+"""Assumed hardware, the operations of a step of the model, and the time that its transfers take.
 
 Nothing here is measured. Operation counts are exact for the given model. Times follow from :class:`Cluster`, whose
 values are assumptions, each with a source.
@@ -10,11 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ropewalk.attention.speeds import Generation, share_of_peak
-from ropewalk.data.attention_share import visible_pairs
-from ropewalk.errors import RopewalkError
 from ropewalk.parallel.mesh import MeshShape
-from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
-from ropewalk.planning.sizing.traffic import Communication, ring_exchanges, step_communication
+from ropewalk.planning.sizing.model_shape import ModelShape
 
 
 def _assumed(value: float, unit: str, meaning: str, source: str) -> Any:
@@ -159,27 +156,6 @@ def gpu_named(name: str) -> Cluster | None:
     return next((cluster for kind, cluster in GPUS.items() if kind in words), None)
 
 
-@dataclass(frozen=True)
-class Flops:
-    """Floating-point operations of some sequences, summed over all ranks.
-
-    Attributes:
-        dense: products with parameters, forward and backward.
-        attention: products of queries, keys and values over visible pairs, forward and backward.
-        hardware_dense, hardware_attention: operations that are executed, including recomputation.
-    """
-
-    dense: int
-    attention: int
-    hardware_dense: int
-    hardware_attention: int
-
-    @property
-    def model(self) -> int:
-        """Operations without recomputation, from which model FLOPs utilisation is computed."""
-        return self.dense + self.attention
-
-
 def model_flops(shape: ModelShape, tokens: int, pairs: int) -> tuple[int, int]:
     """Operations of products with parameters, and of attention, in forward and backward without recomputation.
 
@@ -191,123 +167,6 @@ def model_flops(shape: ModelShape, tokens: int, pairs: int) -> tuple[int, int]:
     dense = 6 * tokens * (shape.layer_matrices + shape.head_parameters)
     # A score and a value of each pair and head; the backward takes twice the forward.
     return dense, 3 * 2 * pairs * shape.heads * (shape.head_dim + shape.value_dim)
-
-
-def flops(
-    shape: ModelShape,
-    row_length: int,
-    rows: int = 1,
-    checkpointing: bool = True,
-    document_length: int | None = None,
-) -> Flops:
-    """Count the operations of forward and backward. A multiply-add counts as two operations.
-
-    Dense layers take 6 operations per token and matrix parameter, or 8 with recomputation; the chunked loss always
-    recomputes the head. Attention takes 2·H·(D + D') per pair and layer, of D dimensions of keys and D' of values, in
-    the forward and twice that in the backward. Flash attention recomputes the scores, so its backward executes
-    H·(6·D + 4·D'); checkpointing adds another forward.
-
-    Args:
-        shape: dimensions of the model.
-        row_length: sequence length in tokens.
-        rows: number of sequences.
-        checkpointing: whether layers are recomputed in the backward.
-        document_length: length of the documents that the sequence is packed with, which do not attend to each other;
-            the last one is cut. Documents of unequal lengths with this mean have more pairs. None for one document.
-    """
-    tokens = rows * row_length
-    head, layers = shape.head_parameters, shape.layer_matrices
-    length = min(document_length or row_length, row_length)
-    documents = [length] * (row_length // length) + [row_length % length]
-    pairs = rows * visible_pairs(documents, "intra_document") * shape.layers
-    dense, attention = model_flops(shape, tokens, pairs)
-    forward, scores = attention // 3, 2 * pairs * shape.heads * shape.head_dim
-    return Flops(
-        dense=dense,
-        attention=attention,
-        hardware_dense=tokens * ((8 if checkpointing else 6) * layers + 8 * head),
-        hardware_attention=(4 if checkpointing else 3) * forward + scores,
-    )
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Estimated time of a step under the assumptions of a :class:`Cluster`.
-
-    Attributes:
-        tokens: tokens per step.
-        flops: operations per step, summed over all ranks.
-        sent: bytes that the busiest rank sends.
-        compute_seconds: time of matrix products and attention on the busiest rank.
-        exchange_seconds: time of Ulysses and ring exchanges, which do not overlap with computation.
-        exposed_seconds: time of FSDP and offload transfers that computation does not hide.
-        peak_flops: peak FLOP/s of all ranks together.
-    """
-
-    tokens: int
-    flops: Flops
-    sent: Communication
-    compute_seconds: float
-    exchange_seconds: float
-    exposed_seconds: float
-    peak_flops: float = field(repr=False)
-
-    @property
-    def seconds(self) -> float:
-        return self.compute_seconds + self.exchange_seconds + self.exposed_seconds
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Throughput of all ranks together."""
-        return self.tokens / self.seconds
-
-    @property
-    def model_flops_utilisation(self) -> float:
-        """Model FLOPs utilisation: operations without recomputation as a share of the peak, from 0 to 1."""
-        return self.flops.model / (self.seconds * self.peak_flops)
-
-
-def estimate_step(
-    run: ShardedRun, rows_per_step: int, cluster: Cluster = H100, document_length: int | None = None
-) -> Estimate:
-    """Estimate the time of an optimizer step, without the optimizer's own update.
-
-    Work is assumed to be evenly balanced, as the zigzag layout does for one document per sequence. Padding tokens are
-    computed too.
-
-    Args:
-        run: model, mesh and batch of one pass.
-        rows_per_step: sequences per step, a multiple of the data-parallel degree times rows_per_batch.
-        cluster: assumed hardware.
-        document_length: length of the packed documents, as for :func:`flops`.
-
-    Raises:
-        RopewalkError: if rows_per_step is not such a multiple.
-    """
-    mesh, shape = run.mesh, run.model
-    passes, rest = divmod(rows_per_step, mesh.data_degree * run.rows_per_batch)
-    if rest or passes < 1:
-        raise RopewalkError(
-            f"rows_per_step must be a positive multiple of {mesh.data_degree * run.rows_per_batch}, the number of "
-            f"rows in one pass of all ranks, got {rows_per_step}"
-        )
-    work = flops(shape, run.row_length, rows_per_step, run.checkpointing, document_length)
-    # Dense layers compute padding too; attention skips it, because the layout leaves padding out.
-    padded = run.shard_length * mesh.sequence_degree / run.row_length
-    rate = mesh.world_size * cluster.peak_flops
-    attention = work.hardware_attention / (rate * cluster.attention_share("flash2"))
-    dense = work.hardware_dense * padded / (rate * cluster.matmul_efficiency)
-    sent = step_communication(run, passes, document_length)
-    exchange, exposed = waiting_seconds(_transfers(run, sent, passes), mesh, dense + attention, cluster)
-    return Estimate(
-        tokens=rows_per_step * run.row_length,
-        flops=work,
-        sent=sent,
-        compute_seconds=dense + attention,
-        exchange_seconds=exchange,
-        exposed_seconds=exposed,
-        peak_flops=rate,
-    )
 
 
 @dataclass(frozen=True)
@@ -334,20 +193,6 @@ class Transfers:
         ulysses = _time(*self.ulysses, 1, mesh.sequence, cluster, grouped=False)
         ring = _time(*self.ring, mesh.sequence, mesh.ring, cluster, grouped=False)
         return shards + replicas, ulysses + ring, self.host / (cluster.host_link * cluster.link_efficiency)
-
-
-def _transfers(run: ShardedRun, sent: Communication, passes: int) -> Transfers:
-    layers, units = passes * run.model.layers, passes * (run.model.layers + 1)
-    # The forward, the backward and, under checkpointing, the recomputation.
-    times = 3 if run.checkpointing else 2
-    return Transfers(
-        # Each layer is gathered twice and the root once, and each unit reduced once; an all-reduce has twice the steps.
-        shards=(sent.fsdp, 2 * layers + passes + units),
-        replicas=(sent.replicas, 2 * units),
-        ulysses=(sent.ulysses, 2 * times * layers),
-        ring=(sent.ring, times * layers * ring_exchanges(run)),
-        host=2 * layers * run.places * run.model.hidden * run.compute_bytes if run.offload else 0,
-    )
 
 
 def _time(sent: int, messages: int, stride: int, ranks: int, cluster: Cluster, *, grouped: bool) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ropewalk.parallel.mesh import MeshShape
-from ropewalk.parallel.ring.traffic import heads_of_an_exchange, packed_ring_keys
+from ropewalk.parallel.ring.traffic import packed_ring_keys
 from ropewalk.parallel.ulysses import check_heads, replicated_kv_heads
 from ropewalk.planning.sizing.model_shape import MASTER_BYTES, ModelShape, ShardedRun, Sizes, numel
 
@@ -159,14 +159,6 @@ def ring_bytes(
     sent, received = ring_pieces(mesh.ring, ring_rank)
     times = 2 if checkpointing else 1
     return shape.layers * piece * (times * sent + received) * dtype_bytes
-
-
-def ring_exchanges(run: ShardedRun) -> int:
-    """Number of exchanges in which a ring rank receives the keys and values of one layer, some heads in each."""
-    shape, sequence = run.model, run.mesh.sequence
-    kv_heads = replicated_kv_heads(shape.kv_heads, sequence) // sequence
-    key_bytes = (shape.head_dim + shape.value_dim) * run.compute_bytes
-    return -(-kv_heads // heads_of_an_exchange(run.rows_per_batch * run.row_length, kv_heads, key_bytes))
 
 
 def packed_ring_bytes(run: ShardedRun, document_length: int) -> int:

@@ -7,12 +7,16 @@ a fake process group have no place in the process of whoever asks.
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Protocol
+from unittest import mock
 
 from ropewalk.planning.sizing.time import Transfers
 from ropewalk.training.resolved import ResolvedRecipe
@@ -82,11 +86,39 @@ class Player(Protocol):
     ) -> RankCosts: ...
 
 
+_PLAYER: ContextVar[Player | None] = ContextVar("player", default=None)
+"""What plays at present."""
+
+
+@contextmanager
+def played_by(player: Player) -> Iterator[Player]:
+    """Let a function play all ranks while the context is open."""
+    before = _PLAYER.set(player)
+    try:
+        yield player
+    finally:
+        _PLAYER.reset(before)
+
+
 @contextmanager
 def in_own_process() -> Iterator[Player]:
-    """A process that plays ranks one after the other, as long as the context is open."""
+    """A process that plays ranks one after the other, as long as the outermost such context is open.
+
+    The first rank starts it, which takes seconds of imports.
+    """
+    if (player := _PLAYER.get()) is not None:
+        yield player
+        return
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        yield lambda *arguments: process.submit(play, *arguments).result()
+
+        def aside(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int) -> RankCosts:
+            # A spawned process imports the caller's script, which may be about to join a process group.
+            with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):
+                submitted = process.submit(play, resolved, number, documents, rank)
+            return submitted.result()
+
+        with played_by(aside):
+            yield aside
 
 
 def play(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int) -> RankCosts:
