@@ -18,8 +18,8 @@ from typing import Any
 
 from ropewalk.cli.app import main as ropewalk
 from ropewalk.evaluation.comparison import ScoreDifference
+from ropewalk.evaluation.predictions import Prediction
 from ropewalk.evaluation.results import PositionBin, TaskResult
-from ropewalk.evaluation.store import Prediction
 from ropewalk.search.factor_table import Factors, SearchRecord
 from ropewalk.training.summary import RunResult
 from ropewalk.verification.result import Check, Outcome, VerifyResult

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ropewalk.cli import app as program
-from ropewalk.evaluation.store import Prediction, PredictionLog
+from ropewalk.evaluation.predictions import Prediction, PredictionLog
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 
 Run = Callable[..., int]

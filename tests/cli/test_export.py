@@ -18,14 +18,14 @@ from ropewalk.cli import app as program
 from ropewalk.compatibility import READERS
 from ropewalk.data import load_tokenizer
 from ropewalk.evaluation.rows import rows_of
-from ropewalk.evaluation.store import model_digest
-from ropewalk.evaluation.tasks.perplexity import perplexity_by_position
+from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.load import load_model
 from ropewalk.models.rope.rotary import rope_of
 from ropewalk.rope import LongRope, longrope_attention_factor, methods_from_config
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.cli.export_command_cases import command
+from tests.evaluation.evaluation_cases import perplexity_by_position
 
 Run = Callable[..., int]
 Write = Callable[..., Path]

@@ -162,7 +162,7 @@ def test_bad_input_is_one_sentence_before_the_model_is_loaded(
     arguments: list[str],
     message: str,
 ) -> None:
-    monkeypatch.setattr("ropewalk.evaluation.probe.load_model", None)
+    monkeypatch.setattr("ropewalk.evaluation.rope_probe.load_model", None)
     assert run(checkpoint, "--to", "128", "--text", text, *arguments) == 2
     printed = capsys.readouterr()
     assert message in printed.err

@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerFast
 
 from ropewalk.errors import RunFailure
 from ropewalk.evaluation.backends import Answer, GenerationRequest
+from ropewalk.evaluation.predictions import Prediction, predicted
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.evaluation.samples import Sample
-from ropewalk.evaluation.store import Prediction, predicted
 from ropewalk.io.digests import digest
 
 CHAT = (

@@ -13,7 +13,12 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ropewalk.attention.layout import Row
+from ropewalk.evaluation.backends.likelihoods import row_losses
+from ropewalk.evaluation.backends.protocol import evaluating
 from ropewalk.evaluation.tasks.passkey import NEEDLE, NOISE_WORDS, QUESTION, TASK
+from ropewalk.evaluation.tasks.perplexity import PerplexityResult, perplexity_of
+from ropewalk.models.compute.losses import OutputHead
 
 
 def byte_tokenizer(bos: str | None = "<s>", template: bool = False) -> PreTrainedTokenizerFast:
@@ -109,3 +114,11 @@ def says_nothing(prompt: str, number: int) -> str:
 
 def knows_every_second(prompt: str, number: int) -> str:
     return knows(prompt, number) if number % 2 else " I do not know"
+
+
+def perplexity_by_position(
+    model: Any, head: OutputHead, rows: list[Row], edges: list[int]
+) -> PerplexityResult:
+    """Perplexity of rows by position, with the given head; see :func:`perplexity_of`."""
+    with evaluating(model):
+        return perplexity_of([row_losses(model, head, row) for row in rows], rows, edges)

@@ -16,7 +16,7 @@ from ropewalk.evaluation.backends.sharded import (
     sharded_losses,
     teacher_forced_row,
 )
-from ropewalk.evaluation.probe import probe_model
+from ropewalk.evaluation.rope_probe import probe_model
 from ropewalk.models.load import ModelSetup
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, joined, make_mesh

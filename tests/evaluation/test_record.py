@@ -12,9 +12,10 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import CompareSettings, EvaluationResult, TaskResult, compare_folders, rescore
 from ropewalk.evaluation.aggregate import task_result
 from ropewalk.evaluation.backends import Answer
+from ropewalk.evaluation.predictions import PredictionLog, predicted
 from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.record import PREDICTIONS, RESULTS, read_record
 from ropewalk.evaluation.results import SAMPLES
-from ropewalk.evaluation.store import PREDICTIONS, RESULTS, PredictionLog, predicted, read_record
 from tests.evaluation.core_cases import CHAT, answered, asked_sample, byte_tokenizer, percent_result
 
 
@@ -117,3 +118,22 @@ def test_b_is_compared_against_a(tmp_path: Path) -> None:
     )
     assert [each.difference for each in there.differences] == [25]
     assert [each.difference for each in back.differences] == [-25]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"no": "results"}',
+        '{"results": [7]}',
+        '{"results": 7}',
+        '{"model": "m", "settings": {"threshold": "a"}, "results": []}',
+        '{"model": "m", "settings": [1], "results": []}',
+        '{"model": 7, "settings": {"threshold": 1}, "results": []}',
+    ],
+)
+def test_what_is_no_record_is_said_in_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(RopewalkError, match=r"results\.json|result must be a JSON object"):
+        read_record(tmp_path)

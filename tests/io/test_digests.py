@@ -2,11 +2,20 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from ropewalk.io.digests import FileDigest, HashedFile, damage, digests, read_sealed, write_sealed
+from ropewalk.io.digests import (
+    FileDigest,
+    HashedFile,
+    damage,
+    digests,
+    path_digest,
+    read_sealed,
+    write_sealed,
+)
 
 
 def test_a_record_knows_its_files_and_itself(tmp_path):
@@ -36,3 +45,16 @@ def test_a_file_is_hashed_while_it_is_written(tmp_path):
             file.seek(0)
     assert file.digest() == FileDigest.of(path)
     assert torch.load(path).tolist() == list(range(5000))
+
+
+def test_digest_of_a_path_is_of_names_and_contents(tmp_path: Path) -> None:
+    file, folder = tmp_path / "a.txt", tmp_path / "folder"
+    file.write_text("one")
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "b.txt").write_text("one")
+    first = path_digest(file), path_digest(folder)
+    assert first[0] != first[1]
+    file.write_text("two")
+    (folder / "deep" / "b.txt").rename(folder / "deep" / "c.txt")
+    assert path_digest(file) != first[0]
+    assert path_digest(folder) != first[1]

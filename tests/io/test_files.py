@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.store import read_record as read_results
+from ropewalk.evaluation.record import read_record as read_results
 from ropewalk.evaluation.tasks.benchmark_files import read_rows
 from ropewalk.io.files import (
     check_model_place,

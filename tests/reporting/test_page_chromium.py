@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.evaluation.answers import write_answers
+from ropewalk.evaluation.answered_samples import write_answers
 from ropewalk.reporting.page import Page, Picture, write_page
 from ropewalk.reporting.run.samples import write_samples_page
 from ropewalk.reporting.tables import ResultTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ropewalk.evaluation.probe import ProbedSetting, ProbeResult
+from ropewalk.evaluation.rope_probe import ProbedSetting, ProbeResult
 from ropewalk.evaluation.statistics import NO_INTERVAL
 from ropewalk.planning.bases import bases_for, bases_for_halves
 from ropewalk.planning.settings import BasesSettings

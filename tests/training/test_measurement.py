@@ -7,7 +7,7 @@ import yaml
 
 from ropewalk import RopewalkError
 from ropewalk.data import load_tokenizer
-from ropewalk.evaluation.answers import answers_file, read_answers
+from ropewalk.evaluation.answered_samples import answers_file, read_answers
 from ropewalk.io.progress import Silent
 from ropewalk.reporting import ResultTable
 from ropewalk.reporting.run.training import run_tables

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import ropewalk.data.rows.pack as packing
 from ropewalk import RopewalkError
 from ropewalk.cli.app import main
-from ropewalk.evaluation.store import model_digest
+from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.training.checkpoint.single import WholeCheckpoints
 from tests.marks import compiles
 from tests.training.resume_cases import (

@@ -164,7 +164,7 @@ def probe_command(
     critical-dimension sets a larger base. With this base, as many dimensions complete a full turn within the target
     length as did within the trained length (arXiv:2310.05209).
     """
-    from ropewalk.evaluation.probe import probe
+    from ropewalk.evaluation.rope_probe import probe
     from ropewalk.reporting.rope import describe_probe, losses_figure
 
     result = probe(settings, run_context())

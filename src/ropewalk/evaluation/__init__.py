@@ -10,23 +10,23 @@ Its files::
     backends          who answers: a model in memory, or a server
     model_under_test  the model in memory, behind a server, or sharded over several processes
     run               the job: a checkpoint, the mean of several, or a server
-    measure           the loop over suites
-    store             answers on disk, line by line, so that a run resumes
-    answers           prompts with their answers, for people to read
+    suite_loop        the loop over suites
+    sample_cache      generated samples on disk, shared by models with the same tokenizer
+    predictions       answers with their scores on disk, line by line, so that a run resumes
+    answered_samples  prompts with their answers, for people to read
     record            the folder of an evaluation: written, scored again, compared
-    results           plain values of a result
+    results           plain values of a result, and a log of them
     aggregate         answers into results, results into summary figures
     statistics        95 % intervals
     comparison        two evaluations on the same samples
     rows              long rows of documents, for perplexity
-    probe             the loss with several RoPE settings, before training
+    rope_probe        the loss with several RoPE settings, before training
 """
 
 from typing import TYPE_CHECKING
 
 from ropewalk.lazy import on_first_use
 
-# The function `probe` is missing here because it shares its name with its module: import it from there.
 if TYPE_CHECKING:
     from ropewalk.evaluation.aggregate import (
         EffectiveLength as EffectiveLength,
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
         mean_over_checkpoints as mean_over_checkpoints,
     )
     from ropewalk.evaluation.comparison import ScoreDifference as ScoreDifference, compare as compare
-    from ropewalk.evaluation.measure import Stores as Stores, evaluate_model as evaluate_model
+    from ropewalk.evaluation.suite_loop import Stores as Stores, evaluate_model as evaluate_model
     from ropewalk.evaluation.model_under_test import ModelUnderTest as ModelUnderTest
-    from ropewalk.evaluation.probe import (
+    from ropewalk.evaluation.rope_probe import (
         ProbedSetting as ProbedSetting,
         ProbeResult as ProbeResult,
         candidate_methods as candidate_methods,
+        probe as probe,
     )
     from ropewalk.evaluation.prompt import PromptEncoder as PromptEncoder
     from ropewalk.evaluation.record import (
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from ropewalk.evaluation.tasks.perplexity import (
         PerplexityResult as PerplexityResult,
         default_bins as default_bins,
-        perplexity_by_position as perplexity_by_position,
     )
     from ropewalk.evaluation.tasks.registry import SUITES as SUITES
 else:

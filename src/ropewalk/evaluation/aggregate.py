@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.predictions import Prediction
 from ropewalk.evaluation.results import ITSELF, SAMPLES, PositionBin, TaskResult
 from ropewalk.evaluation.statistics import (
     Interval,
@@ -19,7 +20,6 @@ from ropewalk.evaluation.statistics import (
     score_interval,
     wilson_interval,
 )
-from ropewalk.evaluation.store import Prediction
 from ropewalk.evaluation.tasks.needle import scores_by_depth
 from ropewalk.evaluation.tasks.registry import BY_NAME
 from ropewalk.evaluation.tasks.ruler.tasks import OVERALL, weighted_averages

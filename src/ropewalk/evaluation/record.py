@@ -11,22 +11,23 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import summarise, task_result
 from ropewalk.evaluation.comparison import ScoreDifference, compare
+from ropewalk.evaluation.predictions import Prediction, read_predictions
 from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.evaluation.settings import CompareSettings
-from ropewalk.evaluation.store import (
-    EVALUATION,
-    PREDICTIONS,
-    RESULTS,
-    SCORES,
-    Prediction,
-    read_predictions,
-    read_record,
-)
 from ropewalk.evaluation.tasks.ruler.tasks import OVERALL, overall_results
-from ropewalk.io.files import write_json
+from ropewalk.io.files import field_fault, parse_json, write_json
+from ropewalk.io.json_lines import check_types
 from ropewalk.io.results import Result
 from ropewalk.runs import held
 from ropewalk.runs.store import RUN
+
+EVALUATION = "evaluation"
+"""What the folder of an evaluation holds, as its records say."""
+SCORES = "scores"
+"""The step that measures a single model; those of a mean bear the names of their checkpoints."""
+PREDICTIONS = "predictions.jsonl"
+RESULT_LOG = "finished.jsonl"
+RESULTS = "results.json"
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,46 @@ class ComparisonResult(Result):
     b: Mapping[str, str]
     seed: int
     differences: tuple[ScoreDifference, ...]
+
+
+def read_record(folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:
+    """Read the record of a finished evaluation and its results.
+
+    Args:
+        folder: the folder that was given to ``--out``, or its results.json.
+
+    Raises:
+        RopewalkError: if there is no finished evaluation, or its results.json is not valid.
+    """
+    path = folder / RESULTS if folder.is_dir() else folder
+    if not folder.exists():
+        raise RopewalkError(
+            f"the folder {str(folder)!r} does not exist; name the folder of a finished evaluation"
+        )
+    if not path.is_file():
+        raise RopewalkError(
+            f"{folder} has no finished evaluation, because {path.name} is missing; run the evaluation to its end first"
+        )
+    record = _read_json(path)
+    try:
+        # Check only what rescoring and comparing read; records of older versions differ in the rest.
+        check_types(record, {"model": (str,), "settings": (Mapping,), "results": (list,)})
+        check_types(record["settings"], {"threshold": (int, float)})
+        return record, [TaskResult.from_json(each) for each in record["results"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RopewalkError(f"{path} is not the result of an evaluation: {field_fault(error)}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise RopewalkError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RopewalkError(f"{path} is not a record of an evaluation: it must contain a JSON object")
+    return value
 
 
 def compare_folders(config: CompareSettings) -> ComparisonResult:

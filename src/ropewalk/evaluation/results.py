@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, finite_or_none
 from ropewalk.io.digests import digest
 from ropewalk.io.json_lines import check_types
+from ropewalk.runs import Lines, Log
 
 Status = Literal["ok", "not run"]
 Unit = Literal["percent", "perplexity"]
@@ -208,3 +210,24 @@ def _interval(value: list[float | None]) -> Interval:
     low, high = value
     check_types({"low": low, "high": high}, dict.fromkeys(("low", "high"), _NUMBER))
     return _number(low), _number(high)
+
+
+ResultKey = tuple[str, str, int | None]
+
+_LINES = Lines[ResultKey, TaskResult](
+    key=lambda result: (result.suite, result.task, result.length),
+    write=TaskResult.to_json,
+    read=TaskResult.from_json,
+    # A later result replaces an earlier one: an incomplete group of lm_eval is measured again.
+    repeated=lambda old, new: None,
+    advice="restore the file, or delete the line to measure its task again",
+)
+
+
+def result_log(path: Path | None = None) -> Log[ResultKey, TaskResult]:
+    """Open a log of results, by suite, task and length; without a path, results stay in memory.
+
+    Raises:
+        RopewalkError: if the file cannot be read or a line is not a result; the message gives the line number.
+    """
+    return Log(path, _LINES)

@@ -22,28 +22,21 @@ from pydantic import BaseModel
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import mean_over_checkpoints, summarise
-from ropewalk.evaluation.measure import Stores, check_evaluation, measured
 from ropewalk.evaluation.model_under_test import ModelUnderTest
-from ropewalk.evaluation.record import EvaluationResult
-from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.predictions import PredictionLog
+from ropewalk.evaluation.record import EVALUATION, PREDICTIONS, RESULT_LOG, SCORES, EvaluationResult
+from ropewalk.evaluation.results import TaskResult, result_log
 from ropewalk.evaluation.rows import DrawnDocuments, documents_of
 from ropewalk.evaluation.settings import OWN, EvaluationSettings, Settings, unread
-from ropewalk.evaluation.store import (
-    EVALUATION,
-    PREDICTIONS,
-    RESULT_CACHE,
-    SCORES,
-    PredictionLog,
-    ResultCache,
-    model_digest,
-    path_digest,
-)
+from ropewalk.evaluation.suite_loop import Stores, check_evaluation, measured
 from ropewalk.evaluation.tasks.lm_eval.suites import harness_installed
 from ropewalk.evaluation.tasks.longppl import LongPplSettings
 from ropewalk.evaluation.tasks.registry import chosen_suites, chosen_tasks, reads_text
 from ropewalk.evaluation.tasks.suite import HarnessSuite
+from ropewalk.io.digests import path_digest
 from ropewalk.io.files import cache_folder
 from ropewalk.io.settings import Option, names_files
+from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.runs import Runner, Step, Todo, Work, opened
 
 if TYPE_CHECKING:
@@ -598,10 +591,10 @@ class _Run:
         kept: list[Stores] = []
 
         def logs() -> dict[Any, TaskResult]:
-            names = [f"{self.name}/{each}" if self.name else each for each in (PREDICTIONS, RESULT_CACHE)]
+            names = [f"{self.name}/{each}" if self.name else each for each in (PREDICTIONS, RESULT_LOG)]
             # As files: lines that are removed after the end are measured again.
             paths = [None if work.folder is None else work.file(each) for each in names]
-            kept.append(Stores(PredictionLog(paths[0]), ResultCache(paths[1]), samples))
+            kept.append(Stores(PredictionLog(paths[0]), result_log(paths[1]), samples))
             return kept[0].results.known
 
         known = self.context.world.on_rank_0(logs)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.record import RESULTS, read_record
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.evaluation.store import RESULTS, read_record
 from ropewalk.io.files import parse_json
 from ropewalk.training.folder import METRICS, RECIPE, SUMMARY
 from ropewalk.training.metrics import MetricsLog

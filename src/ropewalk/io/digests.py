@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ropewalk.errors import RopewalkError
 from ropewalk.io.files import plain_name, write_json
 
 
@@ -121,3 +122,16 @@ def read_sealed(values: Mapping[str, Any], path: Path) -> dict[str, FileDigest]:
         plain_name(name, path): FileDigest(int(known["bytes"]), str(known["sha256"]))
         for name, known in values["files"].items()
     }
+
+
+def path_digest(path: Path) -> str:
+    """Compute the SHA-256 digest of a file, or of the names and contents of all files in a folder.
+
+    Raises:
+        RopewalkError: if a file cannot be read.
+    """
+    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    try:
+        return digest([[each.relative_to(path).as_posix(), FileDigest.of(each).sha256] for each in files])
+    except OSError as error:
+        raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error

@@ -10,7 +10,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from ropewalk.evaluation.probe import ProbedSetting, ProbeResult
+from ropewalk.evaluation.rope_probe import ProbedSetting, ProbeResult
 from ropewalk.planning.bases import BasesResult, BoundResult, FrequenciesResult, ThetaResult
 from ropewalk.planning.rules import CONTEXT_BOUND, SYMBOLS, tokens_text
 from ropewalk.reporting.figures.drawing import Figure

@@ -12,7 +12,7 @@ from ropewalk.compatibility.table import cautions, checkpoint_of, readings_of, r
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.store import model_digest
+from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.models.checkpoint.export import ExportResult, refuse_existing
 from ropewalk.models.checkpoint.export import export as export_checkpoint
 from ropewalk.rope import LongRope

@@ -15,10 +15,10 @@ import torch
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.store import model_digest
 from ropewalk.io.files import check_writable
 from ropewalk.io.progress import Advance, Reporter
 from ropewalk.io.results import Result
+from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.models.config.read import read_config
 from ropewalk.models.load import choose_device, load_model
 from ropewalk.parallel import World, require_devices

@@ -16,11 +16,11 @@ import numpy as np
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import ModelUnderTest, TaskResult, evaluate_model
-from ropewalk.evaluation.answers import Prompts, answers_file, write_answers
-from ropewalk.evaluation.measure import Stores, generated_tasks, generates
+from ropewalk.evaluation.answered_samples import Prompts, answers_file, write_answers
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.rows import DrawnDocuments
 from ropewalk.evaluation.samples import Task
+from ropewalk.evaluation.suite_loop import Stores, generated_tasks, generates
 from ropewalk.evaluation.tasks.registry import BY_NAME, chosen_suites, chosen_tasks
 from ropewalk.evaluation.tasks.suite import GeneratedSuite, LikelihoodSuite
 from ropewalk.io.digests import FileDigest, damage, read_sealed, write_sealed

@@ -22,11 +22,11 @@ from ropewalk.data import PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.data.settings import RowPolicies
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.evaluation.store import model_digest
 from ropewalk.fused import compiler_missing
 from ropewalk.io.settings import explain
 from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.attention.recurrent import refuse_older_transformers
+from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.models.compute.routing import DRAWS_EXPERTS, MOST_RECORDED_SINCE, records_routing
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.config.parameters import count_parameters

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.store import model_digest
 from ropewalk.io.digests import FileDigest
 from ropewalk.io.files import write_json
 from ropewalk.io.settings import deciding
+from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.parallel.context import RunContext
 from ropewalk.rope import LongRope
 from ropewalk.runs import Runner, State, Step, Work, opened

@@ -8,8 +8,8 @@ from typing import Any
 
 from ropewalk.attention.kept import Keeping
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.store import model_digest
 from ropewalk.io.files import remove_left_overs, write_json, write_text, writing
+from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.parallel import MeshShape, make_mesh
 from ropewalk.parallel.context import RunContext
 from ropewalk.runs import Found, Runner, State, Store, Todo

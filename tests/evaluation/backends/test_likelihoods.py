@@ -11,8 +11,12 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from ropewalk.attention.layout import IGNORED
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.evaluation import evaluation_rows, perplexity_by_position
-from ropewalk.evaluation.backends.likelihoods import WindowReader, causal_losses, window_row
+from ropewalk.evaluation.backends.likelihoods import (
+    WindowReader,
+    causal_losses,
+    check_prefill_chunk,
+    window_row,
+)
 from ropewalk.evaluation.tasks.perplexity import SlidingWindows, document_windows, sliding_perplexity
 from ropewalk.models.compute import losses as losses_module
 from ropewalk.models.compute.losses import OutputHead
@@ -167,18 +171,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(each)
 
 
-def test_positions_are_the_same_in_chunks(model: Any, head: OutputHead) -> None:
-    rows = evaluation_rows(text(20, 31, 7, 40, 64), 48, BOS, None, 3).rows
-    edges = [0, 12, 16, 48]
-    whole = perplexity_by_position(model, head, rows, edges)
-    with Largest({model.config.intermediate_size}) as largest:
-        chunked = perplexity_by_position(model, head, rows, edges, prefill_chunk=11)
-    assert set(largest.rows.values()) == {11}
-    for a, b in zip(whole.bins, chunked.bins, strict=True):
-        assert b.perplexity == pytest.approx(a.perplexity, rel=FLOAT32)
-        assert b.n_tokens == a.n_tokens
+def test_a_chunk_has_a_token(model: Any) -> None:
     with pytest.raises(RopewalkError, match="prefill_chunk must be 1 token or more, got -1"):
-        perplexity_by_position(model, head, rows, edges, prefill_chunk=-1)
+        check_prefill_chunk(model, -1)
 
 
 @pytest.mark.parametrize(("chunk", "most_rows", "most_logits"), [(None, 60, 8), (12, 12, 6)])

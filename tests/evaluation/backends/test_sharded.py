@@ -16,12 +16,12 @@ from ropewalk.evaluation.backends import argmax_matches
 from ropewalk.evaluation.backends.in_memory import greedy_ids
 from ropewalk.evaluation.backends.likelihoods import row_losses
 from ropewalk.evaluation.backends.sharded import ShardedBackend, row_losses_of
-from ropewalk.evaluation.measure import check_evaluation
-from ropewalk.evaluation.probe import probe_model
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.rope_probe import probe_model
 from ropewalk.evaluation.rows import documents_of
 from ropewalk.evaluation.run import check_together, degrees_in, shape_for
 from ropewalk.evaluation.settings import EvaluationSettings
+from ropewalk.evaluation.suite_loop import check_evaluation
 from ropewalk.evaluation.tasks.passkey import PasskeyTask
 from ropewalk.evaluation.tasks.registry import chosen_tasks
 from ropewalk.evaluation.tasks.teacher_forced import prompt_and_target_ids

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import GenerationRequest, Rejection
+from ropewalk.evaluation.predictions import PredictionLog, read_predictions
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.store import PredictionLog, read_predictions
 from ropewalk.evaluation.tasks import generation as answering
 from ropewalk.evaluation.tasks.generation import generated_predictions
 from tests.evaluation.core_cases import NumberBackend, asked_sample, byte_tokenizer

@@ -10,9 +10,9 @@ import pytest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import task_result
 from ropewalk.evaluation.backends import Answer
+from ropewalk.evaluation.predictions import predicted
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import Sample
-from ropewalk.evaluation.store import predicted
 from ropewalk.evaluation.tasks import haystack_sources as material
 from ropewalk.evaluation.tasks.haystack_sources import haystack_words
 from ropewalk.evaluation.tasks.needle import NeedleGridTask, nearest_end, nearest_line, scores_by_depth

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import default_bins, evaluation_rows, perplexity_by_position
+from ropewalk.evaluation import default_bins, evaluation_rows
+from ropewalk.evaluation.backends.likelihoods import InMemoryLikelihoods
 from ropewalk.evaluation.tasks.perplexity import equal_bins
 from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.load import attach, load_model
-from tests.evaluation.evaluation_cases import tiny_llama
+from tests.evaluation.evaluation_cases import perplexity_by_position, tiny_llama
 
 LENGTH, EDGES = 48, [0, 12, 16, 48]
 
@@ -101,30 +102,22 @@ def test_loss_that_is_not_finite_stays_visible(rows: list[Row]) -> None:
 
 
 def test_leaves_the_model_as_it_was(model: Any, rows: list[Row]) -> None:
-    calls: list[tuple[int, int]] = []
     model.train()
     try:
-        perplexity_by_position(
-            model, OutputHead.of(model), rows, EDGES, lambda done, total: calls.append((done, total))
-        )
+        assert len(list(InMemoryLikelihoods(model).row_losses(rows))) == 3
         assert model.training
     finally:
         model.eval()
-    assert calls == [(1, 3), (2, 3), (3, 3)]
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_refuses_what_it_cannot_score(model: Any, rows: list[Row]) -> None:
-    head = OutputHead.of(model)
+def test_refuses_what_it_cannot_score(model: Any) -> None:
     with pytest.raises(RopewalkError, match="at least one row"):
-        perplexity_by_position(model, head, [], EDGES)
-    for edges in ([0], [0, 8, 8], [8, 4], [-1, 4]):
-        with pytest.raises(RopewalkError, match="bin edges must be at least two non-negative numbers"):
-            perplexity_by_position(model, head, rows, edges)
+        list(InMemoryLikelihoods(model).row_losses([]))
     layout = PackedLayout.from_lengths([7])
     ids = torch.arange(8)
     with pytest.raises(RopewalkError, match="rows with the pattern 'full', got 'anchor'"):
-        perplexity_by_position(model, head, [Row(ids, next_token_labels(ids, layout), layout)], [0, 8])
+        list(InMemoryLikelihoods(model).row_losses([Row(ids, next_token_labels(ids, layout), layout)]))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from ropewalk import RopewalkError, load_model
-from ropewalk.evaluation.store import model_digest
+from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.models.checkpoint.weights import weight_files, weight_tensors
 from tests.models.families import tiny_model
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ropewalk.evaluation.answers import write_answers
+from ropewalk.evaluation.answered_samples import write_answers
 from ropewalk.reporting.run.samples import write_samples_page
 from tests.evaluation.test_answers import answered
 from tests.reporting.test_page import Reader

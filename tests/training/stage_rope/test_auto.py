@@ -15,7 +15,7 @@ from ropewalk import ModelSetup, RopewalkError, load_model
 from ropewalk.cli.app import main
 from ropewalk.data import open_rows
 from ropewalk.data.read.draw import drawn
-from ropewalk.evaluation import evaluation_rows, perplexity_by_position
+from ropewalk.evaluation import evaluation_rows
 from ropewalk.io.progress import Silent
 from ropewalk.models.compute.losses import OutputHead
 from ropewalk.reporting.run.training import write_run_report
@@ -23,6 +23,7 @@ from ropewalk.rope import Default, scaled_theta
 from ropewalk.rope.theory import recommended_theta
 from ropewalk.training.preflight import announcement, resolve
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
+from tests.evaluation.evaluation_cases import perplexity_by_position
 from tests.marks import slow_after
 from tests.programs import ROPEWALK, run_program
 from tests.training.run_cases import extend

@@ -132,7 +132,7 @@ def test_a_table_that_does_not_fit_is_refused(longrope_values, tmp_path, changed
 
 
 def test_a_table_of_another_checkpoint_is_remarked_on(longrope_values, tmp_path):
-    from ropewalk.evaluation.store import model_digest
+    from ropewalk.models.checkpoint.digest import model_digest
     from ropewalk.training.preflight import announcement
 
     path = tmp_path / "f.json"

@@ -15,8 +15,8 @@ import ropewalk.training.stage_rope.search as factor_search
 from ropewalk import ModelSetup, load_model
 from ropewalk.data import open_rows
 from ropewalk.data.read.draw import drawn
-from ropewalk.evaluation import evaluation_rows, perplexity_by_position
-from ropewalk.evaluation.store import model_digest
+from ropewalk.evaluation import evaluation_rows
+from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.models.compute.losses import OutputHead
 from ropewalk.reporting.run.training import write_run_report
 from ropewalk.rope import Default, Linear, LongRope
@@ -24,6 +24,7 @@ from ropewalk.search import Ledger, read_factors
 from ropewalk.search.data import rows_digest, search_rows
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.stage_rope.search import checkpoint_digest
+from tests.evaluation.evaluation_cases import perplexity_by_position
 from tests.marks import slow_after
 from tests.programs import run_program
 from tests.training.run_cases import extend, extended

@@ -9,7 +9,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from ropewalk import RopewalkError
-from ropewalk.evaluation.store import model_digest
+from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.reporting.run.training import write_run_report
 from ropewalk.search import read_factors
 from ropewalk.training.recipe.file import parse_recipe

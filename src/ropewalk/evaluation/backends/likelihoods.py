@@ -77,19 +77,10 @@ def check_rows(rows: Sequence[Row]) -> None:
             )
 
 
-def row_losses(
-    model: Any, head: OutputHead, row: Row, prefill_chunk: int | None = None
-) -> NDArray[np.float64]:
-    """Compute the losses of a row in nats, ``[total_length]``, 0 at positions without a target.
-
-    ``prefill_chunk`` is the number of tokens per forward pass (see :func:`causal_losses`); None for a single pass
-    with the row's layout.
-    """
+def row_losses(model: Any, head: OutputHead, row: Row) -> NDArray[np.float64]:
+    """Compute the losses of a row in nats, ``[total_length]``, 0 at positions without a target."""
     ids, labels = row.input_ids[None].to(model.device), row.labels[None].to(model.device)
-    if prefill_chunk is None:
-        losses = token_losses(model, ids, labels, [row.layout], head)[0]
-    else:
-        losses = causal_losses(model, head, ids, labels, prefill_chunk)[0]
+    losses = token_losses(model, ids, labels, [row.layout], head)[0]
     found: NDArray[np.float64] = losses.double().cpu().numpy()
     return found
 

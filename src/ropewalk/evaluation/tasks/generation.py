@@ -8,9 +8,9 @@ from itertools import islice
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import Backend, GenerationRequest
 from ropewalk.evaluation.backends.protocol import Progress, Rejection
+from ropewalk.evaluation.predictions import Prediction, PredictionLog, predicted
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import LengthTooShort, Sample, Task
-from ropewalk.evaluation.store import Prediction, PredictionLog, predicted
 from ropewalk.evaluation.tasks.suite import TEACHER_FORCED
 
 

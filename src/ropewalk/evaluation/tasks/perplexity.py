@@ -31,7 +31,6 @@ from ropewalk.io.settings import Count, Option, Settings
 if TYPE_CHECKING:
     from ropewalk.attention.layout import Row
     from ropewalk.evaluation.backends.likelihoods import WindowReader
-    from ropewalk.models.compute.losses import OutputHead
 
 PLAIN_BINS = 4
 """Default number of position bins up to the trained length, if rows are not longer, and in each of its doublings."""
@@ -85,61 +84,24 @@ def equal_bins(length: int, bins: int) -> list[int]:
     return sorted({length * part // bins for part in range(bins + 1)})
 
 
-def perplexity_by_position(
-    model: Any,
-    head: OutputHead,
-    rows: Sequence[Row],
-    bin_edges: Sequence[int],
-    progress: Progress | None = None,
-    prefill_chunk: int | None = None,
-) -> PerplexityResult:
-    """Compute the token-weighted perplexity of rows by position.
-
-    The loss at index t is that of the next token, with t + 1 tokens of context, and belongs to the bin that contains t.
-
-    Args:
-        model: a model from ``load_model``; its training mode is left unchanged.
-        head: the model's output head.
-        rows: rows of pattern ``full``; each takes one forward pass.
-        bin_edges: edges in tokens, strictly increasing, at least two.
-        progress: called after each row.
-        prefill_chunk: tokens per forward pass, see :func:`~ropewalk.evaluation.backends.likelihoods.causal_losses`;
-            None for a single pass over the row with its layout.
-
-    Returns:
-        One bin for each pair of neighbouring edges, with 95 % intervals over rows (Student's, of the mean loss). A
-        loss that is not finite makes its bin's perplexity not finite.
-
-    Raises:
-        RopewalkError: if there are no rows, a row has another pattern, or the edges do not increase.
-        EngineError: if the model or its engine does not support such rows or chunks.
-    """
-    from ropewalk.evaluation.backends.likelihoods import check_prefill_chunk, check_rows, row_losses
-
-    check_rows(rows)
-    check_prefill_chunk(model, prefill_chunk)
-    check_edges(bin_edges)
-    losses = []
-    with evaluating(model):
-        for done, row in enumerate(rows, start=1):
-            losses.append(row_losses(model, head, row, prefill_chunk))
-            if progress is not None:
-                progress(done, len(rows))
-    return perplexity_of(losses, rows, bin_edges)
-
-
 _Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
 
 
 def perplexity_of(
     losses: Iterable[NDArray[np.float64]], rows: Sequence[Row], bin_edges: Sequence[int]
 ) -> PerplexityResult:
-    """Compute perplexity by position from given losses.
+    """Compute the token-weighted perplexity of rows by position from their losses.
+
+    The loss at index t is that of the next token, with t + 1 tokens of context, and belongs to the bin that contains t.
 
     Args:
         losses: losses of each row, as :func:`~ropewalk.evaluation.backends.likelihoods.row_losses` returns them.
         rows: rows of pattern ``full``.
-        bin_edges: edges in tokens, strictly increasing; already checked.
+        bin_edges: edges in tokens, strictly increasing, at least two.
+
+    Returns:
+        One bin for each pair of neighbouring edges, with 95 % intervals over rows (Student's, of the mean loss). A
+        loss that is not finite makes its bin's perplexity not finite.
     """
     from ropewalk.evaluation.backends.likelihoods import has_target
 
@@ -189,15 +151,6 @@ def perplexity_task(text: EvaluationRows, measured: PerplexityResult) -> TaskRes
 def rows_text_digest(rows: Sequence[Row]) -> str:
     """Return the digest that a result of the task perplexity has of the text of its rows."""
     return digest([row.input_ids.tolist() for row in rows])
-
-
-def check_edges(bin_edges: Sequence[int]) -> None:
-    """Raise if the edges do not form bins."""
-    edges = list(bin_edges)
-    if len(edges) < 2 or edges[0] < 0 or any(b <= a for a, b in pairwise(edges)):
-        raise RopewalkError(
-            f"bin edges must be at least two non-negative numbers in increasing order, got {edges}"
-        )
 
 
 def _bin(scored: list[_Scored], start: int, end: int) -> PositionBin:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from ropewalk.evaluation.answers import AnsweredSample, gaps, read_answers
-from ropewalk.evaluation.store import SampleKey
+from ropewalk.evaluation.answered_samples import AnsweredSample, gaps, read_answers
+from ropewalk.evaluation.predictions import SampleKey
 from ropewalk.io.files import write_text
 from ropewalk.reporting.page import render
 from ropewalk.reporting.scores.evaluation import judged

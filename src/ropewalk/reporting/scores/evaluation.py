@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ropewalk.evaluation.predictions import read_predictions
 from ropewalk.evaluation.prompt import answer_in
-from ropewalk.evaluation.record import ComparisonResult, EvaluationResult
+from ropewalk.evaluation.record import PREDICTIONS, ComparisonResult, EvaluationResult
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.evaluation.store import PREDICTIONS, read_predictions
 from ropewalk.evaluation.tasks.registry import BY_NAME
 from ropewalk.evaluation.tasks.suite import Suite
 from ropewalk.io.files import plain_name

@@ -10,7 +10,7 @@ from typing import Any
 from ropewalk.attention.layout import Row
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.sharded import row_losses_of
-from ropewalk.evaluation.probe import ProbedSetting, probe_model
+from ropewalk.evaluation.rope_probe import ProbedSetting, probe_model
 from ropewalk.rope import Default, RopeMethod, candidate
 from ropewalk.training.checkpoint.sharded import load_weights
 from ropewalk.training.documents import probe_rows

@@ -15,8 +15,8 @@ from ropewalk.data import PackedRows
 from ropewalk.data.read.documents import token_hash
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import Ids, evaluation_rows
-from ropewalk.evaluation.store import model_digest
 from ropewalk.io.digests import digest
+from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.parallel.context import RunContext
 from ropewalk.search import Candidate, Factors, Goal, Ledger, goal_of, write_factors
 from ropewalk.search.data import SearchData, rows_digest, search_rows

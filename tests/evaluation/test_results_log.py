@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.results import PositionBin, TaskResult
-from ropewalk.evaluation.store import ResultCache
+from ropewalk.evaluation.results import PositionBin, ResultKey, TaskResult, result_log
+from ropewalk.runs import Log
 from tests.disk_cases import files_no_larger_than
 from tests.evaluation.core_cases import WILD_TEXTS, percent_result, perplexity_result, through_json
 
@@ -21,17 +21,17 @@ RESULTS = [
 ]
 
 
-def add_all(path: Path | None, results: list[TaskResult]) -> ResultCache:
-    finished = ResultCache(path)
+def add_all(path: Path | None, results: list[TaskResult]) -> Log[ResultKey, TaskResult]:
+    finished = result_log(path)
     for result in results:
         finished.add(result)
     return finished
 
 
-def assert_holds(finished: ResultCache, results: list[TaskResult]) -> None:
+def assert_holds(finished: Log[ResultKey, TaskResult], results: list[TaskResult]) -> None:
     assert list(finished.known.values()) == results
     for result in results:
-        assert finished.get(result.suite, result.task, result.length) == result
+        assert finished.known.get((result.suite, result.task, result.length)) == result
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
@@ -39,24 +39,24 @@ def test_results_are_known_by_suite_task_and_length(on_disk: bool, tmp_path: Pat
     path = tmp_path / "folder" / "f.jsonl" if on_disk else None
     assert_holds(add_all(path, RESULTS), RESULTS)
     if path is not None:
-        assert_holds(ResultCache(path), RESULTS)
+        assert_holds(result_log(path), RESULTS)
         assert len(path.read_bytes().splitlines()) == 3
-    finished = ResultCache(path)
-    assert finished.get("ruler", "niah", 8192) is None
-    assert finished.get("ruler", "niah", None) is None
+    finished = result_log(path)
+    assert finished.known.get(("ruler", "niah", 8192)) is None
+    assert finished.known.get(("ruler", "niah", None)) is None
 
 
 def test_not_run_and_infinite_results_come_back(tmp_path: Path) -> None:
     missing = TaskResult.not_run("ruler", "qa_1", 4096, "no SQuAD")
     infinite = perplexity_result([None, 2.0], [1, 1], math.inf)
     add_all(tmp_path / "f.jsonl", [missing, infinite])
-    found = ResultCache(tmp_path / "f.jsonl")
-    back = found.get("ruler", "qa_1", 4096)
+    found = result_log(tmp_path / "f.jsonl")
+    back = found.known.get(("ruler", "qa_1", 4096))
     assert back is not None
     assert back.to_json() == missing.to_json()
     assert (back.status, back.reason) == ("not run", "no SQuAD")
     assert math.isnan(back.score)
-    again = found.get("perplexity", "perplexity", 64)
+    again = found.known.get(("perplexity", "perplexity", 64))
     assert again is not None
     assert math.isnan(again.score)
 
@@ -71,7 +71,7 @@ def test_run_that_is_killed_at_any_byte_keeps_the_lines_before(tmp_path: Path) -
     for cut in sorted(cut for cut in cuts if 0 <= cut <= len(content)):
         path.write_bytes(content[:cut])
         complete = sum(end <= cut for end in ends)
-        finished = ResultCache(path)
+        finished = result_log(path)
         assert_holds(finished, RESULTS[:complete])
         for result in RESULTS[complete:]:
             finished.add(result)
@@ -84,7 +84,7 @@ def test_file_whose_disk_was_full_for_a_while_can_still_be_read(tmp_path: Path) 
     with files_no_larger_than(path.stat().st_size + 20), pytest.raises(RopewalkError, match="cannot write"):
         finished.add(RESULTS[1])
     finished.add(RESULTS[2])
-    assert_holds(ResultCache(path), [RESULTS[0], RESULTS[2]])
+    assert_holds(result_log(path), [RESULTS[0], RESULTS[2]])
 
 
 @pytest.mark.parametrize("line", ["{", "{}", "[]", "5", '"text"', "null", "\x00", '{"unit": "percent"}'])
@@ -92,7 +92,7 @@ def test_line_that_is_no_result_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl"
     path.write_text(f"{json.dumps(through_json(RESULTS[0].to_json()))}\n{line}\n")
     with pytest.raises(RopewalkError, match=r"^line 2 of .*f\.jsonl is damaged: "):
-        ResultCache(path)
+        result_log(path)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def test_value_that_no_result_has_is_named(change: dict[str, Any], reason: str, 
     path = tmp_path / "f.jsonl"
     path.write_text(json.dumps({**RESULTS[0].to_json(), **change}) + "\n")
     with pytest.raises(RopewalkError) as refused:
-        ResultCache(path)
+        result_log(path)
     assert str(refused.value).startswith(f"line 1 of {path} is damaged: {reason}")
 
 
 def test_path_that_is_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RopewalkError, match=r"cannot read .*: Is a directory"):
-        ResultCache(tmp_path)
+        result_log(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(RopewalkError, match=r"cannot read .*: Not a directory"):
-        ResultCache(tmp_path / "file" / "f.jsonl")
+        result_log(tmp_path / "file" / "f.jsonl")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import Answer
+from ropewalk.evaluation.predictions import Prediction, PredictionLog, predicted, read_predictions
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import prompt_digest
-from ropewalk.evaluation.store import Prediction, PredictionLog, predicted, read_predictions
 from tests.disk_cases import files_no_larger_than
 from tests.evaluation.core_cases import WILD_TEXTS, answered, asked_sample, byte_tokenizer, lines_of
 

@@ -14,9 +14,10 @@ from ropewalk.data.read.embedded import demo_model_path, embedded_documents
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation import ModelUnderTest, Settings, Stores, TaskResult, evaluate_model
 from ropewalk.evaluation.backends import Answer, GenerationRequest, Rejection
-from ropewalk.evaluation.measure import check_evaluation
+from ropewalk.evaluation.predictions import PredictionLog
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.store import PredictionLog, ResultCache
+from ropewalk.evaluation.results import result_log
+from ropewalk.evaluation.suite_loop import check_evaluation
 from ropewalk.evaluation.tasks.generation import generated_predictions
 from ropewalk.evaluation.tasks.ruler.tasks import PUBLISHED
 from ropewalk.models.load import attach
@@ -232,9 +233,7 @@ def test_a_task_whose_prompts_are_all_rejected_is_not_run_and_the_others_are(
         suites=("ruler", "passkey"), lengths=(2000, 2400), samples=2, tasks=("niah_single_1", "cwe")
     )
     log = PredictionLog(tmp_path / "p.jsonl")
-    results = evaluate_model(
-        ModelUnderTest(tokenizer, Narrow(2000)), asked, stores=Stores(log, ResultCache())
-    )
+    results = evaluate_model(ModelUnderTest(tokenizer, Narrow(2000)), asked, stores=Stores(log, result_log()))
     assert [(r.task, r.length, r.status) for r in results if r.task != "overall"] == [
         (task, length, "ok" if length == 2000 else "not run")
         for task in ("niah_single_1", "cwe", "passkey")
@@ -244,7 +243,7 @@ def test_a_task_whose_prompts_are_all_rejected_is_not_run_and_the_others_are(
     assert reasons == {"the server rejected all 2 prompts; reason for the first: too long"}
     # Rejected prompts are asked again, the others are not.
     wide = Narrow(2400)
-    stores = Stores(PredictionLog(tmp_path / "p.jsonl"), ResultCache())
+    stores = Stores(PredictionLog(tmp_path / "p.jsonl"), result_log())
     again = evaluate_model(ModelUnderTest(tokenizer, wide), asked, stores=stores)
     assert all(r.status == "ok" for r in again)
 
@@ -262,7 +261,7 @@ def test_a_run_that_broke_goes_on_without_asking_twice(tokenizer: Any, tmp_path:
     def run(served: Served) -> list[TaskResult]:
         log, results = (
             PredictionLog(tmp_path / "predictions.jsonl"),
-            ResultCache(tmp_path / "finished.jsonl"),
+            result_log(tmp_path / "finished.jsonl"),
         )
         stores = Stores(log, results, tmp_path / "samples")
         return evaluate_model(ModelUnderTest(tokenizer, served), asked, stores=stores)
@@ -283,7 +282,7 @@ def test_perplexity_is_not_measured_twice(under_test: ModelUnderTest, tmp_path: 
     told: list[Any] = []
 
     def run() -> Any:
-        stores = Stores(PredictionLog(), ResultCache(tmp_path / "finished.jsonl"))
+        stores = Stores(PredictionLog(), result_log(tmp_path / "finished.jsonl"))
         return evaluate_model(under_test, asked, DOCUMENTS, stores, progress=lambda *call: told.append(call))
 
     (first,) = run()

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 
 from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_labels
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import candidate_methods, evaluation_rows, perplexity_by_position
-from ropewalk.evaluation.probe import ProbedSetting, probe_model
+from ropewalk.evaluation import candidate_methods, evaluation_rows
+from ropewalk.evaluation.rope_probe import ProbedSetting, probe_model
 from ropewalk.evaluation.statistics import ratio_interval
 from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import ModelSetup, attach, load_model
 from ropewalk.models.rope.rotary import rope_of, rotary_module
 from ropewalk.rope import Default, DynamicNtk, Linear, RopeMethod, RotaryEmbedding, methods_from_config
-from tests.evaluation.evaluation_cases import tiny_llama
+from tests.evaluation.evaluation_cases import perplexity_by_position, tiny_llama
 
 TRAINED, TARGET = 64, 160
 NAMES = ("current", "critical-dimension", "ntk", "linear", "yarn", "llama3", "theta=5e6")

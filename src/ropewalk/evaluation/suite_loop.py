@@ -11,12 +11,13 @@ from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.aggregate import task_result
 from ropewalk.evaluation.backends.protocol import HasContext, Progress
 from ropewalk.evaluation.model_under_test import ModelUnderTest
+from ropewalk.evaluation.predictions import PredictionLog
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.results import ResultKey, TaskResult, result_log
 from ropewalk.evaluation.rows import Ids
+from ropewalk.evaluation.sample_cache import cached_samples
 from ropewalk.evaluation.samples import Sample, Task
 from ropewalk.evaluation.settings import Settings
-from ropewalk.evaluation.store import PredictionLog, ResultCache, stored_samples
 from ropewalk.evaluation.tasks.generation import check_lengths, generated_predictions
 from ropewalk.evaluation.tasks.lm_eval.suites import (
     check_retention,
@@ -35,6 +36,7 @@ from ropewalk.evaluation.tasks.suite import (
     Suite,
 )
 from ropewalk.evaluation.tasks.teacher_forced import teacher_forced_result
+from ropewalk.runs import Log
 
 SuiteProgress = Callable[[str, int, int], None]
 """Called with the name of the current measurement, the number of completed items, and the total."""
@@ -52,14 +54,14 @@ class Stores:
     """
 
     predictions: PredictionLog
-    results: ResultCache
+    results: Log[ResultKey, TaskResult]
     samples: Path | None = None
     observe: Callable[[Sample], None] | None = None
 
     @classmethod
     def in_memory(cls, observe: Callable[[Sample], None] | None = None) -> Stores:
         """Return stores that write nothing to disk."""
-        return cls(PredictionLog(), ResultCache(), observe=observe)
+        return cls(PredictionLog(), result_log(), observe=observe)
 
     def observed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """The samples, each shown to ``observe``."""
@@ -279,7 +281,7 @@ class _Measurement:
             return TaskResult.not_run(suite.name, task.name, length, reason)
         count, seed, thinking = self.settings.samples, self.settings.seed, encoder.thinking
         # The thoughts take their tokens from the prompt, so that everything fits in the length.
-        fitted = stored_samples(task, encoder, length - thinking, count, seed, self.stores.samples)
+        fitted = cached_samples(task, encoder, length - thinking, count, seed, self.stores.samples)
         samples = (
             replace(each, length=length, max_new_tokens=each.max_new_tokens + thinking) for each in fitted
         )
@@ -303,7 +305,7 @@ class _Measurement:
         if reason is not None:
             return TaskResult.not_run(suite.name, TEACHER_FORCED, length, reason)
         count, seed = self.settings.samples, self.settings.seed
-        samples = stored_samples(task, encoder, length, count, seed, self.stores.samples)
+        samples = cached_samples(task, encoder, length, count, seed, self.stores.samples)
         # If the suite's own tasks generate answers, the results must say that this one did not.
         scoring = {} if suite.teacher_forced else {"scored": "teacher-forced"}
         return self._kept(
@@ -354,7 +356,7 @@ class _Measurement:
 
     def _kept(self, key: tuple[str, str, int], measure: Callable[[], TaskResult]) -> TaskResult:
         """Return a result without generated answers from the cache, or measure and cache it."""
-        known = self.stores.results.get(*key)
+        known = self.stores.results.known.get(key)
         if known is not None:
             return known
         found = measure()

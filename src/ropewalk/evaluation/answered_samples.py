@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ropewalk.evaluation.predictions import Prediction, SampleKey
 from ropewalk.evaluation.samples import Sample
-from ropewalk.evaluation.store import Prediction, SampleKey
 from ropewalk.io.files import write_text
 from ropewalk.io.json_lines import read_lines
 

@@ -9,8 +9,8 @@ import huggingface_hub.constants
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.store import model_digest
 from ropewalk.io.digests import digest
+from ropewalk.models.checkpoint.digest import model_digest
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights"}
 

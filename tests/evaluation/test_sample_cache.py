@@ -10,8 +10,8 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.sample_cache import cached_samples, sample_identity
 from ropewalk.evaluation.samples import Sample
-from ropewalk.evaluation.store import sample_identity, stored_samples
 from tests.disk_cases import files_no_larger_than
 from tests.evaluation.core_cases import CHAT, WILD_TEXTS, asked_sample, byte_tokenizer
 
@@ -53,7 +53,7 @@ def stored(
     task: MadeTask, folder: Path | None, encoder: PromptEncoder = ENCODER, **extra: int
 ) -> list[Sample]:
     return list(
-        stored_samples(task, encoder, **{"length": 256, "count": 6, "seed": 0, **extra}, folder=folder)
+        cached_samples(task, encoder, **{"length": 256, "count": 6, "seed": 0, **extra}, folder=folder)
     )
 
 
@@ -83,7 +83,7 @@ def test_sample_survives_json(text: str) -> None:
 
 def test_nothing_is_kept_without_a_folder_and_nothing_made_before_it_is_asked_for(tmp_path: Path) -> None:
     task = MadeTask()
-    stream = stored_samples(task, ENCODER, 256, 6, 0, None)
+    stream = cached_samples(task, ENCODER, 256, 6, 0, None)
     assert task.asked == []
     assert next(stream).index == 0
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.answers import (
+from ropewalk.evaluation.answered_samples import (
     AT_EACH_END,
     AnsweredSample,
     Prompts,
@@ -17,8 +17,8 @@ from ropewalk.evaluation.answers import (
     read_answers,
     write_answers,
 )
+from ropewalk.evaluation.predictions import Prediction
 from ropewalk.evaluation.samples import Sample
-from ropewalk.evaluation.store import Prediction
 
 
 def prediction(index: int = 0, answer: str = " 42", score: float = 1.0, task: str = "passkey") -> Prediction:
