@@ -222,7 +222,8 @@ def _check_harness(under_test: ModelUnderTest, settings: Settings, chosen: dict[
         # check_names writes the error, with the nearest known name.
         check_names("--lm-eval-data task", [name], tasks or ["no task of lm_eval"])
     for suite, names in chosen.items():
-        check_retention(harness_settings(settings, suite, tuple(names), under_test.batch_size))
+        if names:
+            check_retention(harness_settings(settings, suite, names, under_test.batch_size))
 
 
 def _gives_likelihoods(under_test: ModelUnderTest) -> bool:

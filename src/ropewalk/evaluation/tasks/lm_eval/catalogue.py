@@ -115,11 +115,6 @@ class Catalogue:
         return dict(loaded["tasks"]), dict(loaded.get("groups") or {})
 
 
-def is_group(group: Any) -> bool:
-    """Whether lm_eval computes a common score for the members of a group."""
-    return bool(group.aggregate_metric_list)
-
-
 def _manager_for(names: Sequence[str], own: list[Path]) -> TaskManager:
     """Build an index of as few folders as possible that contains the names and their members."""
     # The user's own tasks first: a name that they define needs none of lm_eval's folders.
@@ -305,14 +300,12 @@ class Loaded:
         tasks: lm_eval's task objects by name.
         group: lm_eval's group object if its members have a common score, or None.
         fewshot: where each task's few-shot examples come from, in words; empty without examples.
-        fixed: tasks that ignored the requested number of examples because they fix it.
     """
 
     name: str
     tasks: Mapping[str, Any]
     group: Any
     fewshot: Mapping[str, str]
-    fixed: tuple[str, ...]
 
 
 def load(
@@ -364,9 +357,12 @@ def load(
                 f"the data do not fit the template of the task {name}: {_said(error)}"
             ) from error
     group = groups.get(name)
-    fixed = tuple(key for key, task in tasks.items() if _set_fewshot(task, num_fewshot, seed))
+    for task in tasks.values():
+        _set_fewshot(task, num_fewshot, seed)
     fewshot = {key: _fewshot_source(task) for key, task in tasks.items()}
-    return Loaded(name, tasks, group if group is not None and is_group(group) else None, fewshot, fixed)
+    # lm_eval computes a common score only for groups that list metrics.
+    scored = group is not None and bool(group.aggregate_metric_list)
+    return Loaded(name, tasks, group if scored else None, fewshot)
 
 
 def check_runnable(loaded: Loaded, max_length: int) -> None:
@@ -406,12 +402,11 @@ def _ask_all(task: Any) -> None:
             task.doc_to_choice(document)
 
 
-def _set_fewshot(task: Any, num_fewshot: int | None, seed: int) -> bool:
-    """Set the number of few-shot examples as lm_eval does; return whether the task fixes another number."""
+def _set_fewshot(task: Any, num_fewshot: int | None, seed: int) -> None:
+    """Set the number of few-shot examples as lm_eval does."""
     own = task.get_config("num_fewshot")
     # As in lm_eval: a task whose own number is 0 keeps it, whatever is asked for.
-    fixed = own == 0 and bool(num_fewshot)
-    if num_fewshot is not None and not fixed:
+    if num_fewshot is not None and own != 0:
         task.set_config(key="num_fewshot", value=num_fewshot)
     elif own is None:
         task.set_config(key="num_fewshot", value=0)
@@ -422,9 +417,8 @@ def _set_fewshot(task: Any, num_fewshot: int | None, seed: int) -> bool:
     if wanted and pool < wanted + left_out:
         raise RopewalkError(
             f"{task.task_name} needs {wanted} few-shot examples, but its data have only "
-            f"{max(0, pool - left_out)} to draw from; give more data, or set a smaller num_fewshot"
+            f"{max(0, pool - left_out)} to draw from; give more data"
         )
-    return fixed
 
 
 def _question_left_out(task: Any) -> bool:

@@ -143,7 +143,10 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval has no types
                     # By its text, by which harness._request_key looks it up.
                     self.truncated.add(strings[index])
                     rows[index] = cut(row, left_truncate_len, self.middle)
-        return _padded(rows, self.tokenizer.pad_token_id, padding_side)
+        padded = self.tokenizer.pad(
+            {"input_ids": rows}, padding_side=padding_side, return_attention_mask=True, return_tensors="pt"
+        )
+        return padded["input_ids"], padded["attention_mask"]
 
     def _model_call(self, inps: torch.Tensor, *args: Any, **named: Any) -> Any:
         # Likelihoods take one pass over a padded batch, without a cache, so its length is the total.
@@ -171,18 +174,6 @@ def cut(ids: list[int], most: int, middle: bool) -> list[int]:
         return ids
     head = most // 2 if middle else 0
     return ids[:head] + ids[len(ids) - (most - head) :]
-
-
-def _padded(rows: list[list[int]], pad: int, side: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and mask, both int64 ``[batch, longest]``."""
-    longest = max(len(row) for row in rows)
-    ids, mask = [], []
-    for row in rows:
-        gap = longest - len(row)
-        before, after = (gap, 0) if side == "left" else (0, gap)
-        ids.append([pad] * before + row + [pad] * after)
-        mask.append([0] * before + [1] * len(row) + [0] * after)
-    return torch.tensor(ids), torch.tensor(mask)
 
 
 @contextmanager

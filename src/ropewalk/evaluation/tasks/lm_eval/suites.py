@@ -65,8 +65,6 @@ LONGBENCH = (
 WITHOUT_TEMPLATE = ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p")
 """LongBench's few-shot and code tasks, for which the published protocol uses no chat template."""
 
-DEFAULTS: Mapping[str, tuple[str, ...]] = {"short": tuple(SHORT), "longbench": LONGBENCH}
-
 Progress = Callable[[str, int, int], None]
 """Called with a task's name, the number of answered requests, and the total."""
 
@@ -77,13 +75,13 @@ class RetentionSettings:
 
     Attributes:
         suite: ``short``, ``longbench`` or ``lm_eval``; the suite's name in the results.
-        tasks: lm_eval tasks, groups or tags; if empty, the suite's default tasks.
+        tasks: lm_eval tasks, groups or tags.
         data: local files or folders (see ``BenchmarkFiles``) that replace Hub datasets, keyed by a task, a group, or a
             prefix of such names (``longbench``).
         include_path: folder of the user's own lm_eval tasks.
         limit: use only the first ``limit`` documents of each task (and of each subject of MMLU); None for all.
-        num_fewshot: number of few-shot examples, for all tasks or by task; None, or a task that is not in the mapping,
-            uses the default of the suite or task. Tasks that fix the number at 0, such as TruthfulQA, keep it.
+        num_fewshot: number of few-shot examples; None for the tasks' own. Tasks whose own number is 0, such as
+            TruthfulQA, keep it.
         chat: use the tokenizer's chat template; ignored by the suite ``short``, whose published scores use none.
         max_length: maximum number of tokens of prompt and answer together; None for the model's
             ``max_position_embeddings``.
@@ -92,62 +90,33 @@ class RetentionSettings:
     """
 
     suite: str
-    tasks: tuple[str, ...] = ()
+    tasks: tuple[str, ...]
     data: Mapping[str, Path] = field(default_factory=dict)
     include_path: Path | None = None
     limit: int | None = None
-    num_fewshot: int | Mapping[str, int] | None = None
+    num_fewshot: int | None = None
     chat: bool = False
     max_length: int | None = None
     batch_size: int = 8
     seed: int = 1234
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tasks to run, in order."""
-        return tuple(dict.fromkeys(self.tasks)) or DEFAULTS.get(self.suite, ())
-
-    def fewshot_of(self, name: str) -> int | None:
-        """Return the number of few-shot examples of a task; None for the task's default."""
-        given = self.num_fewshot
-        requested = given.get(name) if isinstance(given, Mapping) else given
-        if requested is None and self.suite == "short" and name in SHORT:
-            return SHORT[name][0]
-        return requested
 
 
 def check_retention(settings: RetentionSettings) -> None:
     """Check the settings of :func:`retention` as far as possible without reading data.
 
     Raises:
-        RopewalkError: for an unknown suite or task, a number out of range, or a path that does not exist.
+        RopewalkError: for an unknown task, a path that does not exist, or data of none of the tasks.
     """
-    if settings.suite not in ("short", "longbench", "lm_eval"):
-        raise RopewalkError(f"unknown suite {settings.suite!r}; choose from short, longbench, lm_eval")
-    if not settings.names:
-        raise RopewalkError(
-            "the suite lm_eval needs the names of its tasks, but none were given; set 'tasks'"
-        )
-    counts = settings.num_fewshot if isinstance(settings.num_fewshot, Mapping) else {"": settings.num_fewshot}
-    for value, least, what in (
-        *((count, 0, "num_fewshot") for count in counts.values()),
-        (settings.limit, 1, "limit"),
-        (settings.max_length, 2, "max_length"),
-        (settings.batch_size, 1, "batch_size"),
-    ):
-        # isinstance counts True as an int.
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise RopewalkError(f"{what} must be a whole number of at least {least}, got {value!r}")
     for path in settings.data.values():
         # For its check that the path exists; the data are read later.
         BenchmarkFiles(Path(path))
     if harness_installed():
         catalogue = _catalogue(settings)
-        below = [task.name for name in settings.names for task in catalogue.tasks_of(name)]
+        below = [task.name for name in settings.tasks for task in catalogue.tasks_of(name)]
         for key in settings.data:
-            if not any(covers(key, name) for name in (*settings.names, *below)):
+            if not any(covers(key, name) for name in (*settings.tasks, *below)):
                 raise RopewalkError(
-                    f"local data are given for {key!r}, which matches none of the tasks {', '.join(settings.names)}"
+                    f"local data are given for {key!r}, which matches none of the tasks {', '.join(settings.tasks)}"
                 )
 
 
@@ -186,7 +155,7 @@ def retention(
     """
     check_retention(settings)
     if not harness_installed():
-        return [TaskResult.not_run(settings.suite, name, None, NOT_INSTALLED) for name in settings.names]
+        return [TaskResult.not_run(settings.suite, name, None, NOT_INSTALLED) for name in settings.tasks]
     from ropewalk.evaluation.backends.in_memory import refuse_unpinned
     from ropewalk.evaluation.backends.protocol import evaluating
     from ropewalk.evaluation.tasks.lm_eval.model import HarnessModel
@@ -218,8 +187,8 @@ def _catalogue(settings: RetentionSettings) -> Catalogue:
     from ropewalk.evaluation.tasks.lm_eval.catalogue import Catalogue
 
     if settings.include_path is None:
-        return _stock_catalogue(settings.names)
-    return Catalogue(settings.names, settings.include_path)
+        return _stock_catalogue(settings.tasks)
+    return Catalogue(settings.tasks, settings.include_path)
 
 
 @lru_cache(maxsize=8)
@@ -237,7 +206,7 @@ def _jobs(settings: RetentionSettings, max_length: int) -> list[_Job]:
     files = {key: BenchmarkFiles(Path(path)) for key, path in settings.data.items()}
     # Check the connection at most once, and only if something is needed from the Hub.
     online = lru_cache(hub_reachable)
-    return [_job(name, catalogue, files, settings, max_length, online) for name in settings.names]
+    return [_job(name, catalogue, files, settings, max_length, online) for name in settings.tasks]
 
 
 def _job(
@@ -260,7 +229,7 @@ def _job(
         return _Job(name, reason=f"{given[0]} has no data for this task")
     try:
         # All tasks are loaded before the first one runs, so that a missing file costs no measurement.
-        loaded = load(catalogue, name, rows, settings.fewshot_of(name), settings.seed, online)
+        loaded = load(catalogue, name, rows, settings.num_fewshot, settings.seed, online)
         check_runnable(loaded, max_length)
     except CannotRun as error:
         return _Job(name, reason=str(error))
@@ -351,9 +320,6 @@ def _remarks(job: _Job, outcome: Any, settings: RetentionSettings) -> list[str]:
     examples = _fewshot(job.loaded, outcome)
     if examples.startswith("the questions"):
         remarks.append(f"few-shot examples come from {examples}, because the data have no other split")
-    fixed = sorted({task.name for task in outcome.tasks} & set(job.loaded.fixed))
-    if fixed:
-        remarks.append("the task fixes the number of few-shot examples at 0")
     if job.left_out:
         total = len(job.left_out) + len(job.loaded.tasks)
         remarks.append(f"{len(job.left_out)} of {total} tasks have no data and were left out")
@@ -569,9 +535,10 @@ class LmEvalSettings(Settings):
 
 
 def harness_settings(
-    settings: BenchmarkSettings, suite: str, tasks: tuple[str, ...], batch_size: int
+    settings: BenchmarkSettings, suite: str, tasks: Sequence[str], batch_size: int
 ) -> RetentionSettings:
-    """Build the settings of lm_eval for some tasks of a suite.
+    """Build the settings of lm_eval for some tasks of a suite; of the suite ``short``, which has its own numbers of
+    few-shot examples, those of the first.
 
     ``--lm-eval-data`` covers all suites, so each suite gets only the data for its own tasks.
     """
@@ -579,10 +546,12 @@ def harness_settings(
     own = {name: path for name, path in given.harness.items() if any(_concerns(name, task) for task in tasks)}
     return RetentionSettings(
         suite=suite,
-        tasks=tasks,
+        # A user may name a task twice.
+        tasks=tuple(dict.fromkeys(tasks)),
         data=own,
         include_path=given.harness_tasks,
         limit=given.harness_limit,
+        num_fewshot=SHORT[tasks[0]][0] if suite == "short" else None,
         chat=settings.chat,
         batch_size=batch_size,
         seed=settings.seed,
