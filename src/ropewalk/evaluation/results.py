@@ -71,26 +71,13 @@ class PositionBin:
     ci95: Interval
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "start": self.start,
-            "end": self.end,
-            "n_tokens": self.n_tokens,
-            "n_windows": self.n_windows,
-            "perplexity": finite_or_none(self.perplexity),
-            "ci95": [finite_or_none(end) for end in self.ci95],
-        }
+        ci95 = [finite_or_none(end) for end in self.ci95]
+        return {**self.__dict__, "perplexity": finite_or_none(self.perplexity), "ci95": ci95}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PositionBin:
         check_types(value, _TYPES_OF_BIN)
-        return cls(
-            value["start"],
-            value["end"],
-            value["n_tokens"],
-            value["n_windows"],
-            _number(value["perplexity"]),
-            _interval(value["ci95"]),
-        )
+        return cls(**{**value, "perplexity": _number(value["perplexity"]), "ci95": _interval(value["ci95"])})
 
 
 @dataclass(frozen=True)
@@ -185,20 +172,13 @@ class TaskResult:
             raise ValueError(f"unit must be percent or perplexity, got {value['unit']!r}")
         if not all(isinstance(each, Mapping) for each in (*value["positions"], *value["samples"])):
             raise TypeError("a position or a sample is not a JSON object")
-        return cls(
-            value["suite"],
-            value["task"],
-            value["length"],
-            value["n"],
-            _number(value["score"]),
-            _interval(value["ci95"]),
-            value["status"],
-            value["reason"],
-            value["details"],
-            tuple(PositionBin.from_json(each) for each in value["positions"]),
-            value["unit"],
-            tuple(value["samples"]),
-        )
+        converted = {
+            "score": _number(value["score"]),
+            "ci95": _interval(value["ci95"]),
+            "positions": tuple(PositionBin.from_json(each) for each in value["positions"]),
+            "samples": tuple(value["samples"]),
+        }
+        return cls(**{**value, **converted})
 
 
 def _number(value: float | None) -> float:

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -117,7 +117,9 @@ def evaluate(
     average = config.last if config.average else None
     paths = [Path(path)] if average is None else _last_checkpoints(Path(path), average, context)
     first = path if average is None else str(paths[0])
-    settings = context.world.on_rank_0(lambda: _settings_for(config, first, rope_of))
+    settings = context.world.on_rank_0(
+        lambda: with_lengths(config.what, first, None if rope_of is None else rope_of(first))
+    )
     # A list, so that the one that is measured can be freed before the next is loaded.
     runs = [
         _Run(
@@ -339,10 +341,6 @@ def _stated(path: str) -> int | None:
     return _read_config(path).max_position_embeddings
 
 
-def _settings_for(config: EvaluationSettings, path: str, rope_of: RopeOf | None) -> Settings:
-    return with_lengths(config.what, path, None if rope_of is None else rope_of(path))
-
-
 def with_lengths(settings: Settings, path: str, rope: RopeOverride | None = None) -> Settings:
     """Fill in the longest length that the config or the replacing RoPE states, if lengths are needed and missing."""
     # lm_eval's suites need no length, so they alone do not read the config for one.
@@ -356,23 +354,28 @@ def with_lengths(settings: Settings, path: str, rope: RopeOverride | None = None
 
 @dataclass(frozen=True)
 class _Ready:
-    """Values that rank 0 determines before loading; ``shape``, ``dtype`` and ``engine`` are set for a sharded model."""
+    """Values that rank 0 determines before loading.
 
-    settings: Settings
+    Attributes:
+        rope: RoPE that replaces the checkpoint's own, if any.
+        documents: documents for the suites that read text.
+        decided: how the model is loaded; None behind a server.
+    """
+
     rope: RopeOverride | None
     documents: DrawnDocuments | None
-    shape: MeshShape | None = None
-    dtype: torch.dtype | None = None
-    engine: str = ""
+    decided: _Decided | None
 
 
-@dataclass(frozen=True, eq=False)
-class _Loaded:
-    """A model that is measured, and the facts of its setup that results record."""
+@dataclass(frozen=True)
+class _Decided:
+    """What loading makes of the settings: the mesh of a sharded model, the dtype (``auto`` if only the weights state
+    it) and the attention engine.
+    """
 
-    ready: _Ready
-    under_test: ModelUnderTest
-    facts: Mapping[str, Any]
+    shape: MeshShape | None
+    dtype: str
+    engine: str
 
 
 @dataclass(eq=False)
@@ -386,8 +389,9 @@ class _Run:
     name: str | None
     rope_of: RopeOf | None
 
-    loaded: list[_Loaded] = field(default_factory=list)
-    """The model while it is measured; emptied afterwards, because the next checkpoint needs the memory."""
+    loaded: list[tuple[_Ready, ModelUnderTest, Mapping[str, Any]]] = field(default_factory=list)
+    """The model while it is measured, with the facts of its setup that results record; emptied afterwards, because the
+    next checkpoint needs the memory."""
     servers: list[ServerPool] = field(default_factory=list)
     measured: list[TaskResult] | None = None
     """Results of this process; None if they were measured before."""
@@ -411,9 +415,9 @@ class _Run:
                 ready = world.on_rank_0(self._ready)
                 tokenizer = load_tokenizer(self.path, self._embedding_rows())
                 under_test, facts = self._load(ready, tokenizer)
-                self.loaded.append(_Loaded(ready, under_test, facts))
+                self.loaded.append((ready, under_test, facts))
                 # Before the step begins, so that rejected settings leave nothing behind.
-                world.on_rank_0(partial(check_evaluation, under_test, ready.settings, ready.documents))
+                world.on_rank_0(partial(check_evaluation, under_test, self.settings, ready.documents))
                 del under_test
             runner.run([step], todo)
         finally:
@@ -427,15 +431,15 @@ class _Run:
         return [TaskResult.from_json(each) for each in runner.values[self.step_name]["results"]]
 
     def _measure(self, work: Work) -> dict[str, Any]:
-        (one,) = self.loaded
-        identity = self.context.world.on_rank_0(partial(self._known, one.ready, one.under_test.tokenizer))
+        ((ready, under_test, facts),) = self.loaded
+        identity = self.context.world.on_rank_0(partial(self._known, ready))
         stores = self._stores(work)
         label = f"{self.name}: " if self.name else ""
         with self.context.rank_0_reporter.bar(f"{label}evaluation", None) as advance:
             results = measured(
-                one.under_test,
-                one.ready.settings,
-                one.ready.documents,
+                under_test,
+                self.settings,
+                ready.documents,
                 stores,
                 lambda what, done, total: advance(done, f"{what} {done}/{total}"),
             )
@@ -445,7 +449,7 @@ class _Run:
             work.cannot(f"{lacking[0].task} was not run: {lacking[0].reason}")
         elif stores.predictions.rejected:
             work.cannot(f"the server rejected {len(stores.predictions.rejected)} prompts")
-        value = {"results": [each.to_json() for each in results], "identity": {**identity, **one.facts}}
+        value = {"results": [each.to_json() for each in results], "identity": {**identity, **facts}}
         # dumps writes NaN and Infinity, which are not JSON; reading them back makes them None.
         plain: dict[str, Any] = json.loads(json.dumps(value), parse_constant=lambda name: None)
         return plain
@@ -458,20 +462,22 @@ class _Run:
         """Check everything that needs no model, and read the documents."""
         from ropewalk.data import SourceSpec, load_tokenizer
 
-        settings, sharded = self.settings, self.context.world.size > 1
+        settings, sharded, served = (
+            self.settings,
+            self.context.world.size > 1,
+            self.config.serving is not None,
+        )
         # Check the names first: reading the text may take long.
         chosen_tasks(settings, sharded)
-        if self.config.serving is None:
+        if not served:
             _read_config(self.path)
         rope = None if self.rope_of is None else self.rope_of(self.path)
-        ready = self._ready_sharded(settings, rope) if sharded else _Ready(settings, rope, None)
         evaluator = settings.of(LongPplSettings).evaluator
         # Read now, so that a wrong --evaluator fails before the text is read and the model is loaded.
         if evaluator is not None:
             _read_config(evaluator)
-        if not (reads_text(settings) and self.config.serving is None):
-            documents = None
-        else:
+        documents = None
+        if reads_text(settings) and not served:
             # Documents are read once for all suites, so the longest length decides how many.
             longest = max(
                 max(settings.lengths_of(suite.name), default=0) for suite in chosen_suites(settings)
@@ -479,29 +485,36 @@ class _Run:
             tokenizer = load_tokenizer(self.path, self._embedding_rows())
             source = SourceSpec(path=self.config.text)
             documents = documents_of([source], tokenizer, longest, settings.rows, settings.seed)
-        ready = replace(ready, documents=documents)
+        ready = _Ready(rope, documents, None if served else self._decided)
         if sharded:
             self._check_sharded(ready)
         return ready
 
-    def _ready_sharded(self, settings: Settings, rope: RopeOverride | None) -> _Ready:
+    @cached_property
+    def _decided(self) -> _Decided:
+        """What loading makes of the settings."""
         import torch
 
         from ropewalk.attention import check_engine
         from ropewalk.models.config.read import read_config
         from ropewalk.models.load import attention_spec, choose_device
 
-        config, loading = read_config(self.path), self.config.loading
-        assert config.num_heads is not None
-        shape = shape_for(self.config.parallel, self.context.world.size, config.num_heads)
-        dtype = getattr(torch, (config.dtype if loading.dtype == "auto" else loading.dtype) or "", None)
-        if dtype is None:
+        config, loading, size = read_config(self.path), self.config.loading, self.context.world.size
+        dtype = config.dtype if loading.dtype == "auto" else loading.dtype
+        shape = None if size == 1 else shape_for(self.config.parallel, size, config.num_heads or 1)
+        # In one process, a config without a dtype leaves it to the weights, whose digest is known.
+        if shape is not None and getattr(torch, dtype or "", None) is None:
             raise RopewalkError(
                 f"the config of {self.path} states no dtype; give --dtype float32 or --dtype bfloat16"
             )
-        device = choose_device(loading.device)
-        spec = attention_spec(config, device, dtype, backward=False, ring=shape.ring > 1)
-        return _Ready(settings, rope, None, shape, dtype, check_engine(loading.engine, spec))
+        spec = attention_spec(
+            config,
+            choose_device(loading.device),
+            getattr(torch, dtype or "", torch.float32),
+            backward=False,
+            ring=shape is not None and shape.ring > 1,
+        )
+        return _Decided(shape, dtype or "auto", check_engine(loading.engine, spec))
 
     def _check_sharded(self, ready: _Ready) -> None:
         from ropewalk.data import load_tokenizer
@@ -511,14 +524,14 @@ class _Run:
         # The checks need no weights: an empty backend stands in for the sharded model until it is loaded.
         stated = ready.rope.context if ready.rope else read_config(self.path).max_position_embeddings
         absent = ModelUnderTest(load_tokenizer(self.path), ShardedBackend({}), None, stated, sharded=True)
-        check_evaluation(absent, ready.settings, ready.documents)
+        check_evaluation(absent, self.settings, ready.documents)
 
     def _load(self, ready: _Ready, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
         """Load the model, and return it with the facts of its setup that affect the results."""
         if self.config.serving is not None:
             return self._served(tokenizer)
-        if ready.shape is not None:
-            return self._sharded(ready, tokenizer)
+        if ready.decided is not None and ready.decided.shape is not None:
+            return self._sharded(ready, ready.decided, ready.decided.shape, tokenizer)
         from ropewalk.attention import check_engine
         from ropewalk.models.config.model import ModelConfig
         from ropewalk.models.load import attention_spec, choose_device, load_model
@@ -555,19 +568,21 @@ class _Run:
             **({"rope": ready.rope.record} if ready.rope else {}),
         }
 
-    def _sharded(self, ready: _Ready, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
+    def _sharded(
+        self, ready: _Ready, decided: _Decided, shape: MeshShape, tokenizer: Any
+    ) -> tuple[ModelUnderTest, dict[str, Any]]:
+        import torch
+
         from ropewalk.models.load import choose_device
         from ropewalk.models.sharding import load_sharded
         from ropewalk.parallel import make_mesh
 
         world = self.context.world
-        assert ready.shape is not None
-        assert ready.dtype is not None
-        device = choose_device(self.config.loading.device)
-        mesh: Mesh = make_mesh(ready.shape, device.type)
-        loaded = load_sharded(self.path, mesh, world, self._setup(ready), ready.dtype)
+        device, dtype = choose_device(self.config.loading.device), getattr(torch, decided.dtype)
+        mesh: Mesh = make_mesh(shape, device.type)
+        loaded = load_sharded(self.path, mesh, world, self._setup(ready), dtype)
         under_test = ModelUnderTest.over_mesh(loaded, tokenizer, mesh, world)
-        facts = self._facts(under_test, ready, ready.engine, ready.dtype, device.type)
+        facts = self._facts(under_test, ready, decided.engine, dtype, device.type)
         return under_test, {**facts, "parallel": str(mesh.shape)}
 
     def _served(self, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
@@ -604,23 +619,13 @@ class _Run:
         stores.results.known.update(known)
         return stores
 
-    def _known(self, ready: _Ready, tokenizer: Any) -> dict[str, Any]:
+    def _known(self, ready: _Ready) -> dict[str, Any]:
         """Digests of what was measured, and notes on it for the user."""
-        from ropewalk.data.tokens.tokenise import tokenizer_identity
-
-        identity: dict[str, Any] = {
-            "model_sha256": self._model_sha256,
-            "tokenizer_sha256": tokenizer_identity(tokenizer)["sha256"],
-        }
+        identity = {name: self._identity[name] for name in ("model_sha256", "tokenizer_sha256")}
         notes = ready.rope.notes(identity["model_sha256"]) if ready.rope else []
         for note in notes:
             self.context.rank_0_reporter.note(note)
         return {**identity, "notes": notes} if notes else identity
-
-    @cached_property
-    def _model_sha256(self) -> str | None:
-        """Digest of the weights, which takes long; None behind a server."""
-        return None if self.config.serving is not None else model_digest(self.path)
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
@@ -634,7 +639,8 @@ class _Run:
         tokenizer = load_tokenizer(self.path, self._embedding_rows())
         known: dict[str, Any] = {
             **settings.identity(),
-            "model_sha256": self._model_sha256,
+            # Digests of weights take long, and a server has them.
+            "model_sha256": None if served else model_digest(self.path),
             "tokenizer_sha256": tokenizer_identity(tokenizer)["sha256"],
             **(self._decided_by_server(tokenizer) if served else self._decided_by_loading()),
             # The digest of the tokenizer covers its backend, which does not name BOS and EOS.
@@ -656,28 +662,12 @@ class _Run:
 
     def _decided_by_loading(self) -> dict[str, Any]:
         """What loading makes of the settings; not the devices and the mesh, on which an evaluation may change."""
-        import torch
-
-        from ropewalk.attention import check_engine
-        from ropewalk.models.config.read import read_config
-        from ropewalk.models.load import attention_spec, choose_device
-
-        config, loading, size = read_config(self.path), self.config.loading, self.context.world.size
-        # A config without a dtype leaves it to the weights, whose digest is known.
-        dtype = (config.dtype if loading.dtype == "auto" else loading.dtype) or "auto"
-        spec = attention_spec(
-            config,
-            choose_device(loading.device),
-            getattr(torch, dtype, torch.float32),
-            backward=False,
-            ring=size > 1 and shape_for(self.config.parallel, size, config.num_heads or 1).ring > 1,
-        )
         rope = None if self.rope_of is None else self.rope_of(self.path)
         return {
-            "backend": "in memory" if size == 1 else "sharded",
-            "engine": check_engine(loading.engine, spec),
-            "dtype": dtype,
-            "exact_rope": loading.exact_rope,
+            "backend": "in memory" if self._decided.shape is None else "sharded",
+            "engine": self._decided.engine,
+            "dtype": self._decided.dtype,
+            "exact_rope": self.config.loading.exact_rope,
             **({"rope": rope.record} if rope else {}),
         }
 
@@ -715,9 +705,7 @@ def _notes_on_servers(path: str) -> list[str]:
     """What servers make of the model where that is not what the model is, one sentence each."""
     from ropewalk.compatibility import readings, wrong_servers
 
-    if not (Path(path) / "config.json").is_file():
-        return []
-    length = _read_config(path).max_position_embeddings
+    length = _stated(path)
     return [] if length is None else wrong_servers(readings(path), length)
 
 
