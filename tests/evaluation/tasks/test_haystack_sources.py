@@ -14,11 +14,9 @@ from ropewalk.data.read.embedded import embedded_documents
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks import haystack_sources as material
 from ropewalk.evaluation.tasks.haystack_sources import (
-    essay_digest,
     essay_words,
     essays_unavailable,
-    haystack_digest,
-    haystack_words,
+    prose_words,
     words_digest,
 )
 
@@ -49,8 +47,9 @@ def test_digest_is_that_of_the_words(tmp_path: Path) -> None:
     one = Path(write(tmp_path / "one.txt", "a  b\nc"))
     same = Path(write(tmp_path / "same.txt", " a b c "))
     other = Path(write(tmp_path / "other.txt", "a b d"))
-    assert essay_digest(one) == essay_digest(same) == words_digest(("a", "b", "c"))
-    assert essay_digest(one) != essay_digest(other)
+    found = [words_digest(prose_words("essay", each)) for each in (one, same, other)]
+    assert found[0] == found[1] == words_digest(("a", "b", "c"))
+    assert found[0] != found[2]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_what_a_user_names_must_hold_essays(tmp_path: Path, name: str, content: 
     path = tmp_path / name
     if content is not None:
         write(path, content)
-    for read in (essay_words, essays_unavailable, essay_digest):
+    for read in (essay_words, essays_unavailable):
         with pytest.raises(RopewalkError, match=message):
             read(path)
 
@@ -113,11 +112,8 @@ def test_essays_of_the_package_are_read_without_importing_it() -> None:
 
 
 def test_built_in_haystack_begins_with_the_documentation() -> None:
-    words = haystack_words("embedded")
+    words = prose_words("embedded")
     documents = list(embedded_documents("all"))
     prose = [word for each in documents if each.source == "python-docs" for word in each.text.split()]
     assert list(words[: len(prose)]) == prose
     assert len(words) == 200_000
-    assert haystack_digest("embedded") == words_digest(words)
-    with pytest.raises(RopewalkError, match="unknown haystack 'essay'; choose from embedded"):
-        haystack_words("essay")

@@ -14,7 +14,7 @@ from ropewalk.evaluation.predictions import predicted
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import Sample
 from ropewalk.evaluation.tasks import haystack_sources as material
-from ropewalk.evaluation.tasks.haystack_sources import haystack_words
+from ropewalk.evaluation.tasks.haystack_sources import embedded_words
 from ropewalk.evaluation.tasks.needle import NeedleGridTask, nearest_end, nearest_line, scores_by_depth
 from ropewalk.evaluation.tasks.registry import METRICS
 from ropewalk.evaluation.tasks.teacher_forced import target_text
@@ -23,6 +23,13 @@ from tests.marks import slow_after
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 WORDS = tuple(prose(4000).split(" "))
+
+
+@pytest.fixture
+def essays(tmp_path: Path) -> Path:
+    file = tmp_path / "essay.txt"
+    file.write_text(" ".join(WORDS))
+    return file
 
 
 def made(
@@ -69,15 +76,15 @@ def test_each_depth_has_as_many_samples_in_turn() -> None:
     assert [s.references for s in made(task, 1025, 4)] != [s.references for s in samples]
 
 
-@pytest.mark.parametrize("haystack", ["noise", "text", "embedded"])
-def test_needle_stands_at_its_depth(haystack: Any) -> None:
-    task = NeedleGridTask(haystack=haystack, words=WORDS if haystack == "text" else ())
+@pytest.mark.parametrize("haystack", ["noise", "essay", "embedded"])
+def test_needle_stands_at_its_depth(haystack: Any, essays: Path) -> None:
+    task = NeedleGridTask(haystack=haystack, essays=essays)
     for sample in made(task, 8192):
         before, _, after = hidden(sample)
         words = [len(part.split()) for part in (before, after)]
         share = words[0] / sum(words)
         # Made-up sentences have 18 words and a few more; Python's documentation has tables without a full stop.
-        words_away = 12 if haystack == "text" else 18 / 2 if haystack == "noise" else 250
+        words_away = 12 if haystack == "essay" else 18 / 2 if haystack == "noise" else 250
         assert abs(share - sample.details["depth"]) * sum(words) <= words_away + 1
         assert sample.details["depth_realised"] == pytest.approx(share, abs=1e-4)
         if sample.details["depth"] == 0:
@@ -86,8 +93,8 @@ def test_needle_stands_at_its_depth(haystack: Any) -> None:
             assert after == ""
 
 
-def test_needle_stands_between_sentences() -> None:
-    for sample in made(NeedleGridTask(haystack="text", words=WORDS), 4096):
+def test_needle_stands_between_sentences(essays: Path) -> None:
+    for sample in made(NeedleGridTask(haystack="essay", essays=essays), 4096):
         before, _, after = hidden(sample)
         units = sample.details["units"]
         joined = " ".join([*before.split(), *after.split()])
@@ -99,11 +106,13 @@ def test_needle_stands_between_sentences() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-@pytest.mark.parametrize("haystack", ["noise", "text"])
+@pytest.mark.parametrize("haystack", ["noise", "essay"])
 @pytest.mark.parametrize("length", slow_after(2, [2048, 3000, 8192]))
-def test_prompts_fill_their_length_and_never_pass_it(tokenizer: str, haystack: Any, length: int) -> None:
+def test_prompts_fill_their_length_and_never_pass_it(
+    tokenizer: str, haystack: Any, length: int, essays: Path
+) -> None:
     encoder = PromptEncoder(TOKENIZERS[tokenizer]())
-    task = NeedleGridTask((0.0, 0.3, 1.0), haystack, words=WORDS if haystack == "text" else ())
+    task = NeedleGridTask((0.0, 0.3, 1.0), haystack, essays)
     for sample in task.samples(encoder, length, 2, 1):
         assert sample.prompt_tokens == len(encoder.encode(sample.text, sample.answer_prefix).input_ids)
         assert 0.95 * length <= sample.prompt_tokens + 32 <= length
@@ -149,9 +158,7 @@ def test_nearest_line_by_hand() -> None:
         ({"depths": (0.5, 0.5)}, "increasing order, got 0.5, 0.5"),
         ({"depths": (0.5, 50.0)}, "fractions from 0 to 1 in increasing order, got 0.5, 50"),
         ({"depths": (float("nan"),)}, "got nan"),
-        ({"haystack": "hay"}, "unknown haystack 'hay'; choose from noise, essay, embedded, text"),
-        ({"haystack": "text"}, "the haystack 'text' needs words, got none; pass words="),
-        ({"words": ("a",)}, "the haystack 'noise' takes no words, got 1; omit words="),
+        ({"haystack": "hay"}, "unknown haystack 'hay'; choose from noise, essay, embedded"),
     ],
 )
 def test_impossible_settings_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -161,12 +168,14 @@ def test_impossible_settings_are_refused(fields: dict[str, Any], message: str) -
         made(NeedleGridTask(), 2048, 0)
 
 
-def test_settings_tell_haystacks_apart() -> None:
+def test_settings_tell_haystacks_apart(essays: Path, tmp_path: Path) -> None:
+    fewer = tmp_path / "fewer.txt"
+    fewer.write_text(" ".join(WORDS[1:]))
     tasks = [
         NeedleGridTask(),
         NeedleGridTask((0.5,)),
-        NeedleGridTask(haystack="text", words=WORDS),
-        NeedleGridTask(haystack="text", words=WORDS[1:]),
+        NeedleGridTask(haystack="essay", essays=essays),
+        NeedleGridTask(haystack="essay", essays=fewer),
         NeedleGridTask(haystack="embedded"),
     ]
     settings = [json.dumps(task.settings()) for task in tasks]
@@ -174,17 +183,10 @@ def test_settings_tell_haystacks_apart() -> None:
     assert [task.unavailable() for task in tasks] == [None] * 5
     # A result's details hold the scores by depth beside these.
     assert all("depths" not in task.settings() for task in tasks)
-    assert len(haystack_words("embedded")) > 100_000
+    assert len(embedded_words()) > 100_000
 
 
-def test_essays_are_a_haystack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "essay.txt").write_text(" ".join(WORDS))
-    task = NeedleGridTask((0.5,), "essay", tmp_path)
-    assert task.unavailable() is None
-    assert task.settings() != NeedleGridTask((0.5,), "text", words=WORDS).settings()
-    (of_essays,) = made(task, 2048)
-    (of_words,) = made(NeedleGridTask((0.5,), "text", words=WORDS), 2048)
-    assert of_essays.text == of_words.text
+def test_essays_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(material.importlib.util, "find_spec", _only_words(material.importlib.util.find_spec))
     reason = NeedleGridTask(haystack="essay").unavailable()
     assert reason is not None

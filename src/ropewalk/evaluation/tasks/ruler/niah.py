@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,11 +17,10 @@ from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import Draft, Drafts, Form, Sample, fitted_samples, sample_random
 from ropewalk.evaluation.tasks.haystack_sources import (
     Prose,
-    essay_digest,
-    essay_words,
     essays_unavailable,
-    haystack_digest,
-    haystack_words,
+    prose_of,
+    prose_words,
+    words_digest,
 )
 from ropewalk.evaluation.tasks.ruler.templates import NOISE_LINE, needle_line, niah_prompt
 from ropewalk.evaluation.tasks.words import key_names, word_lists, words_unavailable
@@ -102,10 +100,9 @@ class NeedleTask:
         }
         if "words" in (self.key_kind, self.value_kind):
             found["word_lists"] = word_lists().digest
-        if self.haystack == "essay":
-            found["essays"] = essay_digest(self.essays)
-        if self.haystack == "embedded":
-            found["embedded"] = haystack_digest(self.haystack)
+        if self.in_prose:
+            source = "essays" if self.haystack == "essay" else "embedded"
+            found[source] = words_digest(prose_words(self.haystack, self.essays))
         return found
 
     def unavailable(self) -> str | None:
@@ -194,12 +191,6 @@ def hide_in_prose(prose: Prose, words: int, needles: Sequence[str], depths: Sequ
         return " ".join(text[starts[start] : starts[end]])
 
     return hide_in_sentences(stretch, len(starts) - 1, needles, depths)
-
-
-@lru_cache(maxsize=4)
-def prose_of(haystack: Haystack, essays: Path | None) -> Prose:
-    """Return the prose of a haystack."""
-    return Prose(essay_words(essays) if haystack == "essay" else haystack_words(haystack))
 
 
 def _fresh(kind: Kind, draw: random.Random, taken: set[str]) -> str:

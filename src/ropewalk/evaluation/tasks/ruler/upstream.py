@@ -18,6 +18,7 @@ import numpy as np
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import Draft, Form, Sample, Task, counted_samples
+from ropewalk.evaluation.tasks.haystack_sources import prose_of
 from ropewalk.evaluation.tasks.ruler import vt, word_counting
 from ropewalk.evaluation.tasks.ruler.niah import (
     DEPTHS,
@@ -26,7 +27,6 @@ from ropewalk.evaluation.tasks.ruler.niah import (
     hide_in_lines,
     hide_in_sentences,
     needle_lines,
-    prose_of,
 )
 from ropewalk.evaluation.tasks.ruler.qa import QuestionTask, qa_prompt
 from ropewalk.evaluation.tasks.ruler.questions import QuestionSet
