@@ -15,7 +15,7 @@ from ropewalk.evaluation.answered_samples import write_answers
 from ropewalk.reporting.page import Page, Picture, write_page
 from ropewalk.reporting.run.samples import write_samples_page
 from ropewalk.reporting.tables import ResultTable
-from tests.evaluation.test_answers import answered
+from tests.evaluation.test_answered_samples import answered
 from tests.places import ROOT
 
 CHROMIUM = runpy.run_path(str(ROOT / "scripts" / "build_site.py"), run_name="build_site")["browser"]()

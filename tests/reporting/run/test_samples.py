@@ -8,7 +8,7 @@ import pytest
 
 from ropewalk.evaluation.answered_samples import write_answers
 from ropewalk.reporting.run.samples import write_samples_page
-from tests.evaluation.test_answers import answered
+from tests.evaluation.test_answered_samples import answered
 from tests.reporting.test_page import Reader
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m\ud800"
