@@ -293,7 +293,6 @@ STATE_OF_RUNS = {
 STILL_BY_HAND = {
     "cli/export.py",
     "models/checkpoint/export.py",
-    "evaluation/answered_samples.py",
     "training/export_step.py",
     "training/metrics.py",
 }

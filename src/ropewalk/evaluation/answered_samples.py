@@ -12,7 +12,7 @@ from typing import Any
 from ropewalk.evaluation.predictions import Prediction, SampleKey
 from ropewalk.evaluation.samples import Sample
 from ropewalk.io.files import write_text
-from ropewalk.io.json_lines import read_lines
+from ropewalk.runs import Lines, Log
 
 AT_EACH_END = 1000
 """Characters kept of the beginning and of the end of a long prompt."""
@@ -41,7 +41,7 @@ class AnsweredSample:
         return {**self.prediction.to_json(), "prompt": parts, "prompt_characters": self.prompt_characters}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> AnsweredSample:
+    def from_json(cls, value: Mapping[str, Any]) -> AnsweredSample:
         """Rebuild from the output of :meth:`to_json`.
 
         Raises:
@@ -60,6 +60,17 @@ class AnsweredSample:
         if any(start < end for end, start in zip(ends, starts, strict=True)):
             raise ValueError("the parts of the prompt overlap or exceed it")
         return cls(Prediction.from_json(rest), prompt, length)
+
+
+_LINES = Lines[SampleKey, AnsweredSample](
+    key=lambda answered: answered.prediction.key,
+    write=AnsweredSample.to_json,
+    read=AnsweredSample.from_json,
+    repeated=lambda old, new: (
+        f"it is a second answer to sample {new.prediction.index} of {new.prediction.task}"
+    ),
+    advice="restore the file, or delete it to go on without its answers",
+)
 
 
 class Prompts:
@@ -128,7 +139,4 @@ def read_answers(output: Path, when: str) -> list[AnsweredSample]:
     Raises:
         RopewalkError: if the file cannot be read, or a line is damaged.
     """
-    advice = "restore the file, or delete it to go on without its answers"
-    return list(
-        read_lines(output / answers_file(when), lambda _, value: AnsweredSample.from_json(value), advice)
-    )
+    return list(Log(output / answers_file(when), _LINES).known.values())
