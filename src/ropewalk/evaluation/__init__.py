@@ -10,6 +10,7 @@ Its files::
     backends          who answers: a model in memory, or a server
     model_under_test  the model in memory, behind a server, or sharded over several processes
     run               the job: a checkpoint, the mean of several, or a server
+    option_checks     options that contradict each other or the processes; the mesh of --parallel
     suite_loop        the loop over suites
     sample_cache      generated samples on disk, shared by models with the same tokenizer
     predictions       answers with their scores on disk, line by line, so that a run resumes

@@ -102,10 +102,10 @@ def evaluate_model(
             was measured before.
     """
     check_evaluation(under_test, settings, documents)
-    return measured(under_test, settings, documents, stores, progress)
+    return run_suites(under_test, settings, documents, stores, progress)
 
 
-def measured(
+def run_suites(
     under_test: ModelUnderTest,
     settings: Settings,
     documents: Sequence[Ids] | None = None,

@@ -7,7 +7,7 @@ import pytest
 from ropewalk.cli.binding import settings_of
 from ropewalk.cli.eval import evaluate as command
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.run import check_together
+from ropewalk.evaluation.option_checks import check_together
 from ropewalk.evaluation.settings import OWN, EvaluationSettings, Settings
 from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES
 from ropewalk.evaluation.tasks.suite import Suite
