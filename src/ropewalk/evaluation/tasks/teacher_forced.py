@@ -8,10 +8,10 @@ wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
@@ -56,16 +56,6 @@ def prompt_and_target_ids(encoder: PromptEncoder, sample: Sample) -> tuple[tuple
     return whole, next(same, min(len(prompt), len(whole) - 1))
 
 
-@dataclass(frozen=True)
-class TeacherForcedPrompt:
-    """A sample without its text, the digest of its prompt, the ids of prompt and target, and the target's start."""
-
-    sample: Sample
-    digest: str
-    input_ids: tuple[int, ...]
-    start: int
-
-
 def teacher_forced_result(
     under_test: ModelUnderTest,
     encoder: PromptEncoder,
@@ -94,30 +84,59 @@ def teacher_forced_result(
     """
     likelihoods = under_test.likelihoods
     assert likelihoods is not None
-    prompts: list[TeacherForcedPrompt] = []
+    asked: list[Sample] = []
+    digests: list[str] = []
     shares: list[float] = []
     stream = iter(samples)
     # Only rank 0 generates samples; the others get each group from it.
     while group := under_test.on_rank_0(lambda: _prompts(encoder, likelihoods, stream)):
-        pairs = [(prompt.input_ids, prompt.start) for prompt in group]
-        for matches in likelihoods.matches(pairs, group[0].sample.length):
+        for matches in likelihoods.matches([each.target for each in group], group[0].sample.length):
             shares.append(sum(matches) / len(matches))
             if progress is not None:
-                progress(len(shares), len(prompts) + len(group))
-        # Drop the token ids of completed prompts to free memory.
-        prompts += [replace(prompt, input_ids=()) for prompt in group]
-    return teacher_forced_task_result(
-        [prompt.sample for prompt in prompts],
-        [prompt.digest for prompt in prompts],
-        shares,
-        details,
-        by_depth,
+                progress(len(shares), len(asked) + len(group))
+        # Not the token ids, which nobody needs any more.
+        asked += [each.sample for each in group]
+        digests += [each.digest for each in group]
+    if not asked:
+        raise RopewalkError(
+            "a result needs at least one sample, got none; pass all samples of one context length"
+        )
+    # As generation would: one wrong token makes another answer.
+    scores = [float(share == 1) for share in shares]
+    low, high = score_interval(scores)
+    tokens = [each.prompt_tokens for each in asked]
+    depths = [float(each.details["depth"]) for each in asked] if by_depth else []
+    return TaskResult(
+        suite=asked[0].suite,
+        task=TEACHER_FORCED,
+        length=asked[0].length,
+        n=len(asked),
+        score=100 * sum(scores) / len(scores),
+        ci95=(100 * low, 100 * high),
+        details={
+            "prompt_tokens": [min(tokens), max(tokens)],
+            "least_fill": min(each.fill for each in asked),
+            "bos_count": sorted({each.bos_count for each in asked}),
+            SAMPLES: digest(digests),
+            "tokens_right": 100 * sum(shares) / len(shares),
+            **(details or {}),
+            **({"depths": scores_by_depth(depths, scores)} if by_depth else {}),
+        },
+        samples=tuple(
+            {"index": each.index, "score": 100 * score} for each, score in zip(asked, scores, strict=True)
+        ),
     )
 
 
-def _prompts(
-    encoder: PromptEncoder, likelihoods: Likelihoods, stream: Iterator[Sample]
-) -> list[TeacherForcedPrompt]:
+class _Prompt(NamedTuple):
+    """A sample without its text, the digest of its prompt, and the ids of prompt and target with the target's start."""
+
+    sample: Sample
+    digest: str
+    target: tuple[tuple[int, ...], int]
+
+
+def _prompts(encoder: PromptEncoder, likelihoods: Likelihoods, stream: Iterator[Sample]) -> list[_Prompt]:
     """Return the next group of prompts of one length; empty at the end of the stream."""
     first = next(stream, None)
     if first is None:
@@ -127,55 +146,5 @@ def _prompts(
         ids, start = prompt_and_target_ids(encoder, sample)
         likelihoods.check_ids(ids)
         # Without the text, which is as large as the prompt and no longer needed.
-        found.append(TeacherForcedPrompt(replace(sample, text=""), prompt_digest(sample), ids, start))
+        found.append(_Prompt(replace(sample, text=""), prompt_digest(sample), (ids, start)))
     return found
-
-
-def teacher_forced_task_result(
-    samples: Sequence[Sample],
-    prompts: Sequence[str],
-    shares: Sequence[float],
-    details: Mapping[str, Any] | None = None,
-    by_depth: bool = False,
-) -> TaskResult:
-    """Aggregate teacher-forced samples into a result.
-
-    Args:
-        samples: samples of one length, at least one.
-        prompts: digest of each sample's prompt.
-        shares: share of correct tokens in each target; only 1 counts as a correct answer.
-        details: facts to add to the result.
-        by_depth: also compute the scores by depth.
-
-    Raises:
-        RopewalkError: if there are no samples.
-    """
-    if not samples:
-        raise RopewalkError(
-            "a result needs at least one sample, got none; pass all samples of one context length"
-        )
-    # As generation would: one wrong token makes another answer.
-    scores = [float(share == 1) for share in shares]
-    low, high = score_interval(scores)
-    tokens = [each.prompt_tokens for each in samples]
-    depths = [float(each.details["depth"]) for each in samples] if by_depth else []
-    return TaskResult(
-        suite=samples[0].suite,
-        task=TEACHER_FORCED,
-        length=samples[0].length,
-        n=len(samples),
-        score=100 * sum(scores) / len(scores),
-        ci95=(100 * low, 100 * high),
-        details={
-            "prompt_tokens": [min(tokens), max(tokens)],
-            "least_fill": min(each.fill for each in samples),
-            "bos_count": sorted({each.bos_count for each in samples}),
-            SAMPLES: digest(list(prompts)),
-            "tokens_right": 100 * sum(shares) / len(shares),
-            **(details or {}),
-            **({"depths": scores_by_depth(depths, scores)} if by_depth else {}),
-        },
-        samples=tuple(
-            {"index": each.index, "score": 100 * score} for each, score in zip(samples, scores, strict=True)
-        ),
-    )
