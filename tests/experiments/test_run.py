@@ -20,7 +20,7 @@ from ropewalk import RopewalkError, RunContext, compare
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.experiments import run
-from ropewalk.experiments.finished import Finished
+from ropewalk.experiments.finished_runs import FinishedRun
 from ropewalk.experiments.grid import make_grid
 from ropewalk.experiments.run import conclusion
 from ropewalk.experiments.settings import CompareSettings
@@ -206,7 +206,7 @@ def test_no_other_cell_takes_the_place_of_a_reference_without_runs(missing):
     samples = tuple({"index": i, "score": 100.0 * (i % 2)} for i in range(8))
     scores = (TaskResult("passkey", "passkey", 256, 8, 50.0, (0, 100), samples=samples),)
     cells = {
-        name: {0: Finished(Path(name), scores, None, 0, None)}
+        name: {0: FinishedRun(Path(name), scores, None, 0, None)}
         for name in ("full", "anchor", "reset")
         if name != missing
     }

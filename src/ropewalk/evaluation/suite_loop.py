@@ -113,7 +113,7 @@ def run_suites(
     progress: SuiteProgress | None = None,
 ) -> list[TaskResult]:
     """Run :func:`evaluate_model` without its checks; call :func:`check_evaluation` first."""
-    run = _Measurement(under_test, settings, documents, stores or Stores.in_memory(), progress)
+    run = _SuiteLoop(under_test, settings, documents, stores or Stores.in_memory(), progress)
     results = [result for suite in chosen_suites(settings) for result in run.suite(suite)]
     log = run.stores.predictions
     # A server that takes no prompt at all is not the one that was meant to be measured.
@@ -249,7 +249,7 @@ def generated_tasks(suite: GeneratedSuite, names: Sequence[str], settings: Setti
 
 
 @dataclass(frozen=True, eq=False)
-class _Measurement:
+class _SuiteLoop:
     under_test: ModelUnderTest
     settings: Settings
     documents: Sequence[Ids] | None

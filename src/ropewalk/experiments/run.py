@@ -21,7 +21,7 @@ import torch
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.experiments.finished import Finished, cells_of, read_finished
+from ropewalk.experiments.finished_runs import FinishedRun, cells_of, read_finished
 from ropewalk.experiments.grid import Grid, Run, make_grid
 from ropewalk.experiments.settings import CompareSettings
 from ropewalk.experiments.statistics import differences, means_over_seeds
@@ -321,8 +321,8 @@ def _reason(log: Path, status: int) -> str:
     return errors[-1].removeprefix("error: ") if errors else f"it ended with status {status}"
 
 
-def _finished_cells(grid: Grid) -> dict[str, dict[int, Finished]]:
-    cells: dict[str, dict[int, Finished]] = {}
+def _finished_cells(grid: Grid) -> dict[str, dict[int, FinishedRun]]:
+    cells: dict[str, dict[int, FinishedRun]] = {}
     for each in grid.runs:
         if _is_finished(each):
             cells.setdefault(each.cell, {})[each.seed] = read_finished(each.folder)
@@ -332,7 +332,7 @@ def _finished_cells(grid: Grid) -> dict[str, dict[int, Finished]]:
 def _compared(
     output: Path | None,
     reference: str,
-    cells: Mapping[str, Mapping[int, Finished]],
+    cells: Mapping[str, Mapping[int, FinishedRun]],
     failures: Sequence[Failure],
     unfinished: int,
 ) -> ExperimentResult:
@@ -355,7 +355,7 @@ def _compared(
     )
 
 
-def _cell(name: str, runs: Mapping[int, Finished]) -> Cell:
+def _cell(name: str, runs: Mapping[int, FinishedRun]) -> Cell:
     costs = [run.cost for run in runs.values() if run.cost is not None]
     speeds = [cost.tokens_per_second for cost in costs if cost.tokens_per_second is not None]
     return Cell(

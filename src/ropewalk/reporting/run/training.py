@@ -13,7 +13,7 @@ from ropewalk.compatibility import readings
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.tasks.passkey import SUITE
-from ropewalk.experiments.finished import cost_of
+from ropewalk.experiments.finished_runs import cost_of
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
 from ropewalk.models.checkpoint.card import CARD, is_own_card

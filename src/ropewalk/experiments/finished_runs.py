@@ -37,7 +37,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A finished run, or an evaluation.
 
     Attributes:
@@ -55,7 +55,7 @@ class Finished:
     cost: Cost | None
 
 
-def read_finished(folder: Path) -> Finished:
+def read_finished(folder: Path) -> FinishedRun:
     """Read a finished run, or the folder of a finished evaluation.
 
     Raises:
@@ -72,7 +72,7 @@ def read_finished(folder: Path) -> Finished:
                 "the folder of one of these"
             )
         record, results = read_record(folder)
-        return Finished(folder, tuple(results), None, int(record["settings"].get("seed", 0)), None)
+        return FinishedRun(folder, tuple(results), None, int(record["settings"].get("seed", 0)), None)
     try:
         values = parse_json(summary.read_text(encoding="utf-8"), strict=True)
         results = [TaskResult.from_json(each) for each in values["after"]]
@@ -90,7 +90,7 @@ def read_finished(folder: Path) -> Finished:
     # Runs of a grid share a cache of rows, a run by hand has another or none; the rows are the same.
     data = {key: value for key, value in plain["data"].items() if key != "cache"}
     kept = {key: value for key, value in plain.items() if key not in NOT_COMPARED} | {"data": data}
-    return Finished(folder, tuple(results), dict(_flat(kept)), recipe.seed, cost_of(folder))
+    return FinishedRun(folder, tuple(results), dict(_flat(kept)), recipe.seed, cost_of(folder))
 
 
 def cost_of(folder: Path) -> Cost:
@@ -116,7 +116,7 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def cells_of(runs: Sequence[Finished]) -> dict[str, dict[int, Finished]]:
+def cells_of(runs: Sequence[FinishedRun]) -> dict[str, dict[int, FinishedRun]]:
     """Group finished runs into cells: runs that differ by their seed alone are one cell.
 
     Cells are named by the keys in which recipes differ, or by their folders, in the order given.
@@ -124,7 +124,7 @@ def cells_of(runs: Sequence[Finished]) -> dict[str, dict[int, Finished]]:
     Raises:
         RopewalkError: if two runs are the same cell with the same seed.
     """
-    groups: list[list[Finished]] = []
+    groups: list[list[FinishedRun]] = []
     for run in runs:
         # Evaluations record no recipe, so nothing tells which of them belong together: each is a cell of its own.
         group = next(
@@ -135,7 +135,7 @@ def cells_of(runs: Sequence[Finished]) -> dict[str, dict[int, Finished]]:
         else:
             group.append(run)
     differing = _differing([group[0].recipe for group in groups])
-    found: dict[str, dict[int, Finished]] = {}
+    found: dict[str, dict[int, FinishedRun]] = {}
     for group in groups:
         first = group[0]
         name = first.folder.name

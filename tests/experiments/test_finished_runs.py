@@ -7,7 +7,7 @@ import pytest
 
 from ropewalk import RopewalkError
 from ropewalk.evaluation.results import SAMPLES, TaskResult
-from ropewalk.experiments.finished import Cost, Finished, cells_of, read_finished
+from ropewalk.experiments.finished_runs import Cost, FinishedRun, cells_of, read_finished
 from ropewalk.training import load_recipe
 from ropewalk.training.recipe.file import dump_recipe
 
@@ -65,12 +65,12 @@ def test_runs_that_differ_by_seed_and_place_are_one_cell(tmp_path):
 
 def test_recipes_that_differ_in_many_keys_are_named_by_their_folders():
     recipes = [{f"k{n}": side for n in range(9)} for side in (1, 2)]
-    runs = [Finished(Path(f"runs/{n}"), (), recipe, 0, None) for n, recipe in enumerate(recipes)]
+    runs = [FinishedRun(Path(f"runs/{n}"), (), recipe, 0, None) for n, recipe in enumerate(recipes)]
     assert list(cells_of(runs)) == ["0", "1"]
 
 
 def test_evaluations_are_cells_of_their_own_by_folder():
-    runs = [Finished(Path(f"{name}/eval"), (), None, 0, None) for name in ("a", "b")]
+    runs = [FinishedRun(Path(f"{name}/eval"), (), None, 0, None) for name in ("a", "b")]
     assert list(cells_of(runs)) == ["eval", "b/eval"]
 
 
