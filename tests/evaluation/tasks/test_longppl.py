@@ -121,7 +121,6 @@ def naive(
     st.integers(1, 4),
     st.sampled_from([BOS, None]),
     st.booleans(),
-    st.integers(1, 3),
     st.one_of(st.none(), st.integers(1, 9)),
 )
 def test_equals_a_reading_of_every_token_by_itself(
@@ -134,14 +133,13 @@ def test_equals_a_reading_of_every_token_by_itself(
     step: int,
     bos: int | None,
     itself: bool,
-    batch_size: int,
     chunk: int | None,
 ) -> None:
     alpha, beta = 0.2, -6.0
     documents = text(*lengths, 37)
     evaluator = None if itself else Evaluator("other", *other, word_tokenizer(bos))
     found = long_perplexity(
-        WindowReader(*own, bos, batch_size=batch_size, prefill_chunk=chunk),
+        WindowReader(*own, bos, prefill_chunk=chunk),
         documents,
         KeyTokenRule(length, short, step, alpha, beta),
         evaluator=evaluator,
@@ -579,7 +577,6 @@ def test_leaves_the_models_as_they_were(own: tuple[Any, OutputHead], other: tupl
         ({"short_context": 35}, "short_context plus step must be less than 39"),
         ({"short_context": 0}, "short_context must be 1 or more, got 0"),
         ({"step": 0}, "step must be 1 or more, got 0"),
-        ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
         ({"alpha": math.nan}, "alpha must be a finite number of nats, got nan"),
         ({"beta": -math.inf}, "beta must be a finite number of nats, got -inf"),
         ({"prefill_chunk": 0}, "prefill_chunk must be 1 token or more, got 0"),
@@ -590,7 +587,7 @@ def test_leaves_the_models_as_they_were(own: tuple[Any, OutputHead], other: tupl
 def test_refuses_what_it_cannot_score(settings: dict[str, Any], message: str) -> None:
     model = Recalling(sure=8.0)
     values = {"documents": text(30), "length": 40, "short_context": 8, "step": 4, **settings}
-    reading = {name: values.pop(name) for name in ("batch_size", "prefill_chunk") if name in values}
+    reading = {name: values.pop(name) for name in ("prefill_chunk",) if name in values}
     with pytest.raises(RopewalkError, match=message):
         long_perplexity(
             WindowReader(model, identity(), BOS, **reading), values.pop("documents"), KeyTokenRule(**values)

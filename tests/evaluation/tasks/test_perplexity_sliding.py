@@ -85,7 +85,6 @@ def test_equals_the_published_loop(
     st.integers(2, 24),
     st.data(),
     st.sampled_from([BOS, None]),
-    st.integers(1, 4),
     st.one_of(st.none(), st.integers(1, 30)),
 )
 def test_equals_the_published_loop_in_any_shape(
@@ -96,12 +95,11 @@ def test_equals_the_published_loop_in_any_shape(
     length: int,
     data: st.DataObject,
     bos: int | None,
-    batch_size: int,
     chunk: int | None,
 ) -> None:
     documents, stride = text(*lengths), data.draw(st.integers(1, length - 1))
     found = sliding_perplexity(
-        WindowReader(model, head, bos, batch_size=batch_size, prefill_chunk=chunk),
+        WindowReader(model, head, bos, prefill_chunk=chunk),
         documents,
         SlidingWindows(length, stride),
     )
@@ -230,7 +228,7 @@ def test_leaves_the_model_as_it_was_and_says_how_far_it_is(model: Any, head: Out
     model.train()
     try:
         sliding_perplexity(
-            WindowReader(model, head, BOS, batch_size=2),
+            WindowReader(model, head, BOS),
             text(30, 20),
             SlidingWindows(16, 5),
             progress=lambda done, total: calls.append((done, total)),
@@ -248,7 +246,6 @@ def test_leaves_the_model_as_it_was_and_says_how_far_it_is(model: Any, head: Out
         ({"length": 1}, "2 tokens or more, got 1"),
         ({"stride": 16}, "stride must be from 1 to 15 tokens for windows of 16, got 16"),
         ({"stride": 0}, "stride must be from 1 to 15"),
-        ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
         ({"most_windows": 0}, "most_windows must be 1 or more, got 0"),
         ({"prefill_chunk": 0}, "prefill_chunk must be 1 token or more, got 0"),
         ({"documents": []}, "at least one document"),
@@ -259,7 +256,7 @@ def test_refuses_what_it_cannot_score(
     model: Any, head: OutputHead, settings: dict[str, Any], message: str
 ) -> None:
     values = {"documents": text(30), "length": 16, "stride": 5, **settings}
-    reading = {name: values.pop(name) for name in ("batch_size", "prefill_chunk") if name in values}
+    reading = {name: values.pop(name) for name in ("prefill_chunk",) if name in values}
     with pytest.raises(RopewalkError, match=message):
         sliding_perplexity(
             WindowReader(model, head, BOS, **reading), values.pop("documents"), SlidingWindows(**values)

@@ -161,14 +161,12 @@ class WindowReader:
         model: a causal decoder from ``load_model``.
         head: the model's output head.
         bos_id: token id before every window; None if the tokenizer has no BOS.
-        batch_size: maximum number of windows per forward pass; they have equal lengths.
         prefill_chunk: tokens per forward pass, see :func:`causal_losses`.
     """
 
     model: Any
     head: OutputHead
     bos_id: int | None = None
-    batch_size: int = 1
     prefill_chunk: int | None = None
 
     @property
@@ -180,11 +178,9 @@ class WindowReader:
         """Raise if the settings do not work with the model.
 
         Raises:
-            RopewalkError: if ``batch_size`` or ``prefill_chunk`` is less than 1.
+            RopewalkError: if ``prefill_chunk`` is less than 1.
             EngineError: if the model cannot read a sequence in chunks.
         """
-        if self.batch_size < 1:
-            raise RopewalkError(f"batch_size must be 1 or more, got {self.batch_size}")
         check_prefill_chunk(self.model, self.prefill_chunk)
 
     def losses(self, windows: Sequence[tuple[Ids, Window]]) -> Iterator[tuple[int, NDArray[np.float64]]]:
@@ -197,21 +193,18 @@ class WindowReader:
             The index of a window in ``windows``, and its losses ``[end - first]`` in nats. The longest windows come
             first, so that running out of memory shows immediately.
         """
-        # Batches of equal length need no padding, so that no window's result depends on its batch.
-        of_length: dict[int, list[int]] = {}
-        for number, (_, window) in enumerate(windows):
-            of_length.setdefault(window.end - window.start, []).append(number)
-        for same in (of_length[tokens] for tokens in sorted(of_length, reverse=True)):
-            for at in range(0, len(same), self.batch_size):
-                batch = same[at : at + self.batch_size]
-                rows = [window_row(*windows[number], self.bos_id) for number in batch]
-                ids, labels = (torch.from_numpy(np.stack(each)) for each in zip(*rows, strict=True))
-                ids, labels = ids.to(self.model.device), labels.to(self.model.device)
-                losses = causal_losses(self.model, self.head, ids, labels, self.prefill_chunk).cpu().numpy()
-                for number, row in zip(batch, losses, strict=True):
-                    window = windows[number][1]
-                    # Counted from the end, so that a BOS in front makes no difference.
-                    yield number, row[window.first - window.end - 1 : -1]
+        longest_first = sorted(range(len(windows)), key=lambda number: -_tokens(windows[number][1]))
+        for number in longest_first:
+            document, window = windows[number]
+            row = (torch.from_numpy(each)[None] for each in window_row(document, window, self.bos_id))
+            ids, labels = (each.to(self.model.device) for each in row)
+            losses = causal_losses(self.model, self.head, ids, labels, self.prefill_chunk)[0].cpu().numpy()
+            # Counted from the end, so that a BOS in front makes no difference.
+            yield number, losses[window.first - window.end - 1 : -1]
+
+
+def _tokens(window: Window) -> int:
+    return window.end - window.start
 
 
 def window_row(document: Ids, window: Window, bos_id: int | None) -> tuple[NDArray[Any], NDArray[Any]]:

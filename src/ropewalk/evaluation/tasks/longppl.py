@@ -333,7 +333,7 @@ def long_perplexity(
     """Compute the perplexity of a model on the tokens that need long context.
 
     Args:
-        reader: the model; its training mode is left unchanged, and its batch size applies to short rows.
+        reader: the model; its training mode is left unchanged.
         documents: int ``[tokens]`` each, without special tokens. Documents of at most ``short_context + step`` tokens
             have nothing to compare; they are skipped and counted.
         rule: rule that selects the key tokens.
