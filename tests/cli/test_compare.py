@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ropewalk.cli import app as program
-from tests.experiments.test_finished import finished_run
+from tests.experiments.test_finished_runs import finished_run
 
 
 @pytest.fixture
