@@ -111,6 +111,7 @@ def test_threads_and_a_forked_process_get_their_own_texts():
     before.owner = os.getppid()
     try:
         assert rendered("{{ 1 }}") == "1"
+        assert module._started() is not before
     finally:
         before.owner = os.getpid()
         before.close()
