@@ -283,6 +283,13 @@ def test_what_may_not_change_is_refused_with_its_reason(cut, tmp_path, capsys, o
     assert content_of(cut["output"]) == before
 
 
+def test_a_change_that_is_refused_is_not_announced(cut):
+    notes = Notes()
+    with pytest.raises(RopewalkError, match=r"differs in data\.eos"):
+        extend(recipe_of(cut, data={**cut["data"], "eos": False}), resume=True, reporter=notes)
+    assert not any("the recipe changes" in line for line in notes.told)
+
+
 def test_another_model_is_refused_whatever_its_name(cut, tiny_checkpoint, tmp_path, capsys):
     other = shutil.copytree(tiny_checkpoint, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())

@@ -163,12 +163,15 @@ def _taken_up(recipe: Recipe, context: RunContext | None, resume: bool, stages: 
         # On rank 0 under the lock: another process might still be writing what looks like left-overs.
         store = held.enter_context(opened(output, HOLDS, world, None, ADVICE, prepare))
         start = world.on_rank_0(lambda: started(store, recipe, resume, stages, world.restarts))
-        for line in (*notes, *start.notes):
+        for line in notes:
             reporter.note(line)
         run = resolved_run(recipe, context, Runner(store, world, reporter), start, clock)
         packing, run.steps = _steps(run)
         again = None if start.first is None else f"rope-{start.first}"
         run.todo = run.runner.survey([*packing, *run.steps], again)
+        # Only now: a change that is refused is no change.
+        for line in start.notes:
+            reporter.note(line)
         done = verified(run)
         # Rows that are packed need no source again.
         if not all(run.todo.is_done(step.name) for step in packing):
