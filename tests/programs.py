@@ -101,6 +101,12 @@ def run_program(
     return subprocess.CompletedProcess("a program", program.returncode, out, errors)
 
 
+def run_interpreter(code: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end in a real interpreter, for what must not find ropewalk imported."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def _run(code: str, arguments: list[str], environment: dict[str, str], said: str) -> None:
     os.environ.clear()
     os.environ.update(environment)

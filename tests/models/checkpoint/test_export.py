@@ -42,7 +42,7 @@ from tests.longrope_cases import (
     token_ids,
 )
 from tests.marks import slow_after
-from tests.programs import run_program
+from tests.programs import run_interpreter
 
 LENGTHS = (ORIGINAL, TARGET, ORIGINAL - 5, ORIGINAL + 1)
 PUBLISHED = longrope_attention_factor(TARGET / ORIGINAL, ORIGINAL)
@@ -68,7 +68,7 @@ save_file(found, sys.argv[2])
 
 def plainly(asked: list[tuple[str, tuple[int, ...], list[int]]], file: Path) -> dict[str, Tensor]:
     """Logits of folders by name and length, of a process that never heard of ropewalk."""
-    done = run_program(PLAIN, repr(asked), file)
+    done = run_interpreter(PLAIN, repr(asked), file)
     assert done.returncode == 0, done.stderr
     return load_file(file)
 

@@ -20,7 +20,7 @@ from ropewalk.rope import (
     method_for_target,
 )
 from tests.models.families import tiny_model
-from tests.programs import run_program
+from tests.programs import run_interpreter
 
 
 def token_ids(length: int, batch: int = 1) -> torch.Tensor:
@@ -58,7 +58,7 @@ def test_a_saved_model_is_the_same_in_plain_transformers(checkpoint, tmp_path, r
         "expected = torch.load(sys.argv[2], weights_only=True)\n"
         "print(float((model(expected['ids']).logits - expected['logits']).abs().max()))\n"
     )
-    result = run_program(program, saved, tmp_path / "expected.pt")
+    result = run_interpreter(program, saved, tmp_path / "expected.pt")
     result.check_returncode()
     # Two float32 kernels over logits below 1; the same cos and sin.
     assert float(result.stdout) < 1e-6

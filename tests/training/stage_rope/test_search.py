@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +26,7 @@ from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.stage_rope.search import checkpoint_digest
 from tests.evaluation.evaluation_cases import perplexity_by_position
 from tests.marks import slow_after
+from tests.programs import run_interpreter
 from tests.training.run_cases import extend, extended
 
 ORIGINAL, TARGET = 32, 256
@@ -237,8 +236,7 @@ def test_plain_transformers_gives_the_same_logits_below_and_above_the_original_l
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(0, 16, (1, n), generator=generator) for n in (ORIGINAL - 5, ORIGINAL, TARGET)]
     torch.save(ids, tmp_path / "ids.pt")
-    # An interpreter of its own, because the server of other programs has imported ropewalk.
-    subprocess.run([sys.executable, "-c", PLAIN, summary["model"], str(tmp_path)], check=True)
+    run_interpreter(PLAIN, summary["model"], tmp_path).check_returncode()
     ours = load_model(summary["model"])
     for each, plain in zip(ids, torch.load(tmp_path / "logits.pt"), strict=True):
         with torch.no_grad():
