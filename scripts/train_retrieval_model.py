@@ -36,8 +36,39 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from ropewalk.data.read.embedded import embedded_documents
-from ropewalk.data.read.retrieval import PHRASES, ExamWriter
+from ropewalk.data.read.retrieval import (
+    CHAIN_TASK,
+    NEEDLE_TASK,
+    NOISE_SENTENCES,
+    PASSKEY_TASK,
+    ExamWriter,
+)
 from ropewalk.evaluation.tasks.words import key_words, words_unavailable
+
+PHRASES = (
+    PASSKEY_TASK,
+    "The pass key is",
+    ". Remember it.",
+    " is the pass key.",
+    "What is the pass key? The pass key is",
+    NEEDLE_TASK,
+    "One of the special magic numbers for",
+    " is:",
+    "What is the special magic number for",
+    " mentioned in the provided text? The special magic number for",
+    " mentioned in the provided text is",
+    f"{CHAIN_TASK}\n\n",
+    "VAR",
+    " = VAR",
+    "Question: Find all variables that are assigned the value",
+    " in the text above. Answer: According to the chain(s) of variable assignment in the text above, "
+    "5 variables are assigned the value",
+    ", they are: ",
+    *NOISE_SENTENCES,
+    *(f" {sentence}" for sentence in NOISE_SENTENCES),
+    " Here we go. There and back again.\n",
+)
+"""The fixed parts of the documents, for a tokenizer in which each is one token."""
 
 CONTEXT = 256
 VOCAB_SIZE = 2048

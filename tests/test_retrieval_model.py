@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ropewalk.data.read.retrieval import PHRASES, ExamWriter
+from ropewalk.data.read.retrieval import ExamWriter
 from ropewalk.evaluation.prompt import PromptEncoder
 from tests.places import ROOT
 
@@ -94,8 +94,8 @@ def test_same_seed_gives_the_same_rows(script, tokenizer):
     assert rows(1) != rows(2)
 
 
-def test_phrases_digits_and_capitals_are_single_tokens(tokenizer):
-    for phrase in PHRASES:
+def test_phrases_digits_and_capitals_are_single_tokens(script, tokenizer):
+    for phrase in script.PHRASES:
         assert len(tokenizer.encode(phrase, add_special_tokens=False)) == 1
     pieces = [tokenizer.decode([id]) for id in tokenizer.encode(" ABC 123", add_special_tokens=False)]
     assert pieces == [" A", "B", "C", " 1", "2", "3"]

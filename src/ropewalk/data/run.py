@@ -16,7 +16,7 @@ from ropewalk.data.rows.manifest import summary
 from ropewalk.data.rows.pack import pack_rows
 from ropewalk.data.rows.packed_rows import PackedRows, holds_rows, is_packed, open_rows
 from ropewalk.data.rows.writer import Writing
-from ropewalk.data.settings import PackConfig, PreviewConfig, StatsConfig, processes
+from ropewalk.data.settings import PackConfig, PreviewConfig, StatsConfig
 from ropewalk.data.statistics import rows_report, statistics_report
 from ropewalk.data.tokens.count import count_splits
 from ropewalk.data.tokens.samples import sample_tokens
@@ -201,7 +201,7 @@ def stats(config: StatsConfig, context: RunContext) -> DataStats:
         counted = count_splits(
             config.sources,
             tokenizer,
-            processes(config.workers),
+            config.workers,
             lambda done, tokens: advance(done, f"{tokens:,} tokens"),
         )
         report = statistics_report(counted.statistics(config.length))

@@ -37,6 +37,14 @@ def interrupted(work: Job, folder: Path, files: int = 1, **options: object) -> P
     return folder
 
 
+def imbalance(account: dict[str, int]) -> tuple[int, int]:
+    """Left minus right side of the two equations of an account of tokens."""
+    left_out = ("validation", "withheld", "unread", "dropped", "own_bos")
+    own = account["tokens_in"] + account["repeated"] - sum(account[key] for key in left_out)
+    added = sum(account[key] for key in ("bos", "eos", "tags", "padding"))
+    return own - account["own"], own + added - account["tokens_packed"] - account["tokens_remainder"]
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from ropewalk.data import InterleaveSettings, MixtureSettings, PackingSettings, ValidationSettings
-from ropewalk.data.rows.manifest import imbalance, token_account
+from ropewalk.data.rows.manifest import token_account
 from ropewalk.errors import RopewalkError
-from tests.data.rows.rows_cases import job, prepare
+from tests.data.rows.rows_cases import imbalance, job, prepare
 
 
 def test_manifest_tells_how_the_rows_came_to_be(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:

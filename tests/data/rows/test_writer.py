@@ -16,11 +16,11 @@ from ropewalk.data import (
     ValidationSettings,
     open_rows,
 )
-from ropewalk.data.rows.manifest import imbalance, token_account
+from ropewalk.data.rows.manifest import token_account
 from ropewalk.data.tokens import corpus as corpus_module
 from ropewalk.errors import RopewalkError
 from tests.data.cases import Job, changed
-from tests.data.rows.rows_cases import SHARD_SETTINGS, interrupted, job, tree
+from tests.data.rows.rows_cases import SHARD_SETTINGS, imbalance, interrupted, job, tree
 from tests.programs import Program
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from ropewalk.data.read import input_splits
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.statistics import DocumentCounts
-from ropewalk.data.tokens import count
+from ropewalk.data.tokens import corpus
 from ropewalk.data.tokens.count import count_splits
 from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
@@ -21,7 +21,7 @@ def test_counts_are_those_of_one_stream(
     corpus_folder: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     monkeypatch.setattr(input_splits, "SPLIT_BYTES", 1500)
-    monkeypatch.setattr(count, "PROCESS_BYTES", 1)
+    monkeypatch.setattr(corpus, "PROCESS_BYTES", 1)
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("one", "two", "one")]
     (corpus_folder / "ids.jsonl").write_text("".join(json.dumps({"input_ids": each}) + "\n" for each in ids))
     specs = [SourceSpec(path=str(corpus_folder)), SourceSpec(path="embedded:validation", max_documents=3)]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 TotalFrom = Literal["tokens", "weights", "shares", "corpus"]
 # With more cells than this, sentences describe only the whole mixture; the report still has every cell.
@@ -106,13 +107,7 @@ class MixtureReport:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MixtureReport:
         """Rebuild a report from the output of ``dataclasses.asdict``, or from its JSON."""
-        nested = {
-            "total": Proportions(**values["total"]),
-            "sources": tuple(Proportions(**each) for each in values["sources"]),
-            "cells": tuple(Cell(**each) for each in values["cells"]),
-            "shortages": tuple(values["shortages"]),
-        }
-        return cls(**{**values, **nested})
+        return TypeAdapter(cls).validate_python(values)
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,13 +97,7 @@ def demo_model_path() -> Path:
     Raises:
         RopewalkError: if this installation lacks the folder.
     """
-    path = Path(__file__).parents[1] / "demo_model"
-    if not (path / "config.json").is_file():
-        raise RopewalkError(
-            f"the files of the model {EMBEDDED!r} are missing from this installation of ropewalk; reinstall "
-            "ropewalk, or run scripts/train_demo_model.py of ropewalk's repository"
-        )
-    return path
+    return _shipped("demo_model", EMBEDDED)
 
 
 def retrieval_model_path() -> Path:
@@ -115,11 +109,15 @@ def retrieval_model_path() -> Path:
     Raises:
         RopewalkError: if this installation lacks the folder.
     """
-    path = Path(__file__).parents[1] / "retrieval_model"
+    return _shipped("retrieval_model", RETRIEVAL)
+
+
+def _shipped(folder: str, model: str) -> Path:
+    path = Path(__file__).parents[1] / folder
     if not (path / "config.json").is_file():
         raise RopewalkError(
-            f"the files of the model {RETRIEVAL!r} are missing from this installation of ropewalk; reinstall "
-            "ropewalk, or run scripts/train_retrieval_model.py of ropewalk's repository"
+            f"the files of the model {model!r} are missing from this installation of ropewalk; reinstall "
+            f"ropewalk, or run scripts/train_{folder}.py of ropewalk's repository"
         )
     return path
 

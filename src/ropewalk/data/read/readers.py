@@ -56,7 +56,19 @@ def read_documents(specs: Sequence[SourceSpec], counts: ReadingCounts | None = N
             invalid JSON line, a field that is missing or has a wrong type, an unknown suffix, a source without
             documents, a source that is given twice, or token ids instead of texts.
     """
-    return (refuse_token_ids(spec, document) for spec, document in _stream(specs, counts))
+    counts = ReadingCounts() if counts is None else counts
+    check_specs(specs)
+    for spec in specs:
+        # A copy, so that an error can state the counts of this source alone.
+        before = replace(counts)
+        counts.hidden_entries += hidden_entries([spec])
+        # Undivided, because a single process reads everything.
+        for split in source_splits(spec, math.inf):
+            for document in documents_in(split, counts):
+                yield refuse_token_ids(spec, document)
+        if counts.documents == before.documents:
+            since = {name: now - getattr(before, name) for name, now in vars(counts).items()}
+            raise no_documents(spec, ReadingCounts(**since))
 
 
 def documents_in(split: InputSplit, counts: ReadingCounts) -> Iterator[Document | TokenisedDocument]:
@@ -79,25 +91,6 @@ def refuse_token_ids(spec: SourceSpec, document: Document | TokenisedDocument) -
             f"{spec.path} contains token ids, but this command needs text; give a text source"
         )
     return document
-
-
-def _stream(
-    specs: Sequence[SourceSpec], counts: ReadingCounts | None = None
-) -> Iterator[tuple[SourceSpec, Document | TokenisedDocument]]:
-    """Yield every document that is not blank, with its source."""
-    counts = ReadingCounts() if counts is None else counts
-    check_specs(specs)
-    for spec in specs:
-        # A copy, so that an error can state the counts of this source alone.
-        before = replace(counts)
-        counts.hidden_entries += hidden_entries([spec])
-        # Undivided, because a single process reads everything.
-        for split in source_splits(spec, math.inf):
-            for document in documents_in(split, counts):
-                yield spec, document
-        if counts.documents == before.documents:
-            since = {name: now - getattr(before, name) for name, now in vars(counts).items()}
-            raise no_documents(spec, ReadingCounts(**since))
 
 
 def no_documents(spec: SourceSpec, counts: ReadingCounts) -> RopewalkError:

@@ -43,31 +43,6 @@ NEEDLE_TASK = (
 )
 CHAIN_TASK = "Memorize and track the chain(s) of variable assignment hidden in the following text."
 
-PHRASES = (
-    PASSKEY_TASK,
-    "The pass key is",
-    ". Remember it.",
-    " is the pass key.",
-    "What is the pass key? The pass key is",
-    NEEDLE_TASK,
-    "One of the special magic numbers for",
-    " is:",
-    "What is the special magic number for",
-    " mentioned in the provided text? The special magic number for",
-    " mentioned in the provided text is",
-    f"{CHAIN_TASK}\n\n",
-    "VAR",
-    " = VAR",
-    "Question: Find all variables that are assigned the value",
-    " in the text above. Answer: According to the chain(s) of variable assignment in the text above, "
-    "5 variables are assigned the value",
-    ", they are: ",
-    *NOISE_SENTENCES,
-    *(f" {sentence}" for sentence in NOISE_SENTENCES),
-    " Here we go. There and back again.\n",
-)
-"""The fixed parts of the documents, for a tokenizer in which each is one token."""
-
 
 @dataclass(frozen=True)
 class Exam:

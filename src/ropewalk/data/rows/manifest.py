@@ -147,7 +147,7 @@ def _totals(corpus: Corpus, documents: NDArray[np.int64]) -> dict[str, dict[str,
 def token_account(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     """Account for every token of a packing run.
 
-    Two equations hold exactly (:func:`imbalance`)::
+    Two equations hold exactly::
 
         tokens_in + repeated = validation + withheld + unread + dropped + own_bos + own
         own + bos + eos + tags + padding = tokens_packed + tokens_remainder
@@ -179,14 +179,6 @@ def token_account(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
         "tokens_packed": packing["row_tokens"],
         "tokens_remainder": packing["remainder_tokens"],
     }
-
-
-def imbalance(account: Mapping[str, int]) -> tuple[int, int]:
-    """Left minus right side of the account's two equations, in tokens; (0, 0) for every run."""
-    left_out = ("validation", "withheld", "unread", "dropped", "own_bos")
-    own = account["tokens_in"] + account["repeated"] - sum(account[key] for key in left_out)
-    added = sum(account[key] for key in ("bos", "eos", "tags", "padding"))
-    return own - account["own"], own + added - account["tokens_packed"] - account["tokens_remainder"]
 
 
 def summary(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,8 +33,6 @@ from ropewalk.data.tokens.token_shards import (
     writing_shard,
 )
 from ropewalk.data.tokens.tokenise import (
-    BATCH_CHARACTERS,
-    BATCH_DOCUMENTS,
     Encoder,
     Progress,
     check_ids,
@@ -75,7 +73,11 @@ class TokenReader:
         self._open: OrderedDict[int, TokenFile] = OrderedDict()
 
     def read_tokens(self, number: int, first: int, out: NDArray[np.int32]) -> None:
-        """As in :class:`Corpus`."""
+        """Fill ``out`` with own tokens of document ``number`` (from 0), starting at its token ``first``.
+
+        Raises:
+            RopewalkError: if its shard is missing.
+        """
         shard = bisect_right(self._starts, number) - 1
         file = self._open.get(shard)
         if file is None:
@@ -166,16 +168,8 @@ class Corpus:
         """
         number = checked_index(number, len(self))
         ids = np.empty(int(self.lengths[number]), np.int32)
-        self.read_tokens(number, 0, ids)
+        self.reader.read_tokens(number, 0, ids)
         return ids
-
-    def read_tokens(self, number: int, first: int, out: NDArray[np.int32]) -> None:
-        """Fill ``out`` with own tokens of document ``number`` (from 0), starting at its token ``first``.
-
-        Raises:
-            RopewalkError: if its shard is missing.
-        """
-        self.reader.read_tokens(number, first, out)
 
     def close(self) -> None:
         """Close the shards' files; later reads open them again."""
@@ -241,9 +235,7 @@ def tokenise_splits(
         (path, shards.splits[path]) for path in own_first(paths, work.shard) if path not in shards.found
     ]
     if executor is None:
-        # A size of 0 is unknown.
-        size = sum(split.size or PROCESS_BYTES for _, split in missing)
-        executor = Processes(min(processes(work.workers), -(-size // PROCESS_BYTES) or 1))
+        executor = processes_for([split for _, split in missing], work.workers)
     job = (Encoder.of(tokenizer), read)
     for _ in run_tasks(executor, _write_split, job, missing, lambda item: shards.look(item[0]), folder):
         pass
@@ -252,6 +244,13 @@ def tokenise_splits(
     # Corpus drops each index once it has copied it, which frees nothing while another reference is left.
     shards.found.clear()
     return Corpus(found, len(splits))
+
+
+def processes_for(splits: Sequence[InputSplit], workers: int) -> Processes:
+    """As many processes as are worth to start for reading splits, and no more than the workers of the settings."""
+    # A size of 0 is unknown.
+    size = sum(split.size or PROCESS_BYTES for split in splits)
+    return Processes(min(processes(workers), -(-size // PROCESS_BYTES) or 1))
 
 
 class _Shards:
@@ -313,7 +312,7 @@ def _write_split(job: tuple[Encoder, Reader], item: tuple[Path, InputSplit]) -> 
         return
     with writing_shard(path) as shard:
         items = _with_documents(read(split), encoder.vocabulary)
-        for texts, records in in_batches(items, BATCH_DOCUMENTS, BATCH_CHARACTERS):
+        for texts, records in in_batches(items):
             batch = encoder.encode(texts)
             encoded = zip(batch.documents(), batch.hashes.tolist(), strict=True)
             for record in records:

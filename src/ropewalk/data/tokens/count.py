@@ -10,11 +10,10 @@ from ropewalk.data.read.input_splits import InputSplit, source_splits
 from ropewalk.data.read.readers import ReadingCounts, documents_in, no_documents
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.statistics import DocumentCounts
+from ropewalk.data.tokens.corpus import processes_for
 from ropewalk.data.tokens.tokenise import Encoder, Progress
-from ropewalk.runs.tasks import Failed, Processes
+from ropewalk.runs.tasks import Failed
 
-PROCESS_BYTES = 1 << 20
-"""Bytes of documents for which starting another process is worth it."""
 _SKIPPED = ("empty_documents", "binary_files")
 
 
@@ -26,19 +25,18 @@ def count_splits(
     Args:
         specs: the sources.
         tokenizer: a transformers tokenizer with a fast backend.
-        workers: number of processes at most.
+        workers: number of processes at most; 0 for one per CPU core.
         progress: called after each split with the numbers of documents and tokens so far.
 
     Raises:
         RopewalkError: if a source has no documents, token ids do not fit the tokenizer, or reading fails.
     """
     splits = [split for spec in specs for split in source_splits(spec)]
-    # A size of 0 is unknown.
-    size = sum(split.size or PROCESS_BYTES for split in splits)
-    executor = Processes(min(workers, -(-size // PROCESS_BYTES) or 1))
     found: dict[int, tuple[DocumentCounts, ReadingCounts]] = {}
     documents = tokens = 0
-    for (number, _), result in executor.run(_count_split, Encoder.of(tokenizer), enumerate(splits)):
+    for (number, _), result in processes_for(splits, workers).run(
+        _count_split, Encoder.of(tokenizer), enumerate(splits)
+    ):
         if isinstance(result, Failed):
             raise result.error
         found[number] = result

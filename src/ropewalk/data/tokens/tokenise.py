@@ -217,14 +217,11 @@ class Encoder:
         return _encode(_backend(self.state), texts, self.template)
 
     def tokenise(
-        self,
-        documents: Iterable[Document | TokenisedDocument],
-        batch_documents: int = BATCH_DOCUMENTS,
-        batch_characters: int = BATCH_CHARACTERS,
+        self, documents: Iterable[Document | TokenisedDocument], batch_documents: int = BATCH_DOCUMENTS
     ) -> Iterator[TokenisedDocument]:
         """As :func:`tokenise`."""
         items = ((document, (document,)) for document in documents)
-        for texts, entries in in_batches(items, batch_documents, batch_characters):
+        for texts, entries in in_batches(items, batch_documents):
             encoded = iter(self.encode(texts).documents())
             for entry in entries:
                 if isinstance(entry, TokenisedDocument):
@@ -249,7 +246,6 @@ def tokenise(
     documents: Iterable[Document | TokenisedDocument],
     tokenizer: Any,
     batch_documents: int = BATCH_DOCUMENTS,
-    batch_characters: int = BATCH_CHARACTERS,
 ) -> Iterator[TokenisedDocument]:
     """Tokenise a stream of documents, in order.
 
@@ -261,14 +257,12 @@ def tokenise(
             pass through unchanged.
         tokenizer: a transformers tokenizer with a fast backend, or the folder or hub name of one.
         batch_documents: maximum number of documents per batch.
-        batch_characters: a batch ends with the document that reaches this many characters; tokens of tokenised
-            documents count as characters.
 
     Raises:
         RopewalkError: as in :func:`check_ids`.
     """
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-    return Encoder.of(tokenizer).tokenise(documents, batch_documents, batch_characters)
+    return Encoder.of(tokenizer).tokenise(documents, batch_documents)
 
 
 def check_ids(document: TokenisedDocument, vocabulary: int) -> None:
@@ -297,16 +291,14 @@ def backend_tokenizer(tokenizer: Any) -> Tokenizer:
 
 def in_batches(
     items: Iterable[tuple[Carried, Iterable[Document | TokenisedDocument]]],
-    most: int,
-    characters: int,
+    most: int = BATCH_DOCUMENTS,
 ) -> Iterator[tuple[list[Text], list[Carried]]]:
-    """Group items into batches for :meth:`Encoder.encode`.
+    """Group items into batches for :meth:`Encoder.encode`; one ends with the item that reaches ``BATCH_CHARACTERS``.
 
     Args:
-        items: pairs of a value and its documents. Tokenised documents add to the size of a batch but not to its texts.
+        items: pairs of a value and its documents. Tokenised documents are not among the texts of a batch, but their
+            tokens count as characters.
         most: maximum number of items per batch.
-        characters: a batch ends with the item that reaches this many characters; tokens of tokenised documents count
-            as characters.
 
     Yields:
         Texts of a batch, and the values of its items.
@@ -322,7 +314,7 @@ def in_batches(
             else:
                 texts.append(Conversation(document.text, document.origin) if document.chat else document.text)
                 size += len(document.text)
-        if len(carried) >= most or size >= characters:
+        if len(carried) >= most or size >= BATCH_CHARACTERS:
             yield texts, carried
             texts, carried, size = [], [], 0
     if carried:
