@@ -56,6 +56,7 @@ def _shards(documents: int) -> Iterator[Any]:
     """The indexes of token shards as tokenising keeps them."""
     import numpy as np
 
+    from ropewalk.data.read.readers import ReadingCounts
     from ropewalk.data.tokens.token_shards import TokenShard
 
     random = np.random.default_rng(0)
@@ -65,7 +66,7 @@ def _shards(documents: int) -> Iterator[Any]:
         hashes = random.integers(0, 2**64, count, np.uint64)
         hashes[::1000] = hashes[0]
         yield TokenShard(
-            path=Path("none"), empty_documents=0, binary_files=0, dropped_nulls=0,
+            path=Path("none"), reading=ReadingCounts(count),
             tokens=int(lengths.sum()), sources=tuple(f"source {n}" for n in range(20)), digest="00" * 32,
             lengths=lengths, source_ids=random.integers(0, 20, count, np.int32), hashes=hashes,
             characters=lengths * 4, first_ids=np.full(count, 5, np.int32), last_ids=np.full(count, 6, np.int32),

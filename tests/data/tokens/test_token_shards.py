@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ropewalk.data.read.readers import ReadingCounts
 from ropewalk.data.tokens import token_shards
 from ropewalk.data.tokens.token_shards import (
     TokenFile,
@@ -50,15 +51,15 @@ def shard(tmp_path: Path) -> TokenShard:
 
 def test_a_shard_holds_what_was_put_in(tmp_path: Path) -> None:
     with writing_shard(tmp_path / "new" / "p.tokens") as writer:
-        writer.binary_files += 1
-        writer.empty_documents += 2
-        writer.dropped_nulls += 3
+        writer.reading.binary_files += 1
+        writer.reading.empty_documents += 2
+        writer.reading.dropped_nulls += 3
         for ids, *rest in ROWS:
             writer.add(np.array(ids, np.int32), *rest)
         assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".tokens"]
         assert not (tmp_path / "new" / "p.tokens").exists()
     shard = open_shard(tmp_path / "new" / "p.tokens")
-    assert (shard.binary_files, shard.empty_documents, shard.dropped_nulls) == (1, 2, 3)
+    assert shard.reading == ReadingCounts(3, empty_documents=2, binary_files=1, dropped_nulls=3)
     assert shard.sources == ("b", "a")
     expected = {
         "lengths": (np.int64, [3, 0, 1]),

@@ -11,7 +11,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from ropewalk.data.read.documents import Document, text_hash
+from ropewalk.data.read.documents import Document
 from ropewalk.data.tokens.tokenise import (
     Encoder,
     SpecialTokens,
@@ -78,15 +78,14 @@ def test_ids_beyond_the_vocabulary_are_refused(tokenizer: PreTrainedTokenizerFas
         list(tokenise([DOCUMENTS[0], foreign], tokenizer))
 
 
-def test_an_encoder_gives_ids_and_hashes_in_any_process(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_an_encoder_gives_ids_in_any_process(tokenizer: PreTrainedTokenizerFast) -> None:
     encoder = pickle.loads(pickle.dumps(Encoder.of(tokenizer)))
     texts = ["one", "two words", ""]
     encoded = encoder.encode(texts)
-    assert [ids.tolist() for ids in encoded.documents()] == [
+    assert [ids.tolist() for ids in encoded] == [
         tokenizer(text, add_special_tokens=False).input_ids for text in texts
     ]
-    assert encoded.hashes.tolist() == [text_hash(text) for text in texts]
-    assert encoder.encode([]).documents() == []
+    assert encoder.encode([]) == []
     assert encoder.vocabulary == 258
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 
-from ropewalk.data.read.documents import Document, TokenisedDocument
+from ropewalk.data.read.documents import Document, Record, TokenisedDocument
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.input_splits import (
     InputSplit,
@@ -17,6 +17,9 @@ from ropewalk.data.read.input_splits import (
 )
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
+
+Reader = Callable[[InputSplit], Iterator[Record]]
+"""Yields the records of a split, like ``read_input_split``."""
 
 
 @dataclass
@@ -36,6 +39,11 @@ class ReadingCounts:
     binary_files: int = 0
     hidden_entries: int = 0
     dropped_nulls: int = 0
+
+    @classmethod
+    def total(cls, counts: Sequence[ReadingCounts]) -> ReadingCounts:
+        """The sum of several counts."""
+        return cls(*(sum(getattr(each, field.name) for each in counts) for field in fields(cls)))
 
 
 def read_documents(specs: Sequence[SourceSpec], counts: ReadingCounts | None = None) -> Iterator[Document]:
@@ -71,9 +79,20 @@ def read_documents(specs: Sequence[SourceSpec], counts: ReadingCounts | None = N
             raise no_documents(spec, ReadingCounts(**since))
 
 
-def documents_in(split: InputSplit, counts: ReadingCounts) -> Iterator[Document | TokenisedDocument]:
-    """Yield the documents of a split that are not blank, and count them and what is skipped."""
-    for record in read_input_split(split):
+def documents_in(
+    split: InputSplit, counts: ReadingCounts, read: Reader = read_input_split
+) -> Iterator[Document | TokenisedDocument]:
+    """Yield the documents of a split that are not blank, and count them and what is skipped.
+
+    Args:
+        split: the split.
+        counts: updated while the documents are consumed.
+        read: yields the split's records.
+
+    Raises:
+        RopewalkError: as in :func:`read_input_split`.
+    """
+    for record in read(split):
         counts.binary_files += record.binary
         for document in record.documents:
             if is_blank(document):

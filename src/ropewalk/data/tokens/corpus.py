@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -15,9 +15,9 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from ropewalk.data.read.documents import Document, Record, TokenisedDocument, token_hash
-from ropewalk.data.read.input_splits import NO_DOCUMENTS, InputSplit, changed, is_blank, read_input_split
-from ropewalk.data.read.readers import ReadingCounts, no_documents
+from ropewalk.data.read.documents import Document, text_hash, token_hash
+from ropewalk.data.read.input_splits import NO_DOCUMENTS, InputSplit, changed, read_input_split
+from ropewalk.data.read.readers import Reader, ReadingCounts, documents_in, no_documents
 from ropewalk.data.settings import SourceSpec, WorkSettings, processes
 from ropewalk.data.tokens.arrow import checked_index
 from ropewalk.data.tokens.chat import required_template
@@ -25,7 +25,6 @@ from ropewalk.data.tokens.token_shards import (
     COLUMNS,
     FORMAT,
     SUFFIX,
-    ShardWriter,
     TokenFile,
     TokenShard,
     open_shard,
@@ -35,8 +34,6 @@ from ropewalk.data.tokens.token_shards import (
 from ropewalk.data.tokens.tokenise import (
     Encoder,
     Progress,
-    check_ids,
-    in_batches,
     load_tokenizer,
     tokenizer_identity,
 )
@@ -54,9 +51,6 @@ _THREADS = 8
 
 ALONE = WorkSettings(workers=1)
 """One machine, one process."""
-
-Reader = Callable[[InputSplit], Iterator[Record]]
-"""Yields the records of a split, like ``read_input_split``."""
 
 
 class TokenReader:
@@ -130,15 +124,12 @@ class Corpus:
         self.characters = np.empty(documents, np.int64)
         self.first_ids = np.empty(documents, np.int32)
         self.last_ids = np.empty(documents, np.int32)
-        self.reading = ReadingCounts(documents)
+        self.reading = ReadingCounts.total([shard.reading for shard in shards])
         state = hashlib.sha256()
         sources: dict[str, int] = {}
         for start, stop in pairwise(starts):
             shard = shards.popleft()
             state.update(bytes.fromhex(shard.digest))
-            self.reading.empty_documents += shard.empty_documents
-            self.reading.binary_files += shard.binary_files
-            self.reading.dropped_nulls += shard.dropped_nulls
             # Shards number their sources independently; map them to the numbers of the corpus.
             ids = np.array([sources.setdefault(name, len(sources)) for name in shard.sources], np.int32)
             self.source_ids[start:stop] = ids[shard.source_ids]
@@ -299,9 +290,9 @@ class _Shards:
 
 
 def _refuse_no_documents(spec: SourceSpec, shards: Sequence[TokenShard]) -> None:
-    if not any(len(shard.lengths) for shard in shards):
-        empty = sum(shard.empty_documents for shard in shards)
-        raise no_documents(spec, ReadingCounts(0, empty, sum(shard.binary_files for shard in shards)))
+    counts = ReadingCounts.total([shard.reading for shard in shards])
+    if not counts.documents:
+        raise no_documents(spec, counts)
 
 
 def _write_split(job: tuple[Encoder, Reader], item: tuple[Path, InputSplit]) -> None:
@@ -311,42 +302,12 @@ def _write_split(job: tuple[Encoder, Reader], item: tuple[Path, InputSplit]) -> 
     if path.exists():
         return
     with writing_shard(path) as shard:
-        items = _with_documents(read(split), encoder.vocabulary)
-        for texts, records in in_batches(items):
-            batch = encoder.encode(texts)
-            encoded = zip(batch.documents(), batch.hashes.tolist(), strict=True)
-            for record in records:
-                _add_record(shard, record, encoded)
+        for document, ids in encoder.encode_documents(documents_in(split, shard.reading, read)):
+            if isinstance(document, Document):
+                shard.add(ids, document.source, text_hash(document.text), len(document.text))
+            else:
+                shard.add(ids, document.source, token_hash(ids), 0)
         if changed(split):
             raise RopewalkError(
                 f"a file of {split.spec.path} changed during packing; pack again when no program writes to the file"
             )
-
-
-def _with_documents(
-    records: Iterator[Record], vocabulary: int
-) -> Iterator[tuple[Record, list[Document | TokenisedDocument]]]:
-    """Yield each record with its documents that are not blank.
-
-    Raises:
-        RopewalkError: for token ids outside the vocabulary.
-    """
-    for record in records:
-        documents = [each for each in record.documents if not is_blank(each)]
-        for document in documents:
-            if isinstance(document, TokenisedDocument):
-                check_ids(document, vocabulary)
-        yield record, documents
-
-
-def _add_record(shard: ShardWriter, record: Record, encoded: Iterator[tuple[NDArray[np.int32], int]]) -> None:
-    shard.binary_files += record.binary
-    for document in record.documents:
-        if is_blank(document):
-            shard.empty_documents += 1
-        elif isinstance(document, TokenisedDocument):
-            shard.add(document.input_ids, document.source, token_hash(document.input_ids), 0)
-        else:
-            ids, text_hash = next(encoded)
-            shard.dropped_nulls += document.dropped_nulls
-            shard.add(ids, document.source, text_hash, len(document.text))

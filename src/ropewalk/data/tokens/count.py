@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ropewalk.data.read.files import hidden_entries
@@ -13,8 +14,6 @@ from ropewalk.data.statistics import DocumentCounts
 from ropewalk.data.tokens.corpus import processes_for
 from ropewalk.data.tokens.tokenise import Encoder, Progress
 from ropewalk.runs.tasks import Failed
-
-_SKIPPED = ("empty_documents", "binary_files")
 
 
 def count_splits(
@@ -44,10 +43,9 @@ def count_splits(
         tokens += sum(result[0].lengths)
         progress(documents, tokens)
     for spec in specs:
-        readings = [found[number][1] for number, split in enumerate(splits) if split.spec == spec]
-        if not any(each.documents for each in readings):
-            empty, binary = (sum(getattr(each, name) for each in readings) for name in _SKIPPED)
-            raise no_documents(spec, ReadingCounts(0, empty, binary, hidden_entries([spec])))
+        reading = ReadingCounts.total([found[n][1] for n, split in enumerate(splits) if split.spec == spec])
+        if not reading.documents:
+            raise no_documents(spec, replace(reading, hidden_entries=hidden_entries([spec])))
     counts = DocumentCounts()
     for number in range(len(splits)):
         counts.extend(found.pop(number)[0])

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ropewalk.data.read.readers import ReadingCounts
 from ropewalk.data.tokens.chat import token_ids
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import HashedFile
@@ -41,6 +42,7 @@ COLUMNS: dict[str, np.dtype[Any]] = {
 }
 """The index of the documents: names and types of its columns, in the order of the file."""
 
+_COUNTS = ("empty_documents", "binary_files", "dropped_nulls")
 _LENGTH_BYTES, _SEAL_BYTES = 16, 64
 _LEFTOVER = re.compile(r"\.(?P<name>[0-9a-f]{32})\.[0-9a-f]{32}\.tokens")
 
@@ -51,8 +53,7 @@ class TokenShard:
 
     Attributes:
         path: path of the file.
-        empty_documents, binary_files: numbers of blank documents and binary files that were skipped.
-        dropped_nulls: number of nulls left out of chats in tables (:class:`Document`).
+        reading: numbers of documents, and of what was skipped.
         tokens: number of token ids.
         sources: names of the sources, in the order of their first documents.
         digest: SHA-256 over the documents' ids, lengths, sources and hashes.
@@ -64,9 +65,7 @@ class TokenShard:
     """
 
     path: Path
-    empty_documents: int
-    binary_files: int
-    dropped_nulls: int
+    reading: ReadingCounts
     tokens: int
     sources: tuple[str, ...]
     digest: str
@@ -92,7 +91,11 @@ def writing_shard(path: Path) -> Iterator[ShardWriter]:
 
 
 class ShardWriter:
-    """Writes the documents of a split; made by :func:`writing_shard`."""
+    """Writes the documents of a split; made by :func:`writing_shard`.
+
+    Attributes:
+        reading: numbers of what was skipped, which the caller counts.
+    """
 
     def __init__(self, file: HashedFile) -> None:
         self._file = file
@@ -100,9 +103,7 @@ class ShardWriter:
         self._sources: dict[str, int] = {}
         self._columns = [array(kind) for kind in "qiQqii"]
         self._tokens = 0
-        self.empty_documents = 0
-        self.binary_files = 0
-        self.dropped_nulls = 0
+        self.reading = ReadingCounts()
 
     def add(self, input_ids: NDArray[np.int32], source: str, text_hash: int, characters: int) -> None:
         """Add a document.
@@ -141,9 +142,7 @@ class ShardWriter:
             "name": name,
             "documents": len(columns["lengths"]),
             "tokens": self._tokens,
-            "empty_documents": self.empty_documents,
-            "binary_files": self.binary_files,
-            "dropped_nulls": self.dropped_nulls,
+            **{name: getattr(self.reading, name) for name in _COUNTS},
             "sources": sources,
             "sha256": state.hexdigest(),
         }
@@ -186,12 +185,12 @@ def open_shard(path: Path) -> TokenShard:
         raise RopewalkError(
             f"{path} has the contents of another file, {header['name']}{SUFFIX}; delete {path.name} and run again"
         )
-    counts = ("empty_documents", "binary_files", "dropped_nulls", "tokens")
     return TokenShard(
         path=path,
+        reading=ReadingCounts(header["documents"], **{name: header[name] for name in _COUNTS}),
+        tokens=header["tokens"],
         sources=tuple(header["sources"]),
         digest=header["sha256"],
-        **{name: header[name] for name in counts},
         **columns,
     )
 

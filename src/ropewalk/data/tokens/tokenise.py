@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from huggingface_hub.errors import StrictDataclassError
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ropewalk.data.read.documents import Document, TokenisedDocument, text_hash
+from ropewalk.data.read.documents import Document, TokenisedDocument
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.data.tokens.chat import (
     ChatTemplate,
@@ -46,35 +46,8 @@ BATCH_DOCUMENTS = 4096
 BATCH_CHARACTERS = 1 << 18
 """A batch ends at whichever limit is reached first, so that a batch of books is no larger than one of short texts."""
 
-Carried = TypeVar("Carried")
-
 Text = str | Conversation
 """What is encoded: a text, or a conversation that is rendered first."""
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedTexts:
-    """The tokens of a batch of texts.
-
-    Attributes:
-        lengths: int64 ``[texts]``, tokens of each text.
-        hashes: uint64 ``[texts]``, ``text_hash`` of each text.
-        input_ids: int32 ``[tokens]``, ids of all texts, concatenated, without special tokens; ``~id`` for tokens of a
-            chat that are never targets.
-    """
-
-    lengths: NDArray[np.int64]
-    hashes: NDArray[np.uint64]
-    input_ids: NDArray[np.int32]
-
-    def documents(self) -> list[NDArray[np.int32]]:
-        """The ids of each text, as views."""
-        ends = np.cumsum(self.lengths).tolist()
-        return (
-            [self.input_ids[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-            if ends
-            else []
-        )
 
 
 @dataclass(frozen=True)
@@ -212,28 +185,71 @@ class Encoder:
         """The encoder of a transformers tokenizer with a fast backend."""
         return cls(backend_tokenizer(tokenizer).to_str(), chat_template(tokenizer), len(tokenizer))
 
-    def encode(self, texts: list[Text]) -> EncodedTexts:
-        """Tokenise a batch of texts. It takes 200 to 400 bytes of memory per token."""
-        return _encode(_backend(self.state), texts, self.template)
+    def encode(self, texts: list[Text]) -> list[NDArray[np.int32]]:
+        """Tokenise a batch of texts. It takes 200 to 400 bytes of memory per token.
+
+        Returns:
+            int32 ``[tokens]`` for each text, without special tokens, whose policy may differ between runs over the same
+            shards; ``~id`` for tokens of a chat that are never targets.
+        """
+        backend = _backend(self.state)
+        plain = [text for text in texts if isinstance(text, str)]
+        encodings = iter(backend.encode_batch_fast(plain, add_special_tokens=False))
+        return [
+            np.array(next(encodings).ids, np.int32)
+            if isinstance(text, str)
+            else encode_conversation(text, self.template, backend)
+            for text in texts
+        ]
+
+    def encode_documents(
+        self, documents: Iterable[Document | TokenisedDocument], batch_documents: int = BATCH_DOCUMENTS
+    ) -> Iterator[tuple[Document | TokenisedDocument, NDArray[np.int32]]]:
+        """Yield documents in order, each with its ids as :meth:`encode` gives them.
+
+        Args:
+            documents: read only as far ahead as one batch. A batch ends with the document that reaches
+                ``BATCH_CHARACTERS``; the tokens of tokenised documents count as characters.
+            batch_documents: maximum number of documents per batch.
+
+        Raises:
+            RopewalkError: as in :func:`check_ids`.
+        """
+        batch: list[Document | TokenisedDocument] = []
+        size = 0
+        for document in documents:
+            batch.append(document)
+            size += len(document.text if isinstance(document, Document) else document.input_ids)
+            if len(batch) >= batch_documents or size >= BATCH_CHARACTERS:
+                yield from self._encoded(batch)
+                batch, size = [], 0
+        yield from self._encoded(batch)
+
+    def _encoded(
+        self, batch: list[Document | TokenisedDocument]
+    ) -> Iterator[tuple[Document | TokenisedDocument, NDArray[np.int32]]]:
+        texts = [document for document in batch if isinstance(document, Document)]
+        encoded = iter(
+            self.encode([Conversation(each.text, each.origin) if each.chat else each.text for each in texts])
+        )
+        for document in batch:
+            if isinstance(document, TokenisedDocument):
+                check_ids(document, self.vocabulary)
+                yield document, document.input_ids
+            else:
+                yield document, next(encoded)
 
     def tokenise(
         self, documents: Iterable[Document | TokenisedDocument], batch_documents: int = BATCH_DOCUMENTS
     ) -> Iterator[TokenisedDocument]:
         """As :func:`tokenise`."""
-        items = ((document, (document,)) for document in documents)
-        for texts, entries in in_batches(items, batch_documents):
-            encoded = iter(self.encode(texts).documents())
-            for entry in entries:
-                if isinstance(entry, TokenisedDocument):
-                    check_ids(entry, self.vocabulary)
-                    yield entry
-                    continue
-                stored = next(encoded)
-                trained = int((stored >= 0).sum())
-                # A chat that is trained on whole counts as plain text.
-                yield TokenisedDocument(
-                    token_ids(stored), entry.source, None if trained == len(stored) else trained
-                )
+        for document, ids in self.encode_documents(documents, batch_documents):
+            if isinstance(document, TokenisedDocument):
+                yield document
+                continue
+            trained = int((ids >= 0).sum())
+            # A chat that is trained on whole counts as plain text.
+            yield TokenisedDocument(token_ids(ids), document.source, None if trained == len(ids) else trained)
 
 
 # Tasks follow one another in a process, and to read a large vocabulary takes a second.
@@ -287,56 +303,3 @@ def backend_tokenizer(tokenizer: Any) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     return backend
-
-
-def in_batches(
-    items: Iterable[tuple[Carried, Iterable[Document | TokenisedDocument]]],
-    most: int = BATCH_DOCUMENTS,
-) -> Iterator[tuple[list[Text], list[Carried]]]:
-    """Group items into batches for :meth:`Encoder.encode`; one ends with the item that reaches ``BATCH_CHARACTERS``.
-
-    Args:
-        items: pairs of a value and its documents. Tokenised documents are not among the texts of a batch, but their
-            tokens count as characters.
-        most: maximum number of items per batch.
-
-    Yields:
-        Texts of a batch, and the values of its items.
-    """
-    texts: list[Text] = []
-    carried: list[Carried] = []
-    size = 0
-    for item, documents in items:
-        carried.append(item)
-        for document in documents:
-            if isinstance(document, TokenisedDocument):
-                size += len(document.input_ids)
-            else:
-                texts.append(Conversation(document.text, document.origin) if document.chat else document.text)
-                size += len(document.text)
-        if len(carried) >= most or size >= BATCH_CHARACTERS:
-            yield texts, carried
-            texts, carried, size = [], [], 0
-    if carried:
-        yield texts, carried
-
-
-def _encode(tokenizer: Tokenizer, texts: list[Text], template: ChatTemplate | None) -> EncodedTexts:
-    plain = [text for text in texts if isinstance(text, str)]
-    # Special tokens are the packing's business: their policy may differ between runs over the same shards.
-    encodings = iter(tokenizer.encode_batch_fast(plain, add_special_tokens=False))
-    ids = [
-        np.array(next(encodings).ids, np.int32)
-        if isinstance(text, str)
-        else encode_conversation(text, template, tokenizer)
-        for text in texts
-    ]
-    return EncodedTexts(
-        np.fromiter(map(len, ids), np.int64, len(ids)),
-        np.fromiter(map(_text_hash, texts), np.uint64, len(texts)),
-        np.concatenate(ids) if ids else np.zeros(0, np.int32),
-    )
-
-
-def _text_hash(text: Text) -> int:
-    return text_hash(text if isinstance(text, str) else text.content)
