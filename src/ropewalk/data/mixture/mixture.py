@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,8 @@ class Demand:
         documents, pool: int64 ``[groups, bins]``, available documents and their tokens.
         budgets: float64 ``[groups]``, tokens requested from each group.
         wanted: float64 ``[groups, bins]``, tokens requested from each bin.
+        requested: the same, rounded to whole tokens.
+        limits: float64 ``[groups, bins]``, most whole tokens that each bin may provide; 0 if it has no documents.
     """
 
     sources: tuple[str, ...] | None
@@ -64,6 +67,8 @@ class Demand:
     pool: NDArray[np.int64]
     budgets: NDArray[np.float64]
     wanted: NDArray[np.float64]
+    requested: NDArray[np.float64]
+    limits: NDArray[np.float64]
 
     def name(self, group: int) -> str:
         """The group's name for use in a sentence."""
@@ -154,14 +159,13 @@ def _plan(
     if not available.any():
         raise RopewalkError("every document is empty; a mixture needs at least one token")
     demand = _demand(available, documents, sources, settings)
-    requested, limits = _requests_and_limits(demand, settings)
-    excessive = np.argwhere(requested > limits)
-    capped = np.minimum(requested, limits)
+    requested = demand.requested
+    excessive = np.argwhere(requested > demand.limits)
+    capped = np.minimum(requested, demand.limits)
     if len(excessive):
         if settings.shortage == "refuse":
-            raise RopewalkError(
-                _refusal(demand, settings, lambda other: _fits(available, documents, sources, other))
-            )
+            fits = partial(_fits, available, documents, sources, settings)
+            raise RopewalkError(_refusal(demand, settings, fits))
         if not capped.any():
             raise RopewalkError(
                 f"none of the {round(float(demand.budgets.sum())):,} requested tokens are available, because no "
@@ -194,21 +198,17 @@ def _demand(
     corpus = settings.per == "corpus"
     pool = available.sum(0, keepdims=True) if corpus else available
     budgets = _budgets(pool.sum(1), sources, settings)
+    wanted = budgets[:, None] * _length_targets(pool, settings)
     return Demand(
         sources=None if corpus else tuple(sources),
         documents=documents.sum(0, keepdims=True) if corpus else documents,
         pool=pool,
         budgets=budgets,
-        wanted=budgets[:, None] * _length_targets(pool, settings),
+        wanted=wanted,
+        requested=np.rint(wanted),
+        # Rounded up: float64 rounding noise in the request must not cause a refusal.
+        limits=np.ceil(settings.max_epochs * pool),
     )
-
-
-def _requests_and_limits(
-    demand: Demand, settings: MixtureSettings
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Whole tokens requested from each cell, and the most that it may provide; 0 if it has no documents."""
-    # Round limits up: float64 rounding noise in the request must not cause a refusal.
-    return np.rint(demand.wanted), np.ceil(settings.max_epochs * demand.pool)
 
 
 def _fits(
@@ -216,13 +216,18 @@ def _fits(
     documents: NDArray[np.int64],
     sources: Sequence[str],
     settings: MixtureSettings,
+    change: Mapping[str, Any],
 ) -> bool:
-    """Whether the corpus can provide the mixture of other settings with the same bins."""
-    demand = _demand(available, documents, sources, settings)
-    requested, limits = _requests_and_limits(demand, settings)
-    if settings.shortage == "cap":
-        return bool(np.minimum(requested, limits).any())
-    return not (requested > limits).any()
+    """Whether the corpus can provide the mixture after a change of settings that keeps the bins."""
+    try:
+        changed = MixtureSettings(**{**dict(settings), **change})
+        demand = _demand(available, documents, sources, changed)
+    except (RopewalkError, ValidationError):
+        # The changed setting is out of range or conflicts with another one.
+        return False
+    if changed.shortage == "cap":
+        return bool(np.minimum(demand.requested, demand.limits).any())
+    return not (demand.requested > demand.limits).any()
 
 
 def _total_from(settings: MixtureSettings) -> TotalFrom:
@@ -392,7 +397,7 @@ def _shortage(demand: Demand, settings: MixtureSettings, group: int, b: int) -> 
     )
 
 
-def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureSettings], bool]) -> str:
+def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[Mapping[str, Any]], bool]) -> str:
     """Explain why the corpus cannot provide the mixture, and suggest settings that it can provide.
 
     The message is about the first empty cell, or if none is empty, the cell that would repeat most.
@@ -400,9 +405,9 @@ def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureS
     Args:
         demand: the requested tokens, more than are available.
         settings: the requested settings.
-        fits: whether the corpus can provide the mixture of other settings with the same bins.
+        fits: whether the corpus can provide the mixture after a change of settings.
     """
-    empty = np.argwhere((np.rint(demand.wanted) > 0) & (demand.pool == 0)).tolist()
+    empty = np.argwhere((demand.requested > 0) & (demand.pool == 0)).tolist()
     if empty:
         group, b = empty[0]
         reason, changes = _nothing(demand, settings, group, b), _instead_of_nothing(demand, settings, b)
@@ -419,7 +424,7 @@ def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureS
         }
     changes["set shortage (--shortage) to cap and use only the available tokens"] = {"shortage": "cap"}
     # Each suggestion is tried on the same corpus, so that following one never leads to the next refusal.
-    possible = [words for words, change in changes.items() if _is_possible(settings, change, fits)]
+    possible = [words for words, change in changes.items() if fits(change)]
     if not possible:
         return f"{reason}; change long_from or length_shares"
     return f"{reason}; {either(possible)}"
@@ -443,16 +448,6 @@ def _instead_of_nothing(demand: Demand, settings: MixtureSettings, b: int) -> di
             "per": "corpus"
         }
     return changes
-
-
-def _is_possible(
-    settings: MixtureSettings, change: Mapping[str, Any], fits: Callable[[MixtureSettings], bool]
-) -> bool:
-    try:
-        return fits(MixtureSettings(**{**dict(settings), **change}))
-    except (RopewalkError, ValidationError):
-        # The changed setting is out of range or conflicts with another one.
-        return False
 
 
 def _nothing(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
