@@ -21,15 +21,9 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from ropewalk.data.mixture.mixture import mix as mix
     from ropewalk.data.read.documents import Document as Document, TokenisedDocument as TokenisedDocument
     from ropewalk.data.read.readers import ReadingCounts as ReadingCounts, read_documents as read_documents
-    from ropewalk.data.rows.assemble import (
-        PackedRow as PackedRow,
-        assemble_rows as assemble_rows,
-        pack_documents as pack_documents,
-    )
-    from ropewalk.data.rows.special_tokens import PackingCounts as PackingCounts
+    from ropewalk.data.rows.assemble import PackedRow as PackedRow
     from ropewalk.data.rows.pack import pack_rows as pack_rows, prepare_rows as prepare_rows
     from ropewalk.data.rows.packed_rows import (
         PackedRows as PackedRows,
@@ -63,9 +57,7 @@ if TYPE_CHECKING:
         DataStatistics as DataStatistics,
         packed_statistics as packed_statistics,
     )
-    from ropewalk.data.tokens.corpus import Corpus as Corpus, tokenise_splits as tokenise_splits
     from ropewalk.data.tokens.tokenise import (
-        SpecialTokens as SpecialTokens,
         load_tokenizer as load_tokenizer,
         special_ids as special_ids,
         tokenizer_identity as tokenizer_identity,

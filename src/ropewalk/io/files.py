@@ -91,7 +91,7 @@ def is_left_over(name: str) -> bool:
     return bool(_LEFT_OVER.fullmatch(name) or _EARLIER.fullmatch(name))
 
 
-def remove_left_overs(folder: Path, name: str | None = None) -> None:
+def remove_left_overs(folder: Path, *names: str) -> None:
     """Remove what killed processes left under temporary names, and restore what one was about to replace.
 
     Only a process that holds the lock of the folder may call this: files that another process is still writing look the
@@ -99,18 +99,19 @@ def remove_left_overs(folder: Path, name: str | None = None) -> None:
 
     Args:
         folder: folder to search, without its subfolders.
-        name: remove only what belongs to this file or folder in it; None for everything.
+        names: remove only what belongs to these files or folders in it; none for everything.
 
     Raises:
         RopewalkError: if something cannot be removed.
     """
+    wanted = set(names)
     for path in list(folder.iterdir()) if folder.is_dir() else []:
         if not is_left_over(path.name):
             continue
         found = _LEFT_OVER.fullmatch(path.name)
         of, kind = (path.name, None) if found is None else (found["name"], found["kind"])
         # `replacing` keeps the suffix of the file last, so there `kind` is that suffix and `of` the stem.
-        if name not in (None, of, f"{of}.{kind}"):
+        if wanted and not wanted & {of, f"{of}.{kind}"}:
             continue
         with writing(path):
             if kind == REPLACED and not (folder / of).exists():
@@ -119,7 +120,8 @@ def remove_left_overs(folder: Path, name: str | None = None) -> None:
             elif path.is_dir():
                 shutil.rmtree(path)
             else:
-                path.unlink()
+                # Machines that share a folder may clear it at the same time.
+                path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from ropewalk.data.read.readers import ReadingCounts
 from ropewalk.data.tokens import token_shards
 from ropewalk.data.tokens.token_shards import (
-    TokenFile,
+    ShardFile,
     TokenShard,
     open_shard,
-    remove_leftovers,
     writing_shard,
 )
 from ropewalk.errors import RopewalkError
+from ropewalk.io.files import remove_left_overs
 
 
 def all_tokens(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """The ids of a shard and its documents' bounds, read back."""
-    file = TokenFile(path)
+    file = ShardFile(path)
     ids = np.empty(file.offsets[-1], np.int32)
     file.read(0, ids)
     with pytest.raises(RopewalkError, match=r"ends too soon"):
@@ -200,10 +200,10 @@ def test_an_unreadable_shard_is_told(tmp_path: Path) -> None:
     with pytest.raises(RopewalkError, match=r"cannot read .*p\.tokens: No such file or directory"):
         open_shard(tmp_path / "p.tokens")
     with pytest.raises(RopewalkError, match=r"cannot read .*p\.tokens.*; run again"):
-        TokenFile(tmp_path / "p.tokens")
+        ShardFile(tmp_path / "p.tokens")
     (tmp_path / "p.tokens").write_bytes(b"short")
     with pytest.raises(RopewalkError, match=r"cannot read .*p\.tokens.*; run again"):
-        TokenFile(tmp_path / "p.tokens")
+        ShardFile(tmp_path / "p.tokens")
 
 
 def test_a_failed_shard_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,5 +232,5 @@ def test_only_these_shards_temporary_files_are_cleared(tmp_path: Path) -> None:
     ]
     for each in [mine, *others]:
         (tmp_path / each).touch()
-    remove_leftovers(tmp_path, {name})
+    remove_left_overs(tmp_path, f"{name}.tokens")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)

@@ -60,7 +60,7 @@ class PackedRow:
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PlannedRows:
     """Documents with their special tokens, planned into rows; everything but the token ids themselves.
 
     Attributes:
@@ -89,7 +89,7 @@ class Packed:
     def num_rows(self) -> int:
         return len(self.plan.padding)
 
-    def rows(self, first: int, stop: int) -> Packed:
+    def rows(self, first: int, stop: int) -> PlannedRows:
         """The rows ``first <= row < stop`` alone, with only the documents that lie in them."""
         bounds = self.plan.row_starts[first : stop + 1]
         pieces = self.plan.pieces.select(slice(int(bounds[0]), int(bounds[-1])))
@@ -145,7 +145,7 @@ def pack_documents(
     settings: PackingSettings,
     special: SpecialTokens,
     tags: Sequence[NDArray[np.int32]] | None = None,
-) -> Packed:
+) -> PlannedRows:
     """Add special tokens to documents and plan their rows.
 
     Args:
@@ -160,10 +160,10 @@ def pack_documents(
     """
     added = add_special_tokens(ends, settings, special, tags)
     plan = plan_rows(added.lengths, settings.room(special), settings.packing, settings.remainder)
-    return Packed(documents, ends.source_ids, sources, added, plan, settings, special, tags)
+    return PlannedRows(documents, ends.source_ids, sources, added, plan, settings, special, tags)
 
 
-def assemble_rows(packed: Packed, corpus: Tokens, first: int, stop: int) -> list[PackedRow]:
+def assemble_rows(packed: PlannedRows, corpus: Tokens, first: int, stop: int) -> list[PackedRow]:
     """Assemble the rows ``first <= row < stop``.
 
     Args:
@@ -195,7 +195,7 @@ def assemble_rows(packed: Packed, corpus: Tokens, first: int, stop: int) -> list
 
 
 def _row(
-    packed: Packed, number: int, ids: NDArray[np.int32], pieces: Pieces, tag_spans: NDArray[np.int64]
+    packed: PlannedRows, number: int, ids: NDArray[np.int32], pieces: Pieces, tag_spans: NDArray[np.int64]
 ) -> PackedRow:
     """Finish row ``number``: interleave the documents' tokens in ``ids``, which are in order, and add padding."""
     settings, padding = packed.settings, int(packed.plan.padding[number])
@@ -243,7 +243,7 @@ def _moved(masked: list[int], order: NDArray[np.int64], begin: int) -> list[int]
 
 
 def _copy(
-    packed: Packed,
+    packed: PlannedRows,
     corpus: Tokens,
     flat: NDArray[np.int32],
     pieces: Pieces,
@@ -297,7 +297,7 @@ def _tag_spans(added: AddedTokens, pieces: Pieces, positions: NDArray[np.int64])
     return spans
 
 
-def refuse_no_rows(packed: Packed, counts: PackingCounts, held_out: int) -> None:
+def refuse_no_rows(packed: PlannedRows, counts: PackingCounts, held_out: int) -> None:
     """Raise if a plan has no row.
 
     Raises:

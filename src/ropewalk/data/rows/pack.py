@@ -17,7 +17,7 @@ from ropewalk.data.mixture.mixture import mix
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import InputSplit, plan_input_splits
-from ropewalk.data.rows.assemble import Packed, pack_documents, refuse_no_rows
+from ropewalk.data.rows.assemble import PlannedRows, pack_documents, refuse_no_rows
 from ropewalk.data.rows.manifest import description, length_states, versions
 from ropewalk.data.rows.packed_rows import (
     FORMAT,
@@ -286,7 +286,7 @@ def _pack_on(
 
 def _planned(
     config: PackConfig, tokenizer: Any, corpus: Corpus
-) -> tuple[Packed, dict[str, Any], NDArray[np.int64]]:
+) -> tuple[PlannedRows, dict[str, Any], NDArray[np.int64]]:
     """Plan all rows; return the plan, its part of the manifest, and the numbers of the held-out documents."""
     settings = config.rows
     # Held out before mixing, so that a repeated document is never on both sides.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.data.rows.assemble import Packed, assemble_rows
+from ropewalk.data.rows.assemble import PlannedRows, assemble_rows
 from ropewalk.data.rows.packed_rows import (
     FORMAT_VERSION,
     JOB,
@@ -34,7 +34,7 @@ from ropewalk.data.tokens.chat import token_ids
 from ropewalk.data.tokens.corpus import Corpus, TokenReader
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import FileDigest, damage, digest
-from ropewalk.io.files import parse_json, write_json, writing
+from ropewalk.io.files import parse_json, remove_left_overs, write_json, writing
 from ropewalk.runs.identity import Difference, refuse_other
 from ropewalk.runs.tasks import Executor, Processes, own_first, run_tasks
 
@@ -195,7 +195,8 @@ class RowsWriter:
                 self.folder / MANIFEST,
                 {**self.manifest, "row_files": described, "validation_file": validation},
             )
-        self._clear()
+        shutil.rmtree(self.folder / WORK, ignore_errors=True)
+        remove_left_overs(self.folder)
 
     def _digest(self, name: str) -> dict[str, Any]:
         found = self.committed(name)
@@ -204,13 +205,6 @@ class RowsWriter:
                 f"{self.folder / name} was removed while rows were packed; repeat the command"
             )
         return asdict(found)
-
-    def _clear(self) -> None:
-        shutil.rmtree(self.folder / WORK, ignore_errors=True)
-        # Temporary names of killed processes.
-        for kind in (".rows-*.arrow", ".validation.*.arrow", ".manifest.*.json"):
-            for leftover in self.folder.glob(kind):
-                leftover.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -262,7 +256,7 @@ def _in_words(value: Any) -> str:
 
 def write_rows(
     writer: RowsWriter,
-    packed: Packed,
+    packed: PlannedRows,
     corpus: Corpus,
     validation: NDArray[np.int64],
     work: WorkSettings,
@@ -281,7 +275,7 @@ def write_rows(
         if written is not None:
             written(done, packed.num_rows)
 
-    def missing() -> Iterator[tuple[str, Packed]]:
+    def missing() -> Iterator[tuple[str, PlannedRows]]:
         for number in own_first(range(len(writer.files)), work.shard):
             name, rows = writer.files[number]
             if writer.intact(name):
@@ -290,7 +284,7 @@ def write_rows(
                 # Made as tasks are started: a file's share of the plan takes megabytes.
                 yield name, packed.rows(number * per_file, number * per_file + rows)
 
-    def is_there(part: tuple[str, Packed]) -> bool:
+    def is_there(part: tuple[str, PlannedRows]) -> bool:
         # Whoever completes the folder removes the records.
         return writer.committed(part[0]) is not None or is_packed(folder)
 
@@ -306,7 +300,7 @@ def write_rows(
     return open_rows(folder)
 
 
-def _write_rows(shared: tuple[RowsWriter, TokenReader], part: tuple[str, Packed]) -> None:
+def _write_rows(shared: tuple[RowsWriter, TokenReader], part: tuple[str, PlannedRows]) -> None:
     """Write one file of rows; a task."""
     (writer, corpus), (name, packed) = shared, part
     try:
@@ -325,14 +319,14 @@ def _held_out(corpus: Corpus, validation: NDArray[np.int64]) -> Iterator[dict[st
         }
 
 
-def rows_per_file(packed: Packed) -> int:
+def rows_per_file(packed: PlannedRows) -> int:
     """Rows per file, except the last; depends only on the number of rows and their length, so machines agree on it."""
     context = packed.settings.context
     least, most = (max(1, tokens // context) for tokens in (LEAST_FILE_TOKENS, MOST_FILE_TOKENS))
     return min(most, max(least, -(-packed.num_rows // FILES)))
 
 
-def _batches(packed: Packed, corpus: TokenReader) -> Iterator[dict[str, list[Any]]]:
+def _batches(packed: PlannedRows, corpus: TokenReader) -> Iterator[dict[str, list[Any]]]:
     # Batches bound memory only; a row does not depend on its batch.
     step = max(1, BATCH_TOKENS // packed.settings.context)
     for first in range(0, packed.num_rows, step):

@@ -25,10 +25,9 @@ from ropewalk.data.tokens.token_shards import (
     COLUMNS,
     FORMAT,
     SUFFIX,
-    TokenFile,
+    ShardFile,
     TokenShard,
     open_shard,
-    remove_leftovers,
     writing_shard,
 )
 from ropewalk.data.tokens.tokenise import (
@@ -39,6 +38,7 @@ from ropewalk.data.tokens.tokenise import (
 )
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import digest
+from ropewalk.io.files import remove_left_overs
 from ropewalk.runs.tasks import Executor, Processes, own_first, run_tasks
 
 OPEN_SHARDS = 256
@@ -64,7 +64,7 @@ class TokenReader:
     def __init__(self, paths: Sequence[Path], starts: Sequence[int]) -> None:
         self._paths = paths
         self._starts = starts
-        self._open: OrderedDict[int, TokenFile] = OrderedDict()
+        self._open: OrderedDict[int, ShardFile] = OrderedDict()
 
     def read_tokens(self, number: int, first: int, out: NDArray[np.int32]) -> None:
         """Fill ``out`` with own tokens of document ``number`` (from 0), starting at its token ``first``.
@@ -78,7 +78,7 @@ class TokenReader:
             # The shard that was used least recently goes first: rows read documents from many shards in turn.
             while len(self._open) >= OPEN_SHARDS:
                 self._open.popitem(last=False)[1].close()
-            file = self._open[shard] = TokenFile(self._paths[shard])
+            file = self._open[shard] = ShardFile(self._paths[shard])
         else:
             self._open.move_to_end(shard)
         file.read(int(file.offsets[number - self._starts[shard]]) + first, out)
@@ -230,7 +230,8 @@ def tokenise_splits(
     job = (Encoder.of(tokenizer), read)
     for _ in run_tasks(executor, _write_split, job, missing, lambda item: shards.look(item[0]), folder):
         pass
-    remove_leftovers(folder, set(names))
+    # They are complete, so temporary files of these names are those of killed runs.
+    remove_left_overs(folder, *(path.name for path in paths))
     found = deque(shards.found[path] for path in paths)
     # Corpus drops each index once it has copied it, which frees nothing while another reference is left.
     shards.found.clear()

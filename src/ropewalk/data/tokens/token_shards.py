@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-import re
 from array import array
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -44,7 +43,6 @@ COLUMNS: dict[str, np.dtype[Any]] = {
 
 _COUNTS = ("empty_documents", "binary_files", "dropped_nulls")
 _LENGTH_BYTES, _SEAL_BYTES = 16, 64
-_LEFTOVER = re.compile(r"\.(?P<name>[0-9a-f]{32})\.[0-9a-f]{32}\.tokens")
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,21 +193,7 @@ def open_shard(path: Path) -> TokenShard:
     )
 
 
-def remove_leftovers(folder: Path, names: Collection[str]) -> None:
-    """Delete the temporary files that killed runs left of these shards, which are complete.
-
-    Raises:
-        RopewalkError: if the folder cannot be read or written.
-    """
-    try:
-        for path in folder.iterdir():
-            if (found := _LEFTOVER.fullmatch(path.name)) and found["name"] in names:
-                path.unlink(missing_ok=True)
-    except OSError as error:
-        raise RopewalkError(f"cannot clear {folder}: {error.strerror or error}") from error
-
-
-class TokenFile:
+class ShardFile:
     """Reads token ids of a shard that :func:`open_shard` has verified.
 
     The file is read instead of mapped: pages of a mapped file count towards the process's memory, and a corpus has
