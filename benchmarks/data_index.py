@@ -75,11 +75,9 @@ def _shards(documents: int) -> Iterator[Any]:
 
 def measure(documents: int, plan: str) -> dict[str, Any]:
     """Plan rows in this process."""
-    from types import SimpleNamespace
-
     from ropewalk.data import load_tokenizer
     from ropewalk.data.rows import pack
-    from ropewalk.data.rows.writer import rows_per_file
+    from ropewalk.data.rows.writer import row_files
     from ropewalk.data.settings import PackConfig
     from ropewalk.data.tokens.corpus import Corpus
 
@@ -105,8 +103,7 @@ def measure(documents: int, plan: str) -> dict[str, Any]:
     shards = step("shards", lambda: deque(_shards(documents)))
     corpus = step("corpus", Corpus, shards, 1)
     packed, _, _ = pack._planned(config, tokenizer, corpus)
-    part = SimpleNamespace(rows=min(packed.num_rows, rows_per_file(packed)))
-    step("one file's part of the plan", packed.rows, 0, part.rows)
+    step("one file's part of the plan", packed.rows, 0, row_files(packed)[0][1])
     return {
         "documents": documents,
         "plan": plan,

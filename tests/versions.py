@@ -5,7 +5,7 @@ from typing import NoReturn
 import pytest
 
 from ropewalk.models.support import ModelsSettings, supported
-from ropewalk.versions import _of_libraries, older_transformers
+from ropewalk.versions import LIBRARIES, _of_libraries, older_transformers
 
 NEWEST = supported(ModelsSettings()).transformers
 """The version that the table of supported families was made with: it has everything that a test asks for."""
@@ -22,7 +22,7 @@ def needs_transformers(version: str, what: str) -> None:
 
 def pretend_transformers(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Let ropewalk take ``version`` for the installed transformers, for the rest of the test."""
-    monkeypatch.setitem(_of_libraries(), "transformers", version)
+    monkeypatch.setitem(_of_libraries(LIBRARIES), "transformers", version)
 
 
 def missing(what: str) -> NoReturn:

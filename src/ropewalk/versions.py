@@ -10,14 +10,14 @@ VERSION = "0.1.0"
 LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
 
 
-def software_versions() -> dict[str, str]:
+def software_versions(libraries: tuple[str, ...] = LIBRARIES) -> dict[str, str]:
     """Versions of ropewalk, of Python and of the libraries that results depend on, by name."""
-    return {"ropewalk": VERSION, "python": platform.python_version(), **_of_libraries()}
+    return {"ropewalk": VERSION, "python": platform.python_version(), **_of_libraries(libraries)}
 
 
 def older_transformers(version: str) -> str | None:
     """The installed version of transformers if it is older than ``version``, such as ``5.22``; None if it is not."""
-    installed = _of_libraries()["transformers"]
+    installed = _of_libraries(LIBRARIES)["transformers"]
     return installed if _release(installed) < _release(version) else None
 
 
@@ -27,7 +27,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 @cache
-def _of_libraries() -> dict[str, str]:
+def _of_libraries(libraries: tuple[str, ...]) -> dict[str, str]:
     from importlib.metadata import version
 
-    return {name: version(name) for name in LIBRARIES}
+    return {name: version(name) for name in libraries}

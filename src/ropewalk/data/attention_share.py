@@ -65,9 +65,9 @@ def share_of_documents(lengths: ArrayLike, row_length: int) -> dict[str, float]:
         # A single row may be shorter than the context; several rows are full ones.
         whole = triangle(anchor_length + tokens) if rows == 1 else rows * triangle(row_length)
         part = rows * triangle(anchor_length) + triangles + anchor_length * tokens
-        shares[pattern] = _ratio(part, whole)
+        shares[pattern] = ratio(part, whole)
         # 1, or NaN if there are no tokens.
-        shares["full"] = _ratio(whole, whole)
+        shares["full"] = ratio(whole, whole)
     return shares
 
 
@@ -109,7 +109,7 @@ def share_of_rows(rows: Iterable[tuple[NDArray[np.int64], int]], anchor_length: 
             pairs[pattern] += visible_pairs(lengths, pattern, anchor_length)
         if anchor_length == 0:
             pairs["anchor"] += int(lengths.sum() - lengths[first])
-    return {pattern: _ratio(each, pairs["full"]) for pattern, each in pairs.items()}
+    return {pattern: ratio(each, pairs["full"]) for pattern, each in pairs.items()}
 
 
 def skipped(shares: Mapping[str, float]) -> dict[str, float]:
@@ -135,5 +135,6 @@ def _sum_of_triangles(lengths: NDArray[np.int64]) -> int:
     return (int(high.sum()) << 32) + int(low.sum())
 
 
-def _ratio(part: int, whole: int) -> float:
+def ratio(part: int, whole: int) -> float:
+    """A share from 0 to 1; NaN of an empty whole."""
     return part / whole if whole else math.nan

@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -27,8 +27,6 @@ Bos = Literal["auto", "document", "row", "none"]
 LongDocuments = Literal["split", "truncate", "skip"]
 Packing = Literal["sequential", "best_fit"]
 Remainder = Literal["drop", "pad"]
-PACKINGS: tuple[Packing, ...] = get_args(Packing)
-REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 
 
 _MOST_WEIGHT = 1e6

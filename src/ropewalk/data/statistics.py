@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.data.attention_share import ideal_speedup, share_of_documents, share_of_rows, skipped
+from ropewalk.data.attention_share import ideal_speedup, ratio, share_of_documents, share_of_rows, skipped
 from ropewalk.data.read.documents import TokenisedDocument, token_hash
 from ropewalk.data.rows.assemble import PADDING, PackedRow
 from ropewalk.errors import RopewalkError
@@ -408,11 +408,11 @@ def _source_statistics(
     return SourceStatistics(
         documents=documents,
         tokens=tokens,
-        mixture_ratio=_ratio(documents, all_documents),
-        token_ratio=_ratio(tokens, all_tokens),
-        mean_length=_ratio(tokens, documents),
+        mixture_ratio=ratio(documents, all_documents),
+        token_ratio=ratio(tokens, all_tokens),
+        mean_length=ratio(tokens, documents),
         length_quantiles=_quantiles(values, times),
-        long_shares={str(n): _ratio(int(each[values > n].sum()), tokens) for n in LONG_LENGTHS},
+        long_shares={str(n): ratio(int(each[values > n].sum()), tokens) for n in LONG_LENGTHS},
         histogram=_histogram(values, times),
         trained_tokens=trained_tokens,
     )
@@ -453,7 +453,3 @@ def _repeats(lengths: NDArray[np.int64], hashes: NDArray[np.uint64]) -> Repeats:
     _, firsts, times = np.unique(hashes[full], return_index=True, return_counts=True)
     repeated = int(sizes.sum() - sizes[firsts].sum())
     return Repeats(int((times > 1).sum()), repeated, int(times.max(initial=0)))
-
-
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else math.nan

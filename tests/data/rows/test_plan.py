@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import combinations, pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 
 from ropewalk.data.rows import plan as row_plan
 from ropewalk.data.rows.plan import Pieces, RowPlan, plan_rows
-from ropewalk.data.settings import PACKINGS, REMAINDERS
+from ropewalk.data.settings import Packing, Remainder
 from ropewalk.errors import RopewalkError
 
 Piece = tuple[int, int, int]
+PACKINGS, REMAINDERS = get_args(Packing), get_args(Remainder)
 packings = st.sampled_from(PACKINGS)
 remainders = st.sampled_from(REMAINDERS)
 rooms = st.integers(1, 30)

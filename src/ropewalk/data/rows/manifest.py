@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -18,9 +15,9 @@ from ropewalk.data.statistics import length_statistics
 from ropewalk.data.tokens.corpus import Corpus
 from ropewalk.data.tokens.split import Split
 from ropewalk.io.results import plain_json
-from ropewalk.versions import VERSION
 
-_LIBRARIES = ("numpy", "pyarrow", "tokenizers", "transformers")
+LIBRARIES = ("numpy", "pyarrow", "tokenizers", "transformers")
+"""What packed rows may depend on."""
 
 
 def length_states(
@@ -85,20 +82,6 @@ def description(
         "mixture": None if mixture is None else plain_json(asdict(mixture.report)),
         "tokens_digest": corpus.digest,
     }
-
-
-def versions() -> dict[str, str]:
-    """Versions of the software that packed rows may depend on."""
-    return {
-        "ropewalk": VERSION,
-        "python": platform.python_version(),
-        **_of_libraries(),
-    }
-
-
-@cache
-def _of_libraries() -> dict[str, str]:
-    return {name: version(name) for name in _LIBRARIES}
 
 
 def _split_counts(split: Split, corpus: Corpus) -> dict[str, int]:

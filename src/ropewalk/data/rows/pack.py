@@ -18,7 +18,7 @@ from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import InputSplit, plan_input_splits
 from ropewalk.data.rows.assemble import PlannedRows, pack_documents, refuse_no_rows
-from ropewalk.data.rows.manifest import description, length_states, versions
+from ropewalk.data.rows.manifest import LIBRARIES, description, length_states
 from ropewalk.data.rows.packed_rows import (
     FORMAT,
     FORMAT_VERSION,
@@ -35,7 +35,6 @@ from ropewalk.data.rows.writer import (
     begin,
     release,
     row_files,
-    rows_per_file,
     write_rows,
 )
 from ropewalk.data.settings import LATER_FIELDS, PackConfig, RowPolicies, SourceSpec, WorkSettings
@@ -55,6 +54,7 @@ from ropewalk.io.digests import digest
 from ropewalk.io.files import refuse_url
 from ropewalk.runs.executors import on_ray
 from ropewalk.runs.tasks import Executor
+from ropewalk.versions import software_versions
 
 
 @dataclass(frozen=True)
@@ -269,9 +269,9 @@ def _pack_on(
             **job.depends,
             "tokenizer": {"name_or_path": config.tokenizer, **job.depends["tokenizer"]},
             **contents,
-            "versions": versions(),
+            "versions": software_versions(LIBRARIES),
         }
-        writer = RowsWriter(folder, manifest, row_files(packed.num_rows, rows_per_file(packed)))
+        writer = RowsWriter(folder, manifest, row_files(packed))
         try:
             return write_rows(writer, packed, corpus, validation, config.work, executor, written)
         finally:

@@ -9,6 +9,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,15 @@ Writing = Callable[[int, int], None]
 """Called with the number of rows on disk, and the total."""
 
 
-def row_files(rows: int, per_file: int) -> list[tuple[str, int]]:
-    """Name and number of rows of each file."""
-    firsts = range(0, rows, per_file)
-    return [(rows_file(n), min(per_file, rows - first)) for n, first in enumerate(firsts)]
+def row_files(packed: PlannedRows) -> list[tuple[str, int]]:
+    """Name and number of rows of each file, all equal but the last.
+
+    They depend only on the number of rows and their length, so machines agree on them.
+    """
+    rows, context = packed.num_rows, packed.settings.context
+    least, most = (max(1, tokens // context) for tokens in (LEAST_FILE_TOKENS, MOST_FILE_TOKENS))
+    each = min(most, max(least, -(-rows // FILES)))
+    return [(rows_file(n), min(each, rows - first)) for n, first in enumerate(range(0, rows, each))]
 
 
 def begin(folder: Path, job: dict[str, Any]) -> bool:
@@ -264,7 +270,8 @@ def write_rows(
     written: Writing | None,
 ) -> PackedRows:
     """Write the files that are missing, this machine's share before those of others, and complete the folder."""
-    folder, per_file, done = writer.folder, rows_per_file(packed), 0
+    folder, done = writer.folder, 0
+    firsts = [0, *accumulate(rows for _, rows in writer.files)]
     if not writer.intact(VALIDATION):
         columns = {"input_ids": INT32_LIST, "source": STRING}
         writer.commit(VALIDATION, write_table(folder / VALIDATION, columns, _held_out(corpus, validation)))
@@ -282,7 +289,7 @@ def write_rows(
                 count(rows)
             else:
                 # Made as tasks are started: a file's share of the plan takes megabytes.
-                yield name, packed.rows(number * per_file, number * per_file + rows)
+                yield name, packed.rows(firsts[number], firsts[number + 1])
 
     def is_there(part: tuple[str, PlannedRows]) -> bool:
         # Whoever completes the folder removes the records.
@@ -317,13 +324,6 @@ def _held_out(corpus: Corpus, validation: NDArray[np.int64]) -> Iterator[dict[st
             "input_ids": [token_ids(corpus.tokens(n)) for n in batch.tolist()],
             "source": [corpus.sources[s] for s in corpus.source_ids[batch]],
         }
-
-
-def rows_per_file(packed: PlannedRows) -> int:
-    """Rows per file, except the last; depends only on the number of rows and their length, so machines agree on it."""
-    context = packed.settings.context
-    least, most = (max(1, tokens // context) for tokens in (LEAST_FILE_TOKENS, MOST_FILE_TOKENS))
-    return min(most, max(least, -(-packed.num_rows // FILES)))
 
 
 def _batches(packed: PlannedRows, corpus: TokenReader) -> Iterator[dict[str, list[Any]]]:
