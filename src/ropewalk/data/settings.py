@@ -599,8 +599,8 @@ class WorkSettings(Settings):
     shard: Annotated[tuple[int, int], Option(metavar="I/N", text=lambda shard: f"{shard[0]}/{shard[1]}")] = (
         Field(
             (0, 1),
-            description="Part of the work to do on this machine, counted from 0: 0/4 to 3/4 on four machines that "
-            "share the folder of --out. Not with --engine ray.",
+            description="Part of the work to do first on this machine, counted from 0: 0/4 to 3/4 on four machines "
+            "that share the folder of --out. Not with --engine ray.",
         )
     )
     token_store: Annotated[Path | None, Option(metavar="DIR")] = Field(
