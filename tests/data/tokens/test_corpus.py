@@ -132,7 +132,7 @@ def content(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several batches a shard."""
-    monkeypatch.setattr(corpus_module, "BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr("ropewalk.data.tokens.tokenise.BATCH_CHARACTERS", 50)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
