@@ -394,8 +394,8 @@ def test_few_blocks_are_open_at_a_time(
 ) -> None:
     monkeypatch.setattr(corpus_module, "OPEN_SHARDS", 2)
     opened: list[Path] = []
-    real = corpus_module.TokenFile
-    monkeypatch.setattr(corpus_module, "TokenFile", lambda path: opened.append(path) or real(path))
+    real = corpus_module.ShardFile
+    monkeypatch.setattr(corpus_module, "ShardFile", lambda path: opened.append(path) or real(path))
     corpus = tokenise_splits(Reader(INPUTS).splits, tokenizer, tmp_path, read=Reader(INPUTS))
     first_of = np.flatnonzero(np.diff(np.cumsum(corpus.lengths), prepend=0) > 0)
     last = len(corpus) - 1
