@@ -30,6 +30,7 @@ from ropewalk.evaluation.results import TaskResult
 from ropewalk.reporting.figures.drawing import Figure, draw
 from ropewalk.reporting.figures.evaluation import needle_figure
 from ropewalk.reporting.figures.rope import feasible_bases_figure
+from ropewalk.reporting.scores.rows import score_rows
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 IMAGES = DOCS / "images"
@@ -248,7 +249,7 @@ def needle() -> Figure:
         results.append(
             TaskResult("needle", "teacher_forced", length, count, score, (score, score), details=details)
         )
-    return needle_figure(results, "embedded:retrieval: needle, teacher-forced")
+    return needle_figure(score_rows({"": results}), "embedded:retrieval: needle, teacher-forced")
 
 
 def bases() -> Figure:

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.reporting import Examples, Page, Picture, draw, evaluation_tables, perplexity_figure, write_page
+from ropewalk.reporting import (
+    Examples,
+    Page,
+    Picture,
+    draw,
+    evaluation_tables,
+    perplexity_figure,
+    score_rows,
+    write_page,
+)
 from ropewalk.reporting.figures.drawing import draw_for_page
 from ropewalk.reporting.tables import ResultTable
 from ropewalk.versions import software_versions
@@ -44,7 +53,7 @@ class Reader(HTMLParser):
 def test_page_holds_everything_and_asks_for_nothing(tmp_path: Path) -> None:
     figures = [tmp_path / "perplexity_by_position.png", tmp_path / "same.svg"]
     for figure in figures:
-        draw(perplexity_figure({"before": BEFORE, "after": AFTER}, 512), figure)
+        draw(perplexity_figure(score_rows({"before": [BEFORE], "after": [AFTER]}), 512), figure)
     tables = evaluation_tables({"before": [BEFORE], "after": [AFTER]})
     page = tmp_path / "report" / "report.html"
     pictures = [Picture(figures[0]), Picture(figures[1], 'what "it" shows <b>')]
@@ -67,7 +76,7 @@ def test_page_holds_everything_and_asks_for_nothing(tmp_path: Path) -> None:
 
 
 def test_a_page_has_the_caption_as_text_and_the_picture_without_it(tmp_path: Path) -> None:
-    figure = replace(perplexity_figure({"before": BEFORE}), caption="Words of <b> the caption.")
+    figure = replace(perplexity_figure(score_rows({"before": [BEFORE]})), caption="Words of <b> the caption.")
     picture = draw_for_page(figure, tmp_path / "a.png")
     write_page(Page("a", pictures=[picture]), tmp_path / "report.html")
     read = Reader((tmp_path / "report.html").read_text(encoding="utf-8"))
@@ -85,7 +94,7 @@ def test_a_page_has_the_caption_as_text_and_the_picture_without_it(tmp_path: Pat
 
 def test_all_text_is_escaped(tmp_path: Path) -> None:
     figure = tmp_path / 'a" onload="x.png'
-    draw(perplexity_figure({"a": BEFORE}), figure)
+    draw(perplexity_figure(score_rows({"a": [BEFORE]})), figure)
     tables = [replace(t, notes=(NASTY,)) for t in evaluation_tables({NASTY: [BEFORE], "after": [AFTER]})]
     page = tmp_path / "report.html"
     examples = [Examples(NASTY, ({NASTY: NASTY},))]

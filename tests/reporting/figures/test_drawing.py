@@ -46,6 +46,7 @@ from ropewalk.reporting.figures.drawing import (
 from ropewalk.reporting.figures.evaluation import needle_figure, perplexity_figure
 from ropewalk.reporting.figures.search import search_figure
 from ropewalk.reporting.figures.training import training_figure
+from ropewalk.reporting.scores.rows import score_rows
 from tests.marks import slow_after
 from tests.places import ROOT
 from tests.reporting.axes_cases import blank
@@ -294,7 +295,7 @@ def test_numbers_in_cells_stand_out() -> None:
     (whole,) = needle((4096,), 101, 100)
     cells = [{**cell, "score": float(n)} for n, cell in enumerate(whole.details["depths"])]
     for part in (cells[:25], cells[25:50], cells[50:75], cells[75:100]):
-        axes = needle_figure([replace(whole, details={"depths": part})]).page.axes[0]
+        axes = needle_figure(score_rows({"m": [replace(whole, details={"depths": part})]})).page.axes[0]
         for text, cell in zip(axes.texts, part, strict=True):
             paper = luminance(colormaps["cividis"](cell["score"] / 100))
             ink = {"white": 1.0, "black": 0.0}[text.get_color()]
@@ -456,5 +457,5 @@ def test_drawing_leaves_global_state_and_torch_alone() -> None:
 
 
 def test_gaps_do_not_hide_a_figure(tmp_path: Path) -> None:
-    draw(perplexity_figure({"a": BEFORE}, 512, "x"), tmp_path / "a.svg")
+    draw(perplexity_figure(score_rows({"a": [BEFORE]}), 512, "x"), tmp_path / "a.svg")
     assert {"trained length 512", "perplexity", "1.5k"} <= set(said(tmp_path / "a.svg"))

@@ -10,6 +10,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.reporting.figures import evaluation
 from ropewalk.reporting.figures.drawing import Figure
+from ropewalk.reporting.scores.rows import ScoreRow, score_during, score_rows
 from tests.reporting.axes_cases import (
     areas,
     bars,
@@ -63,29 +64,34 @@ KEY_TOKENS = [TaskResult("longppl", "longppl", n, 7, 3.3, (3.1, 3.6), unit="perp
 HALF_NEEDLE = [*needle(LENGTHS[:4]), TaskResult.not_run("needle", "generated", 65536, MEMORY)]
 
 
-def positions(**changes: Any) -> Figure:
-    given = {"series": {"before": BEFORE, "after": AFTER}, "trained_length": 512}
-    return evaluation.perplexity_figure(**{**given, **changes})
+def rows(results: Any) -> list[ScoreRow]:
+    """Rows of results by model, or of a single model's."""
+    return score_rows(results if isinstance(results, dict) else {"m": results})
 
 
-def score(**changes: Any) -> Figure:
-    settings = {"series": {"before": FALLING, "after": HOLED}, "trained_length": 8192, "threshold": 85.6}
-    return evaluation.score_figure(**{**settings, **changes})
+def positions(series: Any = None, **changes: Any) -> Figure:
+    given = {"before": [BEFORE], "after": [AFTER]} if series is None else series
+    return evaluation.perplexity_figure(rows(given), **{"trained_length": 512, **changes})
 
 
-def tasks(**changes: Any) -> Figure:
+def score(series: Any = None, **changes: Any) -> Figure:
+    given = {"before": FALLING, "after": HOLED} if series is None else series
+    return evaluation.score_figure(rows(given), **{"trained_length": 8192, "threshold": 85.6, **changes})
+
+
+def tasks(results: Any = None, **changes: Any) -> Figure:
     some = [r for r in ruler() if r.task in ("niah_single_2", "vt", "qa_1", "qa_2", "overall")]
-    settings = {"results": some, "trained_length": 8192, "threshold": 85.6}
-    return evaluation.tasks_figure(**{**settings, **changes})
+    given = rows(some if results is None else results)
+    return evaluation.tasks_figure(given, **{"trained_length": 8192, "threshold": 85.6, **changes})
 
 
-def needles(**changes: Any) -> Figure:
-    return evaluation.needle_figure(**{"results": needle(), **changes})
+def needles(results: Any = None, **changes: Any) -> Figure:
+    return evaluation.needle_figure(rows(needle() if results is None else results), **changes)
 
 
-def retention(**changes: Any) -> Figure:
-    settings = {"series": {"before": short(), "after": short(0.07)}}
-    return evaluation.retention_figure(**{**settings, **changes})
+def retention(series: Any = None, **changes: Any) -> Figure:
+    given = {"before": short(), "after": short(0.07)} if series is None else series
+    return evaluation.retention_figure(rows(given), **changes)
 
 
 def differences(**changes: Any) -> Figure:
@@ -118,7 +124,7 @@ EDGES = [
     (differences, {"names": ("base", "extended to 128k")}),
     (
         positions,
-        {"series": {"m": perplexity([5.0 * 4**n for n in range(8)], [0, *(8192 * 2**n for n in range(8))])}},
+        {"series": [perplexity([5.0 * 4**n for n in range(8)], [0, *(8192 * 2**n for n in range(8))])]},
     ),
 ]
 
@@ -131,12 +137,11 @@ def test_a_figure_explains_itself(make: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "changes", "message"),
     [
-        (positions, {"series": {"a": perplexity([math.nan] * 4)}}, "no finite perplexity"),
+        (positions, {"series": {"a": [perplexity([math.nan] * 4)]}}, "no finite perplexity"),
         (positions, {"series": {}}, "no finite perplexity"),
         (score, {"series": {}}, "both a finite score and a length"),
         (score, {"series": {"m": HOLED[2:3]}}, "both a finite score and a length"),
         (score, {"series": {"m": [scored("short", "mmlu", None, 1, 2)]}}, "both a finite score and a length"),
-        (score, {"series": {"m": ruler()}}, "one task, got 14; .*: ruler niah_single_1, ruler niah_single_2"),
         (score, {"series": dict.fromkeys("abcdefghi", FALLING)}, "at most 8 series, got 9"),
         (tasks, {"results": []}, "both a finite score and a length"),
         (tasks, {"results": short()}, "both a finite score and a length"),
@@ -174,14 +179,14 @@ def test_perplexity_is_steps_with_bands_and_the_trained_length() -> None:
 
 
 def test_a_single_model_has_no_key_and_no_mark_beyond_the_rows() -> None:
-    panel = only(positions(series={"model": BEFORE}, trained_length=8192))
+    panel = only(positions(series={"model": [BEFORE]}, trained_length=8192))
     assert names(panel) == []
     assert rules(panel) == {}
 
 
 def test_wide_ranges_of_perplexity_are_logarithmic() -> None:
     wide = perplexity([5.0 * 4**n for n in range(8)], [0, *(8192 * 2**n for n in range(8))])
-    panel = only(positions(series={"before": wide}, trained_length=8192))
+    panel = only(positions(series={"before": [wide]}, trained_length=8192))
     assert (scale(panel.xaxis), scale(panel.yaxis)) == ("log2", "log")
     assert ticks(panel.xaxis)[:2] == ["8k", "16k"]
     assert ticks(panel.xaxis)[-1] == "1M"
@@ -193,9 +198,9 @@ def test_wide_ranges_of_perplexity_are_logarithmic() -> None:
 
 def test_perplexities_that_are_no_number_are_gaps() -> None:
     holed = perplexity([2.0, math.nan, math.inf, 3.0])
-    (only_steps,) = steps(only(positions(series={"a": holed})))
+    (only_steps,) = steps(only(positions(series={"a": [holed]})))
     assert gaps(only_steps) == [False, True, True, False]
-    assert len(boxes(only(positions(series={"a": holed})))) == 2
+    assert len(boxes(only(positions(series={"a": [holed]})))) == 2
 
 
 def test_scores_have_bands_on_a_log_axis_of_lengths() -> None:
@@ -336,18 +341,59 @@ def test_an_interval_of_the_whole_scale_is_not_drawn() -> None:
     """Two seeds of four wrong answers: Student's interval is 0 to 100, and its band would look like a score of 100."""
     unsure = [replace(scored("passkey", "passkey", n, 0, 8), ci95=(0.0, 100.0)) for n in (512, 1024)]
     known = scored("passkey", "passkey", 2048, 0, 8)
-    panel = only(evaluation.score_figure({"a": [*unsure, known]}))
+    panel = only(evaluation.score_figure(rows([*unsure, known])))
     assert [(list(area), [high for _, high in area.values()]) for area in areas(panel)] == [
         ([2048], [known.ci95[1]])
     ]
     sentence = "No interval is drawn where it is 0 to 100 %, because there are too few samples or seeds."
-    assert sentence in evaluation.score_figure({"a": [*unsure, known]}).caption
-    assert sentence not in evaluation.score_figure({"a": [known]}).caption
+    assert sentence in evaluation.score_figure(rows([*unsure, known])).caption
+    assert sentence not in evaluation.score_figure(rows([known])).caption
 
 
 @pytest.mark.parametrize(
     "edges", [[*range(0, 8193, 128)], [0, *(1024 * q * 2**k for k in range(8) for q in (4, 5, 6, 7))]]
 )
 def test_many_position_bins_have_labels_with_room_between_them(edges: list[int]) -> None:
-    panel = only(evaluation.perplexity_figure({"m": perplexity([5.0] * (len(edges) - 1), edges)}))
+    panel = only(positions([perplexity([5.0] * (len(edges) - 1), edges)]))
     assert 3 <= len(ticks(panel.xaxis)) <= 11
+
+
+def during(length, value, task="passkey", ends=(None, None), unit="percent"):
+    score = {
+        "suite": "passkey",
+        "task": task,
+        "length": length,
+        "n": 4,
+        "score": value,
+        "unit": unit,
+        "ci95": list(ends),
+    }
+    return score_during(score)
+
+
+def test_curves_have_a_line_and_a_band_a_length():
+    scores = {2: [during(512, 50.0, ends=(20, 80)), during(1024, 0.0)], 4: [during(512, 75.0, ends=(40, 90))]}
+    panel = only(evaluation.curve_figure(scores, "passkey during training"))
+    assert {name: (line.x, line.y) for name, line in lines(panel).items()} == {
+        "512 tokens": ((2, 4), (50, 75)),
+        "1k tokens": ((2,), (0,)),
+    }
+    assert areas(panel) == [{2: (20, 80), 4: (40, 90)}, {}]
+    with pytest.raises(RopewalkError, match="no score from an evaluation during training"):
+        evaluation.curve_figure({})
+
+
+def test_many_tasks_are_drawn_as_their_mean():
+    figure = evaluation.curve_figure({2: [during(512, 10.0 * n, f"task{n}") for n in range(9)]})
+    (line,) = every_line(only(figure))
+    assert (line.name, line.y) == ("512 tokens", (40.0,))
+    assert "Mean over all tasks" in figure.caption
+
+
+def test_a_perplexity_that_is_infinite_is_a_gap():
+    values = {2: 9.0, 4: math.inf, 6: 8.0}
+    scores = {step: [during(512, value, unit="perplexity")] for step, value in values.items()}
+    (line,) = every_line(only(evaluation.curve_figure(scores)))
+    assert gaps(line) == [False, True, False]
+    with pytest.raises(RopewalkError, match="no score from an evaluation during training"):
+        evaluation.curve_figure({4: scores[4]})

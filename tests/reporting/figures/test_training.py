@@ -7,8 +7,7 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import training_figure
-from ropewalk.reporting.figures.training import curve_figure
-from tests.reporting.axes_cases import areas, every_line, gaps, lines, names, only, panels, rules, words
+from tests.reporting.axes_cases import every_line, lines, names, only, panels, rules, words
 
 METRICS: list[dict[str, Any]] = [
     {"loss": None if n == 7 else 3 - n / 100, "stage": n // 40, "seen": n * 2048} for n in range(80)
@@ -48,50 +47,3 @@ def test_the_load_of_experts_has_a_panel_of_its_own() -> None:
 def test_a_run_without_a_loss_is_refused() -> None:
     with pytest.raises(RopewalkError, match="no finite training loss"):
         training_figure([{"loss": None}])
-
-
-def score(length, value, task="passkey", ends=(None, None)):
-    return {
-        "suite": "passkey",
-        "task": task,
-        "length": length,
-        "n": 4,
-        "score": value,
-        "unit": "percent",
-        "ci95": list(ends),
-    }
-
-
-def test_curves_have_a_line_and_a_band_a_length():
-    scores = [
-        (2, score(512, 50.0, ends=(20, 80))),
-        (2, score(1024, 0.0)),
-        (4, score(512, 75.0, ends=(40, 90))),
-    ]
-    panel = only(curve_figure(scores, "passkey during training"))
-    assert {name: (line.x, line.y) for name, line in lines(panel).items()} == {
-        "512 tokens": ((2, 4), (50, 75)),
-        "1k tokens": ((2,), (0,)),
-    }
-    assert areas(panel) == [{2: (20, 80), 4: (40, 90)}, {}]
-    with pytest.raises(RopewalkError, match="no score from an evaluation during training"):
-        curve_figure([])
-
-
-def test_many_tasks_are_drawn_as_their_mean():
-    scores = [(2, score(512, 10.0 * n, f"task{n}")) for n in range(9)]
-    figure = curve_figure(scores)
-    (line,) = every_line(only(figure))
-    assert (line.name, line.y) == ("512 tokens", (40.0,))
-    assert "Mean over all tasks" in figure.caption
-
-
-def test_a_perplexity_that_is_infinite_is_a_gap():
-    scores = [
-        (step, {**score(512, value), "unit": "perplexity"})
-        for step, value in ((2, 9.0), (4, math.inf), (6, 8.0))
-    ]
-    (line,) = every_line(only(curve_figure(scores)))
-    assert gaps(line) == [False, True, False]
-    with pytest.raises(RopewalkError, match="no score from an evaluation during training"):
-        curve_figure(scores[1:2])

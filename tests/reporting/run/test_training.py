@@ -10,6 +10,7 @@ from ropewalk.evaluation import TaskResult
 from ropewalk.reporting.figures import drawing
 from ropewalk.reporting.run.before_after import conclusion, run_differences, run_results
 from ropewalk.reporting.run.training import describe_run, draw_passkey, run_tables, write_run_report
+from ropewalk.reporting.scores.rows import score_rows
 from ropewalk.training.folder import REPORT, SUMMARY
 from tests.reporting.reporting_cases import AFTER, BEFORE, passkey
 
@@ -73,12 +74,12 @@ def test_passkey_scores_are_drawn_by_task_and_what_did_not_run_is_not(tmp_path, 
     not_run = TaskResult.not_run("passkey", "teacher_forced", 512, "no tokenizer")
     generated = [passkey(512, 20), passkey(1024, 3)]
     given = {"before": [*generated, not_run], "after": [passkey(512, 20)]}
-    draw_passkey(given, 512, tmp_path)
+    draw_passkey(score_rows(given), 512, tmp_path)
     assert list(drawn) == ["passkey.png"]
     assert drawn["passkey.png"].alternative() == (
         "Passkey retrieval. before: 100 % at 512 tokens, 15 % at 1k tokens; after: 100 % at 512 tokens."
     )
     forced = [replace(each, task="teacher_forced") for each in generated]
-    draw_passkey({"before": forced, "after": forced}, 512, tmp_path)
+    draw_passkey(score_rows({"before": forced, "after": forced}), 512, tmp_path)
     assert list(drawn) == ["passkey.png", "passkey-teacher_forced.png"]
     assert set(drawn) <= set(REPORT)

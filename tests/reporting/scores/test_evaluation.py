@@ -15,6 +15,7 @@ from ropewalk.reporting import (
     evaluation_figures,
     evaluation_tables,
     needle_figure,
+    score_rows,
     write_evaluation_report,
 )
 from ropewalk.reporting.scores.evaluation import chosen_examples, pictures_of
@@ -53,7 +54,7 @@ def example(prediction: str, score: float | None, index: int = 0, **changes: Any
 
 
 def test_page_says_what_was_measured_and_how(tmp_path: Path) -> None:
-    picture = draw(needle_figure(needle(), "Llama: needle"), tmp_path / "needle.png")
+    picture = draw(needle_figure(score_rows({"m": needle()}), "Llama: needle"), tmp_path / "needle.png")
     results = [*ruler(), *retrieval("passkey", "passkey", {4096: 20}), *short()]
     page = write_evaluation_report(tmp_path / "new", RECORD, results, [picture], [example("ABCDE", 0.5)])
     assert page == tmp_path / "new" / "report.html"

@@ -11,7 +11,8 @@ from ropewalk.evaluation.comparison import compare
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.statistics import NO_INTERVAL
 from ropewalk.reporting import ResultTable, comparison_table, evaluation_tables
-from ropewalk.reporting.scores.tables import Cell, grid_tables, perplexity_tables
+from ropewalk.reporting.scores.rows import ScoreRow
+from ropewalk.reporting.scores.tables import grid_tables
 from tests.reporting.evaluation_results import (
     DIFFERENCES,
     LENGTHS,
@@ -158,21 +159,39 @@ def test_needle_by_depth_has_lengths_across_and_depths_down() -> None:
     assert row(by_depth, "50 %")[0] == "–"
 
 
-def test_both_averages_of_sliding_windows_are_named_and_shown() -> None:
-    (table,) = evaluation_tables({"m": [documents("truncated"), documents("sliding")]})
-    assert table.header[4:] == ("by token", "95 %", "published", "95 %")
-    assert table.rows[0] == (
-        *("sliding, stride 256", "4,096", "7", "1,234"),
-        *("8.12", "7.72 to 8.53", "9.46", "8.51 to 10.40"),
+def test_both_averages_of_documents_are_named_and_shown() -> None:
+    (table,) = evaluation_tables({"m": [documents("sliding"), documents("truncated")]})
+    assert table.header == (
+        *(
+            "task",
+            "metric",
+            "length in tokens",
+            "documents",
+            "stride",
+            "windows",
+            "tokens",
+            "perplexity",
+            "95 %",
+        ),
     )
-    assert table.rows[1][0] == "truncated"
-    assert "unweighted" in " ".join(table.notes) or "mean of the windows' mean" in " ".join(table.notes)
+    assert table.rows[:3] == (
+        ("sliding", "by token", "4,096", "7", "256", "1,234", "99,000", "8.12", "7.72 to 8.53"),
+        ("sliding", "published", "4,096", "7", "256", "1,234", "99,000", "9.46", "8.51 to 10.40"),
+        ("truncated", "by token", "4,096", "7", "–", "1,234", "99,000", "8.12", "7.72 to 8.53"),
+    )
+    assert any("mean of the windows' mean losses" in note for note in table.notes)
     broken = replace(documents("sliding"), details={"published": None, "published_ci95": [None, None]})
     (table,) = evaluation_tables({"m": [broken]})
-    assert table.rows[0][-2:] == ("–", "–")
+    assert table.rows[1][-2:] == ("–", "–")
     missing = TaskResult.not_run("perplexity", "sliding", 4096, "no text", "perplexity")
     (table,) = evaluation_tables({"m": [missing]})
-    assert table.rows[0] == ("sliding", "4,096", "–", "–", "not run¹", "–", "–", "–")
+    assert table.rows == (("sliding", "4,096", "–", "not run¹", "–"),)
+
+
+def test_a_score_that_did_not_run_stands_in_the_line_of_the_same_metric() -> None:
+    missing = TaskResult.not_run("perplexity", "sliding", 4096, "no text", "perplexity")
+    (table,) = evaluation_tables({"a": [missing], "b": [documents("sliding")]})
+    assert [(row[1], row[-4]) for row in table.rows] == [("by token", "not run¹"), ("published", "–")]
 
 
 def test_every_suite_is_shown_in_order_and_none_is_lost() -> None:
@@ -190,7 +209,7 @@ def test_every_suite_is_shown_in_order_and_none_is_lost() -> None:
     ]
     unknown = scored("new suite", "new task", None, 1, 4)
     (table,) = evaluation_tables({"m": [unknown]})
-    assert table.rows == (("new task", "–", "–", "4", "25.0 %", "4.6 to 69.9 %"),)
+    assert table.rows == (("new task", "4", "25.0 %", "4.6 to 69.9 %"),)
     assert evaluation_tables({"m": []}) == []
     assert evaluation_tables({}) == []
 
@@ -217,39 +236,52 @@ def test_no_number_stands_without_its_n() -> None:
         assert counted or re.search(r"[\d,]+ samples per", table.title), table.title
 
 
+def cell(score: float, n: int = 50, ends: tuple[float, float] = NO_INTERVAL, **changes) -> ScoreRow:
+    return ScoreRow("copying", "copying", 4096, "m", score, ends, n, **changes)
+
+
+def not_run(note: str) -> ScoreRow:
+    return cell(math.nan, 0, ran=False, note=note)
+
+
 def test_n_is_said_where_it_differs() -> None:
-    cells = {"a": [Cell(50, n=10), Cell(50, n=20)], "b": [Cell(50, n=10), Cell(word="not run")]}
-    (table,) = grid_tables("t", "task", cells, ["4k", "8k"], "task")
+    lengths, skipped = [4096, 8192], not_run("no text")
+    cells = {"a": [cell(50, 10), cell(50, 20)], "b": [cell(50, 10), skipped]}
+    (table,) = grid_tables("t", "task", cells, lengths)
     assert (table.title, table.header) == ("t", ("task", "4k, n 10", "8k, n 20"))
-    cells["b"][1] = Cell(50, n=10)
-    (table,) = grid_tables("t", "task", cells, ["4k", "8k"], "task")
+    cells["b"][1] = cell(50, 10)
+    (table,) = grid_tables("t", "task", cells, lengths)
     assert table.header == ("task", "samples", "4k", "8k")
     assert column(table, "samples") == ["10 / 20", "10"]
-    (table,) = grid_tables("t", "task", {"b": [Cell(word="not run")]}, ["4k"], "task")
-    assert (table.title, table.rows) == ("t", (("b", "not run"),))
+    (table,) = grid_tables("t", "task", {"b": [skipped]}, lengths[:1])
+    assert (table.title, table.rows) == ("t", (("b", "not run¹"),))
 
 
 @pytest.mark.parametrize(
-    ("cell", "wide", "narrow"),
+    ("row", "wide", "narrow"),
     [
-        (Cell(93.76, (88.4, 96.6), 50), "93.8 (88 to 97)", "93.8 (88–97)"),
-        (Cell(100.0, (92.9, 100.0), 50), "100 (92 to 100)", "100 (92–100)"),
+        (cell(93.76, 50, (88.4, 96.6)), "93.8 (88 to 97)", "93.8 (88–97)"),
+        (cell(100.0, 50, (92.9, 100.0)), "100 (92 to 100)", "100 (92–100)"),
         # Rounded outwards: an interval must not look narrower than it is, but for float noise.
-        (Cell(50.0, (29.0 - 1e-12, 71.0 + 1e-12), 50), "50.0 (29 to 71)", "50.0 (29–71)"),
-        (Cell(50.0, NO_INTERVAL, 1, mark="¹"), "50.0¹", "50.0¹"),
-        (Cell(word="not run", mark="²"), "not run²", "not run²"),
-        (Cell(), "–", "–"),
-        (Cell(0.0, (0.0, 16.1)), "0.0 (0 to 17)", "0.0 (0–17)"),
+        (cell(50.0, 50, (29.0 - 1e-12, 71.0 + 1e-12)), "50.0 (29 to 71)", "50.0 (29–71)"),
+        (cell(50.0, 1, note="a remark"), "50.0¹", "50.0¹"),
+        (not_run("no text"), "not run¹", "not run¹"),
+        (None, "–", "–"),
+        (cell(0.0, 20, (0.0, 16.1)), "0.0 (0 to 17)", "0.0 (0–17)"),
     ],
 )
-def test_cells(cell: Cell, wide: str, narrow: str) -> None:
-    assert (cell.text(True), cell.text(False)) == (wide, narrow)
+def test_cells(row: ScoreRow | None, wide: str, narrow: str) -> None:
+    for count, expected in ((1, wide), (6, narrow)):
+        lengths = [4096 + 1024 * n for n in range(count)]
+        (table,) = grid_tables("t", "task", {"a": [row] * count}, lengths)
+        fits = len(wide) < 14
+        assert table.rows[0][-1] == (wide if fits else expected)
 
 
 def test_a_remark_on_a_score_is_marked() -> None:
     remarked = replace(scored("short", "mmlu", None, 3, 4), reason="2 prompts were cut")
     (table,) = evaluation_tables({"m": [remarked]})
-    assert row(table, "mmlu")[3] == "75.0 %¹"
+    assert row(table, "mmlu")[1] == "75.0 %¹"
     assert table.notes == ("¹ 2 prompts were cut",)
 
 
@@ -316,7 +348,7 @@ def test_comparison_of_real_results() -> None:
 def test_missing_numbers_are_never_zeros() -> None:
     nan = TaskResult("perplexity", "sliding", 4096, 3, math.nan, NO_INTERVAL, "ok", "no finite number", {})
     (table,) = evaluation_tables({"m": [replace(nan, unit="perplexity")]})
-    assert table.rows[0] == ("sliding", "4,096", "3", "–", "–¹", "–", "–", "–")
+    assert table.rows[0] == ("sliding", "4,096", "3", "–¹", "–")
 
 
 def test_before_and_after_stand_side_by_side() -> None:
@@ -357,7 +389,7 @@ def test_one_model_and_no_model() -> None:
     assert evaluation_tables({}) == []
     not_run = TaskResult.not_run("perplexity", "perplexity", 64, "no text was given")
     (table,) = evaluation_tables({"a": [not_run]})
-    assert table.rows == (("all", "–", "not run¹", "–"),)
+    assert table.rows == (("all", "not run¹", "–"),)
     assert table.notes == ("¹ not run: no text was given",)
 
 
@@ -371,16 +403,16 @@ def test_results_without_a_length_have_a_row_of_their_own() -> None:
 
 def test_other_perplexities_are_not_taken_for_those_by_position() -> None:
     sliding = TaskResult("perplexity", "sliding", 2048, 3, 99.0, (90.0, 110.0), unit="perplexity")
-    table, others = evaluation_tables({"a": [sliding, AFTER, sliding]})
-    assert [row[0] for row in others.rows] == ["sliding", "sliding"]
+    table, others = evaluation_tables({"a": [sliding, AFTER]})
+    assert [row[0] for row in others.rows] == ["sliding"]
     assert table.rows[-1][2] == f"{AFTER.score:.2f}"
 
 
 def test_a_table_of_perplexities_says_which_texts_were_drawn() -> None:
     drawn = replace(BEFORE, details={**BEFORE.details, "sources": {"web": 3, "books": 13}})
-    (table,) = perplexity_tables({"before": [drawn], "after": [drawn]})
+    (table,) = evaluation_tables({"before": [drawn], "after": [drawn]})
     assert table.notes == ("text drawn at random: 16 documents (books 13, web 3)",)
     many = replace(BEFORE, details={"sources": {f"file {n}": 1 for n in range(9)}})
-    (table,) = perplexity_tables({"before": [many]})
+    (table,) = evaluation_tables({"before": [many]})
     assert table.notes[0].endswith("file 5 1 and 3 more sources)")
-    assert perplexity_tables({"before": [BEFORE]})[0].notes == ()
+    assert evaluation_tables({"before": [BEFORE]})[0].notes == ()

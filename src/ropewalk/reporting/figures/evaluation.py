@@ -1,13 +1,14 @@
-"""Draw an evaluation: scores by length, depth and task, and differences between two evaluations.
+"""Draw scores: by length, by depth, by position and as bars, and differences between two evaluations.
 
-All functions take a ``title`` above the panels. Each raises RopewalkError if there is nothing to draw. A task or length
-that did not run is labelled "not run", never drawn as 0.
+All functions take rows of :mod:`~ropewalk.reporting.scores.rows` and a ``title`` above the panels. Each raises
+RopewalkError if there is nothing to draw. A task or length that did not run is labelled "not run", never drawn as 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting import style
@@ -58,14 +58,15 @@ from ropewalk.reporting.figures.prepare import (
     spaced,
     tell,
 )
-from ropewalk.reporting.scores.tables import OVERALL, difference_words, task_words
+from ropewalk.reporting.scores.rows import OVERALL, ScoreRow, by_task, task_words
+from ropewalk.reporting.scores.tables import difference_words
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import BLUE, GREY, INK, length_text, tokens_text
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.comparison import ScoreDifference
 
-Series = Mapping[str, Sequence[TaskResult]]
+Rows = Sequence[ScoreRow]
 PERCENT = "correct (%)"
 UNITS = {"percent": "percentage points", "perplexity": "percent of the perplexity"}
 THRESHOLD_DASH = (0, (6, 3))
@@ -80,36 +81,169 @@ NUMBERED_COLUMNS, NUMBERED_ROWS = 14, 25
 MOST_DEPTHS = 21
 
 
-def perplexity_figure(
-    series: Mapping[str, TaskResult], trained_length: int | None = None, title: str = ""
+def score_figure(
+    rows: Rows, trained_length: int | None = None, title: str = "", threshold: float | None = None
 ) -> Figure:
+    """Draw scores by length as lines with 95 % bands: one panel per task, and one line per model.
+
+    Args:
+        rows: scores of one suite. A length that did not run breaks the line and is labelled.
+        trained_length: trained length in tokens, marked if it lies within the axis.
+        threshold: score to mark, such as the threshold of the effective length.
+    """
+    rows, plotted, lengths = _at_lengths(rows)
+    models, tasks = _by_model(rows), by_task(rows)
+    check_count("scores", len(models), style.MOST_LINES)
+    several = len(tasks) > 1
+    panels = canvas(len(tasks), height=style.HEIGHT_INCHES * len(tasks))
+    # The threshold is labelled at the right edge, where the ends of lines would be.
+    direct = threshold is None and _has_end_labels(models)
+    for axes, own in zip(panels, tasks.values(), strict=True):
+        # Leave room above 100 % for the label of the trained length.
+        limits = _score_scales(axes, lengths, own, MOST_LENGTHS, "length (tokens)", PERCENT, 110)
+        for number, (name, scores) in enumerate(_by_model(own, models).items()):
+            key = name if len(models) > 1 else ""
+            _draw_line(axes, _by_length(scores), _line_look(number, len(models)), key, direct)
+        # With several series, a note could not say whose score is missing; the caption does.
+        if len(models) == 1:
+            _note_not_run(axes, own, 9)
+        if threshold is not None:
+            words = f"threshold\n{threshold:g}"
+            rule(axes, threshold, words, "outside", across=True, dash=THRESHOLD_DASH, order=1)
+        if trained_length is not None:
+            mark_length(axes, trained_length, "trained length", *limits)
+        if several:
+            panel_title(axes, own[0].name)
+    told = (
+        _told_scores(f"{own[0].name} {name}" if several else name, scores)
+        for own in tasks.values()
+        for name, scores in _by_model(own).items()
+    )
+    caption = " ".join([_samples_words(plotted), *_missing_words(rows, len(models) > 1, several)])
+    return complete(panels, title, caption, told, keys=[] if direct else panels)
+
+
+def tasks_figure(
+    rows: Rows, trained_length: int | None = None, title: str = "", threshold: float | None = None
+) -> Figure:
+    """Draw all tasks of one model by length in small panels with shared axes; ``overall`` comes last, in bold.
+
+    Args:
+        rows: scores of one suite, in percent. The panel of a task that did not run says why.
+        trained_length, threshold: as in :func:`score_figure`.
+    """
+    rows, plotted, lengths = _at_lengths(rows)
+    tasks = by_task(rows)
+    columns = min(PANEL_COLUMNS, len(tasks))
+    height = 0.25 + PANEL_INCHES * -(-len(tasks) // columns)
+    panels = canvas(len(tasks), columns, height=height, shared=True, small=True)
+    for axes, (task, own) in zip(panels, tasks.items(), strict=True):
+        limits = _score_scales(axes, lengths, plotted, PANEL_LENGTHS)
+        if any(row.ran for row in own):
+            _draw_line(axes, _by_length(own), look(BLUE, "-", "o", width=1.6, size=4))
+            _note_not_run(axes, own, 7)
+        else:
+            reasons = dict.fromkeys(shown(row.note, 90) for row in own)
+            words = fill(f"not run: {'; '.join(reasons)}", style.PANEL_CHARACTERS)
+            # The geometric mean is the middle of a logarithmic axis.
+            middle = (math.sqrt(limits[0] * limits[1]), 52)
+            note(axes, words, middle, size=7, ha="center", va="center", bbox=PAPER)
+        panel_title(axes, fill(task, style.PANEL_CHARACTERS), small=True, bold=task == OVERALL)
+        if trained_length is not None and limits[0] < trained_length < limits[1]:
+            rule(axes, trained_length, width=0.8, order=1)
+        if threshold is not None:
+            rule(axes, threshold, across=True, dash=THRESHOLD_DASH, width=0.8, order=1)
+    # The overall score counts the samples of all tasks.
+    caption = ["Score of each task by length in tokens."]
+    caption.append(_samples_words([row for row in plotted if row.task != OVERALL] or plotted))
+    if trained_length is not None and limits[0] < trained_length < limits[1]:
+        caption.append(f"The vertical line is the trained length, {length_text(trained_length)}.")
+    if threshold is not None:
+        caption.append(f"The horizontal line is the threshold of the effective length, {threshold:g} %.")
+    told = (_told_scores(task, own) for task, own in tasks.items())
+    return complete(panels, title, " ".join(caption), told, y_label=PERCENT)
+
+
+def curve_figure(scores: Mapping[int, Rows], title: str = "") -> Figure:
+    """Draw the scores of one suite over the steps of a run, one line with its 95 % band for each task and length.
+
+    Args:
+        scores: rows by optimizer step. More than eight lines are reduced to the mean over tasks at each length, for
+            the longest lengths. A score that is not finite leaves a gap.
+        title: title above the panel.
+    """
+    every = [row for rows in scores.values() for row in rows]
+    if not any(map(_is_known, every)):
+        raise RopewalkError("there is no score from an evaluation during training to draw")
+    caption = f"95 % bands, {_range(sorted({row.n for row in every}))} samples per point."
+    if len({(row.task, row.length) for row in every}) > style.MOST_LINES:
+        scores, caption = {step: _means(rows) for step, rows in scores.items()}, "Mean over all tasks."
+        # Where there are too many, the longest lengths are what a run is watched for.
+        longest = sorted({row.length or 0 for row in every})[-style.MOST_LINES :]
+        scores = {
+            step: [row for row in rows if (row.length or 0) in longest] for step, rows in scores.items()
+        }
+    lines: dict[str, dict[float, ScoreRow]] = {}
+    for step, rows in scores.items():
+        for row in rows:
+            lines.setdefault(_line_name(row), {})[step] = row
+    (axes,) = canvas()
+    scale(axes.xaxis, "optimizer step", text=lambda value: f"{value:,.10g}")
+    _value_axis(axes, every, "score (%)")
+    for number, (name, points) in enumerate(lines.items()):
+        options = series_look(number, len(lines), marker="o", size=4.0)
+        _draw_line(axes, points, options, name)
+    told = (
+        tell(name, [*points], [row.value for row in points.values()], lambda at: f"step {at:,.0f}")
+        for name, points in lines.items()
+    )
+    return complete([axes], title, f"Scores during training, by step. {caption}", told, keys=[axes])
+
+
+def _means(rows: Rows) -> list[ScoreRow]:
+    """Mean over the tasks at each length, without intervals."""
+    found: dict[int | None, list[ScoreRow]] = {}
+    for row in rows:
+        found.setdefault(row.length, []).append(row)
+    return [
+        replace(own[0], task=own[0].suite, value=float(np.mean([row.value for row in own])), ci95=NO_INTERVAL)
+        for own in found.values()
+    ]
+
+
+def _line_name(row: ScoreRow) -> str:
+    task = "" if row.task == row.suite else row.task
+    length = "" if row.length is None else f"{format_length(row.length)} tokens"
+    return " at ".join(filter(None, (task, length))) or row.suite
+
+
+def perplexity_figure(rows: Rows, trained_length: int | None = None, title: str = "") -> Figure:
     """Draw perplexity by position as step lines with 95 % bands, one line per model.
 
     Args:
-        series: perplexity results by model name, such as ``before`` and ``after``.
+        rows: scores of sequences of one length; those by position are drawn.
         trained_length: trained length in tokens, marked if given.
     """
-    bins = [each for result in series.values() for each in result.positions]
-    if not any(math.isfinite(each.perplexity) for each in bins):
+    sequences = sorted({row.n for row in rows if row.ran and row.is_whole})
+    series = _by_model(row for row in rows if row.cell is not None)
+    cells = [row for own in series.values() for row in own]
+    if not any(map(_is_known, cells)):
         raise RopewalkError("there is no finite perplexity to draw")
-    edges = sorted({edge for each in bins for edge in (each.start, each.end)})
+    edges = sorted({edge for row in cells for edge in row.cell or ()})
     (axes,) = canvas()
     left_end = _position_scale(axes, edges)
-    values = [value for each in bins for value in (each.perplexity, *each.ci95) if math.isfinite(value)]
-    value_scale(axes.yaxis, "perplexity", min(values), max(values))
-    for number, (name, result) in enumerate(series.items()):
-        found = result.positions
-        if not found:
-            continue
+    _value_axis(axes, cells)
+    for number, (name, found) in enumerate(series.items()):
+        ranges = [row.cell for row in found if row.cell is not None]
         # The first bin starts at position 0, which a logarithmic axis cannot show.
-        own = [max(left_end, found[0].start), *(each.end for each in found)]
+        own = [max(left_end, ranges[0][0]), *(end for _, end in ranges)]
         options = series_look(number, len(series), marker="", width=2)
         colour = options["color"]
-        ends = [(*sides, *each.ci95) for sides, each in zip(pairwise(own), found, strict=True)]
+        ends = [(*sides, *row.ci95) for sides, row in zip(pairwise(own), found, strict=True)]
         # reshape gives four columns even if there is no row.
         left, right, low, high = np.array([each for each in ends if _is_finite(each)]).reshape(-1, 4).T
         boxes(axes, left, right, low, high, area(colour, alpha=style.BAND_ALPHA), order=1)
-        y = [_finite(each.perplexity) for each in found]
+        y = [_finite(row.value) for row in found]
         steps = {key: options[key] for key in ("color", "linestyle", "linewidth", "zorder")}
         # Without a baseline, no vertical lines run down to 0 at the two ends.
         axes.stairs(y, own, baseline=None, label=label(named(series, number)), **steps)
@@ -119,24 +253,22 @@ def perplexity_figure(
         # At the right edge of the axis there is room on the left only.
         side = beside(trained_length == edges[-1])
         rule(axes, trained_length, f"trained length {length_text(trained_length)}", side)
-    counts = sorted({result.n for result in series.values()})
     caption = (
-        f"Perplexity of the tokens in each range of positions, over {_range(counts)} sequences. Bands are 95 % "
+        f"Perplexity of the tokens in each range of positions, over {_range(sequences)} sequences. Bands are 95 % "
         "intervals over sequences."
     )
-    told = (_told_positions(name, result) for name, result in series.items())
+    told = (_told_positions(name, found) for name, found in series.items())
     return complete([axes], title, caption, told, keys=[] if _has_end_labels(series) else [axes])
 
 
-def _told_positions(name: str, result: TaskResult) -> str:
+def _told_positions(name: str, rows: Rows) -> str:
     """Perplexity by range of positions, for a text alternative."""
-    starts = {each.start: each for each in result.positions}
-    y = [_finite(each.perplexity) for each in result.positions]
+    ends = dict(row.cell for row in rows if row.cell is not None)
 
     def place(start: float) -> str:
-        return f"positions {start:,.0f} to {starts[int(start)].end - 1:,}"
+        return f"positions {start:,.0f} to {ends[int(start)] - 1:,}"
 
-    return tell(f"perplexity {name}", [*starts], y, place)
+    return tell(f"perplexity {name}", [*ends], [_finite(row.value) for row in rows], place)
 
 
 def _has_end_labels(series: Mapping[str, Any]) -> bool:
@@ -161,163 +293,57 @@ def _position_scale(axes: Axes, edges: Sequence[int]) -> float:
     return left
 
 
-def _told_scores(name: str, results: Sequence[TaskResult]) -> str:
-    """Scores by length, for a text alternative."""
-    words = [
-        f"{_score_words(each)} at {tokens_text(each.length)}"
-        for each in sorted(results, key=lambda each: each.length or 0)
-        if each.length is not None
-    ]
-    return f"{name}: {', '.join(words or ['not run'])}"
-
-
-def _score_words(result: TaskResult) -> str:
-    if result.status != "ok" or not math.isfinite(result.score):
-        return "not run" if result.status != "ok" else "no value"
-    return f"{style.number_text(result.score)}{' %' if result.unit == 'percent' else ''}"
-
-
-def score_figure(
-    series: Series,
-    trained_length: int | None = None,
-    title: str = "",
-    threshold: float | None = None,
-) -> Figure:
-    """Draw the score of one task by length as lines with 95 % bands, one line per model.
-
-    Args:
-        series: results of one task by model name. A length that did not run breaks the line and is labelled.
-        trained_length: trained length in tokens, marked if it lies within the axis.
-        threshold: score to mark, such as the threshold of the effective length.
-    """
-    (axes,) = canvas()
-    caption, told, keys = draw_scores(axes, series, trained_length, threshold)
-    return complete([axes], title, caption, told, keys=keys)
-
-
-def draw_scores(
-    axes: Axes, series: Series, trained_length: int | None = None, threshold: float | None = None
-) -> tuple[str, tuple[str, ...], list[Axes]]:
-    """Draw the panel of :func:`score_figure`.
-
-    Returns:
-        its caption, the parts of its text alternative, and the axes if they need a key.
-    """
-    plotted = _one_task(series)
-    check_count("scores", len(series), style.MOST_LINES)
-    lengths = _lengths([result for results in series.values() for result in results])
-    # Leave room above 100 % for the label of the trained length.
-    limits = _score_scales(axes, lengths, plotted, MOST_LENGTHS, "length (tokens)", PERCENT, 110)
-    # The threshold is labelled at the right edge, where the ends of lines would be.
-    direct = threshold is None and _has_end_labels(series)
-    for number, results in enumerate(series.values()):
-        options = _line_look(number, len(series))
-        _draw_line(axes, results, lengths, options, named(series, number), direct)
-        # With several series, a note could not say whose score is missing; the caption does.
-        if len(series) == 1:
-            _note_not_run(axes, results, 9)
-    if threshold is not None:
-        words = f"threshold\n{threshold:g}"
-        rule(axes, threshold, words, "outside", across=True, dash=THRESHOLD_DASH, order=1)
-    if trained_length is not None:
-        mark_length(axes, trained_length, "trained length", *limits)
-    told = tuple(_told_scores(name, results) for name, results in series.items())
-    return " ".join([_samples_words(plotted), *_missing_words(series)]), told, [] if direct else [axes]
-
-
-def tasks_figure(
-    results: Sequence[TaskResult],
-    trained_length: int | None = None,
-    title: str = "",
-    threshold: float | None = None,
-) -> Figure:
-    """Draw all tasks of one model by length in small panels with shared axes; ``overall`` comes last, in bold.
-
-    Args:
-        results: tasks of one suite, in percent, at one or more lengths. The panel of a task that did not run says why.
-        trained_length: trained length in tokens, marked if it lies within the axis.
-        threshold: score to mark, such as the threshold of the effective length.
-    """
-    tasks = sorted(dict.fromkeys(each.task for each in results), key=lambda task: task == OVERALL)
-    plotted = _measured(results)
-    lengths = _lengths(results)
-    columns = min(PANEL_COLUMNS, len(tasks))
-    height = 0.25 + PANEL_INCHES * -(-len(tasks) // columns)
-    panels = canvas(len(tasks), columns, height=height, shared=True, small=True)
-    for axes, task in zip(panels, tasks, strict=True):
-        own = [each for each in results if each.task == task]
-        limits = _score_scales(axes, lengths, plotted, PANEL_LENGTHS)
-        _draw_task(axes, own, lengths, limits)
-        panel_title(axes, fill(task, style.PANEL_CHARACTERS), small=True, bold=task == OVERALL)
-        if trained_length is not None and limits[0] < trained_length < limits[1]:
-            rule(axes, trained_length, width=0.8, order=1)
-        if threshold is not None:
-            rule(axes, threshold, across=True, dash=THRESHOLD_DASH, width=0.8, order=1)
-    # The overall score counts the samples of all tasks.
-    words = ["Score of each task by length in tokens."]
-    words.append(_samples_words([r for r in plotted if r.task != OVERALL] or plotted))
-    if trained_length is not None and limits[0] < trained_length < limits[1]:
-        words.append(f"The vertical line is the trained length, {length_text(trained_length)}.")
-    if threshold is not None:
-        words.append(f"The horizontal line is the threshold of the effective length, {threshold:g} %.")
-    told = (_told_scores(task, [each for each in results if each.task == task]) for task in tasks)
-    return complete(panels, title, " ".join(words), told, y_label=PERCENT)
-
-
-def _draw_task(
-    axes: Axes, results: Sequence[TaskResult], lengths: Sequence[int], limits: tuple[float, float]
-) -> None:
-    """Draw one task's line in a small panel, or write why it did not run."""
-    missing = [each for each in results if each.status != "ok"]
-    if len(missing) == len(results):
-        reasons = dict.fromkeys(shown(each.reason or "", 90) for each in missing)
-        words = fill(f"not run: {'; '.join(reasons)}", style.PANEL_CHARACTERS)
-        # The geometric mean is the middle of a logarithmic axis.
-        middle = (math.sqrt(limits[0] * limits[1]), 52)
-        note(axes, words, middle, size=7, ha="center", va="center", bbox=PAPER)
-        return
-    _draw_line(axes, results, lengths, look(BLUE, "-", "o", width=1.6, size=4), "")
-    _note_not_run(axes, results, 7)
-
-
-def needle_figure(results: Sequence[TaskResult], title: str = "") -> Figure:
+def needle_figure(rows: Rows, title: str = "") -> Figure:
     """Draw correct answers by length and depth as a heat map, with a depth of 0 % at the top.
 
     Args:
-        results: results of one task at one or more lengths, with ``depths`` in their details. Lengths that did not run
-            are hatched and labelled.
+        rows: scores of one task at one or more lengths; those by depth are drawn. Lengths that did not run are hatched
+            and labelled.
     """
-    columns = sorted((r for r in results if r.length is not None), key=lambda r: r.length or 0)
-    cells = [_depths(each) for each in columns]
-    depths = sorted({depth for column in cells for depth in column})
-    values = [[_depth_score(column.get(depth)) for column in cells] for depth in depths]
-    if not any(math.isfinite(value) for row in values for value in row):
+    found = {(row.depth, row.length): row for row in rows if row.length is not None}
+    lengths = sorted({row.length for row in rows if row.length is not None})
+    depths = sorted({row.depth for row in rows if row.depth is not None})
+    missing = {row.length: row for row in rows if not row.ran}
+    values = [[_value(found.get((depth, length))) for length in lengths] for depth in depths]
+    if not any(math.isfinite(value) for line in values for value in line):
         raise RopewalkError(
             "no result has scores by depth, so there is nothing to draw; pass results of a needle task"
         )
-    is_numbered = len(depths) <= NUMBERED_ROWS and len(columns) <= NUMBERED_COLUMNS
-    size = (8.5 if len(columns) <= 8 else 7.0) if is_numbered else 0.0
+    is_numbered = len(depths) <= NUMBERED_ROWS and len(lengths) <= NUMBERED_COLUMNS
+    size = (8.5 if len(lengths) <= 8 else 7.0) if is_numbered else 0.0
     height = 1.1 + (0.25 * len(depths) if len(depths) <= NUMBERED_ROWS else 5)
     (axes,) = canvas(height=max(2.4, height), grid="")
-    names = index_ticks([length_text(each.length or 0) for each in columns], NUMBERED_COLUMNS)
-    scale(axes.xaxis, "length (tokens)", limits=(-0.5, len(columns) - 0.5), ticks=names)
+    names = index_ticks([*map(length_text, lengths)], NUMBERED_COLUMNS)
+    scale(axes.xaxis, "length (tokens)", limits=(-0.5, len(lengths) - 0.5), ticks=names)
     names = index_ticks([f"{100 * depth:.3g}" for depth in depths], MOST_DEPTHS)
     scale(axes.yaxis, "depth (%)", limits=(len(depths) - 0.5, -0.5), ticks=names)
     # From 0 to 100 whatever the scores, so that a colour means the same in every figure.
     heat_map(axes, values, "even", 0, 100, PERCENT, lambda value: f"{value:.0f}", numbers=size)
     # Fewer rows are too low for upright words.
     flat = len(depths) < 4
-    for column, result in enumerate(columns):
-        if result.status != "ok":
+    for column, length in enumerate(lengths):
+        if length in missing:
             options: Options = {"ha": "center", "va": "center", "rotation": 0 if flat else 90, "bbox": PAPER}
-            place = (column, (len(depths) - 1) / 2)
-            note(axes, "not run", place, size=7 if flat else 9, **options)
+            note(axes, "not run", (column, (len(depths) - 1) / 2), size=7 if flat else 9, **options)
+    words = [
+        f"Correct answers in percent, over {_range(sorted({row.n for row in rows if row.depth is not None}))} samples "
+        "per cell. A depth of 0 % is the beginning of the text."
+    ]
+    reasons = dict.fromkeys(shown(row.note, 120) for row in missing.values())
+    words += [f"Hatched columns did not run ({reason})." for reason in reasons]
+    if any(
+        math.isnan(value)
+        for line in values
+        for value, at in zip(line, lengths, strict=True)
+        if at not in missing
+    ):
+        words.append("Hatched cells have no sample at this depth and length.")
     told = (
-        f"{tokens_text(result.length or 0)}: "
-        + ("not run" if result.status != "ok" else _told_depths(depths, [row[column] for row in values]))
-        for column, result in enumerate(columns)
+        f"{tokens_text(length)}: "
+        + ("not run" if length in missing else _told_depths(depths, [line[column] for line in values]))
+        for column, length in enumerate(lengths)
     )
-    return complete([axes], title, _depth_words(columns, cells, values), told)
+    return complete([axes], title, " ".join(words), told)
 
 
 def _told_depths(depths: Sequence[float], scores: Sequence[float]) -> str:
@@ -331,77 +357,52 @@ def _told_depths(depths: Sequence[float], scores: Sequence[float]) -> str:
     return f"lowest {least}, highest {most}"
 
 
-def _depths(result: TaskResult) -> dict[float, Mapping[str, Any]]:
-    if result.status != "ok":
-        return {}
-    return {float(each["depth"]): each for each in result.details.get("depths", ())}
-
-
-def _depth_score(cell: Mapping[str, Any] | None) -> float:
-    return math.nan if cell is None or cell["score"] is None else float(cell["score"])
-
-
-def _depth_words(
-    columns: Sequence[TaskResult],
-    cells: Sequence[Mapping[float, Mapping[str, Any]]],
-    values: Sequence[Sequence[float]],
-) -> str:
-    counts = sorted({int(each["n"]) for column in cells for each in column.values()})
-    words = [
-        f"Correct answers in percent, over {_range(counts)} samples per cell. A depth of 0 % is the beginning of the "
-        "text."
-    ]
-    reasons = dict.fromkeys(shown(r.reason or "", 120) for r in columns if r.status != "ok")
-    words += [f"Hatched columns did not run ({reason})." for reason in reasons]
-    ran = [column for column, result in enumerate(columns) if result.status == "ok"]
-    if any(math.isnan(row[column]) for row in values for column in ran):
-        words.append("Hatched cells have no sample at this depth and length.")
-    return " ".join(words)
-
-
-def retention_figure(series: Series, title: str = "") -> Figure:
+def retention_figure(rows: Rows, title: str = "") -> Figure:
     """Draw short-context tasks as bars with 95 % intervals, one bar per task and model.
 
     Args:
-        series: results in percent by model name, such as ``before`` and ``after``. Results in other units have no bar;
-            the caption names them.
+        rows: scores in percent. Scores in other units have no bar; the caption names them.
     """
-    if len(series) > style.MOST_SERIES:
-        check_count("scores", len(series))
-    every = [result for results in series.values() for result in results]
-    tasks = list(dict.fromkeys(each.task for each in every if each.unit == "percent"))
-    plotted = [r for r in every if r.unit == "percent" and r.status == "ok" and math.isfinite(r.score)]
+    rows = [row for row in rows if row.is_whole]
+    others = dict.fromkeys(row.task for row in rows if row.unit != "percent")
+    models = _by_model(rows)
+    if len(models) > style.MOST_SERIES:
+        check_count("scores", len(models))
+    percent = [row for row in rows if row.unit == "percent"]
+    plotted = [row for row in percent if _is_known(row)]
     if not plotted:
         raise RopewalkError("no result has a score in percent, so there is nothing to draw")
-    sizes = _sizes(plotted)
+    tasks = list(dict.fromkeys(row.task for row in percent))
+    # The number of samples of each task, or one number per model if they differ.
+    counts = {task: dict.fromkeys(f"{row.n:,}" for row in plotted if row.task == task) for task in tasks}
+    sizes = {task: " / ".join(found) for task, found in counts.items() if found}
     alike = set(sizes.values())
     names = [task if len(alike) == 1 or task not in sizes else f"{task}, n {sizes[task]}" for task in tasks]
-    (axes,) = canvas(height=_rows_height(names, len(series)), grid="x")
+    (axes,) = canvas(height=_rows_height(names, len(models)), grid="x")
     scale(axes.xaxis, "score (%)", limits=(0, 104))
     row_scale(axes, names)
-    height = 0.8 / len(series)
-    for number, results in enumerate(series.values()):
-        found = {each.task: each for each in results if each.unit == "percent"}
+    height = 0.8 / len(models)
+    series = _by_model(percent, models)
+    for number, own in enumerate(series.values()):
         # Bars of one task are centred on its row, whatever the number of models.
-        at = {task: row + (number - (len(series) - 1) / 2) * height for row, task in enumerate(tasks)}
-        ran = [task for task in tasks if task in found and found[task].status == "ok"]
-        y = np.array([at[task] for task in ran])
-        score, low, high = _columns(found[task] for task in ran)
-        bars = series_area(number, len(series))
-        boxes(axes, 0, score, y - 0.45 * height, y + 0.45 * height, bars, named(series, number))
+        at = {task: place + (number - (len(models) - 1) / 2) * height for place, task in enumerate(tasks)}
+        ran = [row for row in own if row.ran]
+        y = np.array([at[row.task] for row in ran])
+        score, low, high = _columns(ran, lambda row: row.ci95)
+        bars = series_area(number, len(models))
+        boxes(axes, 0, score, y - 0.45 * height, y + 0.45 * height, bars, named(models, number))
         axes.plot(score, y, **look(INK, "", "o", size=3, order=4))
         whiskers(axes, y, score, low, high, lying=True, caps=3)
-        for task in (task for task in tasks if task in found and task not in ran):
-            note(axes, "not run", (1, at[task]), size=8)
+        for row in own:
+            if not row.ran:
+                note(axes, "not run", (1, at[row.task]), size=8)
     counted = f"{alike.pop()} samples per task" if len(alike) == 1 else "n is the number of samples"
-    others = dict.fromkeys(each.task for each in every if each.unit != "percent")
     left_out = f" Not shown because not in percent: {', '.join(others)}." if others else ""
-    words = f"Scores with 95 % intervals; {counted}.{left_out}"
     told = (
-        f"{name}: {', '.join(f'{each.task} {_score_words(each)}' for each in results if each.unit == 'percent')}"
-        for name, results in series.items()
+        f"{name}: {', '.join(f'{row.task} {_score_words(row)}' for row in own)}"
+        for name, own in series.items()
     )
-    return complete([axes], title, words, told, keys=[axes])
+    return complete([axes], title, f"Scores with 95 % intervals; {counted}.{left_out}", told, keys=[axes])
 
 
 def difference_figure(
@@ -480,39 +481,28 @@ def _rows_height(names: Sequence[str], bars: int) -> float:
     return max(1.6, 0.75 + len(names) * max(BAR_INCHES * bars, NAME_INCHES * (lines + 0.3)))
 
 
-def _measured(results: Sequence[TaskResult]) -> list[TaskResult]:
-    """Results with a score and a length; RopewalkError if there are none."""
-    plotted = [r for r in results if r.status == "ok" and r.length is not None and math.isfinite(r.score)]
+def _at_lengths(rows: Rows) -> tuple[list[ScoreRow], list[ScoreRow], list[int]]:
+    """Whole scores, those to draw, and all lengths, including those that did not run; RopewalkError without scores."""
+    whole = [row for row in rows if row.is_whole]
+    plotted = [row for row in whole if row.length is not None and _is_known(row)]
     if not plotted:
         raise RopewalkError("no result has both a finite score and a length, so there is nothing to draw")
-    return plotted
+    # No line may pass over a length that did not run.
+    return whole, plotted, sorted({row.length for row in whole if row.length is not None})
 
 
-def _one_task(series: Series) -> list[TaskResult]:
-    """Results with a score and a length.
-
-    Raises:
-        RopewalkError: if there are none, or they belong to several tasks or units.
-    """
-    kinds = dict.fromkeys((r.suite, r.task, r.unit) for results in series.values() for r in results)
-    if len(kinds) > 1:
-        names = ", ".join(f"{suite} {task}" for suite, task, _ in kinds)
-        raise RopewalkError(
-            f"a figure of scores by length shows only one task, got {len(kinds)}; give the results of one of these "
-            f"tasks: {names}"
-        )
-    return _measured([result for results in series.values() for result in results])
-
-
-def _lengths(results: Sequence[TaskResult]) -> list[int]:
-    """All lengths, including those that did not run, so that no line passes over them."""
-    return sorted({each.length for each in results if each.length is not None})
+def _by_model(rows: Iterable[ScoreRow], models: Iterable[str] = ()) -> dict[str, list[ScoreRow]]:
+    """Rows of each model, in the order given or of their first row."""
+    found: dict[str, list[ScoreRow]] = {model: [] for model in models}
+    for row in rows:
+        found.setdefault(row.when, []).append(row)
+    return found
 
 
 def _score_scales(
     axes: Axes,
     lengths: Sequence[int],
-    drawn: Sequence[TaskResult],
+    rows: Rows,
     most: int,
     x_words: str = "",
     percent: str = "",
@@ -523,30 +513,25 @@ def _score_scales(
     room = (lengths[-1] / lengths[0]) ** 0.06 if len(lengths) > 1 else 2
     limits = lengths[0] / room, lengths[-1] * room
     scale(axes.xaxis, x_words, "log2", limits, length_ticks(spaced(lengths, most)))
-    if drawn[0].unit == "percent":
-        percent_scale(axes.yaxis, percent, top)
-    else:
-        values = [value for each in drawn for value in (each.score, *each.ci95) if math.isfinite(value)]
-        value_scale(axes.yaxis, "perplexity", min(values), max(values))
+    _value_axis(axes, rows, percent, top)
     return limits
 
 
+def _value_axis(axes: Axes, rows: Rows, percent: str = "", top: float = 104) -> None:
+    """Set the axis of the scores, which all have the same unit."""
+    if rows[0].unit == "percent":
+        percent_scale(axes.yaxis, percent, top)
+        return
+    values = [value for row in rows for value in (row.value, *row.ci95) if math.isfinite(value)]
+    value_scale(axes.yaxis, "perplexity", min(values, default=1), max(values, default=1))
+
+
 def _draw_line(
-    axes: Axes,
-    results: Sequence[TaskResult],
-    lengths: Sequence[int],
-    options: Options,
-    name: str,
-    direct: bool = False,
+    axes: Axes, points: Mapping[Any, ScoreRow], options: Options, name: str = "", direct: bool = False
 ) -> None:
-    """Draw a line with gaps for missing scores, its band, and error bars for isolated points."""
-    found = {each.length: each for each in results if math.isfinite(each.score)}
-    # A length that was requested and did not run stays as NaN, which interrupts the line.
-    at = np.array([length for length in lengths if any(each.length == length for each in results)])
-    score = np.array([found[n].score if n in found else math.nan for n in at])
-    low, high = (
-        np.array([_finite(_band_of(found[n])[end]) if n in found else math.nan for n in at]) for end in (0, 1)
-    )
+    """Draw scores by length or step as a line with its band, a gap for each missing one, and bars for isolated ones."""
+    at = np.array([*points], dtype=np.float64)
+    score, low, high = _columns(points.values())
     axes.plot(at, score, label=label(name), clip_on=False, **options)
     band(axes, at, low, high, options["color"])
     if direct:
@@ -557,10 +542,25 @@ def _draw_line(
         whiskers(axes, *bars, colour=options["color"], caps=4)
 
 
-def _band_of(result: TaskResult) -> Interval:
+def _by_length(rows: Rows) -> dict[int, ScoreRow]:
+    """Scores of one task of one model by length. One that did not run keeps its place, and interrupts the line."""
+    return {
+        row.length: row for row in sorted(rows, key=lambda row: row.length or 0) if row.length is not None
+    }
+
+
+def _columns(rows: Iterable[ScoreRow], ends: Callable[[ScoreRow], Interval] | None = None) -> Any:
+    """Scores and both ends of their intervals to draw, as three arrays; NaN for what is missing or infinite."""
+    ends = ends or _band_of
+    table = [(row.value, *ends(row)) if _is_known(row) else (math.nan,) * 3 for row in rows]
+    found = np.array(table, dtype=np.float64).reshape(-1, 3).T
+    return np.where(np.isfinite(found), found, np.nan)
+
+
+def _band_of(row: ScoreRow) -> Interval:
     """The interval to draw; none if it is the whole scale, because a band from 0 to 100 looks like a score of 100."""
-    low, high = result.ci95
-    return NO_INTERVAL if result.unit == "percent" and low <= 0 and high >= 100 else result.ci95
+    low, high = row.ci95
+    return NO_INTERVAL if row.unit == "percent" and low <= 0 and high >= 100 else row.ci95
 
 
 def _line_look(number: int, count: int) -> Options:
@@ -571,17 +571,17 @@ def _line_look(number: int, count: int) -> Options:
     return look(style.LINE_COLOURS[number], dash, style.LINE_MARKERS[number])
 
 
-def _note_not_run(axes: Axes, results: Sequence[TaskResult], size: float) -> None:
+def _note_not_run(axes: Axes, rows: Rows, size: float) -> None:
     """Label lengths that did not run, which would otherwise look as if nobody had requested them."""
-    for each in results:
-        if each.status != "ok" and each.length is not None:
-            place = (each.length, None)
+    for row in rows:
+        if not row.ran and row.length is not None:
+            place = (row.length, None)
             note(axes, "not run", place, (0, 4), size=size, ha="center", va="bottom", rotation=90)
 
 
-def _samples_words(drawn: Sequence[TaskResult]) -> str:
-    words = f"{_range(sorted({result.n for result in drawn}))} samples per point, with 95 % intervals."
-    if any(_band_of(result) != result.ci95 for result in drawn if _is_finite(result.ci95)):
+def _samples_words(rows: Rows) -> str:
+    words = f"{_range(sorted({row.n for row in rows}))} samples per point, with 95 % intervals."
+    if any(_band_of(row) != row.ci95 for row in rows if _is_finite(row.ci95)):
         words += " No interval is drawn where it is 0 to 100 %, because there are too few samples or seeds."
     return words
 
@@ -590,33 +590,37 @@ def _range(counts: Sequence[int]) -> str:
     return f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
 
 
-def _missing_words(series: Series) -> list[str]:
-    """One sentence for each group of lengths that did not run, with the reason."""
-    found = []
-    for name, results in series.items():
-        reasons: dict[str, list[str]] = {}
-        for each in sorted(results, key=lambda each: each.length or 0):
-            if each.status != "ok":
-                at = "any length" if each.length is None else length_text(each.length)
-                reasons.setdefault(shown(each.reason or "", 120), []).append(at)
-        whose = f"{name} " if len(series) > 1 else ""
-        found += [f"Not run: {whose}at {', '.join(at)} ({reason})." for reason, at in reasons.items()]
-    return found
+def _missing_words(rows: Rows, models: bool, tasks: bool) -> list[str]:
+    """One sentence for each group of lengths that did not run, with the reason; names models or tasks if several."""
+    found: dict[tuple[str, ...], dict[str, None]] = {}
+    for row in sorted(rows, key=lambda row: row.length or 0):
+        if not row.ran:
+            at = "any length" if row.length is None else length_text(row.length)
+            whose = (*([row.when] if models else []), *([row.name] if tasks else []))
+            found.setdefault((*whose, "at", shown(row.note, 120)), {})[at] = None
+    return [
+        f"Not run: {' '.join(whose)} {', '.join(at)} ({reason})." for (*whose, reason), at in found.items()
+    ]
 
 
-def _columns(results: Any) -> tuple[Any, Any, Any]:
-    """Scores and both ends of their intervals, as three arrays."""
-    rows = np.array([(each.score, *map(_finite, each.ci95)) for each in results], dtype=np.float64)
-    score, low, high = rows.reshape(-1, 3).T
-    return score, low, high
+def _told_scores(name: str, rows: Rows) -> str:
+    """Scores by length, for a text alternative."""
+    words = [f"{_score_words(row)} at {tokens_text(length)}" for length, row in _by_length(rows).items()]
+    return f"{name}: {', '.join(words or ['not run'])}"
 
 
-def _sizes(drawn: Sequence[TaskResult]) -> dict[str, str]:
-    """Number of samples of each task, such as ``1,000``, or one number per model if they differ."""
-    counts: dict[str, dict[str, None]] = {}
-    for each in drawn:
-        counts.setdefault(each.task, {})[f"{each.n:,}"] = None
-    return {task: " / ".join(found) for task, found in counts.items()}
+def _score_words(row: ScoreRow) -> str:
+    if not _is_known(row):
+        return "no value" if row.ran else "not run"
+    return f"{style.number_text(row.value)}{' %' if row.unit == 'percent' else ''}"
+
+
+def _value(row: ScoreRow | None) -> float:
+    return math.nan if row is None else row.value
+
+
+def _is_known(row: ScoreRow) -> bool:
+    return row.ran and math.isfinite(row.value)
 
 
 def _finite(value: float) -> float:

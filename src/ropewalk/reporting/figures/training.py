@@ -9,21 +9,7 @@ from typing import Any
 import numpy as np
 
 from ropewalk.errors import RopewalkError
-from ropewalk.io.lengths import format_length
-from ropewalk.reporting import style
-from ropewalk.reporting.figures.drawing import (
-    Figure,
-    band,
-    canvas,
-    complete,
-    label,
-    look,
-    percent_scale,
-    rule,
-    scale,
-    series_look,
-    value_scale,
-)
+from ropewalk.reporting.figures.drawing import Figure, canvas, complete, look, rule, scale
 from ropewalk.reporting.figures.prepare import Floats, tell
 from ropewalk.reporting.style import BLUE, GREY
 
@@ -87,75 +73,6 @@ def training_figure(
         *((tell("max violation", x, load, place),) if load is not None else ()),
     )
     return complete(panels, title, f"{caption}.", told, keys=[axes])
-
-
-def curve_figure(scores: Sequence[tuple[int, Mapping[str, Any]]], title: str = "") -> Figure:
-    """Draw the scores of one suite over the steps of a run, one line with its 95 % band for each task and length.
-
-    Args:
-        scores: optimizer step and score, in the order of the steps; a score has ``suite``, ``task``, ``length``, ``n``,
-            ``score``, ``unit`` and ``ci95``. More than eight lines are reduced to the mean over tasks at each length.
-        title: title above the panel.
-
-    Raises:
-        RopewalkError: if there is no finite score. One that is not finite leaves a gap.
-    """
-    if not any(math.isfinite(each["score"]) for _, each in scores):
-        raise RopewalkError("there is no score from an evaluation during training to draw")
-    lines: dict[str, list[tuple[float, float, float, float]]] = {}
-    for step, each in scores:
-        lines.setdefault(_line_name(each), []).append((step, each["score"], *_ends(each["ci95"])))
-    counts = {each["n"] for _, each in scores}
-    samples = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-    caption = f"95 % bands, {samples} samples per point."
-    if len(lines) > style.MOST_LINES:
-        lines, caption = _means(scores), "Mean over all tasks."
-    (axes,) = canvas()
-    scale(axes.xaxis, "optimizer step", text=lambda value: f"{value:,.10g}")
-    if scores[0][1]["unit"] == "percent":
-        percent_scale(axes.yaxis, "score (%)")
-    else:
-        every = [value for points in lines.values() for _, *rest in points for value in rest]
-        finite = [value for value in every if math.isfinite(value)]
-        value_scale(axes.yaxis, "perplexity", min(finite), max(finite))
-    for number, (name, points) in enumerate(lines.items()):
-        table = np.array(points, np.float64)
-        x, y, low, high = np.where(np.isfinite(table), table, math.nan).T
-        options = series_look(number, len(lines), marker="o", size=4.0)
-        axes.plot(x, y, label=label(name), clip_on=False, **options)
-        band(axes, x, low, high, options["color"])
-    told = (
-        tell(name, [each[0] for each in points], [each[1] for each in points], lambda at: f"step {at:,.0f}")
-        for name, points in lines.items()
-    )
-    return complete([axes], title, f"Scores during training, by step. {caption}", told, keys=[axes])
-
-
-def _line_name(score: Mapping[str, Any], of_task: bool = True) -> str:
-    task = score["task"] if of_task and score["task"] != score["suite"] else ""
-    length = "" if score["length"] is None else f"{format_length(score['length'])} tokens"
-    return " at ".join(filter(None, (task, length))) or str(score["suite"])
-
-
-def _ends(interval: Sequence[float | None]) -> tuple[float, float]:
-    low, high = (math.nan if end is None else float(end) for end in interval)
-    return low, high
-
-
-def _means(
-    scores: Sequence[tuple[int, Mapping[str, Any]]],
-) -> dict[str, list[tuple[float, float, float, float]]]:
-    """Mean over tasks by length and step, for the longest lengths that a figure has lines for; without intervals."""
-    # One line per length; where there are too many, the longest lengths are what a run is watched for.
-    longest = sorted({each["length"] or 0 for _, each in scores})[-style.MOST_LINES :]
-    found: dict[str, dict[int, list[float]]] = {}
-    for step, each in scores:
-        if (each["length"] or 0) in longest:
-            found.setdefault(_line_name(each, False), {}).setdefault(step, []).append(each["score"])
-    return {
-        name: [(step, float(np.mean(values)), math.nan, math.nan) for step, values in steps.items()]
-        for name, steps in found.items()
-    }
 
 
 def _running_mean(values: Floats, window: int) -> Floats:

@@ -8,7 +8,8 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.comparison import ScoreDifference, compare
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.reporting.scores.tables import OVERALL, comparison_table, difference_words, task_words
+from ropewalk.reporting.scores.rows import OVERALL, task_words
+from ropewalk.reporting.scores.tables import comparison_table, difference_words, listed
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.tables import ResultTable, interval, number, one_decimal, signed
 
@@ -74,7 +75,7 @@ def conclusion(trained: int, context: int, differences: Sequence[ScoreDifference
             others = f"{_name(other)} {next(verb for count, verb in counts if count)}"
         else:
             others = (
-                f"of {rest} other scores, {_listed([f'{count} {verb}' for count, verb in counts if count])}"
+                f"of {rest} other scores, {listed([f'{count} {verb}' for count, verb in counts if count])}"
             )
         clauses.append(f"{others} by more than chance")
     return f"After {what}, {'; '.join(clauses)}.{_too_few(tested)}"
@@ -127,7 +128,3 @@ def _change(each: ScoreDifference) -> str:
 def _size(each: ScoreDifference, first: bool) -> str:
     unit = " points" if each.unit == "percent" else ""
     return f"{difference_words(each)}{unit}, {'95 % interval ' if first else ''}{interval(each.ci95, signed)}"
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

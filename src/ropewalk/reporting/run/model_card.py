@@ -25,11 +25,12 @@ from ropewalk.models.checkpoint.card import CARD, is_own_card, signed_card
 from ropewalk.models.checkpoint.export import ExportResult
 from ropewalk.models.checkpoint.origin import origin_of
 from ropewalk.models.config.file import read_model_config
-from ropewalk.reporting.run.before_after import conclusion, run_differences, run_results
-from ropewalk.reporting.scores.tables import difference_words, length_words, task_words
+from ropewalk.reporting.run.before_after import conclusion, difference_tables, run_differences, run_results
+from ropewalk.reporting.scores.rows import score_rows
+from ropewalk.reporting.scores.tables import list_table
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING
-from ropewalk.reporting.tables import interval, number, one_decimal, signed
+from ropewalk.reporting.tables import ResultTable
 from ropewalk.training.final_weights import describe_weights
 from ropewalk.training.folder import MODEL, RECIPE, SUMMARY
 from ropewalk.training.recipe.file import parse_recipe
@@ -41,8 +42,6 @@ HUB = "https://huggingface.co"
 TAGS = ("long-context", "rope", "ropewalk")
 PLACE = "path/to/this/folder"
 """Stands for the model in a card's commands until it has a name on the Hub."""
-REAL = " \\*"
-"""Marks differences that are more than chance; a star without the backslash would be Markdown."""
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~$&])")
 
@@ -247,55 +246,20 @@ def _data(summary: Mapping[str, Any], recipe: Recipe) -> str:
 
 
 def _evaluation(results: Mapping[str, Sequence[TaskResult]], differences: Sequence[ScoreDifference]) -> str:
-    """Every result before and after, and their paired difference."""
+    """Every score before and after training, and their paired differences."""
     if not results["after"]:
         return "Nothing was measured."
-    before = {(each.suite, each.task, each.length): each for each in results["before"]}
-    changes = {(each.suite, each.task, each.length): each for each in differences}
-    rows = []
-    reasons: dict[str, None] = {}
-    for each in results["after"]:
-        key = (each.suite, each.task, each.length)
-        rows.append(
-            (
-                _plain(task_words(each.suite, each.task)) + (", %" if each.unit == "percent" else ""),
-                length_words(each.length),
-                f"{each.n:,}",
-                _score(before.get(key)),
-                _score(each),
-                _change(changes.get(key)),
-            )
-        )
-        if each.status != "ok":
-            reasons[f"{task_words(each.suite, each.task)} was not run: {shown(str(each.reason))}"] = None
-    header = (
-        "task",
-        "tokens",
-        "samples",
-        "before (95 % interval)",
-        "after (95 % interval)",
-        "change (95 % interval)",
-    )
-    notes = [
-        "Changes are paired by sample, in points or, for perplexity, in percent; \\* marks those that are more than "
-        "chance (p below 0.05 after Holm's correction). Intervals count the samples alone, and not what another "
-        "training run would give."
-    ]
-    more = f"\n\n{_bullets(map(_plain, reasons))}" if reasons else ""
-    return f"{_table(header, rows)}\n\n{' '.join(notes)}{more}"
+    rows = [row for row in score_rows(results) if row.is_whole]
+    scores = list_table("Scores with 95 % intervals", list(results), rows, ("task", "length"))
+    limit = "Intervals count the samples alone, and not what another training run would give."
+    return "\n\n".join([*map(_described, [scores, *difference_tables(differences)]), limit])
 
 
-def _score(result: TaskResult | None) -> str:
-    if result is None or result.status != "ok":
-        return MISSING if result is None else result.status
-    style = one_decimal if result.unit == "percent" else number
-    return f"{style(result.score)} ({interval(result.ci95, style)})"
-
-
-def _change(each: ScoreDifference | None) -> str:
-    if each is None or each.reason is not None:
-        return MISSING
-    return f"{difference_words(each)} ({interval(each.ci95, signed)}){REAL if each.real else ''}"
+def _described(table: ResultTable) -> str:
+    """A table in Markdown with its title and its notes."""
+    rows = [[_plain(cell) for cell in row] for row in table.rows]
+    parts = (f"{_plain(table.title)}:", _table(table.header, rows), _bullets(map(_plain, table.notes)))
+    return "\n\n".join(filter(None, parts))
 
 
 def _use(model: str, context: int) -> str:

@@ -12,7 +12,7 @@ from ropewalk.evaluation.predictions import SampleKey
 from ropewalk.io.files import write_text
 from ropewalk.reporting.page import render
 from ropewalk.reporting.scores.evaluation import judged
-from ropewalk.reporting.scores.tables import task_words
+from ropewalk.reporting.scores.rows import task_words
 from ropewalk.reporting.shown_text import shown
 
 SAMPLES = "samples.html"

@@ -11,21 +11,21 @@ from typing import Any
 
 from ropewalk.compatibility import readings
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.tasks.passkey import SUITE
 from ropewalk.experiments.finished_runs import cost_of
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
 from ropewalk.models.checkpoint.card import CARD, is_own_card
 from ropewalk.reporting.compatibility import readers_parts
-from ropewalk.reporting.figures.evaluation import perplexity_figure, score_figure
+from ropewalk.reporting.figures.evaluation import curve_figure, perplexity_figure, score_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
-from ropewalk.reporting.figures.training import curve_figure, training_figure
+from ropewalk.reporting.figures.training import training_figure
 from ropewalk.reporting.page import Page, Picture, write_page
 from ropewalk.reporting.run.before_after import conclusion, difference_tables, run_differences, run_results
 from ropewalk.reporting.run.model_card import write_model_card
 from ropewalk.reporting.run.samples import SAMPLES, write_samples_page
-from ropewalk.reporting.scores.evaluation import evaluation_tables
+from ropewalk.reporting.scores.rows import ScoreRow, score_during, score_rows
+from ropewalk.reporting.scores.tables import evaluation_tables
 from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.rope import Default
 from ropewalk.search import goal_of, rescale_factors
@@ -133,14 +133,14 @@ def run_tables(summary: dict[str, Any]) -> list[ResultTable]:
     return evaluation_tables(run_results(summary))
 
 
-def scores_during(summary: dict[str, Any]) -> dict[str, list[tuple[int, dict[str, Any]]]]:
+def scores_during(summary: dict[str, Any]) -> dict[str, dict[int, list[ScoreRow]]]:
     """Scores of the evaluations during training by suite, each with its step counted over all stages."""
-    found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    found: dict[str, dict[int, list[ScoreRow]]] = {}
     for each in summary.get("during", ()):
-        before = sum(stage["steps"] for stage in summary["stages"][: each["stage"]])
+        step = each["step"] + sum(stage["steps"] for stage in summary["stages"][: each["stage"]])
         for score in each["scores"]:
             if score["score"] is not None:
-                found.setdefault(score["suite"], []).append((before + each["step"], score))
+                found.setdefault(score["suite"], {}).setdefault(step, []).append(score_during(score))
     return found
 
 
@@ -161,21 +161,18 @@ def write_run_report(output: Path) -> list[Path]:
         raise RopewalkError(
             f"{output / SUMMARY} is damaged ({error}); delete this file, and --resume will write it again"
         ) from error
-    results = run_results(summary)
+    rows = score_rows(run_results(summary))
     trained, context = summary["trained_length"], summary["context"]
     what = f"{format_length(trained)} to {format_length(context)} tokens"
     pictures = []
     # Only the target length: shorter lengths have the same shape and would hide the difference there.
-    perplexity = {
-        when: r
-        for when, found in results.items()
-        for r in found
-        if (r.suite, r.length) == ("perplexity", context)
-    }
-    if perplexity:
+    perplexity = [
+        row for row in rows if (row.suite, row.task, row.length) == ("perplexity", "perplexity", context)
+    ]
+    if any(row.cell is not None and math.isfinite(row.value) for row in perplexity):
         figure = perplexity_figure(perplexity, trained, f"Perplexity by position, {what}")
         pictures.append(draw_for_page(figure, output / "perplexity.png"))
-    pictures += draw_passkey(results, trained, output)
+    pictures += draw_passkey(rows, trained, output)
     if steps := MetricsLog(output / METRICS).read():
         # By tokens, because the steps of two stages may train on different numbers of them.
         figure = training_figure(steps, "Training loss", x_key="tokens")
@@ -237,21 +234,16 @@ def write_run_report(output: Path) -> list[Path]:
     return [page, *([] if samples is None else [samples]), *(picture.path for picture in pictures)]
 
 
-def draw_passkey(
-    results: Mapping[str, Sequence[TaskResult]], trained_length: int, output: Path
-) -> list[Picture]:
+def draw_passkey(rows: Sequence[ScoreRow], trained_length: int, output: Path) -> list[Picture]:
     """Draw the passkey scores of each task that ran, by model name, into a run's folder."""
     from ropewalk.reporting.figures.drawing import draw_for_page
 
     pictures = []
     for task, title in SUITE.titles.items():
-        scores = {
-            when: [r for r in found if (r.suite, r.task) == (SUITE.name, task)]
-            for when, found in results.items()
-        }
-        if any(r.status == "ok" and r.length is not None for found in scores.values() for r in found):
+        own = [row for row in rows if (row.suite, row.task) == (SUITE.name, task)]
+        if any(row.ran and row.length is not None for row in own):
             name = SUITE.name if task == SUITE.main else f"{SUITE.name}-{task}"
-            figure = score_figure(scores, trained_length, title)
+            figure = score_figure(own, trained_length, title)
             pictures.append(draw_for_page(figure, output / f"{name}.png"))
     return pictures
 

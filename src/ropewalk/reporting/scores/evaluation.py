@@ -1,8 +1,7 @@
-"""Show an evaluation: tables, figures and the report page, derived from the results.
+"""Show an evaluation: figures and the report page, and what the terminal says.
 
 :data:`~ropewalk.evaluation.tasks.registry.SUITES` names the benchmarks in their order, with their titles and their kind
-of table and figure. Any other benchmark gets a table and a figure per task if its scores are percentages at several
-lengths (also by depth, if there are depths), and otherwise one table.
+of figure. Any other benchmark gets a figure per task if its scores are percentages at several lengths.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from ropewalk.evaluation.prompt import answer_in
 from ropewalk.evaluation.record import PREDICTIONS, ComparisonResult, EvaluationResult
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.tasks.registry import BY_NAME
-from ropewalk.evaluation.tasks.suite import Suite
 from ropewalk.io.files import plain_name
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.figures.drawing import Figure
@@ -31,22 +29,18 @@ from ropewalk.reporting.figures.evaluation import (
     tasks_figure,
 )
 from ropewalk.reporting.page import Examples, Page, Picture, write_page
-from ropewalk.reporting.scores.tables import (
+from ropewalk.reporting.scores.rows import (
     OVERALL,
-    Series,
-    checkpoint_tables,
-    comparison_table,
-    document_tables,
+    ScoreRow,
+    by_suite,
+    by_task,
     haystack_words,
-    key_token_table,
-    length_tables,
-    perplexity_tables,
-    plain_table,
-    task_tables,
-    task_words,
+    is_by_length,
+    score_rows,
 )
+from ropewalk.reporting.scores.tables import comparison_table, evaluation_tables
 from ropewalk.reporting.shown_text import shown
-from ropewalk.reporting.tables import Part, ResultTable
+from ropewalk.reporting.tables import Part
 
 PAGE = "report.html"
 MOST_EXAMPLES = 3
@@ -80,149 +74,63 @@ FACTS = {
     "versions": "Versions",
 }
 
-Figures = Iterator[tuple[str, Figure]]
-"""File stems and the figures they hold."""
 
-
-def _needle_grids(model: str, results: Sequence[TaskResult]) -> Figures:
-    for task, same in _by_task(results).items():
-        # Behind a server, the teacher-forced task of the suite does not run.
-        if not any(each.status == "ok" for each in same):
-            continue
-        suite = same[0].suite
-        yield f"{suite}-{task}", needle_figure(same, f"{model}: {suite}{haystack_words(same)}, {task}")
-
-
-def _by_position(model: str, results: Sequence[TaskResult]) -> Figures:
-    """Draw perplexity by position for the longest sequences."""
-    curves = [r for r in results if any(math.isfinite(each.perplexity) for each in r.positions)]
-    if curves:
-        longest = max(curves, key=lambda result: result.length or 0)
-        yield (
-            "perplexity",
-            perplexity_figure({model: longest}, _trained(longest), f"{model}: perplexity by position"),
-        )
-
-
-def evaluation_tables(series: Series) -> list[ResultTable]:
-    """Build all tables of these results.
-
-    Args:
-        series: results by model name. Models are columns of a table, or have one table each if a table shows a single
-            model.
-
-    Returns:
-        At least one table for each benchmark that ran, and none for the others.
-    """
-    tables = []
-    for suite in _in_order(result for results in series.values() for result in results):
-        part = {name: [r for r in results if r.suite == suite] for name, results in series.items()}
-        tables += _tables_of(suite, part)
-    return [*tables, *checkpoint_tables(series)]
-
-
-def _tables_of(name: str, part: Series) -> list[ResultTable]:
-    suite = BY_NAME.get(name)
-    kind = suite and suite.figure
-    title = (suite and suite.title) or name
-    every = [result for results in part.values() for result in results]
-    tasks = _by_task(every)
-    if kind == "by position":
-        return [*perplexity_tables(part), *document_tables(part)]
-    if name == "longppl":
-        return [key_token_table(part)]
-    # Tasks with an overall score share one table.
-    if kind == "tasks" or (kind != "bars" and OVERALL in tasks):
-        return task_tables(part, title)
-    titles = suite.titles if suite else {}
-    if kind == "bars" or not (titles or _is_by_length(every)):
-        return [plain_table(part, title)]
-    return [
-        table
-        for task in tasks
-        for table in length_tables(part, name, task, _task_title(titles, task) or task_words(title, task))
-    ]
-
-
-def _task_title(titles: Mapping[str, str], task: str) -> str:
-    """Title of a task in the heading of a table; empty if its suite gives it none."""
-    for name, title in titles.items():
-        start, star, _ = name.partition("*")
-        if task == name or (star and task.startswith(start)):
-            return title.replace("*", task.removeprefix(start))
-    return ""
-
-
-def evaluation_figures(model: str, results: Sequence[TaskResult], threshold: float) -> Figures:
-    """Build the figures of one model's results, in reading order.
+def evaluation_figures(
+    model: str, results: Sequence[TaskResult], threshold: float
+) -> Iterator[tuple[str, Figure]]:
+    """Build the figures of one model's results, in reading order, by the stem of their file.
 
     Args:
         model: model name for titles.
         results: results of any benchmarks.
         threshold: score in percent that defines the effective length; marked in figures of scores by length.
     """
-    for name in _in_order(results):
-        of_suite = [result for result in results if result.suite == name]
-        suite = BY_NAME.get(name)
-        kind = suite.figure if suite else "by length"
+    rows = score_rows({model: results})
+    for name, own in by_suite(rows).items():
         # A suite that did not run has its reasons in the table; an empty figure would add nothing.
-        if kind is None or not any(result.status == "ok" for result in of_suite):
-            continue
-        if kind == "by depth":
-            yield from _needle_grids(model, of_suite)
-        elif kind == "by position":
-            yield from _by_position(model, of_suite)
-        else:
-            yield from _by_length(model, name, suite, of_suite, threshold)
+        if any(row.ran for row in own):
+            yield from _suite_figures(name, f"{model}: ", own, threshold)
     # Tasks without a length are short-context tasks, drawn together whatever their suite.
-    short = [r for r in results if r.length is None and r.unit == "percent"]
-    if any(result.status == "ok" for result in short):
-        yield "short", retention_figure({model: short}, f"{model}: short-context tasks")
+    short = [row for row in rows if row.length is None and row.unit == "percent"]
+    if any(row.ran for row in short):
+        yield "short", retention_figure(short, f"{model}: short-context tasks")
 
 
-def _by_length(
-    model: str, name: str, suite: Suite | None, results: Sequence[TaskResult], threshold: float
-) -> Figures:
-    """Draw all tasks in one figure if they have an overall score, and otherwise one figure per task."""
-    tasks = _by_task(results)
-    measured = [result for result in results if result.status == "ok" and result.length is not None]
-    if not measured or not _is_by_length(results):
-        return
-    if OVERALL in tasks or (suite and suite.figure == "tasks"):
-        title = f"{model}: {(suite and suite.title) or name}"
-        yield name, tasks_figure(results, _trained(measured[0]), title, threshold)
-        return
-    for task, same in tasks.items():
-        ran = [result for result in same if result.status == "ok" and result.length is not None]
-        if ran:
-            is_main = task in (name, suite.main if suite else "")
-            title = f"{model}: {name}{haystack_words(same)}{'' if is_main else f', {task}'}"
-            figure = score_figure({model: same}, _trained(ran[0]), title, threshold)
-            yield name if is_main else f"{name}-{task}", figure
+def _suite_figures(
+    name: str, model: str, rows: Sequence[ScoreRow], threshold: float
+) -> Iterator[tuple[str, Figure]]:
+    suite = BY_NAME.get(name)
+    kind = suite.figure if suite else "by length"
+    tasks = {task: own for task, own in by_task(rows).items() if any(row.ran for row in own)}
+    if kind == "by position":
+        known = [row for row in rows if row.cell is not None and math.isfinite(row.value)]
+        longest = max((row.length or 0 for row in known), default=None)
+        if longest is not None:
+            own = [row for row in rows if row.task == name and (row.length or 0) == longest]
+            yield name, perplexity_figure(own, _trained(own), f"{model}perplexity by position")
+    elif kind == "by depth":
+        # Behind a server, the teacher-forced task of the suite does not run.
+        for task, own in tasks.items():
+            yield f"{name}-{task}", needle_figure(own, f"{model}{name}{haystack_words(own)}, {task}")
+    elif kind in ("by length", "tasks") and is_by_length(rows):
+        measured = [row for row in rows if row.ran and row.length is not None]
+        # All tasks share a figure if they have an overall score.
+        if measured and (OVERALL in tasks or kind == "tasks"):
+            title = f"{model}{(suite and suite.title) or name}"
+            yield name, tasks_figure(rows, _trained(measured), title, threshold)
+            return
+        for task, own in tasks.items():
+            if any(row in measured for row in own):
+                is_main = task in (name, suite.main if suite else "")
+                title = f"{model}{name}{haystack_words(own)}{'' if is_main else f', {task}'}"
+                figure = score_figure(own, _trained(own), title, threshold)
+                yield name if is_main else f"{name}-{task}", figure
 
 
-def _in_order(results: Iterable[TaskResult]) -> list[str]:
-    present = dict.fromkeys(result.suite for result in results)
-    return [
-        *(suite for suite in BY_NAME if suite in present),
-        *(suite for suite in present if suite not in BY_NAME),
-    ]
-
-
-def _by_task(results: Iterable[TaskResult]) -> dict[str, list[TaskResult]]:
-    tasks: dict[str, list[TaskResult]] = {}
-    for result in results:
-        tasks.setdefault(result.task, []).append(result)
-    return tasks
-
-
-def _is_by_length(results: Sequence[TaskResult]) -> bool:
-    return all(r.unit == "percent" for r in results) and any(r.length is not None for r in results)
-
-
-def _trained(result: TaskResult) -> int | None:
-    stated = result.details.get("max_position_embeddings")
-    return None if stated is None else int(stated)
+def _trained(rows: Sequence[ScoreRow]) -> int | None:
+    """Largest length that the config of the model states; None if no score says it."""
+    stated = (row.facts.get("max_position_embeddings") for row in rows if row.ran)
+    return next((int(each) for each in stated if each is not None), None)
 
 
 def write_evaluation_report(

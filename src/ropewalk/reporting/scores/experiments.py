@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
 from ropewalk.experiments.run import Cell, ExperimentResult
-from ropewalk.reporting.figures.drawing import Figure, canvas, complete, panel_title
-from ropewalk.reporting.figures.evaluation import difference_figure, draw_scores
+from ropewalk.reporting.figures.drawing import Figure
+from ropewalk.reporting.figures.evaluation import difference_figure, score_figure
 from ropewalk.reporting.page import Page, Picture, write_page
-from ropewalk.reporting.scores.evaluation import evaluation_tables
-from ropewalk.reporting.scores.tables import comparison_table, task_words
+from ropewalk.reporting.scores.rows import by_suite, by_task, score_rows
+from ropewalk.reporting.scores.tables import comparison_table, evaluation_tables
 from ropewalk.reporting.shown_text import shown
-from ropewalk.reporting.style import HEIGHT_INCHES, MOST_LINES
+from ropewalk.reporting.style import MOST_LINES
 from ropewalk.reporting.tables import Part, ResultTable
 
 REPORT = "report.html"
@@ -61,18 +60,14 @@ def experiment_tables(result: ExperimentResult) -> list[ResultTable]:
 def experiment_figures(result: ExperimentResult) -> dict[str, Figure]:
     """One figure of scores by length for each suite, and one of differences for each cell, by file name."""
     figures: dict[str, Figure] = {}
-    tasks: dict[str, list[str]] = {}
-    for each in (each for cell in result.cells for each in cell.results):
-        if (
-            each.length is not None
-            and each.status == "ok"
-            and each.task not in tasks.setdefault(each.suite, [])
-        ):
-            tasks[each.suite].append(each.task)
+    rows = score_rows({shown(cell.name): cell.results for cell in result.cells})
+    measured = {(row.suite, row.task) for row in rows if row.ran and row.length is not None}
     # Beyond this, lines cannot be told apart; the tables show every cell.
     if len(result.cells) <= MOST_LINES:
-        for suite, own in tasks.items():
-            figures[f"{suite}.png"] = _suite_figure(result.cells, suite, own)
+        for suite, own in by_suite(row for row in rows if (row.suite, row.task) in measured).items():
+            tasks = by_task(own)
+            words = suite if len(tasks) > 1 else own[0].name
+            figures[f"{suite}.png"] = score_figure(own, title=f"{words}, mean over seeds")
     for number, (name, found) in enumerate(result.differences.items(), start=1):
         if any(each.reason is None for each in found):
             names = (shown(result.reference), shown(name))
@@ -81,26 +76,6 @@ def experiment_figures(result: ExperimentResult) -> dict[str, Figure]:
                 found, f"{names[1]} against {names[0]}", names
             )
     return figures
-
-
-def _suite_figure(cells: Sequence[Cell], suite: str, tasks: Sequence[str]) -> Figure:
-    """Scores by length of every cell, one panel for each task of a suite."""
-    panels = canvas(len(tasks), height=len(tasks) * HEIGHT_INCHES)
-    captions, told, keys = dict[str, None](), list[str](), list[Any]()
-    for axes, task in zip(panels, tasks, strict=True):
-        series = {
-            shown(cell.name): [one for one in cell.results if (one.suite, one.task) == (suite, task)]
-            for cell in cells
-        }
-        caption, parts, keyed = draw_scores(axes, series)
-        captions[caption] = None
-        keys += keyed
-        name = task_words(suite, task)
-        told += [f"{name} {part}" if len(tasks) > 1 else part for part in parts]
-        if len(tasks) > 1:
-            panel_title(axes, name)
-    title = f"{suite if len(tasks) > 1 else task_words(suite, tasks[0])}, mean over seeds"
-    return complete(panels, title, " ".join(captions), told, keys=keys)
 
 
 def _limit(result: ExperimentResult) -> str:

@@ -1,16 +1,32 @@
-"""Build tables of evaluation results: by position, length, depth and task, of two evaluations, over checkpoints."""
+"""Tables of scores: one list form and one grid form of :class:`~ropewalk.reporting.scores.rows.ScoreRow`.
+
+A list has a line per score with its interval and counts, and models side by side. A grid has tasks or depths down and
+lengths across, for one model. Differences between two evaluations and means over checkpoints have tables of their own.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING
 
-from ropewalk.evaluation.results import PositionBin, TaskResult
-from ropewalk.evaluation.statistics import Interval
+from ropewalk.evaluation.tasks.registry import BY_NAME
 from ropewalk.io.lengths import format_length
+from ropewalk.reporting.scores.rows import (
+    OVERALL,
+    PUBLISHED,
+    ScoreRow,
+    Series,
+    by_suite,
+    by_task,
+    haystack_words,
+    is_by_length,
+    or_nan,
+    score_rows,
+    task_words,
+)
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import (
@@ -27,10 +43,6 @@ from ropewalk.reporting.tables import (
 if TYPE_CHECKING:
     from ropewalk.evaluation.comparison import ScoreDifference
 
-Series = Mapping[str, Sequence[TaskResult]]
-"""Results by model name, such as ``{"before": …, "after": …}``."""
-
-OVERALL = "overall"
 MOST_IN_NOTE = 300
 """Largest number of characters of a reason, which may quote a server's message."""
 SMALLEST_P = 0.001
@@ -41,161 +53,189 @@ MOST_CHARACTERS = 100
 """Width of a terminal in characters that a table should fit."""
 GAP = 2
 ROUNDING = 1e-6
-HAYSTACKS = {
-    "noise": " in repeated noise",
-    "essay": " in essays",
-    "embedded": " in the embedded corpus",
-    "text": " in given text",
+ENDLESS = (math.inf, math.inf)
+HEADS = {"task": "task", "metric": "metric", "length": "length in tokens", "cell": "position"}
+"""Columns that name a score in a list, and their headings; text columns first."""
+COUNTS = {
+    "num_fewshot": "shots",
+    "n": "samples",
+    "stride": "stride",
+    "n_windows": "windows",
+    "n_key_tokens": "key tokens",
+    "n_tokens": "tokens",
 }
+"""Counts of a score in a list, from its facts, and their headings; a list has those that any of its scores has."""
+PERCENT = "correct answers in percent with 95 % interval"
 PROTOCOLS = {
     "base": "base-model protocol: the prompt starts the answer, and the first integer in 15 new tokens is scored",
     "chat": "chat-model protocol: the last integer in 100 new tokens is scored",
 }
 """Descriptions of LongEval protocols by their name in a result's details."""
+AVERAGES = "by token: average over all tokens; published: mean of the windows' mean losses, as in the YaRN repository"
 
 
-Count = tuple[str, Callable[[TaskResult], Any]]
-"""Heading of a column of counts, and the count of a result; None for none."""
-SAMPLES: Count = "samples", lambda result: result.n
+def evaluation_tables(series: Series) -> list[ResultTable]:
+    """Build all tables of these results.
+
+    :data:`~ropewalk.evaluation.tasks.registry.SUITES` names the benchmarks in their order, with their titles and their
+    kind of table. Any other benchmark gets a table per task if its scores are percentages at several lengths (also by
+    depth, if there are depths), and otherwise one table.
+
+    Args:
+        series: results by model name. Models are columns of a table, or have one table each if a table shows a single
+            model.
+
+    Returns:
+        At least one table for each benchmark that ran, and none for the others.
+    """
+    models, rows = list(series), score_rows(series)
+    tables = [table for suite, own in by_suite(rows).items() for table in _suite_tables(suite, models, own)]
+    return [*tables, *_for_each(models, rows, checkpoint_tables)]
+
+
+def _suite_tables(name: str, models: Sequence[str], rows: Sequence[ScoreRow]) -> list[ResultTable]:
+    suite = BY_NAME.get(name)
+    kind = suite and suite.figure
+    title = (suite and suite.title) or name
+    tasks = by_task(rows)
+    if kind == "by position":
+        documents = [row for row in rows if row.task != name]
+        tables = position_tables(models, tasks.get(name, ()))
+        if documents:
+            words = "Perplexity of documents, with 95 % interval over documents"
+            tables.append(list_table(words, models, documents, ("task", "metric", "length"), "documents"))
+        return tables
+    if name == "longppl":
+        words = "LongPPL: perplexity of key tokens, which depend on the long context, with 95 % interval over documents"
+        return [list_table(words, models, rows, counted="documents")]
+    # Tasks with an overall score share one table.
+    if kind == "tasks" or (kind != "bars" and OVERALL in tasks):
+        return _for_each(models, rows, lambda own, of: task_tables(own, f"{title}{of}: {PERCENT}"))
+    titles = suite.titles if suite else {}
+    if kind == "bars" or not (titles or is_by_length(rows)):
+        return [list_table(f"{title}, with 95 % interval", models, rows, ("task", "metric", "length"))]
+    tables = []
+    for task, own in tasks.items():
+        words = (_task_title(titles, task) or task_words(title, task)).replace(
+            "{haystack}", haystack_words(own)
+        )
+        tables.append(list_table(f"{words}: {PERCENT}", models, [row for row in own if row.is_whole]))
+        tables += _for_each(models, own, partial(_depth_tables, words))
+    return tables
+
+
+def _for_each(
+    models: Sequence[str],
+    rows: Sequence[ScoreRow],
+    build: Callable[[Sequence[ScoreRow], str], Sequence[ResultTable]],
+) -> list[ResultTable]:
+    """Tables of a single model each. ``build`` gets the model's rows, and words for the title if there are several."""
+    found = {model: [row for row in rows if row.when == model] for model in models}
+    return [
+        table
+        for model, own in found.items()
+        if own
+        for table in build(own, f" of {model}" if len(models) > 1 else "")
+    ]
+
+
+def _task_title(titles: Mapping[str, str], task: str) -> str:
+    """Title of a task in the heading of a table; empty if its suite gives it none."""
+    for name, title in titles.items():
+        start, star, _ = name.partition("*")
+        if task == name or (star and task.startswith(start)):
+            return title.replace("*", task.removeprefix(start))
+    return ""
 
 
 def list_table(
     title: str,
-    series: Series,
-    heads: Sequence[str],
-    rows: Mapping[tuple[str, ...], Sequence[TaskResult | None]],
-    score: str,
-    style: Callable[[float], str] | None = None,
-    counts: Sequence[Count] = (SAMPLES,),
-    notes: Sequence[str] = (),
-    text_columns: int = 1,
+    models: Sequence[str],
+    rows: Sequence[ScoreRow],
+    heads: Sequence[str] = ("length",),
+    counted: str = "samples",
 ) -> ResultTable:
-    """Build a table of scores with their intervals, one row per key of ``rows``, models side by side.
+    """Table with a line per score: what it is of, its counts, and the score of each model with its interval.
 
     Args:
         title: title of the table.
-        series: results by model name; only the names are read.
-        heads: headings of the leading columns, which hold the keys of ``rows``.
-        rows: one result per model and row; None if a model lacks it.
-        score: heading of the score of a single model.
-        style: formats scores. None writes each with its unit, for tables that mix percentages and perplexities.
-        counts: columns between the leading ones and the scores: one number if all models agree, otherwise all.
-        notes: lines below those on the results.
-        text_columns: number of leading text columns.
+        models: names of the models, side by side.
+        rows: scores, of any unit.
+        heads: keys of ``HEADS`` that tell the lines apart. Metrics and lengths have no column if no score has one.
+        counted: what ``n`` counts; empty for no column of it.
     """
-    marks = note_marks(chain(*rows.values()))
-    body = []
-    for lead, results in rows.items():
-        measured = [result for result in results if ran(result)]
-        found = ([get(result) for result in measured] for _, get in counts)
-        numbers = (counts_text(each for each in some if each is not None) for some in found)
-        body.append((*lead, *numbers, *chain(*(score_cells(result, style, marks) for result in results))))
-    header = (*heads, *(heading for heading, _ in counts), *headings(list(series), score))
-    return ResultTable(title, header, tuple(body), text_columns, (*note_lines(marks), *notes))
-
-
-def perplexity_tables(series: Series) -> list[ResultTable]:
-    """Perplexity by position: one table per length, with models side by side."""
-    by_length = side_by_side(series, "perplexity", "perplexity")
-    return [_perplexity_table(list(series), length, columns) for length, columns in by_length.items()]
-
-
-def side_by_side(series: Series, suite: str, task: str) -> dict[int | None, list[TaskResult | None]]:
-    """Results of a task by length, shortest first: one result per model in order, None if a model lacks it."""
-    found = {
-        name: {r.length: r for r in results if (r.suite, r.task) == (suite, task)}
-        for name, results in series.items()
+    known = {"metric": any(row.metric for row in rows), "length": any(row.length for row in rows)}
+    heads = [head for head in heads if known.get(head, True)] or list(heads)
+    # A score that did not run has no metric, and belongs into the line of those that did.
+    metrics = {(row.suite, row.task): row.metric for row in reversed(rows) if row.metric}
+    tasks = {task: place for place, task in enumerate(dict.fromkeys((row.suite, row.task) for row in rows))}
+    suites = {row.suite for row in rows}
+    lines: dict[tuple[int, float, tuple[float, float], str], dict[str, ScoreRow]] = {}
+    for row in rows:
+        task = row.suite, row.task
+        metric = row.metric or metrics.get(task, "")
+        place = (tasks[task], math.inf if row.length is None else row.length, row.cell or ENDLESS, metric)
+        lines.setdefault(place, {})[row.when] = row
+    # Metrics stay in the order of the scores.
+    ordered = sorted(lines.items(), key=lambda pair: pair[0][:3])
+    counts = {
+        key: heading for key, heading in COUNTS.items() if any(_count(row, key) is not None for row in rows)
     }
-    lengths = sorted({length for each in found.values() for length in each}, key=by_size)
-    return {length: [each.get(length) for each in found.values()] for length in lengths}
+    counts = {key: heading for key, heading in {**counts, "n": counted}.items() if heading}
+    marks = _marks(rows)
+    with_unit = "task" in heads
+    body = []
+    for (*_, metric), line in ordered:
+        first = next(iter(line.values()))
+        named = {
+            "task": first.task if len(suites) == 1 else first.name,
+            "metric": metric or MISSING,
+            "length": length_words(first.length),
+            "cell": "all" if first.cell is None else f"{first.cell[0]:,} to {first.cell[1] - 1:,}",
+        }
+        found = ([_count(row, key) for row in line.values()] for key in counts)
+        scores = (_score_cells(line.get(model), with_unit, marks) for model in models)
+        numbers = (counts_text(each for each in some if each is not None) for some in found)
+        body.append((*(named[head] for head in heads), *numbers, *chain(*scores)))
+    units = {row.unit for row in rows}
+    score = "perplexity" if units == {"perplexity"} else "score" if with_unit else "correct (%)"
+    names = [score] if len(models) == 1 else models
+    header = (*(HEADS[head] for head in heads), *counts.values(), *chain(*((name, "95 %") for name in names)))
+    notes = (*note_lines(marks), *_fact_notes(rows))
+    return ResultTable(title, header, tuple(body), max(1, len({"task", "metric"} & {*heads})), notes)
 
 
-def _by_length_words(
-    by_length: Mapping[int | None, list[TaskResult | None]],
-) -> dict[tuple[str, ...], list[TaskResult | None]]:
-    return {(length_words(length),): results for length, results in by_length.items()}
+def _count(row: ScoreRow, key: str) -> int | None:
+    """A count of a score that ran; None if it is not known."""
+    if not row.ran:
+        return None
+    return row.n if key == "n" else row.facts.get(key)
 
 
-def by_size(length: int | None) -> float:
-    """Sort key of lengths. Results without a length come last."""
-    return math.inf if length is None else length
-
-
-def _perplexity_table(names: list[str], length: int | None, columns: list[TaskResult | None]) -> ResultTable:
-    marks = note_marks(columns)
-    # Models may have been measured with different bins, so each distinct bin gets a row.
-    edges = sorted({(p.start, p.end) for result in columns if result for p in result.positions})
-    rows: list[tuple[str, ...]] = []
-    for edge in edges:
-        found = [_bin_at(result, edge) for result in columns]
-        scores = [(number(p.perplexity), interval(p.ci95)) if p else (MISSING, MISSING) for p in found]
-        counts = counts_text([p.n_tokens for p in found if p])
-        rows.append((f"{edge[0]:,} to {edge[1] - 1:,}", counts, *chain(*scores)))
-    measured = [result for result in columns if ran(result)]
-    counts = counts_text([result.details["n_tokens"] for result in measured if "n_tokens" in result.details])
-    rows.append(("all", counts, *chain(*(score_cells(result, number, marks) for result in columns))))
-    windows = f" in {counts_text([result.n for result in measured])} sequences" if measured else ""
-    tokens = "" if length is None else f" of {length:,} tokens"
-    return ResultTable(
-        f"Perplexity by position{windows}{tokens}, with 95 % interval over sequences",
-        ("position", "tokens", *headings(names, "perplexity")),
-        tuple(rows),
-        notes=(*note_lines(marks), *_draw_notes(measured)),
-    )
-
-
-def _draw_notes(results: Iterable[TaskResult]) -> list[str]:
-    """Say how many documents of which sources perplexities were measured on; each draw once."""
-    lines = []
-    for result in results:
-        sources = result.details.get("sources")
-        # Results of version 0.1.0 do not name sources.
-        if not isinstance(sources, Mapping) or not sources:
-            continue
-        by_count = sorted(sources.items(), key=lambda pair: -pair[1])
-        named = ", ".join(
-            f"{shown(str(name), MOST_IN_SOURCE)} {count:,}" for name, count in by_count[:MOST_SOURCES]
-        )
-        more = len(sources) - MOST_SOURCES
-        documents = sum(sources.values())
-        lines.append(
-            f"text drawn at random: {documents:,} document{'s' * (documents != 1)} ({named}"
-            f"{f' and {more:,} more sources' if more > 0 else ''})"
-        )
-    return list(dict.fromkeys(lines))
-
-
-def _bin_at(result: TaskResult | None, edge: tuple[int, int]) -> PositionBin | None:
-    positions = result.positions if result else ()
-    return next((p for p in positions if (p.start, p.end) == edge), None)
-
-
-def ran(result: TaskResult | None) -> TypeGuard[TaskResult]:
-    """Whether there is a result and it has a score."""
-    return result is not None and result.status == "ok"
-
-
-def headings(names: Sequence[str], score: str) -> list[str]:
-    """Headings of score and interval: the score's name for a single model, otherwise the models' names."""
-    return list(chain(*((score if len(names) == 1 else name, "95 %") for name in names)))
-
-
-def of_model(name: str, series: Series) -> str:
-    """Model name for the title of a table; empty if there is only one model."""
-    return f" of {name}" if len(series) > 1 else ""
-
-
-def score_cells(
-    result: TaskResult | None, style: Callable[[float], str] | None, marks: Mapping[str, str]
-) -> tuple[str, str]:
-    """Cells of score and interval, with the mark of the result's note; with their unit if ``style`` is None."""
-    if result is None:
+def _score_cells(row: ScoreRow | None, with_unit: bool, marks: Mapping[str, str]) -> tuple[str, str]:
+    """Cells of score and interval, with the mark of the score's note."""
+    if row is None:
         return MISSING, MISSING
-    mark = marks.get(note_of(result), "")
-    if not ran(result):
-        return result.status + mark, MISSING
-    style = style or ("{:.1f} %".format if result.unit == "percent" else number)
-    return style(result.score) + mark, interval(result.ci95, style)
+    mark = marks.get(_note_of(row), "")
+    if not row.ran:
+        return f"not run{mark}", MISSING
+    percent = "{:.1f} %".format if with_unit and not math.isnan(row.value) else one_decimal
+    style: Callable[[float], str] = number if row.unit == "perplexity" else percent
+    return style(row.value) + mark, interval(row.ci95, style)
+
+
+def position_tables(models: Sequence[str], rows: Sequence[ScoreRow]) -> list[ResultTable]:
+    """Perplexity by position: one table per length, with models side by side."""
+    tables = []
+    lengths = sorted({row.length for row in rows}, key=lambda length: math.inf if length is None else length)
+    for length in lengths:
+        own = [row for row in rows if row.length == length]
+        counts = [row.n for row in own if row.ran and row.cell is None]
+        sequences = f" in {counts_text(counts)} sequences" if counts else ""
+        tokens = "" if length is None else f" of {length:,} tokens"
+        title = f"Perplexity by position{sequences}{tokens}, with 95 % interval over sequences"
+        tables.append(list_table(title, models, own, ("cell",), counted=""))
+    return tables
 
 
 def length_words(length: int | None) -> str:
@@ -203,221 +243,183 @@ def length_words(length: int | None) -> str:
     return "all lengths" if length is None else f"{length:,}"
 
 
-def note_of(result: TaskResult) -> str:
-    """Why a task did not run, or a remark on its score; empty if there is neither."""
-    reason = shown(result.reason or "", MOST_IN_NOTE)
-    return f"not run: {reason}" if result.status == "not run" else reason
+def _note_of(row: ScoreRow) -> str:
+    reason = shown(row.note, MOST_IN_NOTE)
+    return reason if row.ran else f"not run: {reason}"
 
 
-def note_marks(results: Iterable[TaskResult | None]) -> dict[str, str]:
-    """Assign a superscript to each distinct note of these results, in order."""
-    return marks_of(note_of(result) for result in results if result)
+def _marks(rows: Iterable[ScoreRow]) -> dict[str, str]:
+    """Assign a superscript to each distinct note of these scores, in order."""
+    return marks_of(map(_note_of, rows))
 
 
-def haystack_words(results: Iterable[TaskResult | None]) -> str:
-    """Haystack source, such as `` in essays``, if all results that ran share one; otherwise empty."""
-    named = {str(r.details.get("haystack")) for r in results if ran(r)}
-    return HAYSTACKS.get(named.pop(), "") if len(named) == 1 else ""
+def _fact_notes(rows: Iterable[ScoreRow]) -> list[str]:
+    """Lines on how scores were averaged, how LongEval prompted, and which documents were drawn; each once."""
+    lines = []
+    for row in (row for row in rows if row.ran):
+        if row.metric == PUBLISHED:
+            lines.append(AVERAGES)
+        if row.facts.get("protocol") in PROTOCOLS:
+            lines.append(PROTOCOLS[row.facts["protocol"]])
+        sources = row.facts.get("sources")
+        if isinstance(sources, Mapping) and sources:
+            by_count = sorted(sources.items(), key=lambda pair: -pair[1])
+            named = ", ".join(
+                f"{shown(str(name), MOST_IN_SOURCE)} {count:,}" for name, count in by_count[:MOST_SOURCES]
+            )
+            more = len(sources) - MOST_SOURCES
+            documents = sum(sources.values())
+            lines.append(
+                f"text drawn at random: {documents:,} document{'s' * (documents != 1)} ({named}"
+                f"{f' and {more:,} more sources' if more > 0 else ''})"
+            )
+    return list(dict.fromkeys(lines))
 
 
-def _with_haystack(title: str, results: Iterable[TaskResult | None]) -> str:
-    return title.replace("{haystack}", haystack_words(results))
+def task_tables(rows: Sequence[ScoreRow], title: str) -> list[ResultTable]:
+    """Grid of one model: one line per task with the overall score last, one column per length."""
+    found, lengths = {(row.task, row.length): row for row in rows}, _lengths(rows)
+    # A task that did not run at all has one result without a length, which fills its line.
+    grid = {
+        task: [found.get((task, length)) or found.get((task, None)) for length in lengths]
+        for task in by_task(rows)
+    }
+    return grid_tables(title, "task", grid, lengths, _overall_notes(grid.get(OVERALL, ()), grid))
 
 
-def _protocol_notes(results: Iterable[TaskResult | None]) -> list[str]:
-    """Describe how LongEval prompted and scored; empty for other suites."""
-    named = dict.fromkeys(r.details.get("protocol") for r in results if ran(r))
-    return [PROTOCOLS[each] for each in named if each in PROTOCOLS]
+def _depth_tables(title: str, rows: Sequence[ScoreRow], of: str) -> list[ResultTable]:
+    """Grid of one task of one model: one line per depth, one column per length; none if nothing has a depth."""
+    found, lengths = {(row.depth, row.length): row for row in rows}, _lengths(rows)
+    # A length that did not run has no depths.
+    missing = {row.length: row for row in rows if not row.ran}
+    depths = sorted({row.depth for row in rows if row.depth is not None})
+    grid = {
+        depth_words(depth): [found.get((depth, length)) or missing.get(length) for length in lengths]
+        for depth in depths
+    }
+    return grid_tables(f"{title}{of}, by depth: {PERCENT}", "depth", grid, lengths) if grid else []
 
 
-def task_tables(series: Series, title: str) -> list[ResultTable]:
-    """Tables of a suite of tasks: one row per task with the overall score last, one column per length."""
-    tables = []
-    for name, results in series.items():
-        if not results:
-            continue
-        lengths = _columns(results)
-        found = {(r.task, r.length): r for r in results}
-        # The overall score goes last: False sorts before True.
-        tasks = sorted(dict.fromkeys(r.task for r in results), key=lambda task: task == OVERALL)
-        grid = {task: [_at(found, task, length) for length in lengths] for task in tasks}
-        overall = grid.pop(OVERALL, None)
-        # An overall score that was computed has lines of its own below the table, and no mark.
-        marks = note_marks(chain(*grid.values(), (r for r in overall or () if not ran(r))))
-        rows = {task: [cell_of(result, marks) for result in row] for task, row in grid.items()}
-        if overall:
-            # Its n is the sum over all tasks and would look inconsistent; the notes give it instead.
-            rows[OVERALL] = [replace(cell_of(result, marks), n=None) for result in overall]
-        named = f"{title}{of_model(name, series)}: correct answers in percent with 95 % interval"
-        notes = [*note_lines(marks), *_overall_notes(overall or [], set(grid))]
-        tables += grid_tables(named, "task", rows, _heads(lengths), "task and length", notes)
+def _lengths(rows: Sequence[ScoreRow]) -> list[int | None]:
+    """Lengths of the columns of a grid, or a single None if no score has a length."""
+    return [*sorted({row.length for row in rows if row.length is not None})] or [None]
+
+
+def grid_tables(
+    title: str,
+    corner: str,
+    lines: Mapping[str, Sequence[ScoreRow | None]],
+    lengths: Sequence[int | None],
+    notes: Sequence[str] = (),
+) -> list[ResultTable]:
+    """Table of scores in percent, in lines of tasks or depths. One wider than a terminal is split by its columns.
+
+    Args:
+        title: title of the table.
+        corner: heading of the first column.
+        lines: scores by name, as many as there are lengths; None for none.
+        lengths: lengths of the columns.
+        notes: lines below those on the scores.
+    """
+    # An overall score that was computed has lines of its own among the notes.
+    marks = _marks(row for line in lines.values() for row in line if row and not _is_mean(row))
+    notes = (*note_lines(marks), *notes)
+    heads = _heads(lengths)
+    # Prefer few tables; for the same number of tables, prefer the wide notation of intervals.
+    for count in range(1, len(heads) + 1):
+        for wide in (True, False):
+            edges = [len(heads) * block // count for block in range(count + 1)]
+            tables = []
+            for start, end in pairwise(edges):
+                part = {name: line[start:end] for name, line in lines.items()}
+                where = f", {heads[start]} to {heads[end - 1]}" if count > 1 else ""
+                tables.append(_grid(title + where, corner, part, heads[start:end], marks, wide, notes))
+            if max(map(_width, tables)) <= MOST_CHARACTERS:
+                return tables
+    # Tables of one column may still be too wide, but cannot be split further.
     return tables
 
 
-def _overall_notes(overall: Sequence[TaskResult | None], rows: Collection[str]) -> list[str]:
-    """Notes on the overall score: the tasks it averages at each length, and why tasks without a row are missing."""
+def _width(table: ResultTable) -> int:
+    widths = (max(map(len, column)) for column in zip(table.header, *table.rows, strict=True))
+    return sum(widths) + GAP * (len(table.header) - 1)
+
+
+def _grid(
+    title: str,
+    corner: str,
+    lines: Mapping[str, Sequence[ScoreRow | None]],
+    heads: Sequence[str],
+    marks: Mapping[str, str],
+    wide: bool,
+    notes: tuple[str, ...],
+) -> ResultTable:
+    """Build a grid that states n as compactly as possible: in the title, in the headings, or in a separate column."""
+    body = [(name, *(_cell(row, marks, wide) for row in line)) for name, line in lines.items()]
+    counts = {name: [_cell_count(row) for row in line] for name, line in lines.items()}
+    # The number of samples is said once if it is the same everywhere, else per column, else per line.
+    by_column = [{n for n in column if n is not None} for column in zip(*counts.values(), strict=True)]
+    everywhere = set().union(*by_column)
+    header = [corner, *heads]
+    if len(everywhere) == 1:
+        title += f"; {everywhere.pop():,} samples per {corner} and length"
+    elif all(len(found) <= 1 for found in by_column):
+        named = zip(heads, by_column, strict=True)
+        header = [corner, *(f"{name}, n {min(found):,}" if found else name for name, found in named)]
+    else:
+        header.insert(1, "samples")
+        # One number if all lengths have the same, otherwise all numbers in order.
+        own = {name: [n for n in line if n is not None] for name, line in counts.items()}
+        texts = {name: [*own[name][:1]] if len(set(own[name])) == 1 else own[name] for name in own}
+        body = [(n, " / ".join(f"{each:,}" for each in texts[n]) or MISSING, *cells) for n, *cells in body]
+    return ResultTable(title, tuple(header), tuple(body), notes=notes)
+
+
+def _is_mean(row: ScoreRow) -> bool:
+    """Whether this is an overall score that was computed."""
+    return row.task == OVERALL and row.ran
+
+
+def _cell_count(row: ScoreRow | None) -> int | None:
+    # An overall score's n is the sum over all tasks and would look inconsistent; the notes give it instead.
+    return None if row is None or not row.ran or math.isnan(row.value) or _is_mean(row) else row.n
+
+
+def _cell(row: ScoreRow | None, marks: Mapping[str, str], wide: bool) -> str:
+    """Format as ``93.8 (88 to 97)``, or ``93.8 (88–97)`` if not wide. The interval is rounded outwards."""
+    if row is None:
+        return MISSING
+    mark = marks.get(_note_of(row), "")
+    if not row.ran or math.isnan(row.value):
+        return (MISSING if row.ran else "not run") + mark
+    score = "100" if row.value >= 100 else f"{row.value:.1f}"
+    if any(map(math.isnan, row.ci95)):
+        return score + mark
+    # ROUNDING keeps 88.0000001 from becoming 89 through floating-point error.
+    low, high = math.floor(row.ci95[0] + ROUNDING), math.ceil(row.ci95[1] - ROUNDING)
+    return f"{score} ({low}{' to ' if wide else '–'}{high}){mark}"
+
+
+def _overall_notes(overall: Sequence[ScoreRow | None], tasks: Collection[str]) -> list[str]:
+    """Notes on the overall score: the tasks it averages at each length, and why tasks without a line are missing."""
     means: dict[str, list[str]] = {}
     reasons: dict[str, dict[str, None]] = {}
-    for result in overall:
-        if not ran(result):
+    for row in overall:
+        if row is None or not row.ran:
             continue
-        tasks, left_out = result.details.get("tasks", ()), dict(result.details.get("left_out", {}))
-        words = f"unweighted mean of {len(tasks)} tasks ({result.n:,} samples)" if tasks else "mean of tasks"
+        averaged, left_out = row.facts.get("tasks", ()), dict(row.facts.get("left_out", {}))
+        words = (
+            f"unweighted mean of {len(averaged)} tasks ({row.n:,} samples)" if averaged else "mean of tasks"
+        )
         words += f" without {', '.join(left_out)}" if left_out else ""
-        means.setdefault(words, []).extend(_heads([result.length]))
+        means.setdefault(words, []).extend(_heads([row.length]))
         for task, reason in left_out.items():
-            if task not in rows:
+            if task not in tasks:
                 reasons.setdefault(shown(str(reason)), {})[task] = None
     # Lengths are named only if the overall scores at different lengths average different tasks.
     several = len(means) > 1
-    lines = [f"overall{f' at {_and(at)}' if several else ''}: {words}" for words, at in means.items()]
+    lines = [f"overall{f' at {listed(at)}' if several else ''}: {words}" for words, at in means.items()]
     return [*lines, *(f"left out: {', '.join(tasks)} ({reason})" for reason, tasks in reasons.items())]
-
-
-def length_tables(series: Series, suite: str, task: str, title: str) -> list[ResultTable]:
-    """Tables of one task: correct answers by length with models side by side, then by depth if results have depths.
-
-    Args:
-        series: results by model name.
-        suite, task: names of suite and task.
-        title: title of the task. ``{haystack}`` in it stands for the haystack source of the run.
-    """
-    by_length = side_by_side(series, suite, task)
-    flat = [result for results in by_length.values() for result in results]
-    named = f"{_with_haystack(title, flat)}: correct answers in percent with 95 % interval"
-    table = list_table(
-        named,
-        series,
-        ["length in tokens"],
-        _by_length_words(by_length),
-        "correct (%)",
-        one_decimal,
-        notes=_protocol_notes(flat),
-    )
-    return [table, *_depth_tables(series, suite, task, title)]
-
-
-def _depth_tables(series: Series, suite: str, task: str, title: str) -> list[ResultTable]:
-    """Tables of correct answers with one row per depth and one column per length, one table per model."""
-    tables = []
-    for name, results in series.items():
-        by_length = side_by_side({name: results}, suite, task)
-        # There is one model, so each length has one result.
-        columns = {length: found[0] for length, found in by_length.items()}
-        depths = sorted({d["depth"] for r in columns.values() if r for d in r.details.get("depths", ())})
-        marks = note_marks(columns.values())
-        rows = {
-            depth_words(depth): [_depth_cell(result, depth, marks) for result in columns.values()]
-            for depth in depths
-        }
-        named = f"{_with_haystack(title, columns.values())}{of_model(name, series)}"
-        named += ", by depth: correct answers in percent with 95 % interval"
-        if rows:
-            heads = _heads(columns)
-            tables += grid_tables(named, "depth", rows, heads, "depth and length", note_lines(marks))
-    return tables
-
-
-def _depth_cell(result: TaskResult | None, depth: float, marks: Mapping[str, str]) -> Cell:
-    if not ran(result):
-        return cell_of(result, marks)
-    at = next((each for each in result.details.get("depths", ()) if each["depth"] == depth), None)
-    if at is None or at["score"] is None:
-        return Cell()
-    return Cell(at["score"], _ends(at["ci95"]), at["n"], mark=marks.get(note_of(result), ""))
-
-
-def document_tables(series: Series) -> list[ResultTable]:
-    """Tables of document perplexity, in sliding windows or truncated, with both ways of averaging; one per model."""
-    tables = []
-    for name, results in series.items():
-        # Perplexity by position has tables of its own.
-        whole = [r for r in results if r.task != "perplexity"]
-        if not whole:
-            continue
-        marks = note_marks(whole)
-        rows = []
-        # Sliding windows first, truncated documents last.
-        for r in sorted(whole, key=lambda r: (r.task == "truncated", r.task, by_size(r.length))):
-            stride = r.details.get("stride")
-            published = _published(r)
-            rows.append(
-                (
-                    r.task if stride is None else f"{r.task}, stride {stride:,}",
-                    length_words(r.length),
-                    f"{r.n:,}" if ran(r) else MISSING,
-                    _count(r.details.get("n_windows")),
-                    *score_cells(r, number, marks),
-                    *published,
-                )
-            )
-        title = f"Perplexity of documents{of_model(name, series)}, with 95 % interval over documents"
-        header = ("protocol", "length", "documents", "windows", "by token", "95 %", "published", "95 %")
-        notes = (
-            "by token: average over all tokens; published: mean of the windows' mean losses, as in the YaRN repository",
-            *note_lines(marks),
-            *_draw_notes(whole),
-        )
-        tables.append(ResultTable(title, header, tuple(rows), notes=notes))
-    return tables
-
-
-def _published(result: TaskResult) -> tuple[str, str]:
-    value = result.details.get("published")
-    ends = _ends(result.details.get("published_ci95", (None, None)))
-    return (MISSING if value is None else number(value)), interval(ends)
-
-
-def key_token_table(series: Series) -> ResultTable:
-    """LongPPL by length, with models side by side."""
-    by_length = side_by_side(series, "longppl", "longppl")
-    return list_table(
-        "LongPPL: perplexity of key tokens, which depend on the long context, with 95 % interval over documents",
-        series,
-        ["length in tokens"],
-        _by_length_words(by_length),
-        "LongPPL",
-        number,
-        # Results of another program may lack these details, so a missing count leaves the cell empty.
-        [("documents", SAMPLES[1]), ("key tokens", lambda result: result.details.get("n_key_tokens"))],
-        _draw_notes(result for results in by_length.values() for result in results if ran(result)),
-    )
-
-
-def plain_table(series: Series, title: str) -> ResultTable:
-    """Table of tasks of any kind: one row per task, models side by side, units in the cells."""
-    # Without repeats, in the order of the results.
-    keys = dict.fromkeys((r.task, r.length) for results in series.values() for r in results)
-    found = [{(r.task, r.length): r for r in results} for results in series.values()]
-    with_length = any(length is not None for _, length in keys)
-    rows = {}
-    for task, length in keys:
-        results = [each.get((task, length)) for each in found]
-        metrics = dict.fromkeys(str(r.details["metric"]) for r in results if ran(r) and "metric" in r.details)
-        own = [length_words(length)] if with_length else []
-        rows[task, *own, " / ".join(metrics) or MISSING] = results
-    return list_table(
-        f"{title}, with 95 % interval",
-        series,
-        ["task", *(["length"] if with_length else []), "metric"],
-        rows,
-        "score",
-        counts=[("shots", lambda result: result.details.get("num_fewshot")), SAMPLES],
-        text_columns=1 if with_length else 2,
-    )
-
-
-def _columns(results: Sequence[TaskResult]) -> list[int | None]:
-    """Lengths of the columns, or a single None if no result has a length."""
-    lengths = sorted({result.length for result in results if result.length is not None})
-    return [*lengths] or [None]
-
-
-def _at(
-    found: Mapping[tuple[str, int | None], TaskResult], task: str, length: int | None
-) -> TaskResult | None:
-    """Result at a length. A task that did not run at all has one result without a length, used for all columns."""
-    return found.get((task, length)) or found.get((task, None))
 
 
 def _heads(lengths: Iterable[int | None]) -> list[str]:
@@ -429,136 +431,9 @@ def depth_words(depth: float) -> str:
     return f"{100 * depth:.3g} %"
 
 
-def _and(parts: Sequence[str]) -> str:
+def listed(parts: Sequence[str]) -> str:
+    """Format as ``a, b and c``."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def _ends(ends: Sequence[float | None]) -> tuple[float, float]:
-    # JSON has no NaN, so a result on disk states a missing end as null.
-    low, high = (math.nan if end is None else float(end) for end in ends)
-    return low, high
-
-
-def _count(value: Any) -> str:
-    return MISSING if value is None else f"{value:,}"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A score, or a word instead of it.
-
-    Attributes:
-        score: score in percent. NaN if there is none.
-        ci95: 95 % interval in percent.
-        n: number of samples. None excludes the cell from the table's sample counts.
-        word: shown if the score is missing.
-        mark: mark of the cell's note.
-    """
-
-    score: float = math.nan
-    ci95: Interval = (math.nan, math.nan)
-    n: int | None = None
-    word: str = MISSING
-    mark: str = ""
-
-    def text(self, wide: bool) -> str:
-        """Format as ``93.8 (88 to 97)``, or ``93.8 (88–97)`` if not wide. The interval is rounded outwards."""
-        if math.isnan(self.score):
-            return self.word + self.mark
-        score = "100" if self.score >= 100 else f"{self.score:.1f}"
-        if any(map(math.isnan, self.ci95)):
-            return score + self.mark
-        # ROUNDING keeps 88.0000001 from becoming 89 through floating-point error.
-        low = math.floor(self.ci95[0] + ROUNDING)
-        high = math.ceil(self.ci95[1] - ROUNDING)
-        return f"{score} ({low}{' to ' if wide else '–'}{high}){self.mark}"
-
-
-def cell_of(result: TaskResult | None, marks: Mapping[str, str]) -> Cell:
-    """Convert a result to a cell."""
-    if result is None:
-        return Cell()
-    mark = marks.get(note_of(result), "")
-    if not ran(result):
-        return Cell(word=result.status, mark=mark)
-    return Cell(result.score, result.ci95, result.n, mark=mark)
-
-
-def grid_tables(
-    title: str,
-    corner: str,
-    rows: Mapping[str, Sequence[Cell]],
-    columns: Sequence[str],
-    each: str,
-    notes: Sequence[str] = (),
-) -> list[ResultTable]:
-    """Build a table of cells. A table wider than a terminal is split into several by columns.
-
-    Args:
-        title: title of the table.
-        corner: heading of the first column.
-        rows: cells by row name, as many as there are columns.
-        columns: headings of the columns.
-        each: unit that n counts samples of, such as ``task and length``.
-        notes: lines below the title.
-    """
-    # Prefer few tables; for the same number of tables, prefer the wide notation of intervals.
-    for count in range(1, len(columns) + 1):
-        for wide in (True, False):
-            tables = []
-            for block in _blocks(len(columns), count):
-                part = {name: [cells[at] for at in block] for name, cells in rows.items()}
-                shown = f", {columns[block[0]]} to {columns[block[-1]]}" if count > 1 else ""
-                heads = [columns[at] for at in block]
-                tables.append(_table(title + shown, corner, part, heads, each, notes, wide))
-            if max(map(_width, tables)) <= MOST_CHARACTERS:
-                return tables
-    # Tables of one column may still be too wide, but cannot be split further.
-    return tables
-
-
-def _blocks(columns: int, count: int) -> list[range]:
-    """Split columns into ``count`` consecutive blocks of nearly equal size."""
-    edges = [columns * block // count for block in range(count + 1)]
-    return [range(start, end) for start, end in pairwise(edges)]
-
-
-def _width(table: ResultTable) -> int:
-    widths = (max(map(len, column)) for column in zip(table.header, *table.rows, strict=True))
-    return sum(widths) + GAP * (len(table.header) - 1)
-
-
-def _table(
-    title: str,
-    corner: str,
-    rows: Mapping[str, Sequence[Cell]],
-    columns: Sequence[str],
-    each: str,
-    notes: Sequence[str],
-    wide: bool,
-) -> ResultTable:
-    """Build a table that states n as compactly as possible: in the title, in the headings, or in a separate column."""
-    texts = {name: [cell.text(wide) for cell in cells] for name, cells in rows.items()}
-    counts = {name: [cell.n for cell in cells if cell.n is not None] for name, cells in rows.items()}
-    # The number of samples is said once if it is the same everywhere, else per column, else per row.
-    by_column = [{c.n for c in cells if c.n is not None} for cells in zip(*rows.values(), strict=True)]
-    everywhere = set().union(*by_column)
-    header = [corner, *columns]
-    body = [(name, *cells) for name, cells in texts.items()]
-    if len(everywhere) == 1:
-        title += f"; {everywhere.pop():,} samples per {each}"
-    elif all(len(found) <= 1 for found in by_column):
-        heads = zip(columns, by_column, strict=True)
-        header = [corner, *(f"{name}, n {min(found):,}" if found else name for name, found in heads)]
-    else:
-        header.insert(1, "samples")
-        body = [(name, _by_length(counts[name]), *cells) for name, cells in texts.items()]
-    return ResultTable(title, tuple(header), tuple(body), notes=tuple(notes))
-
-
-def _by_length(counts: Sequence[int]) -> str:
-    """Format sample counts: one number if all lengths have the same, otherwise all numbers in order."""
-    return " / ".join(f"{n:,}" for n in (counts[:1] if len(set(counts)) == 1 else counts)) or MISSING
 
 
 def comparison_table(
@@ -621,51 +496,38 @@ def difference_words(each: ScoreDifference) -> str:
     return signed(each.difference) + ending
 
 
-def checkpoint_tables(series: Series) -> list[ResultTable]:
-    """Tables of means over checkpoints with their spread, one per model."""
-    tables = []
-    for name, results in series.items():
-        averaged = [result for result in results if result.details.get("checkpoints")]
-        if not averaged:
-            continue
-        # Checkpoints are named after folders, whose names may hold any character.
-        names = dict.fromkeys(shown(each["name"]) for r in averaged for each in r.details["checkpoints"])
-        tables.append(
-            ResultTable(
-                f"Means over {len(names)} checkpoints{of_model(name, series)}, each evaluated on all samples",
-                ("task", "length", "samples", "unit", "mean", "std dev", "lowest to highest"),
-                tuple(map(_checkpoint_row, averaged)),
-                notes=(f"checkpoints: {', '.join(names)}",),
-            )
+def checkpoint_tables(rows: Sequence[ScoreRow], of: str) -> list[ResultTable]:
+    """The table of one model's means over checkpoints with their spread, if there are any."""
+    averaged = [row for row in rows if row.is_whole and row.facts.get("checkpoints")]
+    if not averaged:
+        return []
+    # Checkpoints are named after folders, whose names may hold any character.
+    names = dict.fromkeys(shown(each["name"]) for row in averaged for each in row.facts["checkpoints"])
+    return [
+        ResultTable(
+            f"Means over {len(names)} checkpoints{of}, each evaluated on all samples",
+            ("task", "length", "samples", "unit", "mean", "std dev", "lowest to highest"),
+            tuple(map(_checkpoint_row, averaged)),
+            notes=(f"checkpoints: {', '.join(names)}",),
         )
-    return tables
+    ]
 
 
-def _checkpoint_row(result: TaskResult) -> tuple[str, ...]:
-    style: Callable[[float], str] = one_decimal if result.unit == "percent" else number
-    spread = result.details.get("spread", {})
+def _checkpoint_row(row: ScoreRow) -> tuple[str, ...]:
+    style: Callable[[float], str] = one_decimal if row.unit == "percent" else number
+    spread = row.facts.get("spread", {})
     return (
-        task_words(result.suite, result.task),
-        MISSING if result.length is None else format_length(result.length),
-        f"{result.n:,}",
-        "%" if result.unit == "percent" else result.unit,
-        style(result.score),
-        style(_or_nan(spread.get("sd"))),
-        interval((_or_nan(spread.get("min")), _or_nan(spread.get("max"))), style),
+        row.name,
+        MISSING if row.length is None else format_length(row.length),
+        f"{row.n:,}",
+        "%" if row.unit == "percent" else row.unit,
+        style(row.value),
+        style(or_nan(spread.get("sd"))),
+        interval((or_nan(spread.get("min")), or_nan(spread.get("max"))), style),
     )
-
-
-def task_words(suite: str, task: str) -> str:
-    """Name of a task, preceded by its suite unless the suite is obvious."""
-    # RULER's tasks are known by their own names, but "overall" says nothing without its suite.
-    return task if task == suite or (suite == "ruler" and task != "overall") else f"{suite} {task}"
 
 
 def _p_words(value: float) -> str:
     if math.isnan(value):
         return MISSING
     return f"<{SMALLEST_P:g}" if value < SMALLEST_P else f"{value:.3f}"
-
-
-def _or_nan(value: Any) -> float:
-    return math.nan if value is None else float(value)
