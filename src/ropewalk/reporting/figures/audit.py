@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ropewalk.errors import RopewalkError
 from ropewalk.reporting import style
 from ropewalk.reporting.figures.drawing import (
     PAPER,
@@ -83,7 +82,7 @@ def drift_figure(series: Mapping[str, Sequence[tuple[int, float, float, float]]]
             whose name contains ``random`` are hollow and dashed; ``a, random weights`` has the colour and marker of
             ``a``.
     """
-    rows = _checked_lines("attention difference", series, 4)
+    rows = _checked_lines("attention difference", series)
     plotted = positive(D_LABEL, np.concatenate([each[:, 1:].ravel() for each in rows.values()]))
     (axes,) = canvas(height=4.3)
     words = "position of the sequence's first token, Δ₁"
@@ -134,7 +133,7 @@ def samples_figure(
     """
     by_number = {f"sequence {n}": each for n, each in enumerate(curves, 1)}
     # The lines of sequences need not be told apart, so their number has no limit.
-    rows = list(_checked_lines("attention difference", by_number, 2, most=len(curves)).values())
+    rows = list(_checked_lines("attention difference", by_number, len(curves)).values())
     # In both orders, because D is symmetric; a pair that is given in both keeps its own values.
     pairs = {(b, a): d for a, b, d in sweep} | {(a, b): d for a, b, d in sweep}
     seconds = sorted({delta2 for _, delta2 in pairs})
@@ -142,7 +141,6 @@ def samples_figure(
     lines = _checked_lines(
         "attention difference between two shifts",
         {shift_text(b): sorted((a, d) for (a, other), d in pairs.items() if other == b) for b in chosen},
-        2,
     )
     panels = canvas(2, 2, height=3.7)
     for axes, drawn, words, y_words in (
@@ -182,11 +180,9 @@ def lengths_figure(series: Mapping[str, Sequence[tuple[int, float, float]]], tit
         series: ``(length, D, mean_logit_difference)`` by name: length in tokens, at least 1; attention difference; and
             absolute difference of the first token's score before softmax, averaged over queries, layers and heads.
     """
-    rows = _checked_lines("attention difference by length", series, 3)
+    rows = _checked_lines("attention difference by length", series)
     lengths = np.concatenate([each[:, 0] for each in rows.values()])
     low, high = float(lengths.min()), float(lengths.max())
-    if low < 1:
-        raise RopewalkError(f"sequence lengths must be at least 1 token, got {low:g}")
     room = max(1.1, (high / low) ** 0.04)
     # Each of the two panels has room for half the ticks.
     ticks = _thinned(power_ticks(low, high), 4.0 if high > 16 * low else 2.0)
@@ -226,8 +222,6 @@ def tokens_figure(per_token: Sequence[float], sink: int, title: str = "") -> Fig
         sink: index, from 0, of the attention sink, the token that receives the most attention.
     """
     parts = check_amounts("contribution of a token to D", per_token)
-    if not 0 <= sink < len(parts):
-        raise RopewalkError(f"sink must be an index of per_token, from 0 to {len(parts) - 1}, got {sink}")
     plotted = positive("contribution of a token to D", parts)
     floor = float(plotted[plotted >= CLIP * plotted.max()].min())
     # From 1, because a logarithmic axis cannot show 0.
@@ -277,12 +271,6 @@ def heads_figure(heads: Sequence[Sequence[float]], title: str = "", caption: str
         heads: D as ``[layers][heads]``, with the same number of heads in each layer.
         caption: caption below the panel. None or an empty string means the default one.
     """
-    if not heads or any(len(layer) != len(heads[0]) for layer in heads):
-        counts = ", ".join(str(len(layer)) for layer in heads)
-        raise RopewalkError(
-            f"{D_LABEL} by head needs at least one layer, and the same number of heads in each layer, got "
-            + (f"layers of {counts} heads" if heads else "no layers")
-        )
     values = check_amounts(f"{D_LABEL} by head", heads)
     layers, count = values.shape
     high, above = float(np.nanmax(values)), values[values > 0]
@@ -332,14 +320,10 @@ def ablation_figure(
             and ``all together`` or ``all`` are not single operations and come last.
         shifts: names of the shifts in the key, such as ``shift 1M``.
     """
-    if not operations or not shifts:
-        raise RopewalkError(
-            f"the figure needs at least one operation and one shift, got {len(operations)} "
-            f"operations and {len(shifts)} shifts"
-        )
     ranks = {**dict.fromkeys(TOGETHER, 1), **dict.fromkeys(FLOOR, 2)}
     rows = sorted(operations, key=lambda row: ranks.get(row[0], 0))
-    values = _table("attention difference by operation", [row[1] for row in rows], len(shifts))
+    check_count("attention difference by operation", len(shifts), len(style.BAR_HATCHES), "bars a row")
+    values = check_amounts("attention difference by operation", [row[1] for row in rows])
     names = [name for name, _ in rows]
     largest = [
         # `initial` lets a row without a value pass, below all others.
@@ -373,9 +357,7 @@ def mitigations_figure(mitigations: Sequence[tuple[str, float, float]], title: s
     Args:
         mitigations: ``(name, D, far_D)``. The first one is the baseline and also a dashed line.
     """
-    if not mitigations:
-        raise RopewalkError("there is no mitigation to draw")
-    values = _table("attention difference by mitigation", [each[1:] for each in mitigations], 2)
+    values = check_amounts("attention difference by mitigation", [each[1:] for each in mitigations])
     ends, names = _ends(values, logarithmic=True), [each[0] for each in mitigations]
     (axes,) = canvas(height=1.05 + ROW_INCHES * len(mitigations), grid="x")
     _row_axes(axes, ends, f"{D_LABEL} (logarithmic)", names, [0])
@@ -409,11 +391,7 @@ def first_token_figure(effects: Sequence[tuple[str, float, float, float]], title
         effects: ``(shifted tokens, D, D_exact, D_arithmetic)``: attention difference in low precision, in float64,
             and between the two.
     """
-    if not effects:
-        raise RopewalkError(
-            "the audit has no results for moving the first token, so there is nothing to draw"
-        )
-    values = _table("attention difference by shifted tokens", [each[1:] for each in effects], 3)
+    values = check_amounts("attention difference by shifted tokens", [each[1:] for each in effects])
     # A value that is 0 up to rounding must not force a logarithmic axis.
     seen = values[values > CLIP * np.nanmax(values)]
     logarithmic = bool(len(seen)) and bool(seen.max() > BROADEST_BARS * seen.min())
@@ -479,15 +457,6 @@ def _row_axes(
     else:
         scale(axes.xaxis, words, limits=(0, 1.14 * ends.high))
     row_scale(axes, names, bold, y_words)
-
-
-def _table(what: str, rows: Sequence[Sequence[float]], columns: int) -> Floats:
-    """Convert rows to ``[rows, columns]``. RopewalkError for rows of unequal length, negative or infinite values."""
-    found = next((len(row) for row in rows if len(row) != columns), columns)
-    if found != columns:
-        raise RopewalkError(f"{what}: the number of values in each row must be {columns}, got {found}")
-    check_count(what, columns, len(style.BAR_HATCHES), "bars a row")
-    return check_amounts(what, rows)
 
 
 def _grouped_bars(axes: Axes, values: Floats, ends: _Ends, best: int | None, names: Sequence[str]) -> None:
@@ -625,29 +594,14 @@ def _running_median(values: Floats) -> Floats:
 
 
 def _checked_lines(
-    what: str,
-    series: Mapping[str, Sequence[tuple[float, ...]]],
-    columns: int,
-    most: int = style.MOST_LINES,
+    what: str, series: Mapping[str, Sequence[tuple[float, ...]]], most: int = style.MOST_LINES
 ) -> dict[str, Floats]:
-    """Convert series to ``[points, columns]`` by name, sorted by the first column, which must not be negative."""
-    empty = next((name for name, each in series.items() if not len(each)), None)
-    if empty is not None:
-        raise RopewalkError(f"{what} of {empty!r} has no point to draw")
+    """Convert series to ``[points, columns]`` by name, sorted by the first column, which is a shift or a length."""
     check_count(what, len(series), most)
-    rows = {}
-    for name, points in series.items():
-        found = next((len(point) for point in points if len(point) != columns), columns)
-        if found != columns:
-            raise RopewalkError(f"{what} of {name!r}: each point must have {columns} values, got {found}")
-        row = np.array(sorted(points, key=lambda point: point[0]), dtype=np.float64)
-        if not np.isfinite(row[:, 0]).all():
-            raise RopewalkError(f"{what} of {name!r} has a position that is not finite")
-        if (row[:, 0] < 0).any():
-            raise RopewalkError(
-                f"{what} of {name!r}: positions must be 0 or more, got {row[:, 0].min():g} tokens"
-            )
-        rows[name] = row
+    rows = {
+        name: np.array(sorted(points, key=lambda point: point[0]), dtype=np.float64)
+        for name, points in series.items()
+    }
     check_amounts(what, np.concatenate([row[:, 1:].ravel() for row in rows.values()]))
     return rows
 

@@ -155,11 +155,6 @@ def slowest_pair_figure(
     x, y = next(iter(curves.values()))
     # Only the unchanged model was trained, so its angles alone are the ones seen in training.
     seen = y[x <= trained_length]
-    if not len(seen):
-        raise RopewalkError(
-            f"the first series, the model as trained, needs a position within the trained length of {trained_length} "
-            f"tokens, got positions from {x.min():g}"
-        )
     end = max(target_length, *(int(x[-1]) for x, _ in curves.values()))
     lowest, highest = min(y.min() for _, y in curves.values()), max(y.max() for _, y in curves.values())
     (axes,) = canvas()
@@ -211,10 +206,6 @@ def periods_figure(
     periods = {name: np.asarray(each, dtype=np.float64) for name, each in series.items()}
     for name, each in periods.items():
         check_finite(f"period of {name!r}", each)
-        if each.ndim != 1 or not len(each) or (each <= 0).any():
-            raise RopewalkError(
-                f"periods of {name!r} must be a 1-dimensional, non-empty array of numbers above 0, in tokens"
-            )
     low = min(each.min() for each in periods.values()) / 1.5
     high = max(target_length, *(each.max() for each in periods.values())) * 1.5
     most = max(len(each) for each in periods.values())
@@ -264,7 +255,8 @@ def feasible_bases_figure(
         published: published bases by length, marked with a cross; may be empty.
         ceiling: largest base searched.
     """
-    _check_bands(lengths, feasible, safe_bases, published, ceiling)
+    if not any(len(bands) for bands in feasible):
+        raise RopewalkError("there is no feasible base to draw")
     at = np.log2([*lengths])
     # Narrow enough for columns of neighbouring lengths not to touch; a share of an octave to either side.
     sides = 2.0 ** (min(0.3, 0.36 * float(np.diff(at).min())) if len(at) > 1 else 0.3)
@@ -308,33 +300,6 @@ def feasible_bases_figure(
         for length, each, base in zip(lengths, feasible, safe_bases, strict=True)
     )
     return complete([axes], title, caption, told, keys=[axes])
-
-
-def _check_bands(
-    lengths: Sequence[int],
-    feasible: Sequence[Sequence[tuple[float, float]]],
-    safe_bases: Sequence[float | None],
-    published: Mapping[int, float],
-    ceiling: float,
-) -> None:
-    if not any(len(bands) for bands in feasible):
-        raise RopewalkError("there is no feasible base to draw")
-    if not len(lengths) == len(feasible) == len(safe_bases):
-        raise RopewalkError(
-            f"lengths, feasible and safe_bases must be equally long, got {len(lengths)}, {len(feasible)} and "
-            f"{len(safe_bases)} entries"
-        )
-    safe = [base for base in safe_bases if base is not None]
-    ends = np.array([ends for bands in feasible for ends in bands], dtype=np.float64)
-    numbers = [*published.values(), *published, *safe, ceiling]
-    check_finite("the set of feasible bases", lengths, ends, numbers)
-    if min(lengths) < 1 or (np.diff(lengths) <= 0).any():
-        raise RopewalkError(f"context lengths must be positive and in increasing order, got {list(lengths)}")
-    if (ends[:, 0] > ends[:, 1]).any() or min(ends.min(), *numbers) <= 0:
-        raise RopewalkError(
-            "feasible bases must be intervals (low, high) with low <= high, and all bases and "
-            "lengths must be above 0"
-        )
 
 
 def probe_figure(
@@ -401,29 +366,15 @@ def _checked_series(
     """Convert the series to float64 and drop the points below ``smallest_x``.
 
     Raises:
-        RopewalkError: if there are none or too many, or one is empty or not finite, its x and values differ in length,
-            or its x do not increase.
+        RopewalkError: if there are none or too many, or one is not finite.
     """
     check_count(what, len(series))
     checked = {}
     for name, (x, values) in series.items():
         at, value = np.asarray(x, dtype=np.float64), np.asarray(values, dtype=np.float64)
-        if at.ndim != 1 or at.shape != value.shape:
-            raise RopewalkError(
-                f"{what} of {name!r}: points and values must be 1-dimensional and equally long, got shapes "
-                f"{at.shape} and {value.shape}"
-            )
         check_finite(f"{what} of {name!r}", at, value)
-        if not (np.diff(at) > 0).all():
-            raise RopewalkError(f"{what} of {name!r}: points must be in strictly increasing order")
         # A logarithmic axis cannot show a distance of 0.
-        value, at = value[at >= smallest_x], at[at >= smallest_x]
-        if not len(at):
-            raise RopewalkError(
-                f"the {what} of {name!r} has no point at a distance of {smallest_x:g} or more, so there is "
-                "nothing to draw"
-            )
-        checked[name] = at, value
+        checked[name] = at[at >= smallest_x], value[at >= smallest_x]
     return checked
 
 
