@@ -114,7 +114,7 @@ def _trained(each: Report) -> str:
 
 
 def _untrained(source: Report) -> bool:
-    """Whether documents are known not to be trained on whole; earlier versions did not count it."""
+    """Whether some tokens of a source are known not to be trained on."""
     return source.get("trained_tokens") not in (None, source["tokens"])
 
 

@@ -89,9 +89,6 @@ def test_what_is_not_known_is_left_out():
     data = ModelCard(card(source=unknown)).data.to_dict()
     assert data.keys() == {"datasets", "library_name", "pipeline_tag", "tags"}
     assert "The licence of the source model is not known" in card(source=unknown)
-    # A run of an earlier version.
-    values = {key: value for key, value in SUMMARY_VALUES.items() if key != "source"}
-    assert "| RoPE | unknown | theta, base 8,000,000 |" in run_card(values, recipe(), [])
 
 
 def test_it_says_what_was_trained_and_measured():

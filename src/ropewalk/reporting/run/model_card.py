@@ -46,7 +46,7 @@ PLACE = "path/to/this/folder"
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~$&])")
 
 
-_At = tuple[int, Mapping[str, Any] | None]
+_At = tuple[int, Mapping[str, Any]]
 """A context in tokens, and the RoPE for it."""
 
 
@@ -127,9 +127,7 @@ def run_card(
         readers: which programs read the model's RoPE, one sentence each.
         repository: as in :func:`write_model_card`.
     """
-    # Summaries of earlier versions name no source.
-    source = summary.get("source") or {"name": "the source model", "hub_id": None, "card": {}}
-    trained, context = summary["trained_length"], summary["context"]
+    source, trained, context = summary["source"], summary["trained_length"], summary["context"]
     differences = run_differences(summary)
     ran = any(stage["steps"] for stage in summary["stages"])
     parts = [
@@ -139,7 +137,7 @@ def run_card(
         _from(
             source,
             summary["versions"]["ropewalk"],
-            (trained, source.get("rope")),
+            (trained, source["rope"]),
             (context, summary["stages"][-1]),
         ),
         "## Training",
@@ -199,9 +197,7 @@ def _from(source: Mapping[str, Any], version: str, before: _At, after: _At) -> s
     return f"{lead}\n\n{_table(('', 'before', 'after'), rows)}"
 
 
-def _rope_words(rope: Mapping[str, Any] | None) -> str:
-    if rope is None:
-        return "unknown"
+def _rope_words(rope: Mapping[str, Any]) -> str:
     factor = f", factor {rope['factor']:g}" if isinstance(rope.get("factor"), int | float) else ""
     return f"{_plain(rope['method'])}, base {rope['rope_theta']:,.0f}{factor}"
 

@@ -45,8 +45,7 @@ KINDS = {"report.html": "report", SAMPLES: "samples"}
 
 def _processes(summary: dict[str, Any]) -> dict[str, object]:
     """Degrees of parallelism of a run; empty for a single process."""
-    # Summaries of earlier versions do not state the processes.
-    found = summary.get("processes", {"number": 1})
+    found = summary["processes"]
     if found["number"] == 1:
         return {}
     degrees = [f"{degree} {name}" for name, degree in found.items() if name != "number" and degree > 1]
@@ -54,11 +53,8 @@ def _processes(summary: dict[str, Any]) -> dict[str, object]:
 
 
 def _source(summary: dict[str, Any]) -> dict[str, object]:
-    """The model before the run and its RoPE; empty for summaries of earlier versions."""
-    source = summary.get("source")
-    if source is None:
-        return {}
-    last = summary["stages"][-1]
+    """The model before the run, and its RoPE before and after."""
+    source, last = summary["source"], summary["stages"][-1]
     return {
         "Source model": source_words(source),
         **({} if source["sha256"] is None else {"Digest": source["sha256"]}),
