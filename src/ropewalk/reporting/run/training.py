@@ -271,7 +271,7 @@ def describe_run(result: RunResult) -> Iterator[Part]:
     values = result.to_json()
     for table in run_tables(values):
         yield ""
-        yield table.rich()
+        yield table
     yield ""
     # The sentence that the page begins with.
     yield conclusion(result.trained_length, result.context, run_differences(values))
