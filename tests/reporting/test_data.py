@@ -3,20 +3,10 @@
 from pathlib import Path
 
 from ropewalk.data.row_preview import Chunk, RowPreview, Span
-from ropewalk.data.run import DataPreview, PackResult
-from ropewalk.reporting.data import describe_packed, describe_stats, preview_lines, stats_figure
+from ropewalk.data.run import DataPreview
+from ropewalk.reporting.data import describe_stats, preview_lines, stats_figure
 from ropewalk.reporting.tables import ResultTable
 from tests.reporting.data_reports import AFTER, BEFORE, EVIL
-
-
-def test_parts_that_are_missing_are_said_with_what_completes_them():
-    result = PackResult(
-        Path("out"), reused=False, rows=3, total=1200, missing=("rows-00001.arrow",), manifest=None
-    )
-    said = [str(each) for each in describe_packed(result)]
-    assert said[0].startswith("3 of 1,200 sequences are written")
-    assert "Run the command for the other shards with the same --out" in said[0]
-    assert said[-1] == "out"
 
 
 def test_a_report_is_shown_by_source_and_a_mixture_only_where_it_changed_something():
