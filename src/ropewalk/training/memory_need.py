@@ -29,7 +29,8 @@ USABLE = 0.9
 AMPLE = 100
 """A step takes less than this many times its least memory, beside ``LOGITS`` and ``SCORE_BYTES``.
 
-Measured are 1.4 to 4 with checkpointing, and 16 to 76 for tiny models of ten families without it.
+Measured are 1.4 and 3.4 for two large shapes with checkpointing, and 16 to 76 for tiny models of ten families without
+it. A judgement, not a bound that is proven.
 """
 LOGITS = 2**31
 """More bytes than the logits of a chunk, their gradients and copies take."""
