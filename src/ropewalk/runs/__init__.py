@@ -16,7 +16,8 @@ A body, here ``score(work)``, runs on every rank. It writes files to ``work.file
 and doing it calls :meth:`Runner.survey`, :meth:`Runner.set_aside` and then :meth:`Runner.run`.
 
 On disk, ``run.json`` says what the folder holds, and ``steps/NAME.json`` how far each step got. Nothing else says that
-something is done. What a change replaces is moved to ``earlier/``.
+something is done; how far a step with a goal got is what its files on disk show. What a change replaces is moved to
+``earlier/``.
 
 - ``steps.py``: what a job is made of: :class:`Step`, and :class:`Work`, which its body gets.
 - ``store.py``: the records of a folder, and the state of each step.

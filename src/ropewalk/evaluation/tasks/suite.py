@@ -1,6 +1,6 @@
 """Suite: the complete definition of one benchmark as one value; ``registry.SUITES`` lists them all.
 
-To add a benchmark, write one module with its tasks and its Suite, and add one line to the registry. The rest of the
+To add a benchmark, write one module with its tasks and its Suite, and add it to the registry. The rest of the
 program reads everything else from the Suite: task names, how to run it, metrics, and the kind of its table and figure.
 """
 
