@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d
 
-import ropewalk.models.load as models
 import ropewalk.parallel.ring as ring
 import ropewalk.parallel.ring.attention as ring_attention
 import ropewalk.training.checkpoint.sharded as sharded_checkpoint
@@ -24,6 +23,7 @@ from ropewalk.attention.engines.reference import plain_attention
 from ropewalk.attention.layout import IGNORED, Row, next_token_labels
 from ropewalk.attention.options import PLAIN
 from ropewalk.errors import RopewalkError
+from ropewalk.models.checkpoint.save import save_model
 from ropewalk.models.compute.offload import Offload
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, World, joined
 from ropewalk.rope import RotaryEmbedding
@@ -178,7 +178,7 @@ def _boundary_token_dropped(patch):
 
 def _theta_default_on_reload(patch):
     """The config is written without its theta, and readers take their class's default."""
-    sound = models.save_model
+    sound = save_model
 
     def save(model, folder, *args, **kwargs):
         sound(model, folder, *args, **kwargs)
