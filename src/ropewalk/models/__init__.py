@@ -1,6 +1,6 @@
 """The only package that imports internals of transformers.
 
-Its files and folders::
+Its files::
 
     load                        load a model with our attention and rotary module
     adapter, adapter_settings   LoRA

@@ -25,6 +25,8 @@ Its files::
     metrics                    one line a step, and experiment trackers
     clock, speed, peak_memory  seconds, operations and memory of a step
     simulation                 the same step on tensors without data: memory, operations, bytes sent
+    memory_need                memory and time that a stage needs on a rank, from a remembered dry run
+    mesh_choice                ``parallel: auto``: the coarsest split that fits
 """
 
 from typing import TYPE_CHECKING

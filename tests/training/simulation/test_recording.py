@@ -21,7 +21,7 @@ def test_storages_that_shrink_free_their_memory(aside):
 
 def test_allocations_name_their_line(aside):
     place = aside(cases.recorded, cases.allocates_much).events[0].allocation.place
-    assert place.split(":")[0].endswith("dry_run/recording_cases.py")
+    assert place.split(":")[0].endswith("simulation/recording_cases.py")
     assert place.endswith("allocates_much")
 
 
