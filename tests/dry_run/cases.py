@@ -48,6 +48,8 @@ def recipe_of(model, output="run", parallel=None, engine="auto", **stage):
         "rows_per_step": 1,
         "learning_rate": 1e-5,
         "rope": {"method": "ntk"},
+        # auto plays further steps.
+        "keep_attention": False,
     } | stage
     recipe = {
         "model": str(model),

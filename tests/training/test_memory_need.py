@@ -48,6 +48,10 @@ def test_a_dry_run_is_played_once(tmp_path, cache):
         resolved = resolved_for(recipe)
         assert played_need(resolved, 0) == played_need(resolved, 0) == NEED
         assert len(times) == 1
+        # Another folder with the same model, and settings that change no tensor's size.
+        played_need(resolved_for(recipe_of(model_folder(tmp_path / "same"))), 0)
+        played_need(resolved_for(recipe_of(recipe.model, "other", learning_rate=1e-4, steps=20, seed=1)), 0)
+        assert len(times) == 1
         other = resolved_for(recipe_of(recipe.model, rows_per_batch=2, rows_per_step=2))
         assert played_need(other, 0) == NEED
         assert len(times) == 2

@@ -188,12 +188,38 @@ def _need_of(values: Mapping[str, Any]) -> Need:
 def _decisive(resolved: ResolvedRecipe, number: int) -> dict[str, Any]:
     """Everything that a dry run of a stage depends on."""
     recipe, here = resolved.recipe, resolved.stages[number]
+    config = dict(read_config(resolved.model).values)
+    # The folder that it was read from.
+    config.pop("_name_or_path", None)
     return {
         "versions": software_versions(),
-        "config": dict(read_config(resolved.model).values),
-        "recipe": recipe.model_dump(mode="json", include={"exact_rope", "lift", "adapter", "checkpoints"}),
-        "stage": repr(here),
+        "config": config,
+        "recipe": recipe.model_dump(mode="json", include={"exact_rope", "lift", "adapter"}),
+        "asynchronous": recipe.checkpoints.asynchronous,
+        "stage": here.settings.stage.model_dump(mode="json", exclude=set(_ELSEWHERE)),
+        "optimizer": here.settings.optimizer.model_dump(mode="json"),
+        "resolved": (here.precision, here.engine, repr(here.mesh), here.compiled, repr(here.keeping)),
         "rope": repr((resolved.methods[number] or resolved.rope, resolved.other_ropes[number])),
         "aux_loss": resolved.router_aux_losses[number],
         "device": (resolved.device.type, resolved.capability),
     }
+
+
+_ELSEWHERE = (
+    # Entries of their own, as the stage resolves them.
+    "precision",
+    "parallel",
+    "optimizer",
+    "rope",
+    "router_aux_loss",
+    # No tensor's size depends on these.
+    "steps",
+    "learning_rate",
+    "warmup_steps",
+    "schedule",
+    "min_learning_rate",
+    "decay_steps",
+    "moments",
+    "data",
+    "seed",
+)

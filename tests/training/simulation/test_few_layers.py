@@ -40,7 +40,11 @@ SHAPES = {
     "dense": (DENSE, None, {}),
     "checkpointed": (DENSE, None, CHECKPOINTED),
     "FSDP": (DENSE, {"shard": 8}, {"rows_per_step": 8} | CHECKPOINTED),
-    "Ulysses with offload": (DENSE, {"sequence": 8}, {"offload_activations": True} | CHECKPOINTED),
+    "Ulysses with offload": (
+        DENSE,
+        {"sequence": 8},
+        {"offload_activations": True, "keep_attention": True} | CHECKPOINTED,
+    ),
     "ring": (DENSE, {"ring": 4}, CHECKPOINTED),
     "experts": (EXPERTS, {"sequence": 8}, CHECKPOINTED),
     "windows": (WINDOWS, {"shard": 8}, {"rows_per_step": 8} | CHECKPOINTED),
