@@ -11,7 +11,7 @@ from tests.training.simulation.few_cases import both
 DENSE = {
     "hidden_size": 2048,
     "intermediate_size": 5632,
-    "num_hidden_layers": 14,
+    "num_hidden_layers": 11,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "vocab_size": 64000,
@@ -19,6 +19,7 @@ DENSE = {
 EXPERTS = DENSE | {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
+    "num_hidden_layers": 12,
     "num_experts": 16,
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 768,
@@ -28,17 +29,16 @@ EXPERTS = DENSE | {
 WINDOWS = DENSE | {
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",
-    "num_hidden_layers": 17,
+    "num_hidden_layers": 27,
     "head_dim": 128,
     "sliding_window": 1024,
     "hidden_activation": "gelu_pytorch_tanh",
     # Each kind has more layers than are kept.
-    "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 5 + ["sliding_attention"] * 2,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 5 + ["sliding_attention"] * 2,
 }
 CHECKPOINTED = {"gradient_checkpointing": True}
 SHAPES = {
     "dense": (DENSE, None, {}),
-    "checkpointed": (DENSE, None, CHECKPOINTED),
     "FSDP": (DENSE, {"shard": 8}, {"rows_per_step": 8} | CHECKPOINTED),
     "Ulysses with offload": (
         DENSE,
@@ -47,7 +47,7 @@ SHAPES = {
     ),
     "ring": (DENSE, {"ring": 4}, CHECKPOINTED),
     "experts": (EXPERTS, {"sequence": 8}, CHECKPOINTED),
-    "windows": (WINDOWS, {"shard": 8}, {"rows_per_step": 8} | CHECKPOINTED),
+    "windows": (WINDOWS, None, {}),
 }
 
 
