@@ -38,7 +38,6 @@ WINDOWS = DENSE | {
 }
 CHECKPOINTED = {"gradient_checkpointing": True}
 SHAPES = {
-    "dense": (DENSE, None, {}),
     "FSDP": (DENSE, {"shard": 8}, {"rows_per_step": 8} | CHECKPOINTED),
     "Ulysses with offload": (
         DENSE,
