@@ -79,16 +79,18 @@ PARTS_OUTSIDE_OF_TRAINING = {
 }
 
 
-@pytest.mark.parametrize("part", PARTS_OUTSIDE_OF_TRAINING.values(), ids=PARTS_OUTSIDE_OF_TRAINING)
-def test_a_signal_outside_of_training_says_how_to_go_on(done, tmp_path, monkeypatch, capsys, part):
+def test_a_signal_outside_of_training_says_how_to_go_on(done, tmp_path, monkeypatch, capsys):
+    """One part after the other, in the order in which a run comes to them."""
     values = begun(done, tmp_path)
+    (Path(values["output"]) / "evaluation-before.json").unlink()
     recipe = write(tmp_path / "recipe.yaml", values)
-    with monkeypatch.context() as patch:
-        patch.setattr(part, lambda *_, **__: signal.raise_signal(signal.SIGTERM))
-        assert main(["extend", recipe, "--resume"]) == 75
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("error: stopped by SIGTERM: ")
-    assert "the same command with --resume" in said
+    for part, name in PARTS_OUTSIDE_OF_TRAINING.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(name, lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+            assert main(["extend", recipe, "--resume"]) == 75, part
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.startswith("error: stopped by SIGTERM: "), part
+        assert "the same command with --resume" in said, part
     assert main(["extend", recipe, "--resume"]) == 0
     assert weights_of(values["output"]) == weights_of(done[0]["output"])
     assert (Path(values["output"]) / "report.html").is_file()

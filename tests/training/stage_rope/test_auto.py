@@ -24,7 +24,6 @@ from ropewalk.rope.theory import recommended_theta
 from ropewalk.training.preflight import announcement, resolve
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
 from tests.evaluation.evaluation_cases import perplexity_by_position
-from tests.marks import slow_after
 from tests.programs import ROPEWALK, run_program
 from tests.training.run_cases import extend
 
@@ -203,15 +202,12 @@ def test_killed_and_resumed_it_is_the_same_run(finished, auto_values, tmp_path, 
     assert_goes_on_as(finished, auto_values)
 
 
-@pytest.mark.parametrize(
-    "moment", slow_after(1, ["choice on disk, stage not begun", "inside the stage after", "while probing"])
-)
-def test_cut_off_and_resumed_it_is_the_same_run(finished, auto_values, monkeypatch, moment):
-    """Where the choice is on disk the probe is never run again."""
+def test_cut_off_and_resumed_it_is_the_same_run(finished, auto_values, monkeypatch):
+    """While it probes, before the stage begins and in the stage after: no probe is run again once it is on disk."""
     step, done = stage.train_step, []
 
     def steps(*arguments):
-        if len(done) == 20:
+        if len(done) == 8:
             raise CutOff
         done.append(arguments)
         return step(*arguments)
@@ -220,18 +216,17 @@ def test_cut_off_and_resumed_it_is_the_same_run(finished, auto_values, monkeypat
         return cut_off() if given.number == 1 else begin(given, *arguments)
 
     begin = run.run_stage
-    with monkeypatch.context() as patch:
-        if moment == "while probing":
-            patch.setattr(choice, "probe_model", cut_off)
-        elif moment == "inside the stage after":
-            patch.setattr(stage, "train_step", steps)
-        else:
-            patch.setattr(run, "run_stage", begins)
-        with pytest.raises(CutOff):
-            extend(recipe_of(auto_values))
-    assert (Path(auto_values["output"]) / "rope-choices.json").exists() == (moment != "while probing")
-    if moment != "while probing":
-        monkeypatch.setattr(choice, "probe_model", None)
+    places = [(choice, "probe_model", cut_off), (run, "run_stage", begins), (stage, "train_step", steps)]
+    for number, place in enumerate(places):
+        with monkeypatch.context() as patch:
+            patch.setattr(*place)
+            with pytest.raises(CutOff):
+                extend(recipe_of(auto_values), resume=number > 0)
+        assert (Path(auto_values["output"]) / "rope-choices.json").exists() == (number > 0)
+        if number:
+            monkeypatch.setattr(choice, "probe_model", None)
+    # The stage that chooses has six steps, and two of the next one were taken.
+    assert [each[:2] for each in losses(auto_values["output"])][-1] == (2, 2)
     assert_goes_on_as(finished, auto_values)
 
 

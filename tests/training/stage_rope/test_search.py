@@ -25,7 +25,6 @@ from ropewalk.search.data import rows_digest, search_rows
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.stage_rope.search import checkpoint_digest
 from tests.evaluation.evaluation_cases import perplexity_by_position
-from tests.marks import slow_after
 from tests.programs import run_interpreter
 from tests.training.run_cases import extend, extended
 
@@ -249,40 +248,33 @@ class CutOff(BaseException):
     """Stands for the end of the process: nothing may catch it."""
 
 
-@pytest.mark.parametrize(("search", "forwards"), slow_after(1, [(0, 0), (0, 5), (2, 3), (3, 4)]))
-def test_cut_off_in_a_search_and_resumed_it_is_the_same_run(
-    finished, progressive, monkeypatch, search, forwards
-):
+def test_cut_off_in_a_search_and_resumed_it_is_the_same_run(finished, progressive, monkeypatch):
+    """Before its first forward pass, in the first search, after training, and in that of the short factors."""
     whole, expected, _ = finished
     output = Path(progressive["output"])
-    seen = []
+    seen, last = [], [0]
 
     class Counting(Ledger):
         def add(self, job, loss):
-            if len(seen) == sum(FORWARDS[:search]) + forwards:
+            if len(seen) == last[0]:
                 raise CutOff
             seen.append(job)
             super().add(job, loss)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(ledger, "Ledger", Counting)
+    monkeypatch.setattr(ledger, "Ledger", Counting)
+    for number, (search, forwards) in enumerate([(0, 0), (0, 5), (2, 3), (3, 4)]):
+        last[0] = sum(FORWARDS[:search]) + forwards
         with pytest.raises(CutOff):
-            extend(recipe_of(progressive))
-    log = (output / f"{FILES[search]}.jsonl").read_text()
-    assert log.count("\n") == 1 + forwards
-    # Killed while a line was written.
-    (output / f"{FILES[search]}.jsonl").write_text(log + '{"rescale_fac')
-    before = len(seen)
-    seen.clear()
-
-    class Rest(Ledger):
-        def add(self, job, loss):
-            seen.append(job)
-            super().add(job, loss)
-
-    monkeypatch.setattr(ledger, "Ledger", Rest)
+            extend(recipe_of(progressive), resume=number > 0)
+        # What was measured before is not measured again.
+        assert len(seen) == last[0]
+        log = (output / f"{FILES[search]}.jsonl").read_text()
+        assert log.count("\n") == 1 + forwards
+        # Killed while a line was written.
+        (output / f"{FILES[search]}.jsonl").write_text(log + '{"rescale_fac')
+    last[0] = -1
     summary = extend(recipe_of(progressive), resume=True)
-    assert before + len(seen) == sum(FORWARDS)
+    assert len(seen) == sum(FORWARDS)
     for name in FILES:
         assert table(output, name) == table(whole, name)
     assert summary["stages"] == expected["stages"]
