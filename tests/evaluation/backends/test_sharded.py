@@ -38,7 +38,7 @@ from tests.evaluation.sharded_evaluation_cases import (
 from tests.marks import slow_after
 
 FOLDER = demo_model_path()
-MESHES = [{"ring": 2, "sequence": 2}, {"shard": 2, "sequence": 2}, {"sequence": 4}]
+MESHES = [{"ring": 2, "sequence": 2}, {"shard": 2, "sequence": 2}]
 
 
 def check_sharded(tokenizer: Any, settings: Settings, documents: Any, stated: int) -> None:
