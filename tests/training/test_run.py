@@ -168,7 +168,7 @@ def test_every_pattern_and_method_trains(recipe_values, stage):
 
 
 def test_killed_and_resumed_the_losses_are_the_same_to_the_last_bit(recipe_values, tmp_path, capsys):
-    stage = {**recipe_values["stages"][0], "steps": 12}
+    stage = {**recipe_values["stages"][0], "steps": 6}
     values = {**recipe_values, "stages": [stage, {**stage, "context": 256}]}
     whole = {**values, "output": str(tmp_path / "whole")}
     extend(recipe_of(whole))
@@ -176,7 +176,7 @@ def test_killed_and_resumed_the_losses_are_the_same_to_the_last_bit(recipe_value
     file = write(tmp_path / "recipe.yaml", values)
     output = Path(values["output"])
     options: list[str] = []
-    for kill_after in (5, 15):
+    for kill_after in (3, 8):
         process = Program(ROPEWALK, "extend", file, *options)
         while process.poll() is None:
             metrics = output / "metrics.jsonl"
