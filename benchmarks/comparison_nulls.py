@@ -75,7 +75,7 @@ def grid(design: Design, rng: np.random.Generator) -> dict[str, dict[int, list[T
 
 def _answers(logits: np.ndarray, task: int, seed: int, rng: np.random.Generator) -> TaskResult:
     right = rng.random(len(logits)) < 1 / (1 + np.exp(-logits))
-    samples = tuple({"index": i, "score": 100.0 * bool(each)} for i, each in enumerate(right))
+    samples = tuple({"index": i, "score": 100.0 * each} for i, each in enumerate(right.tolist()))
     score = 100 * float(right.mean())
     details = {SAMPLES: f"{task} {seed}"}
     return TaskResult(

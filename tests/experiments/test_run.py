@@ -26,7 +26,7 @@ from ropewalk.experiments.run import conclusion
 from ropewalk.experiments.settings import CompareSettings
 from ropewalk.io.lock import locked
 from tests.places import ROOT
-from tests.programs import ROPEWALK, Program, run_program
+from tests.programs import ROPEWALK, Program
 
 SMALL = (
     # Tokenising the embedded documents would take most of a run's time.
@@ -135,7 +135,7 @@ HEEDS = "import signal, time; signal.signal(signal.SIGINT, signal.default_int_ha
 
 
 @pytest.mark.slow
-def test_killed_at_random_the_grid_ends_with_the_same_bytes(grid, tmp_path):
+def test_killed_at_random_the_grid_ends_with_the_same_bytes(grid, forked, tmp_path):
     expected = weights(grid[0])
     out = tmp_path / "out"
     # One run of four steps; that the whole grid takes up what a share has finished is tested above.
@@ -155,8 +155,7 @@ def test_killed_at_random_the_grid_ends_with_the_same_bytes(grid, tmp_path):
         ends_within(30, out)
         # It was ended, and has not gone on to its own end.
         assert list(out.glob("cells/*/*/summary.json")) == []
-    done = run_program(ROPEWALK, *command)
-    assert done.returncode == 0, done.stderr
+    compare(settings(seeds=1, share="2/2"), RunContext(output=out))
     assert weights(out) == {run: each for run, each in expected.items() if run.endswith("anchor/seed-0")}
 
 
