@@ -236,11 +236,7 @@ def test_what_cannot_change_a_number_changes_freely(done, cut, tiny_checkpoint, 
     assert len(list((Path(cut["output"]) / "checkpoints").iterdir())) == 1
 
 
-@compiles
-@pytest.mark.parametrize(
-    "setting", [{"offload_optimizer": True}, {"tiled_mlp": 16}, {"compile": True}], ids=str
-)
-def test_what_saves_memory_or_time_changes_a_resumed_run_by_rounding(done, cut, setting):
+def assert_rounded_otherwise(done, cut, setting):
     extend(recipe_of(with_stage(cut, **setting)), resume=True)
     found, expected = metrics_of(cut["output"]), metrics_of(done[0]["output"])
     # The steps before were taken without it.
@@ -248,8 +244,14 @@ def test_what_saves_memory_or_time_changes_a_resumed_run_by_rounding(done, cut, 
     assert [line[2] for line in found] == pytest.approx([line[2] for line in expected], rel=1e-5)
 
 
+@pytest.mark.parametrize("setting", [{"offload_optimizer": True}, {"tiled_mlp": 16}], ids=str)
+def test_what_saves_memory_changes_a_resumed_run_by_rounding(done, cut, setting):
+    assert_rounded_otherwise(done, cut, setting)
+
+
 @compiles
-def test_a_compiled_run_goes_on_to_the_last_bit(done, tmp_path):
+def test_a_compiled_run_goes_on_to_the_last_bit_and_a_plain_one_by_rounding(done, cut, tmp_path):
+    """In one test, so that no two processes compile the same kernels."""
     compiled = with_stage(done[0], compile=True)
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
     extend(recipe_of(compiled, output=whole))
@@ -258,6 +260,7 @@ def test_a_compiled_run_goes_on_to_the_last_bit(done, tmp_path):
     extend(recipe_of(compiled, output=parts), resume=True)
     assert metrics_of(parts) == metrics_of(whole)
     assert weights_of(parts) == weights_of(whole)
+    assert_rounded_otherwise(done, cut, {"compile": True})
 
 
 @pytest.mark.parametrize(
