@@ -15,16 +15,19 @@ from ropewalk.training.measurement import prompt_lengths, requested_lengths
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
+from tests.places import ROOT
 from tests.training.run_cases import extend
 
 TRAINED, TARGET = 256, 512
+DOCUMENTS = ROOT / "tests/recorded/inputs/documents.jsonl"
 
 
 def recipe_of(output: Path, **evaluation) -> Recipe:
     values = {
         "model": "embedded",
         "output": str(output),
-        "data": {"sources": ["embedded"], "validation_sources": ["embedded:validation"]},
+        # Tokenising the embedded documents would take most of a run's time.
+        "data": {"sources": [str(DOCUMENTS)], "validation_sources": ["embedded:validation"]},
         "stages": [{"context": TARGET, "steps": 1, "rows_per_step": 1}],
         "evaluation": {"rows": 2, "samples": 2, **evaluation},
     }
