@@ -201,7 +201,7 @@ def test_a_run_that_is_killed_at_random_points_ends_with_the_same_bytes(two_stag
     whole = beside(two_stages, tmp_path, "whole", every=1)
     events = int(killed(whole, 0).stderr.split("events")[-1])
     expected = measured_in(whole["output"]), steps_of(whole["output"]), weights_of(whole["output"])
-    points = random.Random(0).sample(range(events // 4, events), 3)
+    points = random.Random(0).sample(range(events // 4, events), 2)
     for number, point in enumerate(points):
         values = beside(two_stages, tmp_path, f"run{number}", every=1)
         assert killed(values, point).returncode == -signal.SIGKILL
