@@ -307,17 +307,39 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 """Families of attention and recurrent layers: gated delta rules, Mamba-2, lightning attention, short convolutions."""
 
 
-def tiny_model(family: str, dtype: torch.dtype = torch.float32, sharp: bool = False) -> Any:
+SHALLOW: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"num_hidden_layers": 2},
+    "gemma3": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma4 with shared keys": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gemma4 with experts": {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "deepseek_v3": {"num_hidden_layers": 2},
+    "llama4": {"num_hidden_layers": 2, "no_rope_layers": [1, 0]},
+    "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+}
+"""One layer of each kind that a family has: for what computes a whole model many times."""
+
+
+def tiny_model(
+    family: str, dtype: torch.dtype = torch.float32, sharp: bool = False, shallow: bool = False
+) -> Any:
     """A random model of a family on the CPU, in evaluation mode, with transformers' eager attention.
 
     Args:
         family: a key of ``FAMILIES``, or of ``ATTENTIONS`` or ``HYBRIDS`` for a sharp one.
         dtype: of its parameters.
         sharp: with weights so large that what attention sees matters.
+        shallow: with no more layers than it has kinds of them, of families in ``SHALLOW``.
     """
     name, extra = ({**ATTENTIONS, **HYBRIDS} if sharp else FAMILIES)[family]
     config_class = getattr(transformers, name, None) or missing(name)
-    wanted = {**COMMON, **extra}
+    wanted = {**COMMON, **extra, **(SHALLOW.get(family, {}) if shallow else {})}
     config = config_class(**wanted)
     config._attn_implementation = "eager"
     torch.manual_seed(0)

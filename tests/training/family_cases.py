@@ -29,8 +29,11 @@ BALANCING = 0.5
 
 
 def save_family(folder, family):
-    """A tiny random model whose windows are shorter than documents, and with sinks and gates that matter."""
-    tiny_model(family, sharp=True).save_pretrained(folder)
+    """A tiny random model whose windows are shorter than documents, and with sinks and gates that matter.
+
+    It has one layer of each kind.
+    """
+    tiny_model(family, sharp=True, shallow=True).save_pretrained(folder)
 
 
 def rows_with_anchor(count=2, length=61):
