@@ -16,13 +16,8 @@ from tests.training.family_cases import two_steps_wrongly
 from tests.versions import NEWEST
 
 SAMPLE = (
-    "llama",
-    "gemma3_text",
-    "gpt_oss",
-    "llama4_text",
     "longcat_flash",
     "granite_swa",
-    "falcon",
     "moshi",
     "emu3",
     "ernie4_5_moe",
@@ -30,8 +25,9 @@ SAMPLE = (
     "olmo_hybrid",
     "phimoe",
 )
-"""Families of every kind: windows, sinks, chunks, latent attention, two rotary modules, a config that only holds the
-decoder's, routers in float32, buffers that a part of the model computes, layers with a state, refused ones."""
+"""Families of kinds that no other test trains on ranks: two attentions in a layer, two rotary modules, a config that
+only holds the decoder's, routers in float32, buffers that a part of the model computes, layers with a state; refused
+ones."""
 
 
 def test_every_family_of_transformers_is_known():
