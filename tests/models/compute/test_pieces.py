@@ -20,6 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor 
 """torch's compiler asks for it, and hides its warning in a way that turning warnings into errors forestalls."""
 
 FAMILIES = list(dict.fromkeys(["llama", "gpt_oss", "gemma3", "qwen3", *ATTENTIONS]))
+ALIKE = ("mistral", "ministral", "gemma4", "glm4_moe_lite")
+"""Families whose pieces are, word for word, those of llama, qwen2, gemma4 with experts, and deepseek_v3."""
 LENGTHS = [(12, 9, 20, 7), (5, 31, 2, 10), (23, 25)]
 """Documents of three rows of one length."""
 ROUNDING = 1024 * 2.0**-23
@@ -27,7 +29,7 @@ ROUNDING = 1024 * 2.0**-23
 
 
 def model_of(family, dtype):
-    model = tiny_model(family, sharp=True) if family in ATTENTIONS else tiny_model(family)
+    model = tiny_model(family, sharp=family in ATTENTIONS, shallow=True)
     # Before the cast, which would round the frequencies that attach compares with. Granite SWA has two rotary modules.
     attach(model, "reference", exact_rope=family != "granite_swa")
     cast_parameters(model, dtype)
@@ -89,7 +91,10 @@ def test_without_a_compiler_every_bit_is_the_same(family):
     ("family", "checkpointing"),
     slow_after(
         4,
-        [*((family, False) for family in FAMILIES[:2]), *((family, True) for family in FAMILIES)],
+        [
+            *((family, False) for family in FAMILIES[:2]),
+            *((family, True) for family in FAMILIES if family not in ALIKE),
+        ],
     ),
 )
 def test_compiled_pieces_give_the_same_numbers_without_recompilation(family, checkpointing):
@@ -123,9 +128,8 @@ def test_compiled_pieces_in_bfloat16_round_where_the_model_does():
     assert torch.equal(outcome(ours, LENGTHS[0])[0], outcome(plain, LENGTHS[0])[0])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_packed_row_equals_its_documents_with_compiled_pieces(family):
-    model = model_of(family, torch.float32)
+def test_a_packed_row_equals_its_documents_with_compiled_pieces():
+    model = model_of("llama", torch.float32)
     fuse_pieces(model, "aot_eager")
     layout = PackedLayout.from_lengths(LENGTHS[0], "intra_document", 0, "reset")
     ids = torch.randint(3, 90, (1, layout.total_length))
