@@ -66,7 +66,7 @@ SINGLE = 2.0**-17
 """Relative: float32's rounding, 2**-24, through a few layers and two steps, in sums in other orders."""
 
 
-# What is compiled is inside a layer, and the mesh around it: parameters are gathered, and rows cut, in one of two each.
+# What is compiled is inside a layer, and the mesh around it: one that cuts rows, and one that shares them out.
 @compiles
 @pytest.mark.parametrize(
     ("family", "shape"),
