@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from ropewalk.io.files import write_json
 from ropewalk.parallel import World
@@ -129,28 +133,56 @@ def contents(folder: Path) -> dict[str, Any]:
 WRITES = ("replace", "rename", "mkdir", "unlink", "fsync", "rmdir")
 
 
-def killed_at(number: int, job: Any) -> bool:
-    """Run a job in a forked child that is killed before its ``number``-th change of the disk; whether it was."""
-    if (child := os.fork()) == 0:
-        left = [number]
+def left_by_kills(folder: Path, copies: Path, job: Any) -> Iterator[Path]:
+    """Run a job, and give what a kill before each of its changes of the disk leaves of a folder.
+
+    A process that is killed flushes nothing, and its lock goes with it: what it leaves is what lies on the disk at that
+    moment, so one run that is copied is as good as one that is killed for each change. Two kills that leave the same
+    are one.
+
+    Args:
+        folder: that the job changes.
+        copies: of it, as kills leave it; none of a folder that is not there yet.
+        job: runs in this process, to its end.
+    """
+    found: list[Path] = []
+    last: Any = ()
+
+    def copied() -> None:
+        nonlocal last
+        now = _on_disk(folder)
+        if now != last:
+            last = now
+            found.append(copies / str(len(found)))
+            if now is not None:
+                shutil.copytree(folder, found[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Copying makes folders too.
+        inside = False
 
         def patched(function: Any) -> Any:
             def call(*arguments: Any, **named: Any) -> Any:
-                if left[0] == 0:
-                    os._exit(9)
-                left[0] -= 1
+                nonlocal inside
+                if not inside:
+                    inside = True
+                    copied()
+                    inside = False
                 return function(*arguments, **named)
 
             return call
 
-        status = 1
-        try:
-            for name in WRITES:
-                setattr(os, name, patched(getattr(os, name)))
-            job()
-            status = 0
-        finally:
-            os._exit(status)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in (0, 9), status
-    return status == 9
+        for name in WRITES:
+            patch.setattr(os, name, patched(getattr(os, name)))
+        job()
+    yield from found
+
+
+def _on_disk(folder: Path) -> dict[str, bytes | None] | None:
+    """Every name in a folder, with the bytes of a file."""
+    if not folder.exists():
+        return None
+    paths = sorted(folder.rglob("*"))
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None for path in paths
+    }

@@ -11,7 +11,7 @@ from ropewalk.parallel import World
 from ropewalk.runs import Runner, Step, opened
 from tests.disk_cases import files_no_larger_than
 from tests.marks import slow_after
-from tests.runs.job_cases import Job, contents, killed_at
+from tests.runs.job_cases import Job, contents, left_by_kills
 
 
 @pytest.fixture
@@ -38,16 +38,17 @@ def test_a_run_without_a_folder_runs_every_step():
         assert job.calls[-1] == "after"
 
 
-def test_a_run_that_is_killed_at_any_write_ends_as_one_that_is_not(tmp_path, whole):
-    wanted, number = contents(whole), 0
-    while killed_at(number, lambda number=number: Job(tmp_path / str(number)).run()):
-        job = Job(tmp_path / str(number))
+def test_a_run_that_is_killed_at_any_write_ends_as_one_that_is_not(tmp_path):
+    unbroken = Job(tmp_path / "unbroken")
+    kills = list(left_by_kills(unbroken.folder, tmp_path / "kills", unbroken.run))
+    wanted = contents(unbroken.folder)
+    for folder in kills:
+        job = Job(folder)
         job.run()
-        assert contents(job.folder) == wanted, number
+        assert contents(folder) == wanted, folder
         # What is on the disk is not made again.
         assert len(job.calls) <= 9
-        number += 1
-    assert number > 40
+    assert len(kills) > 40
 
 
 CHANGES = [
@@ -60,28 +61,21 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "again"), slow_after(3, CHANGES))
-def test_a_change_that_is_killed_at_any_write_ends_as_one_that_is_not(tmp_path, whole, change, again):
-    def changed(folder):
-        return Job(folder, **change).run(again)
-
-    unbroken = shutil.copytree(whole, tmp_path / "unbroken")
-    changed(unbroken)
-    wanted, number = contents(unbroken), 0
-    while True:
-        folder = shutil.copytree(whole, tmp_path / str(number))
-        if not killed_at(number, lambda folder=folder: changed(folder)):
-            break
+def test_a_change_that_is_killed_at_any_write_ends_as_one_that_is_not(whole, tmp_path, change, again):
+    kills = list(left_by_kills(whole, tmp_path / "kills", lambda: Job(whole, **change).run(again)))
+    wanted = _but_earlier(contents(whole))
+    for folder in kills:
         # The same command once more. Once all is marked for moving, it need not ask again.
         moved = {name for name in contents(folder) if name.startswith("earlier")}
         Job(folder, **change).run(None if again is None or _is_marked(folder, again) else again)
         found = contents(folder)
-        ours, theirs = (
-            {k: v for k, v in each.items() if not k.startswith("earlier")} for each in (found, wanted)
-        )
-        assert ours == theirs, number
+        assert _but_earlier(found) == wanted, folder
         assert moved <= found.keys()
-        number += 1
-    assert number > 3
+    assert len(kills) > 3
+
+
+def _but_earlier(found):
+    return {name: text for name, text in found.items() if not name.startswith("earlier")}
 
 
 def _is_marked(folder, name):
