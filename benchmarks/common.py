@@ -72,6 +72,28 @@ def in_own_process(module: str, arguments: Sequence[str], small: bool = False) -
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def program_says(
+    code: str, arguments: Sequence[object], small: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What Python code prints in a process of its own.
+
+    That of a small run is a fork of a server that has imported the libraries, which takes an interpreter most of its
+    time.
+    """
+    given = [str(each) for each in arguments]
+    if small:
+        from tests.programs import run_program
+
+        done = run_program(code, *given, environment=environment)
+    else:
+        whole = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+        command = [sys.executable, "-c", code, *given]
+        done = subprocess.run(command, capture_output=True, text=True, env=whole)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return done
+
+
 def machine() -> dict[str, Any]:
     """The machine and versions that a figure belongs to."""
     cuda = torch.cuda.is_available()

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import parsed, parser_of, write
+from benchmarks.common import parsed, parser_of, program_says, write
 from benchmarks.data_packing import corpus
 from ropewalk.versions import software_versions
 
@@ -61,13 +59,9 @@ print(json.dumps({**times, "rows": len(rows), "counts": rows.manifest["counts"][
 """
 
 
-def pack(folder: Path, out: Path, engine: str, workers: int) -> dict[str, Any]:
-    """Pack in a process of its own."""
-    command = [sys.executable, "-c", PACKING, str(folder), str(out), engine, str(workers)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise SystemExit(done.stderr)
+def pack(folder: Path, out: Path, engine: str, workers: int, small: bool) -> dict[str, Any]:
+    """Pack in a process of its own; Ray wants a whole interpreter."""
+    done = program_says(PACKING, (folder, out, engine, workers), small and engine != "ray")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -81,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--files", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
-    given = parsed(parser, {"megabytes": 1, "files": 2, "rounds": 1}, arguments)
-    workers = os.cpu_count() or 1
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    given = parsed(parser, {"megabytes": 1, "files": 2, "rounds": 1, "workers": 1}, arguments)
     runs: dict[str, list[dict[str, Any]]] = {"embedded": [], "ray": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "documents"
@@ -91,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             corpus(folder / f"{file:03}.jsonl", given.megabytes * 10**6 // given.files, file % 2 == 0)
         for number in range(given.rounds):
             for engine, results in runs.items():
-                results.append(pack(folder, Path(name) / f"{engine}{number}", engine, workers))
+                results.append(
+                    pack(folder, Path(name) / f"{engine}{number}", engine, given.workers, given.small)
+                )
                 print(engine, results[-1], flush=True)
         # A comparison of two different results would say nothing.
         assert content(Path(name) / "ray0") == content(Path(name) / "embedded0")
@@ -99,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cpu = {engine: min(each["cpu_seconds"] for each in results) for engine, results in runs.items()}
     tokens = runs["ray"][0]["counts"]["tokens"]
     result = {
-        "workers": workers,
+        "workers": given.workers,
         "megabytes": given.megabytes,
         "files": given.files,
         "versions": software_versions(),

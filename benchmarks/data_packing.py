@@ -23,14 +23,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import parsed, parser_of, write
+from benchmarks.common import parsed, parser_of, program_says, write
 from ropewalk.versions import software_versions
 
 BARE = """
@@ -105,19 +103,15 @@ def _texts(short: bool) -> Iterator[str]:
         yield from texts
 
 
-def _run(script: str, *arguments: object) -> dict[str, Any]:
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
-
-
-def _pack(path: Path, tokenizer: str, folder: Path, context: int, workers: int) -> dict[str, Any]:
+def _pack(path: Path, tokenizer: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        return _run(PACKING, path, tokenizer, Path(out) / "rows", context, workers)
+        arguments = (path, tokenizer, Path(out) / "rows", given.context, given.workers)
+        return _measured(PACKING, arguments, given)
+
+
+def _measured(code: str, arguments: Sequence[object], given: argparse.Namespace) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(program_says(code, arguments, given.small).stdout)
+    return result
 
 
 def speed(tokenizer: str, folder: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -128,8 +122,8 @@ def speed(tokenizer: str, folder: Path, given: argparse.Namespace) -> list[dict[
         corpus(path, given.megabytes * 10**6, kind == "short")
         bare, packing = [], []
         for _ in range(given.rounds):
-            bare.append(_run(BARE, path, tokenizer))
-            packing.append(_pack(path, tokenizer, folder, given.context, given.workers))
+            bare.append(_measured(BARE, (path, tokenizer), given))
+            packing.append(_pack(path, tokenizer, folder, given))
             for what, each in (("bare", bare[-1]), ("packing", packing[-1])):
                 print(f"{what} {each['seconds']:.1f} s, {each['cpu_seconds']:.1f} s of CPU", flush=True)
         best, bound = (min(runs, key=lambda each: each["seconds"]) for runs in (packing, bare))
@@ -162,7 +156,7 @@ def memory(tokenizer: str, folder: Path, sizes: list[int], given: argparse.Names
         for megabytes in sizes:
             path = folder / "memory.jsonl"
             corpus(path, megabytes * 10**6, kind == "short")
-            result = _pack(path, tokenizer, folder, given.context, given.workers)
+            result = _pack(path, tokenizer, folder, given)
             results.append({"documents_are": kind, "megabytes": megabytes, **result})
             print(f"{megabytes} MB: {result['bytes_peak'] / 2**20:.0f} MiB", flush=True)
             path.unlink()

@@ -8,18 +8,15 @@ before the model was made, so it includes what no tensor is: buffers of gloo, an
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import parsed, parser_of, write
+from benchmarks.common import parsed, parser_of, program_says, write
 from benchmarks.gpu_sizes import TINY
+from ropewalk.parallel.rank_pool import process_context
 from tests.dry_run.cases import model_folder, played, recipe_of
 from tests.training.simulation.test_step import text_of
 
@@ -57,22 +54,19 @@ else:
 """
 
 
-def measured(recipe: Any, ranks: int, folder: Path) -> list[Any]:
+def measured(recipe: Any, ranks: int, folder: Path, small: bool) -> list[Any]:
     """Bytes by kind, dense operations and peak of each rank's process."""
     import json
 
     path = folder / "recipe.yaml"
     path.write_text(text_of(recipe))
     # The allocator then returns what is freed, as the dry run counts it.
-    environment = os.environ | {
+    environment = {
         "MALLOC_MMAP_THRESHOLD_": "65536",
         "MALLOC_TRIM_THRESHOLD_": "0",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-c", REAL, str(path), str(ranks)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
+    done = program_says(REAL, (path, ranks), small, **environment)
     found: list[Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -96,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(parser, {"context": 512, "cases": ["float32"]}, arguments)
     shape = {**TINY, "max_position_embeddings": 128} if options.small else MODEL
     results = []
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as process:
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, process_context()) as process:
         model = model_folder(Path(folder) / "model", **shape)
         for name in options.cases:
             ranks, changes = CASES[name][0], dict(CASES[name][1])
@@ -104,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             recipe = recipe_of(model, context=options.context, **changes)
             if top:
                 recipe = type(recipe).model_validate(recipe.model_dump() | top)
-            real = measured(recipe, ranks, Path(folder))
+            real = measured(recipe, ranks, Path(folder), options.small)
             for rank, (sent, dense, peak) in enumerate(real):
                 ours = process.submit(planned, recipe, ranks, rank).result()
                 result = {

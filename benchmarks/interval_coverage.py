@@ -284,8 +284,8 @@ ROWS: Mapping[str, Rows] = {
 }
 
 
-def true_ratio(rows: Rows) -> float:
-    losses, counts = rows(np.random.default_rng(1), 4_000_000)
+def true_ratio(rows: Rows, simulations: int) -> float:
+    losses, counts = rows(np.random.default_rng(1), 1000 * simulations)
     return float((losses * counts).sum() / counts.sum())
 
 
@@ -325,7 +325,7 @@ def of_scores(
 def of_rows(simulations: int) -> list[dict[str, Any]]:
     found = []
     for name, rows in ROWS.items():
-        truth = true_ratio(rows)
+        truth = true_ratio(rows, simulations)
         for n in (2, 3, 4, 8, 16, 32, 100):
             rng = np.random.default_rng(n)
             drawn = [rows(rng, n) for _ in range(simulations)]

@@ -1,7 +1,9 @@
 """The benchmark that compares choices on the embedded models: its grids are valid, its bases those of the rules."""
 
 import json
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +19,7 @@ from ropewalk.data.read.embedded import resolve_model
 from ropewalk.experiments.grid import make_grid
 from ropewalk.rope.theory import feasible_bases, theta_by_rule
 from tests.benchmarks.benchmark_cases import small
+from tests.experiments.test_run import ForkedRun
 
 GRIDS = {name: each for grids in QUESTIONS.values() for name, each in grids.items()}
 
@@ -51,6 +54,9 @@ def test_bases_are_computed_for_the_embedded_models(model):
 
 @pytest.mark.slow  # two runs
 def test_it_runs_on_small_sizes(tmp_path, monkeypatch):
+    # Forks have imported the libraries, as in the tests of grids.
+    started = SimpleNamespace(Popen=ForkedRun, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr("ropewalk.experiments.run.subprocess", started)
     monkeypatch.setitem(QUESTIONS, "patterns", {"patterns": Comparison(("stages.*.pattern=full,anchor",))})
     grids = small("embedded_comparison", tmp_path, "patterns", "--runs", str(tmp_path / "runs"))["grids"]
     assert len(grids["patterns"]["cells"]) == 2
