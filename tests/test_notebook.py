@@ -10,7 +10,12 @@ from tests.programs import run_program
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
 FEWER = (("steps = 60", "steps = 2"), ('"output=first-hour",', '"output=first-hour", *SMALLER,'))
-SMALLER = ("stages.0.rows_per_step=2", "evaluation.samples=1", "evaluation.rows=2")
+SMALLER = (
+    "data.sources=[{path: embedded, max_documents: 50}]",
+    "stages.0.rows_per_step=2",
+    "evaluation.samples=1",
+    "evaluation.rows=2",
+)
 
 
 def cells() -> list[dict[str, Any]]:

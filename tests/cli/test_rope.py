@@ -50,16 +50,15 @@ def test_a_bound_beyond_the_search_is_at_least_its_limit(run, monkeypatch) -> No
     assert "more than 1,000 tokens" in run("bound --rope-theta 1e9 --rotary-dim 128")
 
 
-@pytest.mark.parametrize("length", ["8192", "8k"])
-def test_base(run, length: str) -> None:
-    said = as_json(run(f"base --length {length} --rotary-dim 128 --json"))
+def test_base(run) -> None:
+    said = as_json(run("base --length 8192 --rotary-dim 128 --json"))
     assert said["infimum"] == pytest.approx(83763.84, rel=1e-6)
     assert said["safe_base"] == pytest.approx(394327.9, rel=1e-6)
     assert said["ceiling"] == 1e9
     assert len(said["feasible"]) == 35
     assert said["feasible"][0][0] == said["infimum"]
     assert said["feasible"][-1] == [said["safe_base"], 1e9]
-    text = run(f"base --length {length} --rotary-dim 128")
+    text = run("base --length 8k --rotary-dim 128")
     assert "35; the bases between them are not feasible" in text
     assert "the 12 widest of 35" in text
 
