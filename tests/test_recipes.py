@@ -209,7 +209,7 @@ def test_a_tiny_model_of_its_family_trains_by_it(name, tmp_path):
         for number, source in enumerate(sources):
             spec = source if isinstance(source, dict) else {"path": source}
             path = tmp_path / f"{spec['path'].replace('/', '-')}.jsonl"
-            path.write_text("".join(json.dumps(record(n, source)) + "\n" for n in range(40)))
+            path.write_text("".join(json.dumps(record(n, source)) + "\n" for n in range(14)))
             sources[number] = {**spec, "path": str(path)}
     for number, stage in enumerate(values["stages"]):
         stage["context"] = SOURCES[name][number][0] // SHORTER
