@@ -445,3 +445,14 @@ def test_windows_with_a_rope_of_their_own_stay() -> None:
     gemma = ModelConfig.of(transformers.Gemma3TextConfig(num_hidden_layers=6, sliding_window=8))
     with pytest.raises(RopewalkError, match="windows of gemma3_text cannot be removed"):
         gemma.lifted(["windows"])
+
+
+def test_full_layers_without_rope_are_nothing_to_extend() -> None:
+    """As transformers writes a Beam: null is the RoPE of its full layers."""
+    rope = {F: None, S: MIXED[S]}
+    config = ModelConfig(
+        FOUR | HEADS | {"sliding_window": 4096, "layer_types": [S, S, S, F], "rope_parameters": rope}
+    )
+    assert config.trained_length == 32768
+    with pytest.raises(RopewalkError, match=r"layer types with RoPE in this model's config \(sliding_att"):
+        _ = config.limiting_kind

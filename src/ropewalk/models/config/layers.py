@@ -440,6 +440,7 @@ def rope_entry(config: Mapping[str, Any], layer_type: str | None) -> Mapping[str
     if layer_type is None:
         return parameters or config.get("rope_scaling") or {}
     if parameters:
-        return parameters[layer_type]  # type: ignore[no-any-return]
+        # A layer type without RoPE is null.
+        return parameters[layer_type] or {}
     # In the older spelling rope_scaling applies only to the full layers.
     return (config.get("rope_scaling") or {}) if layer_type == "full_attention" else {}
