@@ -72,9 +72,7 @@ def in_own_process(module: str, arguments: Sequence[str], small: bool = False) -
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def program_says(
-    code: str, arguments: Sequence[object], small: bool = False, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def program_says(code: str, arguments: Sequence[object], small: bool = False, **environment: str) -> str:
     """What Python code prints in a process of its own.
 
     That of a small run is a fork of a server that has imported the libraries, which takes an interpreter most of its
@@ -91,7 +89,7 @@ def program_says(
         done = subprocess.run(command, capture_output=True, text=True, env=whole)
     if done.returncode:
         raise SystemExit(done.stderr)
-    return done
+    return str(done.stdout)
 
 
 def machine() -> dict[str, Any]:

@@ -61,8 +61,8 @@ print(json.dumps({**times, "rows": len(rows), "counts": rows.manifest["counts"][
 
 def pack(folder: Path, out: Path, engine: str, workers: int, small: bool) -> dict[str, Any]:
     """Pack in a process of its own; Ray wants a whole interpreter."""
-    done = program_says(PACKING, (folder, out, engine, workers), small and engine != "ray")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    said = program_says(PACKING, (folder, out, engine, workers), small and engine != "ray")
+    result: dict[str, Any] = json.loads(said.splitlines()[-1])
     return result
 
 

@@ -110,7 +110,7 @@ def _pack(path: Path, tokenizer: str, folder: Path, given: argparse.Namespace) -
 
 
 def _measured(code: str, arguments: Sequence[object], given: argparse.Namespace) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(program_says(code, arguments, given.small).stdout)
+    result: dict[str, Any] = json.loads(program_says(code, arguments, given.small))
     return result
 
 

@@ -66,8 +66,8 @@ def measured(recipe: Any, ranks: int, folder: Path, small: bool) -> list[Any]:
         "MALLOC_TRIM_THRESHOLD_": "0",
         "OMP_NUM_THREADS": "1",
     }
-    done = program_says(REAL, (path, ranks), small, **environment)
-    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    said = program_says(REAL, (path, ranks), small, **environment)
+    found: list[Any] = json.loads(said.splitlines()[-1])
     return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,6 @@ from benchmarks.gpu_sizes import TINY
 from ropewalk.dry_run import HardwareSettings, plan
 from ropewalk.io.lengths import parse_length
 from ropewalk.models.compute import losses
-from ropewalk.parallel.rank_pool import process_context
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.simulation.rank_costs import Player, RankCosts, play, played_by
 
@@ -268,7 +268,7 @@ def play_with_all_logits(*arguments: Any) -> RankCosts:
 def in_own_process() -> Iterator[Player]:
     """As in ``rank_costs``, for :func:`play_with_all_logits`."""
     with (
-        ProcessPoolExecutor(1, mp_context=process_context()) as process,
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process,
         played_by(lambda *arguments: process.submit(play_with_all_logits, *arguments).result()) as player,
     ):
         yield player

@@ -10,7 +10,8 @@ import pytest
 from ropewalk.models.config.parameters import count_parameters
 from ropewalk.models.config.read import read_config
 from ropewalk.planning.sizing.time import H100, Transfers
-from ropewalk.training.memory_need import Bounds, Need, bounds, played_need
+from ropewalk.training.memory_need import _ELSEWHERE, Bounds, Need, bounds, played_need
+from ropewalk.training.recipe.recipe import Stage
 from ropewalk.training.simulation.rank_costs import RankCosts, play, played_by
 from tests.dry_run.cases import model_folder, recipe_of, resolved_for
 
@@ -59,6 +60,36 @@ def test_a_dry_run_is_played_once(tmp_path, cache):
         model_folder(tmp_path / "model", intermediate_size=96)
         played_need(resolved, 0)
         assert len(times) == len(list(cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"context": 1024},
+        {"pattern": "full"},
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "offload_activations": True},
+        {"offload_optimizer": True},
+        {"tiled_mlp": 64},
+        {"compile": False},
+        {"precision": "bfloat16"},
+        {"engine": "sdpa"},
+        {"rope": {"method": "yarn"}},
+        {"optimizer": {"weight_decay": 0.0}},
+    ],
+    ids=str,
+)
+def test_what_a_step_depends_on_is_played_again(tmp_path, cache, changes):
+    model = model_folder(tmp_path / "model")
+    times, here = counting()
+    with here:
+        for recipe in (recipe_of(model), recipe_of(model, **changes)):
+            played_need(resolved_for(recipe), 0)
+    assert len(times) == len(list(cache.iterdir())) == 2
+
+
+def test_what_is_no_entry_of_the_key_is_a_setting_of_a_stage():
+    assert set(_ELSEWHERE) <= Stage.model_fields.keys()
 
 
 @pytest.mark.parametrize("damaged", ["", "{", json.dumps({"device": 1})])

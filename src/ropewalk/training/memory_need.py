@@ -185,26 +185,6 @@ def _need_of(values: Mapping[str, Any]) -> Need:
     return Need(values["device"], values["host"], values["compute"], transfers)
 
 
-def _decisive(resolved: ResolvedRecipe, number: int) -> dict[str, Any]:
-    """Everything that a dry run of a stage depends on."""
-    recipe, here = resolved.recipe, resolved.stages[number]
-    config = dict(read_config(resolved.model).values)
-    # The folder that it was read from.
-    config.pop("_name_or_path", None)
-    return {
-        "versions": software_versions(),
-        "config": config,
-        "recipe": recipe.model_dump(mode="json", include={"exact_rope", "lift", "adapter"}),
-        "asynchronous": recipe.checkpoints.asynchronous,
-        "stage": here.settings.stage.model_dump(mode="json", exclude=set(_ELSEWHERE)),
-        "optimizer": here.settings.optimizer.model_dump(mode="json"),
-        "resolved": (here.precision, here.engine, repr(here.mesh), here.compiled, repr(here.keeping)),
-        "rope": repr((resolved.methods[number] or resolved.rope, resolved.other_ropes[number])),
-        "aux_loss": resolved.router_aux_losses[number],
-        "device": (resolved.device.type, resolved.capability),
-    }
-
-
 _ELSEWHERE = (
     # Entries of their own, as the stage resolves them.
     "precision",
@@ -223,3 +203,24 @@ _ELSEWHERE = (
     "data",
     "seed",
 )
+"""Settings of a stage that the key of a dry run does not hold as they are written."""
+
+
+def _decisive(resolved: ResolvedRecipe, number: int) -> dict[str, Any]:
+    """Everything that a dry run of a stage depends on."""
+    recipe, here = resolved.recipe, resolved.stages[number]
+    config = dict(read_config(resolved.model).values)
+    # The folder that it was read from.
+    config.pop("_name_or_path", None)
+    return {
+        "versions": software_versions(),
+        "config": config,
+        "recipe": recipe.model_dump(mode="json", include={"exact_rope", "lift", "adapter"}),
+        "asynchronous": recipe.checkpoints.asynchronous,
+        "stage": here.settings.stage.model_dump(mode="json", exclude=set(_ELSEWHERE)),
+        "optimizer": here.settings.optimizer.model_dump(mode="json"),
+        "resolved": (here.precision, here.engine, repr(here.mesh), here.compiled, repr(here.keeping)),
+        "rope": repr((resolved.methods[number] or resolved.rope, resolved.other_ropes[number])),
+        "aux_loss": resolved.router_aux_losses[number],
+        "device": (resolved.device.type, resolved.capability),
+    }
