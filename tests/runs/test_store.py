@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -57,6 +58,19 @@ def test_a_restart_resumes_what_its_own_launch_began(job, monkeypatch):
     Job(job.folder, metric="max").run(resume=True)
     job.metric = "max"
     job.run(resume=False)
+
+
+def test_a_run_keeps_its_identity_and_shares_it_with_its_copies_alone(job, tmp_path):
+    def identity(folder):
+        return json.loads((folder / "run.json").read_text())["id"]
+
+    drawn = identity(job.folder)
+    copied = Job(shutil.copytree(job.folder, tmp_path / "copied"), metric="max")
+    copied.run(resume=True)
+    assert identity(copied.folder) == drawn
+    assert copied.calls == ["after"]
+    Job(tmp_path / "other").run()
+    assert identity(tmp_path / "other") != drawn
 
 
 def test_a_folder_of_something_else_is_refused_in_one_sentence(tmp_path):

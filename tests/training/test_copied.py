@@ -1,11 +1,16 @@
 """A run whose folder is lost goes on from its copy at a URL, which no other run overwrites."""
 
+import json
 import shutil
 import signal
 
 import pytest
 
 from ropewalk.cli.app import main
+from ropewalk.errors import RopewalkError
+from ropewalk.runs import Store
+from ropewalk.training.copied import refuse_other_copy
+from ropewalk.training.folder import HOLDS
 from tests.training.resume_cases import weights_of, write
 from tests.training.run_cases import signalled
 
@@ -80,24 +85,25 @@ def test_the_copy_of_another_run_is_never_overwritten(done, tmp_path, capsys):
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("kept", ["other lines", "nothing"])
-def test_a_damaged_log_is_not_taken_for_that_of_another_run(done, tmp_path, capsys, kept):
-    output = tmp_path / "run"
-    checkpoints = {"every": 2, "keep": 2, "copy_to": f"file://{tmp_path}/copy"}
-    recipe = write(tmp_path / "recipe.yaml", {**done[0], "output": str(output), "checkpoints": checkpoints})
-    assert main(["extend", recipe]) == 0
-    log = output / "metrics.jsonl"
-    rest = log.read_text().partition("\n")[2] if kept == "other lines" else ""
-    log.write_text('{"stage": 0,\n' + rest)
-    shutil.rmtree(output / "model")
-    capsys.readouterr()
-    assert main(["extend", recipe, "--resume"]) == 2
-    assert f"line 1 of {log} is damaged" in (said := capsys.readouterr().err)
-    assert "rename it to" in said
-    # As the message and the documentation say.
-    log.rename(output / "metrics.lost.jsonl")
-    assert main(["extend", recipe, "--resume"]) == 0, capsys.readouterr().err
-    assert weights_of(output) == weights_of(done[0]["output"])
+def test_only_the_copy_of_the_run_itself_is_written_to(tmp_path):
+    store, copy = Store(tmp_path / "run", HOLDS), tmp_path / "copy"
+    copy.mkdir()
+    url = f"file://{copy}"
+    # A copy whose recipe never came is none of a run.
+    (copy / "run.json").write_text("{")
+    refuse_other_copy(store, url)
+    (copy / "recipe.yaml").write_text("")
+    store.note_changes([])
+    own = (tmp_path / "run" / "run.json").read_text()
+    without_id = json.dumps(json.loads(own) | {"id": ""})
+    for about in (None, "{", "[]", "{}", without_id):
+        (copy / "run.json").unlink(missing_ok=True)
+        if about is not None:
+            (copy / "run.json").write_text(about)
+        with pytest.raises(RopewalkError, match="contains the copy of another run; set"):
+            refuse_other_copy(store, url)
+    (copy / "run.json").write_text(own)
+    refuse_other_copy(store, url)
 
 
 def test_a_copy_that_cannot_be_written_is_refused_before_anything_is(done, tmp_path, capsys):

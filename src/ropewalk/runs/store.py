@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -43,12 +44,14 @@ class Folder(BaseModel, extra="forbid", strict=True):
     Attributes:
         format: version of the records.
         holds: what the folder holds, such as ``evaluation``.
+        id: identity of the run, which its copies share and no other run has; drawn when the first step begins.
         launch: the launch that began or resumed it last, see :func:`launch`.
         history: changes of settings since the run began, as its job describes them.
     """
 
     format: int = FORMAT
     holds: str
+    id: str = ""
     launch: str = ""
     history: list[dict[str, Any]] = []
 
@@ -184,6 +187,7 @@ class Store:
 
     def _write_about(self) -> None:
         if self.folder is not None:
+            self.about.id = self.about.id or uuid.uuid4().hex
             self.about.launch = launch()
             write_json(self.folder / RUN, self.about.model_dump())
             self.begun = self._written = True

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ropewalk.errors import RopewalkError
-from ropewalk.runs.store import EARLIER, STEPS
-from ropewalk.training.checkpoint.files import CHECKPOINTS, RECORD, Completed, checkpoints_in, nothing_more
+from ropewalk.io.files import parse_json
+from ropewalk.runs.store import RUN, STEPS, Store
+from ropewalk.training.checkpoint.files import Completed, nothing_more
 from ropewalk.training.checkpoint.remote import RemoteCopy
-from ropewalk.training.folder import METRICS, RECIPE
+from ropewalk.training.folder import RECIPE
 from ropewalk.training.measurement import DURING
-from ropewalk.training.metrics import LOST, MetricsLog
 
 
 def copying(output: Path, url: str | None) -> Completed:
@@ -40,47 +40,35 @@ def take_from_copy(output: Path, url: str | None, resume: bool) -> str | None:
         A sentence for the user if the folder was filled.
 
     Raises:
-        RopewalkError: if the URL cannot be written to or read, or contains another run.
+        RopewalkError: if the URL cannot be written to or read, or contains a run that is not to be resumed.
     """
     if url is None:
         return None
     copy = RemoteCopy(url)
     copy.check()
-    there = copy.read(RECIPE) is not None
     if (output / RECIPE).is_file():
-        if there and not _same_run(output, copy):
-            # A damaged log is named as such, and not taken for that of another run.
-            MetricsLog(output / METRICS).read()
-            raise RopewalkError(
-                f"{copy.url} contains the copy of another run; set checkpoints.copy_to to another URL"
-            )
         return None
-    if there and not resume:
+    if resume:
+        names = copy.restore(output, RECIPE)
+        return f"the run was copied from {copy.url}, with {', '.join(names)}" if names else None
+    if copy.read(RECIPE) is not None:
         raise RopewalkError(
             f"{copy.url} contains the copy of a run; add --resume to continue that run, or set checkpoints.copy_to to "
             "another URL"
         )
-    if not resume:
-        return None
-    names = copy.restore(output, RECIPE)
-    return f"the run was copied from {copy.url}, with {', '.join(names)}" if names else None
+    return None
 
 
-def _same_run(output: Path, copy: RemoteCopy) -> bool:
-    """Whether a copy is that of the run in a folder."""
-    places = (output / METRICS, output / LOST, output / EARLIER / METRICS)
-    log, lost, earlier = (_lines(path.read_bytes() if path.is_file() else None) for path in places)
-    copied = _lines(copy.read(METRICS))
-    # A line holds the loss and duration of a step, which no two runs share.
-    if copied & (log | lost | earlier) or not (copied or log):
-        return True
-    # The checkpoints tell only where the log is lost: a recipe that is run twice may give the same weights.
-    records = [path / RECORD for path in checkpoints_in(output / CHECKPOINTS) if (path / RECORD).is_file()]
-    return (not log or (output / LOST).exists()) and any(
-        copy.read(f"{CHECKPOINTS}/{path.parent.name}/{RECORD}") == path.read_bytes() for path in records
-    )
-
-
-def _lines(log: bytes | None) -> set[bytes]:
-    """Complete lines of a log."""
-    return set((log or b"").split(b"\n")[:-1]) - {b""}
+def refuse_other_copy(store: Store, url: str | None) -> None:
+    """Raise a RopewalkError if a URL contains the copy of another run than that of a folder."""
+    if url is None or (copy := RemoteCopy(url)).read(RECIPE) is None:
+        return
+    try:
+        same = parse_json(copy.read(RUN) or b"", strict=True)["id"] == store.about.id
+    except (ValueError, TypeError, KeyError):
+        # What cannot be told apart is not overwritten.
+        same = False
+    if not same:
+        raise RopewalkError(
+            f"{copy.url} contains the copy of another run; set checkpoints.copy_to to another URL"
+        )

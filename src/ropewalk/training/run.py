@@ -38,7 +38,7 @@ from ropewalk.training.checkpoint.files import (
     read_position,
 )
 from ropewalk.training.checkpoint.sharded import export_model, load_weights
-from ropewalk.training.copied import take_from_copy
+from ropewalk.training.copied import refuse_other_copy, take_from_copy
 from ropewalk.training.documents import ROWS, check_sources, rows_identity
 from ropewalk.training.final_weights import check_whole, describe_weights, final_weights
 from ropewalk.training.folder import (
@@ -162,6 +162,7 @@ def _taken_up(recipe: Recipe, context: RunContext | None, resume: bool, stages: 
     with ExitStack() as held:
         # On rank 0 under the lock: another process might still be writing what looks like left-overs.
         store = held.enter_context(opened(output, HOLDS, world, None, ADVICE, prepare))
+        world.on_rank_0(lambda: refuse_other_copy(store, recipe.checkpoints.copy_to))
         start = world.on_rank_0(lambda: started(store, recipe, resume, stages, world.restarts))
         for line in notes:
             reporter.note(line)
