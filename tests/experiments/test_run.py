@@ -129,6 +129,18 @@ def test_finished_runs_by_name_are_the_same_comparison(grid):
     assert again.conclusion == result.conclusion
 
 
+def test_a_run_that_was_killed_while_it_wrote_its_report_is_completed(tmp_path, monkeypatch):
+    grid, taken_up = make_grid("demo", settings().vary, 1, SMALL, tmp_path), []
+    for each in grid.runs:
+        each.folder.mkdir(parents=True)
+        (each.folder / "summary.json").write_text("{}")
+    killed, finished = grid.runs
+    (finished.folder / "report.html").write_text("")
+    monkeypatch.setattr(run, "_run_one", lambda each, *_: taken_up.append(each))
+    assert run._run_all(grid, settings(seeds=1), RunContext()) == []
+    assert taken_up == [killed]
+
+
 SIGNALS = (signal.SIGKILL, signal.SIGINT)
 HEEDS = "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler);"
 """A job in the background of a shell ignores interrupts, and so do the processes that it starts."""

@@ -31,7 +31,7 @@ from ropewalk.io.results import Result
 from ropewalk.parallel import World
 from ropewalk.parallel.context import RunContext
 from ropewalk.runs import Runner, Step, Store, Work, held
-from ropewalk.training.folder import RECIPE, SUMMARY
+from ropewalk.training.folder import PAGE, RECIPE, SUMMARY
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import dump_recipe
 
@@ -197,7 +197,8 @@ def _recorded(grid: Grid) -> Step:
 
 
 def _is_finished(run: Run) -> bool:
-    return (run.folder / SUMMARY).is_file()
+    # With its report: a run that was killed while it wrote that has all results, and completes the rest in seconds.
+    return (run.folder / SUMMARY).is_file() and (run.folder / PAGE).is_file()
 
 
 def _run_all(grid: Grid, settings: CompareSettings, context: RunContext) -> list[Failure]:

@@ -31,8 +31,10 @@ ADAPTER = "adapter"
 LOCK = ".lock"
 CURVES = "during-*.png"
 """Figures of the evaluations during training, one a suite."""
+PAGE = "report.html"
+"""Written last: a run that has it has nothing left to do."""
 REPORT = (
-    "report.html",
+    PAGE,
     "samples.html",
     "perplexity.png",
     "passkey.png",

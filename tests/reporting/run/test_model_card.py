@@ -3,12 +3,14 @@
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import ModelCard
 
 from ropewalk.evaluation.results import SAMPLES
 from ropewalk.models.checkpoint.card import is_own_card
+from ropewalk.reporting.run import training
 from ropewalk.reporting.run.model_card import run_card, write_model_card
 from ropewalk.training.folder import RECIPE, SUMMARY
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
@@ -124,6 +126,16 @@ def test_no_name_is_taken_for_markdown_or_html():
     assert "\u202e" not in text
     header, row = (line for line in text.splitlines() if line.startswith(("| stage", "| 1 |")))
     assert row.replace(r"\|", "").count("|") == header.count("|")
+
+
+def test_the_card_is_there_before_the_page_that_tells_that_a_run_is_complete(run, monkeypatch):
+    def killed(output):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "write_run_report", killed)
+    with pytest.raises(KeyboardInterrupt):
+        training.reported(SimpleNamespace(output=run))
+    assert is_own_card(run / "model" / "README.md")
 
 
 def test_a_card_of_somebody_is_left_alone(run):

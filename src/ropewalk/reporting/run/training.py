@@ -31,7 +31,7 @@ from ropewalk.rope import Default
 from ropewalk.search import goal_of, rescale_factors
 from ropewalk.training.documents import mixture_sentences
 from ropewalk.training.final_weights import describe_weights
-from ropewalk.training.folder import METRICS, RECIPE, SUMMARY
+from ropewalk.training.folder import METRICS, PAGE, RECIPE, SUMMARY
 from ropewalk.training.measurement import describe_short_context
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe.stage import describe_own_settings
@@ -39,7 +39,7 @@ from ropewalk.training.stage_rope.auto import describe_choice
 from ropewalk.training.stage_rope.search import describe_search
 from ropewalk.training.summary import RunResult, StoppedRun
 
-KINDS = {"report.html": "report", SAMPLES: "samples"}
+KINDS = {PAGE: "report", SAMPLES: "samples"}
 """What a run's pages are called in the terminal; other files are pictures."""
 
 
@@ -179,7 +179,7 @@ def write_run_report(output: Path) -> list[Path]:
     if (lines := _factor_lines(summary)) is not None:
         figure = search_figure(lines=lines, title=f"Rescale factors, {what}")
         pictures.append(draw_for_page(figure, output / "factors.png"))
-    page = output / "report.html"
+    page = output / PAGE
     stages = [
         f"{format_length(stage['context'])} tokens, {stage['method']} with rope_theta {stage['rope_theta']:,.0f}, "
         + _training(stage)
@@ -245,13 +245,14 @@ def draw_passkey(rows: Sequence[ScoreRow], trained_length: int, output: Path) ->
 
 
 def reported(result: RunResult) -> RunResult:
-    """Write the report and the model card into the run's folder, and return the result with the report's files.
+    """Write the model card and the report into the run's folder, and return the result with the report's files.
 
     Raises:
         RopewalkError: if the folder cannot be written.
     """
-    files = tuple(write_run_report(result.output))
     write_model_card(result.output)
+    # Last, since its page tells that nothing is missing.
+    files = tuple(write_run_report(result.output))
     return replace(result, files=files, readers=tuple(readings(str(result.model))))
 
 
