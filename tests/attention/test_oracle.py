@@ -18,6 +18,7 @@ from ropewalk.attention.oracle import (
     values_of,
 )
 
+EPS = torch.finfo(torch.float32).eps
 LAYOUT = PackedLayout.from_lengths([30, 5, 20], "anchor")
 
 
@@ -85,12 +86,42 @@ def test_faults_are_outside(dtype, fault):
 def test_a_rounding_is_of_the_largest_score_where_that_is_more():
     """Scores of 4 to 8 have units in the last place of 4 eps in float32, and are rounded by half of one."""
     layout, k, v = PackedLayout.from_lengths([1], "full", 0), torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1)
-    eps = torch.finfo(torch.float32).eps
     for score, roundings in ((0.5, 1), (3.9, 1), (4.0, 2), (7.9, 2), (64.0, 32)):
         exact = ExactAttention.of((torch.full((1, 1, 1, 1), score), k, v), [layout], AttentionOptions(1.0))
-        assert exact.unit[0] == roundings * eps
+        assert exact.unit[0] == roundings * EPS
     capped = ExactAttention.of((torch.full((1, 1, 1, 1), 64.0), k, v), [layout], AttentionOptions(1.0, 5.0))
-    assert capped.unit[0] == 2 * eps
+    assert capped.unit[0] == 2 * EPS
+
+
+@pytest.mark.parametrize(("keys", "roundings"), [(54, 1), (55, 2)])
+def test_a_log_sum_exp_counts_where_scores_are_small(keys, roundings):
+    """Of n keys whose scores are 0 it is log n, and log 55 is the first above 4."""
+    zeros, ones = torch.zeros(1, 1, keys, 1), torch.ones(1, 1, keys, 1)
+    layout = PackedLayout.from_lengths([keys], anchor_length=0, pattern="full")
+    exact = ExactAttention.of((zeros, zeros, ones), [layout])
+    assert exact.unit[0] == roundings * EPS
+    # A sink of the same score is one key more.
+    sunk = ExactAttention.of((zeros, zeros, ones), [layout], AttentionOptions(sinks=torch.zeros(1)))
+    assert (sunk.unit[0] > exact.unit[0]) == (keys == 54)
+
+
+def test_an_anchor_is_merged_by_weights_of_two_log_sum_exps():
+    q, k, v = torch.zeros(1, 1, 9, 1), torch.zeros(1, 1, 9, 1), torch.ones(1, 1, 9, 1)
+    units = [
+        ExactAttention.of((q, k, v), [PackedLayout.from_lengths([4, 4], pattern)]).unit[0] / EPS
+        for pattern in ("intra_document", "anchor")
+    ]
+    # log 5 is rounded by half of 2^-23, and twice that is the rounding of a result.
+    assert units == [1, 1]
+    scores = torch.full((1, 1, 9, 1), 1.0)
+    units = [
+        ExactAttention.of(
+            (q + 2.0, scores, v), [PackedLayout.from_lengths([4, 4], pattern)], AttentionOptions(1.0)
+        )
+        for pattern in ("intra_document", "anchor")
+    ]
+    # 2 + log 5 is 3.6, which is rounded by half of 2^-22.
+    assert [each.unit[0] / EPS for each in units] == [1, 2]
 
 
 def test_the_cotangent_is_the_same_everywhere_and_touches_no_global_state():

@@ -122,10 +122,10 @@ class AttentionErrors:
             can be expected to come closer. For the gradients of q and k these values are the products of cotangent
             and value before their mean is subtracted: where the two cancel, only rounding remains. For the gradient
             of v it is the sum over queries of absolute values, for the same reason, with half a rounding for each
-            level of a pairwise sum, since no kernel sums all queries of a group exactly. If the largest score
-            exceeds 4, one rounding is half a unit in the last place of that score in float32 or wider: weights are
-            computed from scores, and in a fused backward pass from a log-sum-exp of that size, both rounded to
-            nearest.
+            level of a pairwise sum, since no kernel sums all queries of a group exactly. One rounding is at least half
+            a unit in the last place of the largest score or log-sum-exp in float32 or wider: weights are computed from
+            scores, and in a fused backward pass from a log-sum-exp, both rounded to nearest. It is at least twice that
+            where an anchor is merged, by weights that are computed from two log-sum-exps.
     """
 
     engine: tuple[float, ...]
@@ -250,15 +250,24 @@ def _gradient_sources(
 def _score_rounding(
     inputs: Sequence[Tensor], layouts: Sequence[PackedLayout], options: AttentionOptions
 ) -> float:
-    """Half a unit in the last place of the largest visible score, in the dtype in which a kernel stores scores."""
+    """Half a unit in the last place of the largest score or log-sum-exp, in the dtype in which a kernel stores them.
+
+    Weights by which an anchor is merged are computed from two log-sum-exps, so there it is twice that.
+    """
     q, k, _ = inputs
     wide = torch.promote_types(q.dtype, torch.float32)
     keys = k.detach().double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q.detach().double() @ keys.transpose(-2, -1) * options.scale_of(q.shape[-1])
-    seen = scores.abs().masked_fill(~_visible(layouts, options, q.device), 0.0)
-    largest = min(float(seen.max()), math.inf if options.softcap is None else options.softcap)
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    visible = _visible(layouts, options, q.device)
+    sums = scores.masked_fill(~visible, -math.inf).logsumexp(-1)
+    if options.sinks is not None:
+        sums = torch.logaddexp(sums, options.sinks.detach().double()[None, :, None])
+    largest = max(float(scores.abs().masked_fill(~visible, 0.0).max()), float(sums.abs().max()))
     # frexp returns a mantissa in [0.5, 1): the unit in the last place is eps * 2^(exponent - 1), and this is its half.
-    return float(torch.finfo(wide).eps) * 2.0 ** (math.frexp(largest)[1] - 2)
+    rounding = float(torch.finfo(wide).eps) * 2.0 ** (math.frexp(largest)[1] - 2)
+    return rounding * (2 if any(layout.pattern == "anchor" for layout in layouts) else 1)
 
 
 def _largest_errors(found: Values, exact: Values) -> tuple[float, ...]:

@@ -38,11 +38,13 @@ def in_thread(call: Callable[[], T], *kinds: type[Exception]) -> Future[T]:
             outcome.set_result(call())
         except kinds as error:
             outcome.set_exception(error)
-        finally:
-            if not outcome.done():
-                outcome.cancel()
-                # Only this ends the waiting for several futures.
-                outcome.set_running_or_notify_cancel()
+        except BaseException as error:
+            # Printed before those who wait go on and say that it was.
+            hook_arguments = (type(error), error, error.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(hook_arguments))
+            outcome.cancel()
+            # Only this ends the waiting for several futures.
+            outcome.set_running_or_notify_cancel()
 
     threading.Thread(target=work, daemon=True).start()
     return outcome
