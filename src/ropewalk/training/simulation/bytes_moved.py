@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 """Operators that copy between devices."""
 
 OVERWRITING = ("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_")
 """Operators that do not read what they write to."""
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors among an operator's arguments or results, in order; torch's own walk takes ten times as long."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [tensor for each in value for tensor in tensors_in(each)]
 
 
 class _Access(NamedTuple):
@@ -60,7 +70,7 @@ def bytes_moved(
     access = _access(func)
     written = [each for name in access.written for each in _argument(func, args, kwargs, name)]
     if access.makes:
-        written += [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        written += tensors_in(result)
     if not written or written[0].device.type != device_type:
         return 0
     if func in COPIES and any(each.device.type != device_type for each in inputs):
@@ -69,11 +79,10 @@ def bytes_moved(
     return sum(bytes_of(each) for each in (*read, *written) if each.device.type == device_type)
 
 
-def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Iterator[Tensor]:
+def _argument(func: Any, args: Any, kwargs: Any, name: str) -> list[Tensor]:
     """The tensors of an argument."""
     given = dict(zip((each.name for each in func._schema.arguments), args, strict=False))
-    value = given.get(name, kwargs.get(name))
-    yield from (each for each in tree_leaves(value) if isinstance(each, Tensor))
+    return tensors_in(given.get(name, kwargs.get(name)))
 
 
 def bytes_of(tensor: Tensor) -> int:

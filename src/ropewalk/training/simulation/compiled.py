@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from ropewalk.training.simulation.bytes_moved import bytes_of
+from ropewalk.training.simulation.bytes_moved import bytes_of, tensors_in
 
 
 @dataclass(eq=False)
@@ -56,11 +56,10 @@ class FusedCall:
         """An operator runs that is no product, and makes these tensors."""
         inputs = list(inputs)
         self.reads(inputs)
-        for each in tree_leaves(made):
-            if isinstance(each, Tensor):
-                self._made[_key(each)] = bytes_of(each)
-                self._sources[_key(each)] = {source for x in inputs for source in self.products_of(_key(x))}
-                self._forget_when_freed(each)
+        for each in tensors_in(made):
+            self._made[_key(each)] = bytes_of(each)
+            self._sources[_key(each)] = {source for x in inputs for source in self.products_of(_key(x))}
+            self._forget_when_freed(each)
 
     def product(self, operands: Iterable[Tensor], results: Iterable[Tensor]) -> None:
         """A product runs."""
@@ -86,8 +85,8 @@ class FusedCall:
 
     def writes(self, tensors: Any) -> None:
         """Products inside, or the caller, need these tensors."""
-        for each in tree_leaves(tensors):
-            if isinstance(each, Tensor) and (key := _key(each)) in self._made:
+        for each in tensors_in(tensors):
+            if (key := _key(each)) in self._made:
                 self.bytes += self._made.pop(key)
                 self._seen.add(key)
 

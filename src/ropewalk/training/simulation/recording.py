@@ -29,14 +29,14 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from ropewalk.errors import EngineError, first_line
 from ropewalk.fused import fused_calls_run_by
 from ropewalk.models.compute.tiles import Bounds, tiles_chosen_by
 from ropewalk.parallel.traffic import sent_by
-from ropewalk.training.simulation.bytes_moved import COPIES, bytes_moved, makes_tensors
+from ropewalk.training.simulation.bytes_moved import COPIES, bytes_moved, makes_tensors, tensors_in
 from ropewalk.training.simulation.compiled import FusedCall, run_fused
 from ropewalk.training.simulation.operations import (
     ATTENTION,
@@ -229,6 +229,9 @@ class Recorder(TorchDispatchMode):
         return self._live.get(local.untyped_storage()._cdata)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Most calls ask for a tensor's device, which is no operator: autograd does so for every input of a node.
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         kwargs = kwargs or {}
         # A distributed tensor runs as operators on its shards, which come here one by one.
         if any(issubclass(each, DTensor) for each in types):
@@ -237,7 +240,7 @@ class Recorder(TorchDispatchMode):
         # DTensor derives shapes with fake tensors of its own, which occupy nothing.
         if active_fake_mode() is not None:
             return func(*args, **kwargs)
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        tensors = tensors_in((args, kwargs))
         fakes = [each for each in tensors if isinstance(each, FakeTensor)]
         if any(each.fake_mode is not self.fake for each in fakes):
             return func(*args, **kwargs)
@@ -245,16 +248,14 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._read(args[0])
-        result = self._run(func, args, kwargs)
+        result = self._run(func, args, kwargs, len(fakes) < len(tensors))
         self._copied(func, args, kwargs, result)
         # A kernel that runs a whole function keeps what lies between its inputs and outputs in registers.
         if self._inside is None:
             self.allocate(result, _name(func))
         elif _is_product(func):
             self.allocate((args, kwargs, result), _name(func))
-            self._inside.product(
-                fakes, [each for each in tree_leaves(result) if isinstance(each, FakeTensor)]
-            )
+            self._inside.product(fakes, tensors_in(result))
         # After the results, which a kernel has besides its scratch memory.
         self._count(func, args, kwargs, tensors, result)
         return result
@@ -293,7 +294,7 @@ class Recorder(TorchDispatchMode):
 
     def allocate(self, tensors: Any, operator: str) -> None:
         """Count the memory of tensors that have none yet as allocated by an operator."""
-        for each in tree_leaves(tensors):
+        for each in tensors_in(tensors):
             if isinstance(each, FakeTensor):
                 self._allocated(each, operator)
 
@@ -325,9 +326,10 @@ class Recorder(TorchDispatchMode):
         # On the CPU, what the host makes for itself is real, and what the model makes while it runs is not.
         return self.device.type != "cpu" or self.phase in ("model", "forward") or in_backward()
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, func: Any, args: Any, kwargs: Any, some_with_data: bool) -> Any:
         with self.fake:
-            args, kwargs = tree_map_only(Tensor, self._without_data, (args, kwargs))
+            if some_with_data:
+                args, kwargs = tree_map_only(Tensor, self._without_data, (args, kwargs))
             if func is GROUPED.default and args[0].dtype != torch.bfloat16:
                 self._wait()
                 return grouped_output(args[0], args[1], args[2] if len(args) > 2 else kwargs.get("offs"))

@@ -207,8 +207,14 @@ def _own(step: DryStep, recorder: Recorder, part: str, tensors: Mapping[Any, Ten
             step.owners.setdefault(allocation, part)
 
 
-def _moments(optimizer: MasterAdamW) -> dict[str, Tensor]:
-    return {name: each for name, each in optimizer.state().items() if not name.startswith("step.")}
+def _moments(optimizer: MasterAdamW) -> dict[tuple[str, str], Tensor]:
+    """AdamW's moments themselves: ``state`` makes another tensor of each, at the cost of an operator."""
+    return {
+        (name, kind): each
+        for name, master in optimizer.masters.items()
+        for kind, each in optimizer.adamw.state[master].items()
+        if kind != "step"
+    }
 
 
 def bytes_of_checkpoint(optimizer: MasterAdamW) -> int:
