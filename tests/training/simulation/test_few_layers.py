@@ -3,8 +3,11 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ropewalk.training.simulation.few_layers import some_of_each
+from ropewalk.training.simulation.few_layers import Kind, further, some_of_each
+from ropewalk.training.simulation.memory import _Points
 from tests.dry_run.cases import model_folder, recipe_of
 from tests.training.simulation.few_cases import both
 
@@ -29,12 +32,12 @@ EXPERTS = DENSE | {
 WINDOWS = DENSE | {
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",
-    "num_hidden_layers": 27,
+    "num_hidden_layers": 18,
     "head_dim": 128,
     "sliding_window": 1024,
     "hidden_activation": "gelu_pytorch_tanh",
     # Each kind has more layers than are kept.
-    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 5 + ["sliding_attention"] * 2,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 3 + ["sliding_attention"] * 3,
 }
 CHECKPOINTED = {"gradient_checkpointing": True}
 SHAPES = {
@@ -46,16 +49,65 @@ SHAPES = {
     ),
     "ring": (DENSE, {"ring": 4}, CHECKPOINTED),
     "experts": (EXPERTS, {"sequence": 8}, CHECKPOINTED),
-    "windows": (WINDOWS, None, {}),
+    "windows": (WINDOWS, {"shard": 8}, {"rows_per_step": 8} | CHECKPOINTED),
 }
 
 
-def test_two_layers_at_each_end_of_a_kind_are_kept():
-    kinds = ("a", "a", "b", "a", "a", "b", "a", "a")
-    assert some_of_each(kinds) == (0, 1, 2, 5, 6, 7)
-    assert some_of_each(kinds, "a") == (0, 1, 2, 3, 5, 6, 7)
-    # A kind of fewer layers is kept whole.
-    assert some_of_each(("a", "b", "b")) == (0, 1, 2)
+def kinds_from(letters):
+    """A layer for each letter: small ones have the shape of each other, and so have capitals."""
+    return tuple(Kind(letter.isupper(), letter) for letter in letters)
+
+
+@pytest.mark.parametrize(
+    ("letters", "kept", "more"),
+    [
+        ("aaaaaaa", (0, 1, 5, 6), {2: 3}),
+        # Kinds of one shape share its ends; one that is at neither has a layer between.
+        ("aaaaabaaaaabaaa", (0, 1, 5, 13, 14), {2: 9, 11: 1}),
+        ("abababab", (0, 1, 6, 7), {2: 2, 3: 2}),
+        ("bbaaaaaa", (0, 1, 6, 7), {2: 4}),
+        # Another shape has ends of its own, and a kind of few layers is kept whole.
+        ("AaaaaaaA", (0, 1, 2, 5, 6, 7), {3: 2}),
+    ],
+)
+def test_the_ends_of_a_shape_and_one_of_each_other_kind_are_kept(letters, kept, more):
+    kinds = kinds_from(letters)
+    assert some_of_each(kinds) == kept
+    assert further(kinds) == more
+    assert len(kept) + sum(more.values()) == len(kinds)
+
+
+BYTES = st.tuples(*[st.integers(0, 1000)] * 4)
+
+
+@given(
+    st.text("abc", min_size=12, max_size=40),
+    st.fixed_dictionaries(dict.fromkeys("abc", BYTES)),
+)
+def test_points_of_few_layers_are_those_of_all(letters, each):
+    """By letter: states, what the forward keeps, the gradient, and what it needs while it runs."""
+    kinds = kinds_from(letters)
+
+    def held(numbers):
+        """The highest point of each layer's backward, and of the update."""
+        states = sum(each[letters[number]][0] for number in numbers)
+        found = {("update", 0): {"total": states + sum(each[letters[number]][2] for number in numbers)}}
+        for layer in numbers:
+            kept = sum(each[letters[number]][1] for number in numbers if number < layer)
+            made = sum(each[letters[number]][2] for number in numbers if number > layer)
+            found["backward", layer] = {"total": states + kept + made + each[letters[layer]][3]}
+        return found
+
+    kept = some_of_each(kinds)
+    more = {one: held(sorted((*kept, one))) for one in further(kinds)}
+    points, whole = _Points(kinds, kept, held(kept), more), held(range(len(kinds)))
+    found = {
+        (moment, position): points.extended(moment, layer, position)
+        for moment, layer, position in points.all()
+    }
+    assert found == {key: whole[key] for key in found}
+    # A layer stands for none on the other side of a kind whose layers are all kept.
+    assert found == whole or {kinds[one] for one in more} != set(kinds)
 
 
 @pytest.mark.slow

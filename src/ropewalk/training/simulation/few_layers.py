@@ -1,8 +1,9 @@
 """Play a step of a deep model with a few of its layers, and extend what it takes to all of them.
 
 Layers of one kind take the same operations, bytes and memory, so that everything grows in proportion to their number.
-The first two and the last two of a kind are played, and once more with one between: FSDP2 gathers a layer ahead, so
-that the ends of a model need another memory than its middle.
+The first two and the last two layers of a shape are played, because FSDP2 gathers a layer ahead, so that the ends of a
+model need another memory than its middle; and between them one of each other kind, since a model makes masks and
+rotations once for a kind. Each kind that has more layers is played once more, with one more of it.
 """
 
 from __future__ import annotations
@@ -10,22 +11,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from ropewalk.models.attention.hooks import localities_by_layer
 from ropewalk.training.simulation.recording import in_backward
 
-LEAST = 4
-"""Layers of each kind in the shorter of the runs that are compared: two at each end."""
 
-Kinds = tuple[Hashable, ...]
-"""Kind of each layer of a model; layers of one kind are equal."""
+class Kind(NamedTuple):
+    """Kind of a layer; layers of one kind are equal.
+
+    Attributes:
+        shape: its modules and its parameters.
+        rest: its window or chunk, and what the config states of it.
+    """
+
+    shape: Hashable
+    rest: Hashable = None
+
+
+Kinds = tuple[Kind, ...]
+"""Kind of each layer of a model."""
 
 
 def kinds_of(model: nn.Module) -> Kinds:
-    """Kind of each decoder layer of a transformers model with hooks: its modules, its attention, and its config.
+    """Kind of each decoder layer of a transformers model with hooks.
 
     Empty if the model has no list of all its layers.
     """
@@ -35,27 +46,37 @@ def kinds_of(model: nn.Module) -> Kinds:
     stated = [values for config in _configs(model) for _, values in _lists(config, len(layers))]
     localities = localities_by_layer(model)
     return tuple(
-        (
-            tuple((name, type(each).__name__) for name, each in layer.named_modules()),
-            tuple((name, tuple(p.shape), p.requires_grad) for name, p in layer.named_parameters()),
-            localities[number],
-            tuple(str(values[number]) for values in stated),
+        Kind(
+            (
+                tuple((name, type(each).__name__) for name, each in layer.named_modules()),
+                tuple((name, tuple(p.shape), p.requires_grad) for name, p in layer.named_parameters()),
+            ),
+            (localities[number], tuple(str(values[number]) for values in stated)),
         )
         for number, layer in enumerate(layers)
     )
 
 
-def some_of_each(kinds: Kinds, one_more: Hashable = None) -> tuple[int, ...]:
-    """Numbers of the first two and the last two layers of each kind; of the kind ``one_more``, of the first three."""
-    left = Counter(kinds)
+def some_of_each(kinds: Kinds) -> tuple[int, ...]:
+    """Numbers of the first two and the last two layers of each shape, and of the first of each kind not among these."""
+    left = Counter(kind.shape for kind in kinds)
     seen: Counter[Hashable] = Counter()
     kept = []
-    for number, kind in enumerate(kinds):
-        left[kind] -= 1
-        seen[kind] += 1
-        if seen[kind] <= 2 + (kind == one_more) or left[kind] < 2:
+    for number, (shape, _) in enumerate(kinds):
+        left[shape] -= 1
+        seen[shape] += 1
+        if seen[shape] <= 2 or left[shape] < 2:
             kept.append(number)
-    return tuple(kept)
+    at_ends = {kinds[number] for number in kept}
+    return tuple(sorted((*kept, *(kinds.index(kind) for kind in {*kinds} - at_ends))))
+
+
+def further(kinds: Kinds) -> dict[int, int]:
+    """By number of the first layer of each kind that :func:`some_of_each` leaves out: how many it leaves out."""
+    kept = some_of_each(kinds)
+    left = [number for number in range(len(kinds)) if number not in kept]
+    number_of = Counter(kinds[number] for number in left)
+    return {next(each for each in left if kinds[each] == kind): number for kind, number in number_of.items()}
 
 
 def watch_layers(model: nn.Module, numbers: Sequence[int], enters: Callable[[int], None]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ropewalk.models.compute.losses import LOGITS_BYTES
-from ropewalk.training.simulation.few_layers import extended
+from ropewalk.training.simulation.few_layers import Kind, Kinds, extended
 from ropewalk.training.simulation.recording import Allocation
 from ropewalk.training.simulation.step import DryStep
 
@@ -42,6 +42,9 @@ MOST_LARGEST = 5
 
 POINTS = 400
 """Most points of the memory's course that are kept for a figure."""
+
+Held = dict[tuple[str, int], dict[str, int]]
+"""Bytes of each part, and in total, by moment and layer; -1 is outside of layers."""
 
 
 @dataclass(frozen=True)
@@ -146,22 +149,21 @@ def memory_of(step: DryStep) -> Memory:
 
 
 def extended_memory(steps: Sequence[DryStep], weights: Sequence[int]) -> Memory:
-    """Memory of a step of which others with fewer layers were played: their sum by weight.
+    """Memory of a step of all layers, from one with a few of them, and one with one more of each kind that has more.
 
-    The highest points of each layer that all steps have are summed one by one, because the moment's own highest point
-    may lie elsewhere in a deep model: gradients grow towards the end of a backward, and what the forward keeps shrinks.
-    The largest tensors and the course are those of the last step, the latter with each part extended.
+    The highest points of each layer are extended one by one, because the moment's own highest point may lie elsewhere
+    in a deep model: gradients grow towards the end of a backward, and what the forward keeps shrinks. The largest
+    tensors and the course are those of the last step, the latter with each part extended.
     """
     runs = [memory_of(each) for each in steps]
     if len(steps) == 1:
         return runs[0]
-    points = [_highest_by_layer(each) for each in steps]
+    points = _Points.of(steps)
     moments: dict[str, dict[str, int]] = {}
-    for key in points[0]:
-        if all(key in each for each in points):
-            held = extended([each[key] for each in points], weights)
-            if held["total"] > moments.get(key[0], {"total": -1})["total"]:
-                moments[key[0]] = held
+    for moment, layer, position in points.all():
+        held = points.extended(moment, layer, position)
+        if held["total"] > moments.get(moment, {"total": -1})["total"]:
+            moments[moment] = held
     moment = max(moments, key=lambda name: moments[name]["total"])
     last = runs[-1]
     growth = {part: _most(moments, part) / max(1, _most(last.moments, part)) for part in PARTS}
@@ -178,13 +180,81 @@ def extended_memory(steps: Sequence[DryStep], weights: Sequence[int]) -> Memory:
     )
 
 
-def _highest_by_layer(step: DryStep) -> dict[tuple[str, int], dict[str, int]]:
-    """Bytes of each part, and in total, at the highest point of each layer in each moment; -1 is outside of layers."""
+@dataclass(frozen=True, eq=False)
+class _Points:
+    """The highest points of each layer in each moment, of a step with a few layers and of those with one more.
+
+    Attributes:
+        kinds: kind of each layer of the whole model.
+        kept: numbers of the layers that the step has.
+        held: bytes at each point of the step.
+        more: the same of the steps with one more layer, by its number.
+    """
+
+    kinds: Kinds
+    kept: tuple[int, ...]
+    held: Held
+    more: Mapping[int, Held]
+
+    @classmethod
+    def of(cls, steps: Sequence[DryStep]) -> _Points:
+        few, *others = steps
+        more = {}
+        for each in others:
+            (one,) = set(each.kept).difference(few.kept)
+            more[one] = _highest_by_layer(each)
+        return cls(few.kinds, few.kept, _highest_by_layer(few), more)
+
+    def all(self) -> Iterator[tuple[str, int, int]]:
+        """Moment and layer of each point, with the position of each layer of the whole model that it stands for."""
+        for moment, layer in self.held:
+            yield moment, layer, layer
+        # What a kind of which all layers are kept adds is not known, so that none may change its side.
+        fixed = set(self.kinds) - {self.kinds[one] for one in self.more}
+        for one, points in self.more.items():
+            places = [
+                position
+                for position, kind in enumerate(self.kinds)
+                if kind == self.kinds[one]
+                and position not in self.kept
+                and all(self._number(each, position, True) == self._number(each, one, True) for each in fixed)
+            ]
+            yield from ((*key, position) for key in points if key[1] == one for position in places)
+
+    def extended(self, moment: str, layer: int, position: int) -> dict[str, int]:
+        """Bytes at a layer's point if all layers are there, and this one is at a position of the whole model."""
+        values, weights = [self.more.get(layer, self.held)[moment, layer]], [1]
+        for one, points in self.more.items():
+            kind = self.kinds[one]
+            for before in (True, False):
+                missing = self._number(kind, position, before) - self._kept(kind, layer, before)
+                if missing:
+                    # What a layer adds to the points after it, and to those before it.
+                    beside = layer not in self.more and (one < layer) == before
+                    seen = layer if beside else self.kept[-1 if before else 0]
+                    values += [points[moment, seen], self.held[moment, seen]]
+                    weights += [missing, -missing]
+        held: dict[str, int] = extended(values, weights)
+        return held
+
+    def _number(self, kind: Kind, position: int, before: bool) -> int:
+        """Layers of a kind before or after a position of the whole model."""
+        return (self.kinds[: max(0, position)] if before else self.kinds[position + 1 :]).count(kind)
+
+    def _kept(self, kind: Kind, layer: int, before: bool) -> int:
+        """Layers of a kind that the step has before or after one of its layers."""
+        return sum(
+            self.kinds[each] == kind and each != layer and (each < layer) == before for each in self.kept
+        )
+
+
+def _highest_by_layer(step: DryStep) -> Held:
+    """Bytes at the highest point of each layer in each moment."""
     parts = _Parts(step)
     marks = dict(step.recording.layers)
     now = dict.fromkeys(PARTS, 0)
     layer, total = -1, 0
-    found: dict[tuple[str, int], dict[str, int]] = {}
+    found: Held = {}
     for index, event in enumerate(step.recording.events):
         layer = marks.get(index, layer)
         if event.allocation.host:

@@ -22,10 +22,10 @@ from ropewalk.planning.sizing.time import Transfers
 from ropewalk.training.resolved import ResolvedRecipe
 from ropewalk.training.simulation.assumed_documents import Documents
 from ropewalk.training.simulation.few_layers import (
-    LEAST,
     Kinds,
     extended,
     extended_fields,
+    further,
     some_of_each,
 )
 from ropewalk.training.simulation.memory import Memory, extended_memory
@@ -173,23 +173,22 @@ class Steps:
 
 
 def steps_of(step: Callable[[Callable[[Kinds], tuple[int, ...]]], DryStep]) -> Steps:
-    """Play a step with a few layers of each kind, and with one more of each kind that has more; or with all layers.
+    """Play a step with a few layers, and once more with one more of each kind that has more; or with all layers.
 
     Args:
         step: plays a step of the layers that a function chooses by their kinds.
     """
 
     def choose(kinds: Kinds) -> tuple[int, ...]:
-        few = some_of_each(kinds)
-        more = [kind for kind, number in Counter(kinds).items() if number > LEAST]
+        few, more = some_of_each(kinds), further(kinds)
         # As many layers as all runs together are played as they are.
         return few if len(few) + len(more) * (len(few) + 1) < len(kinds) else tuple(range(len(kinds)))
 
     few = step(choose)
-    rest = {kind: number - LEAST for kind, number in Counter(few.kinds).items() if number > LEAST}
     if len(few.kept) == len(few.kinds):
         return Steps((few,), (1,))
-    more = [step(lambda kinds, kind=kind: some_of_each(kinds, kind)) for kind in rest]  # type: ignore[misc]
+    rest = further(few.kinds)
+    more = [step(lambda _, one=one: tuple(sorted((*few.kept, one)))) for one in rest]  # type: ignore[misc]
     return Steps((few, *more), (1 - sum(rest.values()), *rest.values()))
 
 
