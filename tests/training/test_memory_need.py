@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from ropewalk.attention.engines.capabilities import LEAST_CAPABILITY
+from ropewalk.attention.kept import Keeping
 from ropewalk.models.config.parameters import count_parameters
 from ropewalk.models.config.read import read_config
 from ropewalk.planning.sizing.time import H100, Transfers
-from ropewalk.training.memory_need import _ELSEWHERE, Bounds, Need, bounds, played_need
+from ropewalk.training.memory_need import _ELSEWHERE, Bounds, Need, bounds, most_kept, played_need
 from ropewalk.training.recipe.recipe import Stage
 from ropewalk.training.simulation.rank_costs import RankCosts, play, played_by
 from tests.dry_run.cases import model_folder, recipe_of, resolved_for
@@ -48,6 +50,9 @@ def test_a_dry_run_is_played_once(tmp_path, cache):
     with here:
         resolved = resolved_for(recipe)
         assert played_need(resolved, 0) == played_need(resolved, 0) == NEED
+        assert len(times) == 1
+        # A GPU that is not stated is played as the least.
+        played_need(replace(resolved, capability=LEAST_CAPABILITY), 0)
         assert len(times) == 1
         # Another folder with the same model, and settings that change no tensor's size.
         played_need(resolved_for(recipe_of(model_folder(tmp_path / "same"))), 0)
@@ -153,3 +158,23 @@ def test_no_step_takes_less_than_its_bound(aside, tmp_path, changes):
     # With everything that is counted on the host, a device may need next to nothing.
     assert known.least + known.host > 0
     assert need.seconds(here.mesh, H100) > need.compute > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [None, {"sequence": 2}, {"ring": 2}], ids=str)
+@pytest.mark.usefixtures("cache")
+def test_kept_attention_adds_no_more_than_its_bound(aside, tmp_path, parallel):
+    model = model_folder(tmp_path / "model", hidden_size=512, num_hidden_layers=6)
+    # An odd number of tokens is cut into parts with padding.
+    recipe = recipe_of(
+        model, context=4097, parallel=parallel, gradient_checkpointing=True, keep_attention="auto"
+    )
+    resolved = resolved_for(recipe, 1 if parallel is None else 2)
+    here, config = resolved.stages[0], read_config(recipe.model)
+    with played_by(lambda *arguments: aside(play, *arguments)):
+        plain, kept = (
+            played_need(resolved.keeps([keeping]), 0).device for keeping in (None, Keeping(0, on_device=True))
+        )
+    most = most_kept(config, here.settings.stage, here.mesh, here.precision)
+    # One or two layers have their own results in either case, while their backward runs.
+    assert most / 2 < kept - plain <= most

@@ -1,7 +1,7 @@
 """The automatic mesh: what it returns can be trained and fits; what it refuses, it says how to mend."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +15,7 @@ from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.mesh_check import check_mesh
 from ropewalk.planning.sizing.time import H100, Transfers
 from ropewalk.training import mesh_choice
-from ropewalk.training.memory_need import USABLE, Need
+from ropewalk.training.memory_need import USABLE, Need, most_kept
 from ropewalk.training.mesh_choice import WORTH, DoesNotFit, MeshChoice
 from ropewalk.training.recipe.stage import Stage
 
@@ -204,6 +204,35 @@ def test_no_dry_run_where_a_bound_decides(monkeypatch):
     monkeypatch.setattr(ByFormula, "need", lambda *_, **__: pytest.fail("played"))
     assert choose(SMALL, length=1024) == MeshShape(shard=8)
     assert not searching(LLAMA_70B).fits(MeshShape(shard=8))
+
+
+@dataclass(frozen=True)
+class Keeps(ByFormula):
+    """A search that notes its dry runs, in which keeping attention adds as much as it can."""
+
+    played: list = field(default_factory=list)
+
+    def need(self, mesh, with_kept=False):
+        self.played.append(with_kept)
+        plain = super().need(mesh)
+        added = most_kept(self.config, self.stage, mesh, self.precision)
+        return replace(plain, device=plain.device + with_kept * added)
+
+
+@pytest.mark.parametrize(
+    ("with_kept", "spare", "fits", "played"),
+    [
+        (False, -1, False, [True]),
+        (False, 1, True, [True, False]),
+        (True, 1, True, [True]),
+    ],
+)
+def test_a_mesh_is_played_without_kept_attention_if_it_may_then_fit(with_kept, spare, fits, played):
+    search, mesh = Keeps(**vars(searching())), MeshShape(shard=4, sequence=2)
+    memory = int(search.need(mesh, with_kept).device / USABLE) + spare
+    search = replace(search, cluster=replace(H100, bytes_per_rank=memory), played=[])
+    assert search.bounds(mesh).decides(memory) is None
+    assert (search.fits(mesh), search.played) == (fits, played)
 
 
 def test_a_model_that_no_dry_run_can_follow_needs_a_mesh_of_its_own(monkeypatch):

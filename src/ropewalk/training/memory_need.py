@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ropewalk.attention.api import KERNELS
+from ropewalk.attention.engines.capabilities import LEAST_CAPABILITY
 from ropewalk.attention.kept import Keeping
 from ropewalk.io.files import cache_folder, parse_json, write_json
+from ropewalk.models.config.layers import HEADS_OF_LAYERS
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.config.read import read_config
 from ropewalk.parallel import MeshShape
@@ -36,6 +38,10 @@ LOGITS = 2**31
 """More bytes than the logits of a chunk, their gradients and copies take."""
 SCORE_BYTES = 16
 """More than each pair of a query and a key takes in a layer whose engine makes all scores at once."""
+HEAD_MULTIPLE = 64
+"""Kernels pad the dimensions of a head to a multiple of this number at most."""
+LSE_BYTES = 8
+"""No less bytes than the log-sum-exp of a head takes for a token."""
 NO_TRANSFERS = Transfers((0, 0), (0, 0), (0, 0), (0, 0), 0)
 ONE_DOCUMENT = Documents("one document per row")
 """The documents that most memory is needed for: rows that are packed with several attend to less."""
@@ -119,6 +125,26 @@ def bounds(
     host = on_gpu * (stage.offload_optimizer * states + stage.offload_activations * inputs)
     scores = SCORE_BYTES * layers * (config.num_heads or 1) * tokens * stage.context
     return Bounds(whole - host, None if parameters is None else AMPLE * whole + LOGITS + scores, host)
+
+
+def most_kept(config: ModelConfig, stage: Stage, mesh: MeshShape, precision: str) -> int:
+    """No less bytes than the results of attention of all layers, by which keeping them raises what a step takes.
+
+    A result has an output in the compute dtype, whose heads kernels pad, and a log-sum-exp in float32 or wider.
+
+    Args:
+        config: config of the model.
+        stage: the stage.
+        mesh: degrees of parallelism.
+        precision: resolved precision of the stage.
+    """
+    # A ring cuts rows into two parts a rank, each of which may have a token of padding.
+    tokens = stage.rows_per_batch * (-(-stage.context // mesh.sequence_degree) + 2)
+    width = 4 if precision == "float32" else 2
+    widest = max(max(layer.key_dim, layer.value_dim) for layer in config.layers)
+    dims = HEAD_MULTIPLE * -(-widest // HEAD_MULTIPLE)
+    heads = max(config.num_heads or 1, *(config.values.get(HEADS_OF_LAYERS) or (1,)))
+    return len(config.layers) * tokens * heads * (dims * width + LSE_BYTES)
 
 
 def may_keep(resolved: ResolvedRecipe, number: int) -> bool:
@@ -222,5 +248,5 @@ def _decisive(resolved: ResolvedRecipe, number: int) -> dict[str, Any]:
         "resolved": (here.precision, here.engine, repr(here.mesh), here.compiled, repr(here.keeping)),
         "rope": repr((resolved.methods[number] or resolved.rope, resolved.other_ropes[number])),
         "aux_loss": resolved.router_aux_losses[number],
-        "device": (resolved.device.type, resolved.capability),
+        "device": (resolved.device.type, resolved.capability or LEAST_CAPABILITY),
     }

@@ -11,7 +11,16 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.time import Cluster
-from ropewalk.training.memory_need import USABLE, Bounds, Need, bounds, keeping_all, may_keep, played_need
+from ropewalk.training.memory_need import (
+    USABLE,
+    Bounds,
+    Need,
+    bounds,
+    keeping_all,
+    may_keep,
+    most_kept,
+    played_need,
+)
 from ropewalk.training.recipe.recipe import Stage
 from ropewalk.training.resolved import ResolvedRecipe
 from ropewalk.training.simulation.rank_costs import in_own_process
@@ -139,7 +148,12 @@ class MeshChoice:
             # Their dry run walks along the row, which takes minutes, and there is one mesh to choose.
             return True
         # A stage that has room for kept attention will keep it, so that this dry run decides both.
-        return self.need(mesh, with_kept=True).fits(memory) or self.need(mesh).fits(memory)
+        kept = self.need(mesh, with_kept=True)
+        if kept.fits(memory):
+            return True
+        added = most_kept(self.config, self.stage, mesh, self.precision)
+        # Often it decides, too, that there is no room without.
+        return replace(kept, device=kept.device - added).fits(memory) and self.need(mesh).fits(memory)
 
     def bounds(self, mesh: MeshShape) -> Bounds:
         """What a step takes on a mesh, as far as it can be said without a dry run."""
