@@ -18,6 +18,8 @@ from tests.versions import needs_transformers
 
 LENGTHS = ([20, 15, 12], [5, 30, 12], [40, 7], [11, 12, 13, 11])
 RECURRENT = ("lfm2",)
+BLIND = ("labels", "shards", "loss", "checkpoint", "resume")
+"""Kinds of checks that know nothing of a model's attention; one family, whose layers are of two kinds, has them too."""
 FAMILIES = (
     "gpt_oss",
     "llama4",
@@ -64,7 +66,8 @@ def case_of(family, folder, scratch):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_check_passes_or_says_why_it_was_not_run(two_ranks, tmp_path, family):
     case = case_of(family, tmp_path / "model", tmp_path)
-    checks = run_checks(planned_checks(case, 2), lambda each: two_ranks.run(run_with, None, each, case)[0])
+    planned = [each for each in planned_checks(case, 2) if family == "deepseek_v3" or each.kind not in BLIND]
+    checks = run_checks(planned, lambda each: two_ranks.run(run_with, None, each, case)[0])
     assert {check.name: check.note for check in checks if check.passed is False} == {}
     not_run = {check.name: check.note for check in checks if check.passed is None}
     cut = {f"2 ranks = 1 rank, 2 {axis}" for axis in ("sequence", "ring")} if family in RECURRENT else set()

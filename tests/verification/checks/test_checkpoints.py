@@ -52,9 +52,8 @@ def test_a_run_that_keeps_attention_and_its_optimizer_on_the_host_resumes_to_the
 
 @compiles
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["wrapped rope", "resume"])
-def test_compiled_pieces_pass_the_checks_of_what_a_run_does(two_ranks, shallow_case, kind):
+def test_compiled_pieces_pass_a_check_of_what_a_run_does(two_ranks, shallow_case):
     """Three rows and then one in a micro-batch; parameters are sharded over the ranks of a sequence too."""
     case = replace(shallow_case, compiled=True, rows_per_batch=3, key="compiled")
-    check = two_ranks.run(run_planned, Planned(kind, "", "", MeshShape(sequence=2)), case)[0]
+    check = two_ranks.run(run_planned, Planned("wrapped rope", "", "", MeshShape(sequence=2)), case)[0]
     assert check.passed, check
