@@ -73,6 +73,7 @@ def draw(seed: int, total: int | None = None):
     return layout, inputs, options
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), score_bytes=st.sampled_from([1, 500, 4 * 2**20]))
 @settings(deadline=None)
 def test_engines_equal_each_run_written_out(seed, score_bytes):

@@ -21,6 +21,7 @@ def found(rows):
     return audit_model(sharp_llama(), rows, SETTINGS)
 
 
+@pytest.mark.slow
 def test_the_finding_is_three_sentences_with_the_audits_own_figures(found):
     size, cause, mitigation = finding(found)
     near = next(d for d in found.drift if d.dtype == "bfloat16" and d.delta1 == 0)
@@ -88,6 +89,7 @@ def test_weights_that_nobody_trained_are_not_said_to_be(found):
     assert "about the same" in finding(replace(found, drift=drift))[0]
 
 
+@pytest.mark.slow
 def test_the_finding_of_float32_alone():
     found = audit_model(
         sharp_llama(),

@@ -44,6 +44,7 @@ def audited(
     return json.loads(out.getvalue()), folder
 
 
+@pytest.mark.slow
 def test_json_has_the_lists_that_were_promised(audited: tuple[dict[str, Any], Path]) -> None:
     said, _ = audited
     assert {

@@ -153,6 +153,7 @@ def test_what_other_programs_do_otherwise_is_said(
     assert f"from_pretrained('{tmp_path / 'shown'}') loads it" in shown
 
 
+@pytest.mark.slow
 def test_factors_of_another_checkpoint_are_noted(
     run: Run, write: Write, checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

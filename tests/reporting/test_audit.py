@@ -47,6 +47,7 @@ def test_what_overflows_is_not_shown_as_a_number(found):
     assert "not finite" not in rows["float32"]
 
 
+@pytest.mark.slow
 def test_every_picture_is_drawn_or_its_absence_is_said(found, tmp_path):
     files, missing = draw_audit(found, tmp_path, "tiny")
     assert len(files) + len(missing) == 8

@@ -3,6 +3,7 @@
 from functools import partial
 from types import SimpleNamespace
 
+import pytest
 from transformers import AutoModelForCausalLM
 
 from scripts import train_demo_model as script
@@ -13,6 +14,7 @@ DOCUMENTS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_step_writes_a_folder_that_transformers_loads(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script, "embedded_documents", lambda split: DOCUMENTS)
     monkeypatch.setattr(script, "BATCH_ROWS", 2)

@@ -62,6 +62,7 @@ def finished(tmp_path_factory):
     return recipe, extend(recipe)
 
 
+@pytest.mark.slow
 def test_a_run_measures_any_suite_and_goes_on_with_its_results(finished):
     recipe, summary = finished
     for when in ("before", "after"):

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tell
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_it_grows_by_what_is_touched_and_stays():
     before = peak_memory(CPU)[PROCESS]
     held = torch.ones(before // 4 + 2**26)

@@ -188,6 +188,7 @@ class CutOff(BaseException):
     """Stands for the end of the process: nothing may catch it."""
 
 
+@pytest.mark.slow
 def test_cut_off_and_resumed_in_bfloat16_the_losses_are_the_same_to_the_last_bit(
     recipe_values, tmp_path, monkeypatch
 ):
@@ -337,6 +338,7 @@ def test_an_output_that_is_taken_is_refused_and_untouched(finished, tmp_path, ca
     assert len(losses(Path(values["output"]))) == 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "in the background"])
 def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(
     recipe_values, tmp_path, capsys, monkeypatch, asynchronous

@@ -15,7 +15,6 @@ from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import AS_IT_IS, load_model
 from ropewalk.reporting.run.training import write_run_report
 from ropewalk.training.measurement import _undisturbed
-from tests.marks import slow_after
 from tests.programs import run_program
 from tests.training.resume_cases import Notes, recipe_of, refused, weights_of, with_stage
 from tests.training.run_cases import cut_off_after, extend, extended
@@ -47,7 +46,8 @@ def beside(values, tmp_path, name, **evaluation):
     return {**values, "output": str(tmp_path / name), "evaluation": {**values["evaluation"], **evaluation}}
 
 
-@pytest.mark.parametrize("precision", slow_after(1, ["float32", "bfloat16", "bfloat16-autocast"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-autocast"])
 def test_training_is_the_same_to_the_last_bit(two_stages, tmp_path, precision):
     values = with_stage({**two_stages, "precision": precision}, 1, gradient_checkpointing=True)
     plain = beside(values, tmp_path, "plain")
@@ -116,6 +116,7 @@ def test_random_numbers_and_modes_are_those_from_before(tiny_checkpoint):
     assert [each.training for each in (whole, frozen, whole.model.model.layers[1])] == [True, False, True]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_measures_again_what_its_checkpoint_does_not_have(two_stages, tmp_path):
     values = beside(two_stages, tmp_path, "whole", every=1)
     extend(recipe_of(values))
@@ -138,6 +139,7 @@ def test_a_resumed_run_measures_again_what_its_checkpoint_does_not_have(two_stag
     assert any(line.startswith("evaluation during training: 7 times, every 1 steps") for line in notes.told)
 
 
+@pytest.mark.slow
 def test_measurements_begin_and_end_at_any_step_and_stay_comparable(two_stages, tmp_path):
     plain = beside(two_stages, tmp_path, "run")
     with cut_off_after(5):

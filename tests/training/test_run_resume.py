@@ -249,6 +249,7 @@ def test_what_saves_memory_changes_a_resumed_run_by_rounding(done, cut, setting)
     assert_rounded_otherwise(done, cut, setting)
 
 
+@pytest.mark.slow
 @compiles
 def test_a_compiled_run_goes_on_to_the_last_bit_and_a_plain_one_by_rounding(done, cut, tmp_path):
     """In one test, so that no two processes compile the same kernels."""

@@ -65,6 +65,7 @@ def stopped_of_ranks(values, until, resume=False):
         return training.extend_until(recipe, until, RunContext(world), resume).to_json()
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_after_a_stage_goes_on_to_the_same_result(two_stages, tmp_path):
     whole = beside(two_stages, tmp_path, "whole")
     first, second = extend(recipe_of(whole))["stages"]
@@ -89,6 +90,7 @@ def test_a_run_that_stops_after_a_stage_goes_on_to_the_same_result(two_stages, t
         stopped(values, 1, resume=True)
 
 
+@pytest.mark.slow
 def test_a_stage_that_starts_again_with_other_settings_is_as_if_it_had_had_them(two_stages, tmp_path):
     values = beside(two_stages, tmp_path, "run")
     extend(recipe_of(values))
@@ -116,6 +118,7 @@ def test_a_stage_that_starts_again_with_other_settings_is_as_if_it_had_had_them(
     assert result_of(other) == result_of(expected)
 
 
+@pytest.mark.slow
 def test_a_base_that_was_chosen_is_chosen_again(two_stages, tmp_path):
     auto = {"method": "auto", "probe_rows": 1, "candidates": ["theta=5e4", "theta=1e5"]}
     values = with_stage(with_stage(two_stages, 0, rope=auto), 1, rope=auto)
@@ -179,6 +182,7 @@ def test_the_command_stops_and_says_how_it_goes_on(two_stages, tmp_path, capsys)
     assert json.loads(capsys.readouterr().out)["context"] == 128
 
 
+@pytest.mark.slow
 def test_one_process_trains_the_first_stage_and_two_the_second(two_stages, tmp_path, two_ranks):
     values = with_stage(two_stages, 1, precision="float32", moments="keep")
     alone = beside(values, tmp_path, "alone")

@@ -48,6 +48,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(done, tmp_path, monkeypatch, 
     assert weights_of(values["output"]) == weights_of(done[0]["output"])
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_step_leaves_the_export_to_the_next_start(done, tmp_path, monkeypatch):
     values = begun(done, tmp_path)
     recipe = write(tmp_path / "recipe.yaml", values)
@@ -79,6 +80,7 @@ PARTS_OUTSIDE_OF_TRAINING = {
 }
 
 
+@pytest.mark.slow
 def test_a_signal_outside_of_training_says_how_to_go_on(done, tmp_path, monkeypatch, capsys):
     """One part after the other, in the order in which a run comes to them."""
     values = begun(done, tmp_path)
@@ -96,6 +98,7 @@ def test_a_signal_outside_of_training_says_how_to_go_on(done, tmp_path, monkeypa
     assert (Path(values["output"]) / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_signal_after_the_last_step_is_not_forgotten(done, tmp_path, monkeypatch):
     values = begun(done, tmp_path)
     recipe = write(tmp_path / "recipe.yaml", values)

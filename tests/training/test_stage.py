@@ -139,6 +139,7 @@ def results_of(values):
     return lines, weights_of(values["output"])
 
 
+@pytest.mark.slow
 def test_kept_moments_make_two_stages_one(all_rows_each_step, tmp_path):
     two, (stage, _) = all_rows_each_step, all_rows_each_step["stages"]
     rows = extend(recipe_of(two))["stages"][0]["rows"]
@@ -205,6 +206,7 @@ def without_the_second_stage(values, output):
     return {**values, "output": str(output)}
 
 
+@pytest.mark.slow
 def test_a_run_with_an_adapter_goes_on_with_its_moments(all_rows_each_step, tmp_path):
     values = {**all_rows_each_step, "adapter": {"rank": 2}}
     values = with_stage(values, 1, moments="rewarm", optimizer={"beta2": 0.9})

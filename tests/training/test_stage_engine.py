@@ -100,6 +100,7 @@ def test_a_damaged_record_is_named(tmp_path, damage):
         choices_in(tmp_path)
 
 
+@pytest.mark.slow
 def test_all_ranks_take_the_one_whose_slowest_rank_is_fastest(done, two_ranks, tmp_path):
     values, _ = done
     both = {**values, "output": str(tmp_path / "run"), "parallel": {"sequence": 2}}
@@ -122,6 +123,7 @@ def test_an_engine_that_fails_on_one_rank_is_not_taken():
     assert stage_engine._slowest([fine, slow]) == slow
 
 
+@pytest.mark.slow
 def test_a_ring_is_measured_over_its_ranks(done, two_ranks, tmp_path):
     values, _ = done
     both = {**values, "output": str(tmp_path / "run"), "parallel": {"ring": 2}}

@@ -190,6 +190,7 @@ def test_a_git_lfs_pointer_in_place_of_a_picture_is_passed_over(tmp_path: Path) 
     assert counts.binary_files == 1
 
 
+@pytest.mark.slow
 def test_a_line_or_text_beyond_the_limit_is_refused_before_it_is_held(tmp_path: Path) -> None:
     """A file of 1 MB that decompresses to 1 GiB, of which no more than the limit is read."""
     member = gzip.compress(b"a" * (1 << 23), 1)

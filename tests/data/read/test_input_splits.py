@@ -97,6 +97,7 @@ def test_row_groups_are_put_together_up_to_the_size(tmp_path: Path, monkeypatch:
     assert origins == [f"{path}:row {n}" for n in range(700)]
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.one_of(

@@ -155,6 +155,7 @@ for path in sys.stdin.read().split():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new", [pyarrow.ipc.new_stream, pyarrow.ipc.new_file])
 def test_wrong_numbers_anywhere_in_a_file_are_read_or_refused_but_end_no_process(tmp_path, new):
     """In a process of its own, which a wrong offset would end with a signal."""

@@ -212,6 +212,7 @@ def words_for(population: int, count: int) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_arrangement_is_as_likely() -> None:
     """Bernstein: |X - np| < t but for a chance of 2·exp(-t²/(2(np(1-p) + t/3))), over all arrangements."""
     settings = InterleaveSettings(

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
@@ -52,6 +53,7 @@ mixtures = st.sampled_from(
 validations = st.sampled_from([None, ValidationSettings(documents=7), ValidationSettings(fraction=0.1)])
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(packings, mixtures, validations)
 def test_every_token_is_accounted_for(

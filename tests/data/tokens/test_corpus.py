@@ -483,6 +483,7 @@ def write_inputs(folder: Path, files: int, documents: int, long: int = 0) -> Non
         (folder / f"{number}.jsonl").write_text("\n".join(lines))
 
 
+@pytest.mark.slow
 def test_runs_that_are_killed_lose_no_block_and_end_with_the_same_bytes(
     tmp_path: Path, run: Callable[..., Program]
 ) -> None:

@@ -35,7 +35,6 @@ from tests.evaluation.sharded_evaluation_cases import (
     probed,
     without_memory,
 )
-from tests.marks import slow_after
 
 FOLDER = demo_model_path()
 MESHES = [{"ring": 2, "sequence": 2}, {"shard": 2, "sequence": 2}]
@@ -125,6 +124,7 @@ def test_a_mesh_measures_what_one_process_does(
     assert calls[-1] == ("passkey teacher_forced at 321 tokens", 4, 4)
 
 
+@pytest.mark.slow
 def test_passkey_is_right_where_generation_says_it(
     four_ranks: Any, model: Any, tokenizer: Any, alone: dict[Any, TaskResult]
 ) -> None:
@@ -150,7 +150,8 @@ def test_passkey_is_right_where_generation_says_it(
     assert result.details["samples_sha256"] == generated.details["samples_sha256"]
 
 
-@pytest.mark.parametrize("mutation", slow_after(1, ["positions", "order"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", ["positions", "order"])
 def test_a_mesh_that_is_wrong_measures_something_else(
     four_ranks: Any, alone: dict[Any, TaskResult], documents: Any, mutation: str
 ) -> None:
@@ -206,6 +207,7 @@ def test_rows_of_any_lengths_have_the_losses_of_one_process(
             assert (one[(row.labels == IGNORED).numpy()] == 0).all()
 
 
+@pytest.mark.slow
 def test_probe_finds_the_same_over_ranks(four_ranks: Any, model: Any, documents: Any) -> None:
     rows = evaluation_rows(documents, 301, 0, None, 3).rows
     candidates = {

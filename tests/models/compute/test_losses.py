@@ -82,6 +82,7 @@ def error(found, expected):
     return float((found - expected).norm() / expected.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
 @pytest.mark.parametrize("autocast", [False, True], ids=["bfloat16", "autocast"])
 def test_the_heads_gradient_is_summed_over_1024_chunks_in_float32(autocast, tied, monkeypatch):

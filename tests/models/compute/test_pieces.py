@@ -128,6 +128,7 @@ def test_compiled_pieces_in_bfloat16_round_where_the_model_does():
     assert torch.equal(outcome(ours, LENGTHS[0])[0], outcome(plain, LENGTHS[0])[0])
 
 
+@pytest.mark.slow
 def test_a_packed_row_equals_its_documents_with_compiled_pieces():
     model = model_of("llama", torch.float32)
     fuse_pieces(model, "aot_eager")

@@ -21,6 +21,7 @@ def in_some(found: FeasibleBases, base: float) -> bool:
     return any(low <= base <= high for low, high in found.feasible)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.integers(1, 3000),
@@ -46,6 +47,7 @@ def test_intervals_are_feasible_inside_and_infeasible_just_outside(
             assert not reaches(low * (1 - step), rotary_dim, length), low
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(1, 4500), st.sampled_from([2, 8, 32, 64, 80, 128, 256]))
 def test_the_smallest_base_is_the_infimum_of_the_map(length: int, rotary_dim: int) -> None:
@@ -85,6 +87,7 @@ def test_infimum_agrees_with_a_scan_in_steps_of_0_6_percent(length: int, infimum
     assert found * 0.998 <= infimum <= found * 1.011
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rotary_dim", [64, 128])
 @pytest.mark.parametrize("length", [7, 300, 4096])
 def test_safe_base_alone_is_that_of_the_whole_map(length: int, rotary_dim: int) -> None:

@@ -13,7 +13,6 @@ from ropewalk.training.checkpoint.average import load_average
 from ropewalk.training.checkpoint.files import Position
 from ropewalk.training.checkpoint.sharded import ShardedCheckpoints
 from ropewalk.training.checkpoint.single import save_checkpoint
-from tests.marks import slow_after
 from tests.training.checkpoint.rank_cases import Trainee
 
 
@@ -74,7 +73,8 @@ def averaged(shape, folder, rows, out, whole):
         return {"each": each, "mean": mean, "of one": gathered_state(one.model.model, world)}
 
 
-@pytest.mark.parametrize("shape", slow_after(1, [{"shard": 2}, {"replicate": 2}]), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [{"shard": 2}, {"replicate": 2}], ids=str)
 def test_ranks_average_their_shards(two_ranks, tied_llama, rows, tmp_path, three_whole, shape):
     paths, expected = three_whole
     found, _ = two_ranks.run(averaged, shape, tied_llama, rows, tmp_path, paths)

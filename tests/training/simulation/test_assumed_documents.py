@@ -111,6 +111,7 @@ def test_windows_and_layers_weigh_by_their_number():
     assert packed.share_of_pairs([chosen], layers) == pytest.approx(mean / weighted(chosen))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "interleave", [None, {"min_length": 16, "max_length": 512}], ids=["plain", "interleaved"]
 )

@@ -109,6 +109,7 @@ def test_an_offloaded_optimizer_leaves_the_compute_dtype_on_the_gpu_and_12_bytes
         assert (found.host[part] > 4 * elements) == (ranks > 1)
 
 
+@pytest.mark.slow
 def test_a_gradient_at_a_time_is_on_the_gpu_if_the_optimizer_is_on_the_host(aside, tmp_path):
     """Kept to the end of the backward, gradients in bfloat16 would be 2 bytes a parameter."""
     model = model_folder(tmp_path / "model", num_hidden_layers=12, max_position_embeddings=8)

@@ -35,6 +35,7 @@ LENGTHS = (511, 800, *(30, 60, 20) * 40)
 """Two documents of a row and more, and 120 short ones."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [None, {"ring": 2}], ids=str)
 def test_operations_are_the_mean_over_the_rows_in_any_order_of_the_documents(aside, tmp_path, mesh):
     recipe = recipe_of(model_folder(tmp_path / "model"), parallel=mesh)
@@ -62,6 +63,7 @@ def test_the_model_attends_with_the_engine_of_the_stage(aside, tmp_path):
     assert {each.name for each in found.operators if each.kind == "attention"} == {"flash2"}
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_rows_that_need_most(aside, tmp_path):
     resolved = resolved_for(recipe_of(model_folder(tmp_path / "model")))
     alone = [aside(play, resolved, 0, Documents("", each), 0).memory.peak for each in ((511,), (30,) * 17)]
@@ -76,6 +78,7 @@ def adapted(recipe):
     return parse_recipe(yaml.safe_dump(values | {"adapter": adapter}), "recipe.yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_frozen_weights_take_no_operations_for_gradients_of_their_own(aside, tmp_path, checkpointing):
     recipe = recipe_of(model_folder(tmp_path / "model"), gradient_checkpointing=checkpointing)
@@ -92,6 +95,7 @@ def test_frozen_weights_take_no_operations_for_gradients_of_their_own(aside, tmp
     assert some["dense"] + some["attention"] > some["model"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "glm4_moe"])
 def test_experts_are_played_under_autocast_and_their_operations_counted(aside, tmp_path, family):
     config = every_family.tiny_config(family)
@@ -106,6 +110,7 @@ def test_experts_are_played_under_autocast_and_their_operations_counted(aside, t
     assert {moment for _, moment in step.recording.waits} == {"forward", "backward", "update"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "jetmoe"])
 def test_other_mixtures_are_played(aside, tmp_path, family):
     (tmp_path / "config.json").write_text(json.dumps(every_family.tiny_config(family).to_dict()))

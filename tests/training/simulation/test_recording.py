@@ -74,6 +74,7 @@ def test_planted_logits_of_all_tokens_are_found_and_named(aside, tmp_path):
     assert any("losses.py" in each.place or "recording_cases.py" in each.place for each in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [512, 500], ids=["equal tiles", "tiles of two sizes"])
 @pytest.mark.parametrize("stage", [{"gradient_checkpointing": True}, {"offload_optimizer": True}], ids=str)
 def test_tiles_that_repeat_others_are_counted_and_not_run(aside, tmp_path, stage, context):

@@ -51,6 +51,7 @@ def test_bytes_and_operations_are_those_of_two_processes(aside, tmp_path, two_ra
         assert dense_of(step) == dense
 
 
+@pytest.mark.slow
 def test_attention_counts_what_the_layout_makes_visible(aside, tmp_path):
     """512 tokens: an anchor of one token and documents of 100; the first one's run has the anchor in front."""
     recipe = recipe_of(model_folder(tmp_path / "model"), pattern="anchor")
@@ -65,6 +66,7 @@ def test_attention_counts_what_the_layout_makes_visible(aside, tmp_path):
     assert backward == 2 * 8 * pairs * 4 * 2 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "sdpa"])
 def test_hopper_computes_rows_of_one_run_by_cudnn(aside, tmp_path, engine):
     recipe = recipe_of(model_folder(tmp_path / "model"), pattern="full", engine=engine)
@@ -79,6 +81,7 @@ def test_hopper_computes_rows_of_one_run_by_cudnn(aside, tmp_path, engine):
     assert max(scratch) == 512 * 8 * (8 + 1) * 4 + 2 * 512 * 8 * 8 * 2
 
 
+@pytest.mark.slow
 def test_the_pieces_of_one_run_in_a_ring_are_computed_by_cudnn(aside, tmp_path):
     """A rank has two of four pieces: each sees itself causally, and all keys before it."""
     recipe = recipe_of(model_folder(tmp_path / "model"), pattern="full", parallel={"ring": 2})
@@ -92,6 +95,7 @@ def test_the_pieces_of_one_run_in_a_ring_are_computed_by_cudnn(aside, tmp_path):
     assert backward == 2 * pairs * 2 * 2 * 8
 
 
+@pytest.mark.slow
 def test_slices_of_documents_count_as_they_are_computed(aside, tmp_path):
     """Runs of 101, four of 100 and 11 tokens are six slices of 256 for cuDNN; FlashAttention takes them as they are."""
     recipe = recipe_of(model_folder(tmp_path / "model"), pattern="anchor", engine="sdpa")

@@ -192,6 +192,7 @@ def assert_goes_on_as(finished, values):
     assert resumed["after"] == summary["after"]
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_is_the_same_run(finished, auto_values, tmp_path, monkeypatch):
     """kill -9 inside the auto stage; the choice is on disk, and the probe is never run again."""
     file = tmp_path / "recipe.yaml"
@@ -287,6 +288,7 @@ def test_validation_sources_decide_where_they_are_given(recipe_values, tiny_docu
     assert (chosen["rows"], chosen["text"]) == (4, "held-out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "bfloat16-autocast"])
 def test_other_precisions_choose_too(recipe_values, precision):
     recipe_values["stages"][0]["rope"] = "auto"

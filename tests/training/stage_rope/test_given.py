@@ -315,6 +315,7 @@ def test_a_table_without_a_stage_of_its_own_is_refused(longrope_values, tmp_path
         with_tables(recipe_of({**longrope_values, "stages": stages}), paths)
 
 
+@pytest.mark.slow
 def test_the_command_takes_tables_and_resumes_with_them(longrope_values, tmp_path, capsys):
     file, path = tmp_path / "recipe.yaml", table(tmp_path / "f.json")
     file.write_text(yaml.safe_dump(longrope_values))

@@ -120,6 +120,7 @@ def perplexity(model, rows, length):
     return found.overall.perplexity
 
 
+@pytest.mark.slow
 def test_each_stage_trains_and_saves_with_the_factors_that_it_found(finished):
     output, summary, _ = finished
     for number, (context, step) in enumerate([(64, 4), (128, 2), (TARGET, 0)]):
@@ -230,6 +231,7 @@ assert not [name for name in sys.modules if name.startswith("ropewalk")]
 """
 
 
+@pytest.mark.slow
 def test_plain_transformers_gives_the_same_logits_below_and_above_the_original_length(finished, tmp_path):
     _, summary, _ = finished
     generator = torch.Generator().manual_seed(0)
@@ -248,6 +250,7 @@ class CutOff(BaseException):
     """Stands for the end of the process: nothing may catch it."""
 
 
+@pytest.mark.slow
 def test_cut_off_in_a_search_and_resumed_it_is_the_same_run(finished, progressive, monkeypatch):
     """Before its first forward pass, in the first search, after training, and in that of the short factors."""
     whole, expected, _ = finished

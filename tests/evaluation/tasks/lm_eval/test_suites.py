@@ -133,6 +133,7 @@ def test_the_batch_does_not_change_what_is_found(model, tokenizer):
     assert one.samples == many.samples
 
 
+@pytest.mark.slow
 def test_truthfulqa_is_the_share_of_probability_on_true_answers(model, tokenizer):
     (result,) = retention(model, tokenizer, TRUTHFULQA)
     examples = (
