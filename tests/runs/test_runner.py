@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -192,6 +193,68 @@ def test_a_damaged_step_whose_file_comes_back_with_another_date_keeps_its_follow
     again = Job(whole)
     again.run()
     assert (job.calls, again.calls) == ([], [])
+
+
+@pytest.fixture
+def remarks(tmp_path):
+    """Runs a step that makes a number with a remark and a dated file, and a step that uses the number alone."""
+
+    def run(number, remark, decides=lambda value: value["number"]):
+        ran = []
+
+        def first(work):
+            ran.append("first")
+            write_json(work.file("table.json"), {"number": number, "remark": remark})
+            return {"number": number, "remark": remark}
+
+        def second(work):
+            ran.append("second")
+            return work.inputs["first"]["number"]
+
+        with opened(tmp_path / "run", "toy", World()) as store:
+            steps = [
+                Step("first", dict, (), first, decides=decides),
+                Step("second", dict, ("first",), second),
+            ]
+            return ran, Runner(store, World()).run(steps)
+
+    return run
+
+
+@pytest.mark.parametrize("lost", ["steps/first.json", "table.json"])
+def test_what_decides_nothing_may_come_back_otherwise(remarks, tmp_path, lost):
+    remarks(1, "in 2 seconds")
+    (tmp_path / "run" / lost).unlink()
+    assert remarks(1, "in 3 seconds") == (
+        ["first"],
+        {"first": {"number": 1, "remark": "in 3 seconds"}, "second": 1},
+    )
+
+
+def test_what_decides_must_come_back_or_its_followers_are_made_again(remarks, tmp_path):
+    remarks(1, "in 2 seconds")
+    (tmp_path / "run/steps/first.json").unlink()
+    assert remarks(2, "in 2 seconds")[0] == ["first", "second"]
+    (tmp_path / "run/table.json").unlink()
+    with pytest.raises(RopewalkError, match=r"was damaged and made again.*was 2 and is 3"):
+        remarks(3, "in 2 seconds")
+
+
+def test_an_input_that_a_step_did_not_have_is_known_to_be_another_result_at_once(whole):
+    """So that a precious step is refused before anything runs, whatever the input will be."""
+
+    class Sharper(Job):
+        def list(self):
+            rows, table, train, after = super().list()
+            grid = Step("grid", dict, (), self._rows)
+            return [rows, table, grid, replace(train, inputs=("table", "grid")), after]
+
+    job = Sharper(whole)
+    with pytest.raises(
+        RopewalkError, match=r"train in .* began with something else: the result of grid changed"
+    ):
+        job.run()
+    assert job.calls == []
 
 
 def test_a_damaged_step_that_nothing_uses_may_give_another_result(whole):

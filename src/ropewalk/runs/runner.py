@@ -103,7 +103,7 @@ class Runner:
             made = step.run(work)
             seconds = time.perf_counter() - clock
             value = self.world.on_rank_0(
-                lambda: self.store.finish(step.name, records[0], made, work.unable, seconds)
+                lambda: self.store.finish(step.name, records[0], made, work.unable, seconds, step.decides)
             )
         self.values[step.name] = value
 

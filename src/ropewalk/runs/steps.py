@@ -43,6 +43,8 @@ class Step:
             undone the run.
         precious: the step has restart points or answers that a change would throw away, so a change is refused.
         why: what the user can do instead, for a refusal; empty for the general advice.
+        decides: the part of the value that later steps use, if they use neither the rest nor the files, which then
+            may differ between two runs (a duration, say, or versions of software); None if all of it counts.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Step:
     reached: OnRank0[int] | None = None
     precious: bool = False
     why: str = ""
+    decides: Callable[[Json], Json] | None = None
 
 
 class State(StrEnum):
@@ -73,7 +76,7 @@ class State(StrEnum):
     DAMAGED = "damaged"
     """A file that it wrote has changed since."""
     WAITS = "waits"
-    """An input is not done yet, and decides."""
+    """It was done, and an input that is not done decides whether that still counts."""
 
 
 class Done(BaseModel, extra="forbid", strict=True):
@@ -81,7 +84,7 @@ class Done(BaseModel, extra="forbid", strict=True):
 
     Attributes:
         value: what its body returned.
-        result: digest of the value and the files, which followers key on.
+        result: digest of the value and the files, or of the part of the value that decides; followers key on it.
         digests: of its files by name.
         seconds: how long the last run of its body took; no part of the result.
     """

@@ -277,13 +277,19 @@ class Store:
             first = changed[0]
             why = f"{first.key} was {shown(first.was)} and is {shown(first.now)}"
             return Found(State.OTHER, why, tuple(changed))
-        if any(
-            earlier[name].state not in (State.DONE, State.OPEN) for name in step.inputs if name in earlier
-        ):
-            return Found(State.WAITS)
+        unknown = {
+            name
+            for name in step.inputs
+            if name in earlier and earlier[name].state not in (State.DONE, State.OPEN)
+        }
         results = self.results(step)
+        # An input that it did not have is another result, whatever that will be.
         other = [
-            name for name in {**results, **record.inputs} if record.inputs.get(name) != results.get(name)
+            name
+            for name in dict.fromkeys((*step.inputs, *record.inputs))
+            if (
+                name not in record.inputs if name in unknown else record.inputs.get(name) != results.get(name)
+            )
         ]
         if other:
             return Found(State.OUTDATED, f"the result of {other[0]} changed")
@@ -291,6 +297,8 @@ class Store:
             return Found(State.BEGUN)
         if wrong := self.damage(record, deep):
             return Found(State.DAMAGED, wrong[0])
+        if unknown:
+            return Found(State.WAITS)
         return Found(State.DONE) if record.open is None else Found(State.OPEN, record.open)
 
     def results(self, step: Step) -> dict[str, str]:
@@ -384,16 +392,33 @@ class Store:
             names.append(file)
             self.write(name, record)
 
-    def finish(self, name: str, record: Record, value: Json, unable: str | None, seconds: float) -> Json:
+    def finish(
+        self,
+        name: str,
+        record: Record,
+        value: Json,
+        unable: str | None,
+        seconds: float,
+        decides: Callable[[Json], Json] | None = None,
+    ) -> Json:
         """Write that a step is done, and return its value as JSON gives it back.
+
+        Args:
+            name, decides: of the :class:`~ropewalk.runs.steps.Step`.
+            record: of the step, with the files that it has written.
+            value: what its body returned.
+            unable: what could not run; None if everything did.
+            seconds: how long its body took.
 
         Raises:
             RopewalkError: if a damaged step that was made again has another result than the one that later steps used.
         """
         value, digests = plain(value), self._digests(record)
-        result = digest([value, {each: known.sha256 for each, known in digests.items()}])
+        files = {each: known.sha256 for each, known in digests.items()}
+        used = decides or (lambda made: made)
+        result = digest([value, files] if decides is None else decides(value))
         if record.promised is not None and any(name in each.inputs for each in self.records().values()):
-            if different := differences(record.promised.value, value):
+            if different := differences(used(record.promised.value), used(value)):
                 raise RopewalkError(
                     f"{name} in {self.folder} was damaged and made again, but its result is another one: "
                     f"{different[0].key or 'it'} was {shown(different[0].was)} and is {shown(different[0].now)}; start "

@@ -312,7 +312,7 @@ def _rope(run: Run, number: int) -> Step:
         return decision.to_json()
 
     precious = rope.measured and run.has_trained(number)
-    return Step(name, identity, inputs, body, precious=precious, why=_ways_on(number))
+    return Step(name, identity, inputs, body, precious=precious, why=_ways_on(number), decides=_method)
 
 
 def _train(run: Run, number: int) -> Step:
@@ -374,6 +374,11 @@ def _ways_on(number: int) -> str:
     )
 
 
+def _method(value: Mapping[str, Any]) -> Any:
+    """What training and export use of a decision; how it was found, and its table, say how long a search took."""
+    return value["method"]
+
+
 def _short(run: Run) -> Step:
     """Search LongRoPE's short factors, on the final weights."""
     recipe, last = run.recipe, len(run.recipe.stages)
@@ -396,7 +401,7 @@ def _short(run: Run) -> Step:
         with_short = goal.extended(candidate_of(found))
         return {"method": as_json(with_short), "found": search_summary(found, path.name)}
 
-    return Step(SHORT, identity, (f"rope-{last}", f"train-{last}"), body)
+    return Step(SHORT, identity, (f"rope-{last}", f"train-{last}"), body, decides=_method)
 
 
 def _model(run: Run) -> Step:

@@ -279,16 +279,21 @@ def _refuse_without_checkpoint(run: Run) -> None:
 
 
 def has_trained_all(run: Run) -> bool:
-    """Whether nothing of the training is left to do; a damaged table of factors comes back as it was."""
-    found = [each.state for name, each in run.todo.found.items() if name.startswith(("rope-", "train-"))]
-    return set(found) <= {State.DONE, State.WAITS, State.DAMAGED}
+    """Whether nothing of the training is left to do, unless a RoPE that is found again turns out to be another one.
+
+    A damaged table of factors, or a lost record, comes back as it was, and until then nothing of the result moves.
+    """
+    found = run.todo.found
+    ropes, training = (
+        [found[name].state for name in found if name.startswith(kind)] for kind in ("rope-", "train-")
+    )
+    return not {State.OTHER, State.OUTDATED} & set(ropes) and set(training) <= {State.DONE, State.WAITS}
 
 
 def _exports(run: Run) -> bool:
     """Whether the model is exported again, as far as is known before it is trained on."""
     return run.todo.found[MODEL].state not in (State.DONE, State.WAITS) or (
-        SHORT in run.todo.found
-        and run.todo.found[SHORT].state not in (State.DONE, State.WAITS, State.DAMAGED)
+        SHORT in run.todo.found and run.todo.found[SHORT].state in (State.OTHER, State.OUTDATED)
     )
 
 
@@ -331,7 +336,7 @@ def _why_again(run: Run, model: Found) -> str:
     trained, last = has_trained_all(run), run.checkpoint
     name = "the start" if last is None else last.name
     how = f"from {name}" if trained else f"after the steps that follow {name}"
-    if model.state is State.DAMAGED and (run.output / MODEL).exists():
+    if trained and model.state is State.DAMAGED and (run.output / MODEL).exists():
         return (
             f"{run.output / MODEL} is not what the run saved ({model.why}); it will be exported again {how}"
         )

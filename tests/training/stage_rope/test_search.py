@@ -3,7 +3,9 @@
 import json
 import math
 import shutil
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ import yaml
 from safetensors.torch import load_file
 
 import ropewalk.search.loop as ledger
+import ropewalk.training.stage_rope.decide as decide_module
 import ropewalk.training.stage_rope.search as factor_search
-from ropewalk import ModelSetup, load_model
+from ropewalk import ModelSetup, RopewalkError, load_model
 from ropewalk.data import open_rows
 from ropewalk.data.read.draw import drawn
 from ropewalk.evaluation import evaluation_rows
@@ -20,7 +23,7 @@ from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.models.compute.losses import OutputHead
 from ropewalk.reporting.run.training import write_run_report
 from ropewalk.rope import Default, Linear, LongRope
-from ropewalk.search import Ledger, read_factors
+from ropewalk.search import Candidate, Ledger, read_factors
 from ropewalk.search.data import rows_digest, search_rows
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.stage_rope.search import checkpoint_digest
@@ -383,3 +386,44 @@ def test_a_damaged_table_is_found_again_without_a_forward_pass(
     assert path.with_suffix(".jsonl").read_text() == log
     assert again["after"] == summary["after"]
     assert not (copy / "earlier").exists()
+
+
+@pytest.mark.parametrize("step", ["rope-2", "short"])
+def test_a_search_whose_record_is_lost_is_found_again_and_nothing_else_is_done(
+    finished, tiny_checkpoint, tiny_documents, tmp_path, monkeypatch, step
+):
+    """Although the second search takes another time, and other versions of software ran it."""
+    output, summary, _ = finished
+    copy = shutil.copytree(output, tmp_path / "copy")
+    values = values_of(tiny_checkpoint, tiny_documents, copy)
+    (copy / "steps" / f"{step}.json").unlink()
+    records = {path.name: path.read_bytes() for path in (copy / "steps").iterdir()}
+    clock = SimpleNamespace(perf_counter=count(step=1000.0).__next__)
+    monkeypatch.setattr("ropewalk.search.run.time", clock)
+    monkeypatch.setattr("ropewalk.search.run.software_versions", lambda: {"ropewalk": "another"})
+    again = extend(recipe_of(values), resume=True)
+    name = "factors-short" if step == "short" else "factors-stage2"
+    assert table(copy, name).best == table(output, name).best
+    assert read_factors(copy / f"{name}.json").search.seconds == 1000
+    assert {
+        path.name: path.read_bytes() for path in (copy / "steps").iterdir() if path.stem != step
+    } == records
+    assert not (copy / "earlier").exists()
+    assert again["stages"] == summary["stages"]
+
+
+def test_a_stage_whose_factors_turn_out_to_be_others_is_refused_and_nothing_has_moved(
+    finished, tiny_checkpoint, tiny_documents, tmp_path, monkeypatch
+):
+    output, _, _ = finished
+    copy = shutil.copytree(output, tmp_path / "copy")
+    values = values_of(tiny_checkpoint, tiny_documents, copy)
+    (copy / "steps" / "rope-2.json").unlink()
+    monkeypatch.setattr(decide_module, "candidate_of", lambda table: Candidate((1.5,) * PAIRS))
+    with pytest.raises(
+        RopewalkError, match=r"train-2 in .* began with something else: the result of rope-2 changed"
+    ):
+        extend(recipe_of(values), resume=True)
+    assert not (copy / "earlier").exists()
+    assert (copy / "model").is_dir()
+    assert (copy / "evaluation-after.json").is_file()

@@ -168,3 +168,31 @@ def test_a_run_with_more_steps_searches_its_short_factors_again(own):
     kept = output / "earlier" / "short"
     assert read_factors(kept / "factors-short.json") == first
     assert (kept / "factors-short.jsonl").is_file()
+
+
+def test_a_run_with_more_steps_goes_on_although_its_table_is_damaged(own):
+    own["stages"][0] |= {"steps": 1, "rows_per_step": 1, "pattern": "full"}
+    own["data"] = {**own["data"], "validation_documents": 60}
+    extend(recipe_of(own))
+    output = Path(own["output"])
+    found = read_factors(output / "factors-stage1.json").best
+    (output / "factors-stage1.json").unlink()
+    own["stages"][0]["steps"] = 2
+    assert extend(recipe_of(own), resume=True)["stages"][0]["steps"] == 2
+    assert read_factors(output / "factors-stage1.json").best == found
+    assert len((output / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_short_factors_that_a_finished_run_gets_are_in_its_next_result(own):
+    factors = {"short_factor": [1, 1, 1, 1], "long_factor": [1, 1, 2, 2]}
+    own["stages"][0]["rope"] = {"method": "longrope", **factors}
+    own["data"] = {**own["data"], "validation_documents": 60}
+    extend(recipe_of(own))
+    own["short_context"] = {"budget": 6, "documents": 1, "largest": 1.5}
+    extend(recipe_of(own), resume=True)
+    output = Path(own["output"])
+    config = json.loads((output / "model" / "config.json").read_text())
+    short = read_factors(output / "factors-short.json").best.rescale_factors
+    assert tuple(config["rope_parameters"]["short_factor"]) == short
+    assert (output / "earlier" / "model" / "model").is_dir()
+    assert (output / "earlier" / "after" / "evaluation-after.json").is_file()
