@@ -25,9 +25,9 @@ from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.adapter_settings import AdapterSettings
 from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import cast_parameters, checkpoint_activations, load_model
-from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import ForwardPass, micro_batches, train_step
+from ropewalk.training.update.optimizer import MasterAdamW
+from ropewalk.training.update.step import ForwardPass, micro_batches, train_step
 
 KINDS: dict[str, dict[str, Any] | None] = {
     "all weights": None,

@@ -46,7 +46,7 @@ from ropewalk.training.resolved import ResolvedRecipe
 from ropewalk.training.simulation.rank_costs import play, played_by
 from ropewalk.training.stage import ready_to_train
 from ropewalk.training.stage_engine import measures_engine
-from ropewalk.training.step import ForwardPass, micro_batches, prepare, train_step
+from ropewalk.training.update.step import ForwardPass, micro_batches, prepare, train_step
 
 RATE = 1e-4
 STEPS = 3

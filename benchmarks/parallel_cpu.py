@@ -52,9 +52,9 @@ from ropewalk.parallel.traffic import counted_traffic
 from ropewalk.parallel.ulysses import replicated_kv_heads
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.traffic import fsdp_bytes, replica_bytes, ulysses_bytes
-from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import Batch, micro_batches, train_step
+from ropewalk.training.update.optimizer import MasterAdamW
+from ropewalk.training.update.step import Batch, micro_batches, train_step
 
 MESHES: dict[int, tuple[dict[str, int], ...]] = {
     2: ({"ring": 2}, {"replicate": 2}),
@@ -70,7 +70,7 @@ MESHES: dict[int, tuple[dict[str, int], ...]] = {
 """By number of ranks; a step has as many rows."""
 HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 8, 4, 16, 1537
 LOSS, NORM = 1e-6, 1e-5
-"""Relative differences that tests/training/test_step_sharded.py grants to gradients summed in another order."""
+"""Relative differences that tests/training/update/test_step_sharded.py grants to gradients summed in another order."""
 FEW_SCALARS = 3 * 2 * 8
 """A step sums three numbers over all ranks beside what the formulas count: targets, loss, and norm."""
 SOURCE_FILES = 160

@@ -36,9 +36,9 @@ from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import checkpoint_activations, load_model
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import Mesh, MeshShape, World, joined, make_mesh
-from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import ForwardPass, StepResult, micro_batches, train_step
+from ropewalk.training.update.optimizer import MasterAdamW
+from ropewalk.training.update.step import ForwardPass, StepResult, micro_batches, train_step
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 240
@@ -149,7 +149,7 @@ def mesh_step(folder: Path, mesh: Mesh, world: World, sizes: Sizes) -> dict[str,
 
 def compared(found: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
     """A mesh's figures with its differences from one device; the bound of each is one bfloat16 rounding, and for the
-    norm, which is a root of a sum over parameters, four (as in tests/training/test_step_sharded.py)."""
+    norm, which is a root of a sum over parameters, four (as in tests/training/update/test_step_sharded.py)."""
     unit = torch.finfo(torch.bfloat16).eps
     for name, bound in (("loss", unit), ("grad_norm", 4 * unit)):
         found[f"{name}_difference"] = abs(found[name] / whole[name] - 1)

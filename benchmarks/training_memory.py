@@ -21,9 +21,9 @@ from ropewalk.attention.choices import PATTERNS
 from ropewalk.attention.layout import next_token_labels
 from ropewalk.models.compute.losses import LOGITS_BYTES, LossModel, OutputHead
 from ropewalk.models.load import attach
-from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import micro_batches, train_step
+from ropewalk.training.update.optimizer import MasterAdamW
+from ropewalk.training.update.step import micro_batches, train_step
 
 GIB = 2**30
 

@@ -119,7 +119,7 @@ def planned_run(**changes) -> PlannedRun:
         model_flops=3 * 10**15,
         sent={"shards": 10**9, "replicas": 0, "ulysses": 2 * 10**9, "ring": 0},
         offloaded=0,
-        waits=(Wait("ropewalk/training/step.py:1 _read", "update", 2),),
+        waits=(Wait("ropewalk/training/update/step.py:1 _read", "update", 2),),
         copies=(),
         time=StageTime(10.0, 8.0, KINDS, 1.5, 0.5, 104857.6, 0.4, 0.11, 0.28, None),
     )

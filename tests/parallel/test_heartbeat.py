@@ -9,7 +9,7 @@ from ropewalk.parallel import World
 from ropewalk.parallel.heartbeat import Beat, _Watch, diagnosis, heartbeat, read_beats
 from tests.parallel.world_cases import timing_out
 
-WAITING = "training/step.py:231 (all_reduce)"
+WAITING = "training/update/step.py:231 (all_reduce)"
 READING = "data/rows/packed_rows.py:88 (read)"
 
 

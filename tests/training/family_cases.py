@@ -16,9 +16,9 @@ from ropewalk.models.compute.routing import Recorder
 from ropewalk.models.load import AS_IT_IS, cast_parameters, checkpoint_activations, load_model
 from ropewalk.models.sharding import gathered_state, load_sharded
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
-from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import Batch, ForwardPass, micro_batches, train_step
+from ropewalk.training.update.optimizer import MasterAdamW
+from ropewalk.training.update.step import Batch, ForwardPass, micro_batches, train_step
 from tests.models.families import WINDOW, tiny_model
 
 OPTIMIZER = Optimizer(epsilon=1e-3)

@@ -18,10 +18,10 @@ from ropewalk.models.sharding import gathered_state, load_sharded
 from ropewalk.parallel import MeshShape, ShardedLayouts, joined, make_mesh
 from ropewalk.parallel.traffic import counted_traffic
 from ropewalk.testing import random_layout
-from ropewalk.training import step
-from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import ForwardPass, micro_batches, train_step
+from ropewalk.training.update import step
+from ropewalk.training.update.optimizer import MasterAdamW
+from ropewalk.training.update.step import ForwardPass, micro_batches, train_step
 
 VOCABULARY = 503
 

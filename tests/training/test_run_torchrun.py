@@ -168,7 +168,8 @@ def test_a_run_that_hangs_says_where_each_rank_is(values, tmp_path):
     assert re.search(
         r"no step was completed for 4 s: rank 1 \(process \d+ on \S+\) is in step 3 at "
         r"training/stage.py:\d+ \(steps\); "
-        r"rank 0 \(process \d+ on \S+\) is in step 3 at training/step.py:\d+ \(all_reduce\); the same command with",
+        r"rank 0 \(process \d+ on \S+\) is in step 3 at training/update/step.py:\d+ \(all_reduce\); "
+        "the same command with",
         said[0],
     )
 

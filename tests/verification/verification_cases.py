@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 import ropewalk.parallel.ring as ring
 import ropewalk.parallel.ring.attention as ring_attention
 import ropewalk.training.checkpoint.sharded as sharded_checkpoint
-import ropewalk.training.step as step
+import ropewalk.training.update.step as step
 import ropewalk.verification.checks.effective_rope as effective_rope
 import ropewalk.verification.computing as computing
 import ropewalk.verification.run as running
@@ -27,7 +27,7 @@ from ropewalk.models.checkpoint.save import save_model
 from ropewalk.models.compute.offload import Offload
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, World, joined
 from ropewalk.rope import RotaryEmbedding
-from ropewalk.training.step import Batch
+from ropewalk.training.update.step import Batch
 from ropewalk.verification import Outcome, Planned, run_in
 from ropewalk.verification.checks import Claim, every_mesh
 from ropewalk.verification.computing import once, once_together

@@ -13,8 +13,8 @@ from ropewalk.evaluation.results import TaskResult
 from ropewalk.io.files import parse_json
 from ropewalk.training.folder import METRICS, RECIPE, SUMMARY
 from ropewalk.training.metrics import MetricsLog
-from ropewalk.training.peak_memory import GPU, PROCESS
 from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.update.peak_memory import GPU, PROCESS
 
 NOT_COMPARED = ("output", "checkpoints", "trackers", "seed")
 """Keys of a recipe that make no other cell: where it writes, what it keeps, and the seed."""

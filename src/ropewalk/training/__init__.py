@@ -2,31 +2,28 @@
 
 Its files::
 
-    recipe                     everything that decides a run, as a person writes it
-    preflight                  refuse before the work starts what would fail later
-    resolved                   a recipe with every ``auto`` resolved
-    run                        the main job as a list of steps, from a recipe to an extended checkpoint
-    run_state                  what the steps of a run share
-    taking_up                  may a run start or resume in its folder, and what it verifies first
-    folder                     names in a run's folder, and how far the run in it came
-    summary                    the result of a run
-    copied                     the run's copy at a URL
-    documents                  packed rows to train on, held-out documents to evaluate on
-    measurement                evaluation before, during and after training
-    stage                      one stage: from a checkpoint to a checkpoint at its context
-    stage_rope                 a stage's RoPE: given, from a table, searched or chosen
-    stage_engine               ``engine: auto``: the engines timed on a stage's first rows
-    step                       one optimizer step, as a function of model, rows and mesh
-    optimizer                  AdamW with float32 master weights, learning-rate schedules
-    host_copies                copies between a GPU and CPU memory while the GPU computes
-    checkpoint                 checkpoints of one process and of several
-    final_weights              which checkpoints are exported: last, best, or a mean
-    export_step                the model as it was after a step
-    metrics                    one line a step, and experiment trackers
-    clock, speed, peak_memory  seconds, operations and memory of a step
-    simulation                 the same step on tensors without data: memory, operations, bytes sent
-    memory_need                memory and time that a stage needs on a rank, from a remembered dry run
-    mesh_choice                ``parallel: auto``: the coarsest split that fits
+    recipe         everything that decides a run, as a person writes it
+    preflight      refuse before the work starts what would fail later
+    resolved       a recipe with every ``auto`` resolved
+    run            the main job as a list of steps, from a recipe to an extended checkpoint
+    run_state      what the steps of a run share
+    taking_up      may a run start or resume in its folder, and what it verifies first
+    folder         names in a run's folder, and how far the run in it came
+    summary        the result of a run
+    copied         the run's copy at a URL
+    documents      packed rows to train on, held-out documents to evaluate on
+    measurement    evaluation before, during and after training
+    stage          one stage: from a checkpoint to a checkpoint at its context
+    stage_rope     a stage's RoPE: given, from a table, searched or chosen
+    stage_engine   ``engine: auto``: the engines timed on a stage's first rows
+    update         one optimizer step: gradients, AdamW, and what it took
+    checkpoint     checkpoints of one process and of several
+    final_weights  which checkpoints are exported: last, best, or a mean
+    export_step    the model as it was after a step
+    metrics        one line a step, and experiment trackers
+    simulation     the same step on tensors without data: memory, operations, bytes sent
+    memory_need    memory and time that a stage needs on a rank, from a remembered dry run
+    mesh_choice    ``parallel: auto``: the coarsest split that fits
 """
 
 from typing import TYPE_CHECKING

@@ -33,7 +33,7 @@ from ropewalk.training.checkpoint.files import Position, checkpoint_name, is_pla
 from ropewalk.training.checkpoint.single import random_states, set_random_states
 from ropewalk.training.recipe.evaluation import Evaluation
 from ropewalk.training.resolved import ResolvedRecipe, folder_of
-from ropewalk.training.step import autocast
+from ropewalk.training.update.step import autocast
 
 DURING = "evaluation-during"
 """Folder with the results of evaluations during training."""

@@ -31,18 +31,18 @@ from ropewalk.rope import RopeMethod
 from ropewalk.training.checkpoint.files import CHECKPOINTS, Position
 from ropewalk.training.checkpoint.sharded import load_checkpoint, load_moments, load_weights
 from ropewalk.training.checkpoint.writing import checkpointing
-from ropewalk.training.clock import StepClock
 from ropewalk.training.copied import copying
 from ropewalk.training.final_weights import best_checkpoint
 from ropewalk.training.folder import left_off
 from ropewalk.training.measurement import Measurement, measure_during, tracked
 from ropewalk.training.metrics import MetricsLog
-from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
-from ropewalk.training.peak_memory import peak_memory
 from ropewalk.training.resolved import AtStage, ResolvedStage, load_for_run, share_of_step
-from ropewalk.training.speed import Speed
 from ropewalk.training.stage_engine import engine_of_stage, measures_engine
-from ropewalk.training.step import Batch, ForwardPass, StepResult, micro_batches, prepare, train_step
+from ropewalk.training.update.clock import StepClock
+from ropewalk.training.update.optimizer import MasterAdamW, learning_rate_at
+from ropewalk.training.update.peak_memory import peak_memory
+from ropewalk.training.update.speed import Speed
+from ropewalk.training.update.step import Batch, ForwardPass, StepResult, micro_batches, prepare, train_step
 
 log = logging.getLogger("ropewalk")
 

@@ -21,7 +21,7 @@ from ropewalk.models.compute.tiled_mlp import tile_mlps
 from ropewalk.models.load import cast_parameters, checkpoint_activations, load_model
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import Mesh, World
-from ropewalk.training.step import ForwardPass, micro_batches, train_step
+from ropewalk.training.update.step import ForwardPass, micro_batches, train_step
 from ropewalk.verification.case import Case
 
 T = TypeVar("T")

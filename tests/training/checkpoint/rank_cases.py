@@ -28,9 +28,9 @@ from ropewalk.training.checkpoint.sharded import (
     load_checkpoint,
     load_weights,
 )
-from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import ForwardPass, micro_batches, train_step
+from ropewalk.training.update.optimizer import MasterAdamW
+from ropewalk.training.update.step import ForwardPass, micro_batches, train_step
 
 ALONE = World()
 

@@ -14,7 +14,7 @@ from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.simulation.assumed_documents import documents_of
 from ropewalk.training.simulation.step import _model
 from ropewalk.training.stage import ready_to_train
-from ropewalk.training.step import ForwardPass, micro_batches, prepare, train_step
+from ropewalk.training.update.step import ForwardPass, micro_batches, prepare, train_step
 from tests.dry_run.cases import resolved_for
 
 

@@ -56,7 +56,7 @@ from ropewalk.training.checkpoint.single import (
     set_moments,
     set_random_states,
 )
-from ropewalk.training.optimizer import MasterAdamW
+from ropewalk.training.update.optimizer import MasterAdamW
 
 METADATA = ".metadata"
 _METADATA_CLASSES = {

@@ -32,7 +32,7 @@ from ropewalk.training.checkpoint.files import (
     nothing_more,
     write_record,
 )
-from ropewalk.training.optimizer import STATE_KINDS, MasterAdamW
+from ropewalk.training.update.optimizer import STATE_KINDS, MasterAdamW
 
 WEIGHT, STATE, RANDOM = "weight.", "optimizer.", "random."
 """Prefixes of names in what a checkpoint contains: weights, AdamW's state, random number generators."""

@@ -14,8 +14,8 @@ from ropewalk.training.checkpoint.background import CheckpointWriter
 from ropewalk.training.checkpoint.files import Completed, nothing_more
 from ropewalk.training.checkpoint.sharded import ShardedCheckpoints
 from ropewalk.training.checkpoint.single import WholeCheckpoints
-from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Checkpoints
+from ropewalk.training.update.optimizer import MasterAdamW
 
 
 def asynchronous(settings: Checkpoints, device: torch.device, offloaded: bool) -> bool:

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import Free, free_mark, model_in
-from ropewalk.training.optimizer import learning_rate_at
 from ropewalk.training.recipe.recipe import Recipe, Stage
+from ropewalk.training.update.optimizer import learning_rate_at
 
 Key = tuple[str | int, ...]
 """Path of a value in a recipe, such as ``("stages", 0, "steps")``."""

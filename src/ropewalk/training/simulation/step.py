@@ -22,13 +22,13 @@ from ropewalk.models.sharding import materialise, shard_model
 from ropewalk.parallel import Mesh
 from ropewalk.rope import RopeMethod
 from ropewalk.training.checkpoint.writing import asynchronous
-from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.resolved import ResolvedRecipe, ResolvedStage
 from ropewalk.training.simulation.few_layers import Kinds, keep_layers, kinds_of, watch_layers
 from ropewalk.training.simulation.recording import Allocation, Operator, Recorder, Recording
 from ropewalk.training.simulation.simulated import simulated_rank
 from ropewalk.training.stage import ready_to_train
-from ropewalk.training.step import Batch, ForwardPass, micro_batches, prepare, train_step
+from ropewalk.training.update.optimizer import MasterAdamW
+from ropewalk.training.update.step import Batch, ForwardPass, micro_batches, prepare, train_step
 
 MOST_PASSES = 2
 """Forward and backward passes that a dry run executes; all further ones of a step repeat the first."""

@@ -17,7 +17,7 @@ from ropewalk.training.documents import probe_rows
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.resolved import AtStage, load_for_run
 from ropewalk.training.stage_rope.base import Before
-from ropewalk.training.step import autocast
+from ropewalk.training.update.step import autocast
 
 CHOICES = "rope-choices.json"
 """File in the run's folder that shows the bases that ``auto`` has chosen."""

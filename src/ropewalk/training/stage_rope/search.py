@@ -40,7 +40,7 @@ from ropewalk.training.stage_rope.base import (
     refuse_start_tokens,
     stage_name,
 )
-from ropewalk.training.step import autocast
+from ropewalk.training.update.step import autocast
 
 SHORT, SHORT_LABEL = "short", "the short factors"
 HELD_OUT, TRAINING = "held-out rows", "training rows"

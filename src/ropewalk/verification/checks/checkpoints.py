@@ -16,8 +16,8 @@ from ropewalk.parallel import Mesh, World
 from ropewalk.parallel.context import RunContext
 from ropewalk.training.checkpoint.files import Position
 from ropewalk.training.checkpoint.sharded import ShardedCheckpoints, load_checkpoint
-from ropewalk.training.optimizer import MasterAdamW
-from ropewalk.training.step import ForwardPass, micro_batches, train_step
+from ropewalk.training.update.optimizer import MasterAdamW
+from ropewalk.training.update.step import ForwardPass, micro_batches, train_step
 from ropewalk.verification.case import Case
 from ropewalk.verification.checks import Claim, own_mesh
 from ropewalk.verification.computing import load_on, load_whole, once_together

@@ -17,7 +17,7 @@ from ropewalk.data.mixture.report import counted
 from ropewalk.errors import EngineError
 from ropewalk.models.attention.hooks import attention_options_of
 from ropewalk.models.compute.losses import decoder_of
-from ropewalk.training.step import autocast
+from ropewalk.training.update.step import autocast
 from ropewalk.verification.case import Case
 from ropewalk.verification.checks import Claim
 from ropewalk.verification.computing import load_whole, once

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, Row
 from ropewalk.parallel import Mesh, ShardedLayouts, World
-from ropewalk.training.step import Batch
+from ropewalk.training.update.step import Batch
 from ropewalk.verification.case import Case
 from ropewalk.verification.checks import Claim, every_mesh
 from ropewalk.verification.result import Outcome

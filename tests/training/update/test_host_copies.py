@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from ropewalk.training import host_copies
-from ropewalk.training.host_copies import HostCopies
+from ropewalk.training.update import host_copies
+from ropewalk.training.update.host_copies import HostCopies
 
 
 def test_on_the_cpu_copies_are_made_at_once():

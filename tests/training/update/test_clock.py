@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from ropewalk.training.clock import StepClock
+from ropewalk.training.update.clock import StepClock
 
 
 def test_on_a_cpu_each_step_has_its_own_update():

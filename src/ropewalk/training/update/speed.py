@@ -20,7 +20,7 @@ from ropewalk.parallel import Mesh, ShardedLayouts
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.time import gpu_named, model_flops
 from ropewalk.training.resolved import ResolvedRecipe
-from ropewalk.training.step import Batch
+from ropewalk.training.update.step import Batch
 
 
 @dataclass(frozen=True)

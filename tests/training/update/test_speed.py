@@ -16,7 +16,7 @@ from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.time import GPUS, gpu_named
-from ropewalk.training.speed import Speed, adapter_flops
+from ropewalk.training.update.speed import Speed, adapter_flops
 
 CONFIG = LlamaConfig(
     vocab_size=61,

@@ -9,9 +9,9 @@ from ropewalk import PackedLayout, RopewalkError, Row
 from ropewalk.attention.layout import IGNORED, next_token_labels
 from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import attach
-from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import ForwardPass, micro_batches, train_step
+from ropewalk.training.update.optimizer import MasterAdamW
+from ropewalk.training.update.step import ForwardPass, micro_batches, train_step
 
 
 def tiny_model():

@@ -12,9 +12,9 @@ from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import checkpoint_activations, load_model
 from ropewalk.models.sharding import gathered_state, load_sharded
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
-from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import ForwardPass, micro_batches, train_step
+from ropewalk.training.update.optimizer import MasterAdamW
+from ropewalk.training.update.step import ForwardPass, micro_batches, train_step
 from tests.training.sharded_cases import packed_rows, save_tied_llama
 
 GPU = [

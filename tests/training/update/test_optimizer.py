@@ -7,9 +7,9 @@ import torch
 import transformers
 from pydantic import ValidationError
 
-from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
 from ropewalk.training.recipe.recipe import Optimizer, Stage
 from ropewalk.training.recipe.stage import AS_A_FILE
+from ropewalk.training.update.optimizer import MasterAdamW, learning_rate_at
 
 SETTINGS = Optimizer()
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ropewalk.attention.engines.capabilities import SIMULATED
-from ropewalk.training.host_copies import HostCopies
 from ropewalk.training.recipe.recipe import Optimizer, Stage
+from ropewalk.training.update.host_copies import HostCopies
 
 STATE_KINDS = ("step", "exp_avg", "exp_avg_sq")
 """Names of the tensors that AdamW keeps for every parameter."""

@@ -25,8 +25,8 @@ from ropewalk.models.compute.offload import Offload
 from ropewalk.models.compute.routing import Recorder, Routing, recorded_routing
 from ropewalk.parallel import Mesh, ShardedLayouts
 from ropewalk.parallel.ring import prepare as prepare_ring
-from ropewalk.training.clock import Moment, StepClock
-from ropewalk.training.optimizer import MasterAdamW
+from ropewalk.training.update.clock import Moment, StepClock
+from ropewalk.training.update.optimizer import MasterAdamW
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from ropewalk.training.peak_memory import PROCESS, peak_memory
+from ropewalk.training.update.peak_memory import PROCESS, peak_memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of a process")
 CPU = torch.device("cpu")

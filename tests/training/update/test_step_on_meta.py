@@ -12,9 +12,9 @@ from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import attach, cast_parameters, checkpoint_activations
 from ropewalk.models.rope.rotary import rope_of
 from ropewalk.rope import LongRope
-from ropewalk.training import step
-from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
+from ropewalk.training.update import step
+from ropewalk.training.update.optimizer import MasterAdamW
 from tests.meta_cases import META, OneDevice
 
 LENGTH = 40
