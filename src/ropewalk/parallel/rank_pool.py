@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -141,17 +141,20 @@ class Ranks:
             self._pipes.append(ours)
 
 
-def process_context() -> Any:
+def process_context(libraries: Sequence[str] = LIBRARIES) -> Any:
     """Multiprocessing context whose processes are forks of a server that has only imported large libraries.
 
     The server is a child of this process and ends with it. On systems that cannot fork, each process imports the
     libraries itself.
+
+    Args:
+        libraries: names of the modules that the server imports.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     # No effect if the program has already started the fork server for its own processes.
-    context.set_forkserver_preload(LIBRARIES)
+    context.set_forkserver_preload([*libraries])
     return context
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.training.simulation.few_layers import Kind, further, some_of_each
+from ropewalk.training.simulation.few_layers import LEAST_LAYERS, Kind, further, layers_of_run, some_of_each
 from ropewalk.training.simulation.memory import _Points
 from tests.dry_run.cases import model_folder, recipe_of
 from tests.training.simulation.few_cases import both
@@ -75,6 +75,13 @@ def test_the_ends_of_a_shape_and_one_of_each_other_kind_are_kept(letters, kept, 
     assert some_of_each(kinds) == kept
     assert further(kinds) == more
     assert len(kept) + sum(more.values()) == len(kinds)
+
+
+def test_all_layers_are_played_unless_a_few_are_fewer():
+    whole, deep = kinds_from("a" * LEAST_LAYERS), kinds_from("a" * (LEAST_LAYERS + 1))
+    assert [layers_of_run(whole, which) for which in (0, 1)] == [tuple(range(LEAST_LAYERS)), None]
+    runs = [layers_of_run(deep, which) for which in (0, 1, 2)]
+    assert runs == [(0, 1, 8, 9), (0, 1, 2, 8, 9), None]
 
 
 BYTES = st.tuples(*[st.integers(0, 1000)] * 4)

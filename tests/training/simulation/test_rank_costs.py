@@ -1,4 +1,4 @@
-"""Ranks are played in a process of their own, which leaves nothing behind in this one."""
+"""Ranks are played in processes of their own, which leave nothing behind in this one."""
 
 import json
 import multiprocessing
@@ -12,18 +12,27 @@ from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.time import model_flops
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.simulation.assumed_documents import Documents
+from ropewalk.training.simulation.few_layers import LEAST_LAYERS
 from ropewalk.training.simulation.rank_costs import flops_of, in_own_process, operators_of, play
 from tests.dry_run.cases import model_folder, played, recipe_of, resolved_for
 from tests.models import every_family
 
 
 @pytest.mark.slow
-def test_the_process_ends_and_this_one_has_no_new_device(tmp_path):
-    resolved = resolved_for(recipe_of(model_folder(tmp_path / "model"), parallel={"ring": 2}), 2)
+def test_processes_end_and_play_what_one_does_and_this_one_has_no_new_device(aside, tmp_path):
+    # Deep enough for two runs, which are played at the same time.
+    model = model_folder(tmp_path / "model", num_hidden_layers=LEAST_LAYERS + 1)
+    resolved = resolved_for(recipe_of(model, parallel={"ring": 2}), 2)
     others = set(multiprocessing.active_children())
     with in_own_process() as player:
         first, second = (player(resolved, 0, Documents("one per row"), rank) for rank in (0, 1))
     assert (first.rank, second.rank) == (0, 1)
+    alone = aside(play, resolved, 0, Documents("one per row"), 0)
+    assert (first.memory.peak, first.operators, first.transfers) == (
+        alone.memory.peak,
+        alone.operators,
+        alone.transfers,
+    )
     assert first.flops["dense"] == second.flops["dense"]
     assert first.transfers.ring[0] > 0
     assert set(multiprocessing.active_children()) <= others

@@ -11,6 +11,6 @@ Its files::
     operations         operations and scratch memory of attention kernels and experts
     bytes_moved        bytes that an operator reads and writes
     memory             memory of a rank by part and by moment
-    rank_costs         what a step takes on one rank, in a process of its own
+    rank_costs         what a step takes on one rank, in processes of its own
     roofline           time of the operators on assumed hardware
 """

@@ -18,6 +18,9 @@ from torch import nn
 from ropewalk.models.attention.hooks import localities_by_layer
 from ropewalk.training.simulation.recording import in_backward
 
+LEAST_LAYERS = 4 + 5
+"""Layers that are played in two runs at least; a model of so many is played whole."""
+
 
 class Kind(NamedTuple):
     """Kind of a layer; layers of one kind are equal.
@@ -77,6 +80,20 @@ def further(kinds: Kinds) -> dict[int, int]:
     left = [number for number in range(len(kinds)) if number not in kept]
     number_of = Counter(kinds[number] for number in left)
     return {next(each for each in left if kinds[each] == kind): number for kind, number in number_of.items()}
+
+
+def layers_of_run(kinds: Kinds, which: int) -> tuple[int, ...] | None:
+    """Numbers of the layers of a run: of 0, a few or all, and of each other one, these and one of :func:`further`.
+
+    None if there is no such run.
+    """
+    few, more = some_of_each(kinds), [*further(kinds)]
+    # As many layers as all runs together are played as they are.
+    if len(few) + len(more) * (len(few) + 1) >= len(kinds):
+        few, more = tuple(range(len(kinds))), []
+    if which > len(more):
+        return None
+    return tuple(sorted((*few, *more[which - 1 : which]))) if which else few
 
 
 def watch_layers(model: nn.Module, numbers: Sequence[int], enters: Callable[[int], None]) -> None:

@@ -1,12 +1,12 @@
-"""Play a rank of a step in a process of its own, and keep what counts of it.
+"""Play a rank of a step in processes of its own, and keep what counts of it.
 
-The process is a new one because torch takes a device only before its first backward, and because a simulated device and
-a fake process group have no place in the process of whoever asks.
+The processes are new ones because torch takes a device only before its first backward, and because a simulated device
+and a fake process group have no place in the process of whoever asks.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,24 +14,35 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 from unittest import mock
 
+from ropewalk.models.config.read import read_config
+from ropewalk.parallel.rank_pool import process_context
 from ropewalk.planning.sizing.time import Transfers
 from ropewalk.training.resolved import ResolvedRecipe
 from ropewalk.training.simulation.assumed_documents import Documents
 from ropewalk.training.simulation.few_layers import (
-    Kinds,
+    LEAST_LAYERS,
     extended,
     extended_fields,
     further,
-    some_of_each,
+    layers_of_run,
 )
 from ropewalk.training.simulation.memory import Memory, extended_memory
 from ropewalk.training.simulation.recording import RECOMPUTATION, Operator, flops_by_phase
 from ropewalk.training.simulation.simulated import register_device
 from ropewalk.training.simulation.step import MOST_PASSES, DryStep, dry_step
+
+MOST_PROCESSES = 3
+"""Processes that play the runs of a model at the same time: a model with two kinds of layers has three runs."""
+
+LIBRARIES = (__name__, "torch.distributed.fsdp", "transformers.modeling_utils")
+"""Modules that a run needs and that take seconds to import."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -102,43 +113,60 @@ def played_by(player: Player) -> Iterator[Player]:
 
 @contextmanager
 def in_own_process() -> Iterator[Player]:
-    """A process that plays ranks one after the other, as long as the outermost such context is open.
+    """Processes that play ranks one after the other, as long as the outermost such context is open.
 
-    The first rank starts it, which takes seconds of imports.
+    The first rank starts them, which takes seconds of imports; the runs of a deep model are played at the same time.
     """
     if (player := _PLAYER.get()) is not None:
         yield player
         return
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+    with ProcessPoolExecutor(
+        min(MOST_PROCESSES, os.cpu_count() or 1),
+        process_context(LIBRARIES),
+        # The server that they are forks of may have started with another.
+        initializer=_take_environment,
+        initargs=(dict(os.environ),),
+    ) as processes:
 
-        def aside(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int) -> RankCosts:
-            # A spawned process imports the caller's script, which may be about to join a process group.
+        def started(function: Callable[..., Result], *arguments: Any) -> Callable[[], Result]:
+            # A new process imports the caller's script, which may be about to join a process group.
             with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):
-                submitted = process.submit(play, resolved, number, documents, rank)
-            return submitted.result()
+                return processes.submit(function, *arguments).result
 
-        with played_by(aside):
+        with played_by(partial(play, start=started)) as aside:
             yield aside
 
 
-def play(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int) -> RankCosts:
-    """Play a rank in this process: its memory on the rows that need most, its operations on the mean of all rows.
+def _take_environment(variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+
+
+def _when_asked(function: Callable[..., Result], *arguments: Any) -> Callable[[], Result]:
+    return lambda: function(*arguments)
+
+
+def play(
+    resolved: ResolvedRecipe,
+    number: int,
+    documents: Documents,
+    rank: int,
+    start: Callable[..., Callable[[], Any]] = _when_asked,
+) -> RankCosts:
+    """Play a rank: its memory on the rows that need most, its operations on the mean of all rows.
 
     Args:
         resolved: the recipe, for a CPU or for CUDA, which is then simulated.
         number: index of the stage, from 0.
         documents: documents to pack rows with.
         rank: rank of the stage's mesh.
+        start: begins to call a function, and returns what waits for its result; by default, this process calls it.
     """
-    device = register_device(resolved.capability) if resolved.device.type == "cuda" else resolved.device
     here = resolved.stages[number]
     rows = documents.packed(here.settings.stage)
+    deep = len(read_config(resolved.model, resolved.recipe.trust_remote_code).layers) > LEAST_LAYERS
 
     def steps_on(numbers: Sequence[int]) -> Steps:
-        rope = resolved.methods[number] or resolved.rope
-        return steps_of(
-            lambda choose: dry_step(resolved, number, rope, rows.rows(numbers), device, rank, choose)
-        )
+        return steps_of(lambda which: start(_run, resolved, number, documents, numbers, rank, which), deep)
 
     if here.engine in ("varlen", "flex") and here.mesh.ring == 1:
         # The scratch memory of varlen grows with the documents, and the memory of flex does not depend on them;
@@ -172,24 +200,35 @@ class Steps:
     weights: tuple[int, ...]
 
 
-def steps_of(step: Callable[[Callable[[Kinds], tuple[int, ...]]], DryStep]) -> Steps:
+def steps_of(step: Callable[[int], Callable[[], DryStep | None]], deep: bool) -> Steps:
     """Play a step with a few layers, and once more with one more of each kind that has more; or with all layers.
 
     Args:
-        step: plays a step of the layers that a function chooses by their kinds.
+        step: begins a run of :func:`layers_of_run`, and returns what waits for it.
+        deep: whether there probably are several; the first two then begin at once.
     """
-
-    def choose(kinds: Kinds) -> tuple[int, ...]:
-        few, more = some_of_each(kinds), further(kinds)
-        # As many layers as all runs together are played as they are.
-        return few if len(few) + len(more) * (len(few) + 1) < len(kinds) else tuple(range(len(kinds)))
-
-    few = step(choose)
-    if len(few.kept) == len(few.kinds):
-        return Steps((few,), (1,))
-    rest = further(few.kinds)
-    more = [step(lambda _, one=one: tuple(sorted((*few.kept, one)))) for one in rest]  # type: ignore[misc]
+    runs = [step(which) for which in range(2 if deep else 1)]
+    few = runs[0]()
+    assert few is not None
+    rest = further(few.kinds) if len(few.kept) < len(few.kinds) else {}
+    runs += [step(which) for which in range(len(runs), len(rest) + 1)]
+    more = [found for run in runs[1 : len(rest) + 1] if (found := run()) is not None]
     return Steps((few, *more), (1 - sum(rest.values()), *rest.values()))
+
+
+def _run(
+    resolved: ResolvedRecipe,
+    number: int,
+    documents: Documents,
+    numbers: Sequence[int],
+    rank: int,
+    which: int,
+) -> DryStep | None:
+    """Play a step on the rows with these numbers, with the layers of a run; None if there is no such run."""
+    device = register_device(resolved.capability) if resolved.device.type == "cuda" else resolved.device
+    rows = documents.packed(resolved.stages[number].settings.stage).rows(numbers)
+    rope = resolved.methods[number] or resolved.rope
+    return dry_step(resolved, number, rope, rows, device, rank, lambda kinds: layers_of_run(kinds, which))
 
 
 def repeated(step: DryStep) -> int:

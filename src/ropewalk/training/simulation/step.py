@@ -83,8 +83,8 @@ def dry_step(
     rows: Sequence[Row],
     device: torch.device,
     rank: int = 0,
-    choose: Callable[[Kinds], tuple[int, ...]] = lambda kinds: tuple(range(len(kinds))),
-) -> DryStep:
+    choose: Callable[[Kinds], tuple[int, ...] | None] = lambda kinds: tuple(range(len(kinds))),
+) -> DryStep | None:
     """Execute a step of a stage on one rank of the stage's mesh.
 
     Args:
@@ -96,6 +96,9 @@ def dry_step(
         rank: rank to play.
         choose: numbers of the layers to play, from the kind of each; all of them by default.
 
+    Returns:
+        What the step did; None if ``choose`` returns None.
+
     Raises:
         EngineError: if the model does something that has no result without data.
     """
@@ -105,6 +108,8 @@ def dry_step(
         layers = localities_of(model.model)
         kinds = kinds_of(model.model)
         kept = choose(kinds)
+        if kept is None:
+            return None
         if len(kept) < len(kinds):
             keep_layers(model.model, kept)
         recorder = Recorder(device)
