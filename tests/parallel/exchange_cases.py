@@ -19,6 +19,16 @@ def exchanged_parts():
     return received.tolist(), all_to_all(received, dist.group.WORLD).tolist(), gradient.tolist()
 
 
+def exchanged_unequal_parts():
+    """What rank r gets if each sends it r entries, and the gradient of a sum weighted by who received."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sent = list(range(size))
+    x = (10.0 * rank + torch.arange(sum(sent))).requires_grad_()
+    received = all_to_all(x[:, None], dist.group.WORLD, sent, [rank] * size)
+    (gradient,) = torch.autograd.grad((received * (rank + 1)).sum(), x)
+    return received.flatten().tolist(), gradient.tolist()
+
+
 def counted_collectives():
     """Every kind of collective once, as counted here and by torch's own counter, which knows their number."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -44,13 +54,14 @@ def groups_of(shape):
     shared = (
         groups.ring_group is again.groups.ring_group
         and groups.sequence_group is again.groups.sequence_group
+        and groups.row_group is again.groups.row_group
         and mesh.device_mesh is again.device_mesh
     )
     ranks = [
         None if group is None else dist.get_process_group_ranks(group)
-        for group in (groups.ring_group, groups.sequence_group)
+        for group in (groups.ring_group, groups.sequence_group, groups.row_group)
     ]
-    place = (groups.ring_rank, groups.sequence_rank)
+    place = (groups.ring_rank, groups.sequence_rank, groups.rank)
     return ranks, place, mesh.data_rank, tuple(mesh.device_mesh.shape), shared
 
 

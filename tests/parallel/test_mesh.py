@@ -62,10 +62,14 @@ def test_a_shape_says_what_is_parallel_in_it():
 def test_live_groups_are_those_of_the_arithmetic_and_are_made_once(four_ranks, shape):
     expected = MeshShape(**shape)
     for rank, (ranks, place, data_rank, parameters, shared) in enumerate(four_ranks.run(groups_of, shape)):
-        for name, found in zip(("ring", "sequence"), ranks, strict=True):
-            own = next(list(group) for group in expected.neighbours(name) if rank in group)
+        for names, found in zip((("ring",), ("sequence",), ("ring", "sequence")), ranks, strict=True):
+            own = next(list(group) for group in expected.neighbours(*names) if rank in group)
             assert found == (None if len(own) == 1 else own)
-        assert place == (expected.place(rank).ring, expected.place(rank).sequence)
+        assert place == (
+            expected.place(rank).ring,
+            expected.place(rank).sequence,
+            (found or [rank]).index(rank),
+        )
         assert data_rank == expected.data_rank(rank)
         assert parameters == (expected.replicate, expected.shard_degree)
         assert shared

@@ -5,7 +5,7 @@ Its files::
     world, context           the processes of a run, and where a job runs
     mesh, shards             ranks in a mesh, and the tokens of a row that each holds
     attention, ulysses, ring attention over sharded rows, by heads and by keys
-    fragments                pieces of runs on ranks, and what ranks pass on for recurrent layers
+    fragments, states        pieces of runs on ranks, and the states that pass between them in recurrent layers
     collectives, traffic     an exchange with gradients, and the bytes that ranks send
     heartbeat, rank_pool     a run that hangs is ended; processes for tests of collectives
 """

@@ -1,7 +1,8 @@
-"""A differentiable all-to-all exchange, built on public functions of torch.distributed."""
+"""Differentiable all-to-all exchanges, built on public functions of torch.distributed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,25 +12,42 @@ from torch import Tensor
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        received = torch.empty_like(x)
-        dist.all_to_all_single(received, x, group=group)
-        return received
+    def forward(
+        ctx: Any, x: Tensor, group: Any, sent: Sequence[int] | None, received: Sequence[int] | None
+    ) -> Tensor:
+        ctx.group, ctx.sent, ctx.received = group, sent, received
+        return exchanged(x, group, sent, received)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (grad,) = grads
-        # A gradient may be expanded or transposed, while the collective needs contiguous buffers of equal layout.
-        sent = torch.empty_like(grad, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(sent, grad.contiguous(), group=ctx.group)
-        return sent, None
+        return exchanged(grad, ctx.group, ctx.received, ctx.sent), None, None, None
 
 
-def all_to_all(x: Tensor, group: Any) -> Tensor:
-    """Send part p of ``[ranks, ...]`` to rank p; part p of the result, ``[ranks, ...]``, comes from rank p.
+def all_to_all(
+    x: Tensor, group: Any, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
+) -> Tensor:
+    """Send parts of ``x`` to all ranks; part p of the result comes from rank p. Differentiable.
 
-    The exchange is its own inverse, so the backward is the same exchange.
+    The backward is the inverse exchange. Each rank must therefore use the result in its graph, even if it is empty:
+    otherwise the others wait forever.
+
+    Args:
+        x: ``[entries, ...]``, first those for rank 0.
+        group: process group.
+        sent, received: number of entries for, and from, each rank; None for one entry each.
     """
-    received: Tensor = _AllToAll.apply(x.contiguous(), group)
-    return received
+    parts: Tensor = _AllToAll.apply(x, group, sent, received)
+    return parts
+
+
+def exchanged(
+    x: Tensor, group: Any, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
+) -> Tensor:
+    """The result of :func:`all_to_all`, without gradients."""
+    entries = len(x) if received is None else sum(received)
+    # A gradient may be expanded or transposed, while the collective needs contiguous buffers.
+    result = x.new_empty(entries, *x.shape[1:])
+    splits = [None if each is None else list(each) for each in (received, sent)]
+    dist.all_to_all_single(result, x.contiguous(), splits[0], splits[1], group=group)
+    return result

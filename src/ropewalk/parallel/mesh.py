@@ -97,12 +97,12 @@ class MeshShape:
         replicate, shard = divmod(rest, self.shard)
         return Place(replicate, shard, ring, sequence)
 
-    def neighbours(self, dimension: str) -> tuple[tuple[int, ...], ...]:
-        """Groups of ranks whose coordinates differ only in the given dimension."""
+    def neighbours(self, *dimensions: str) -> tuple[tuple[int, ...], ...]:
+        """Groups of ranks whose coordinates differ only in the given dimensions."""
         groups: dict[Place, list[int]] = {}
         for rank in range(self.world_size):
-            # With this coordinate at 0, a place names the group along the dimension.
-            groups.setdefault(replace(self.place(rank), **{dimension: 0}), []).append(rank)
+            # With these coordinates at 0, a place names the group along the dimensions.
+            groups.setdefault(replace(self.place(rank), **dict.fromkeys(dimensions, 0)), []).append(rank)
         return tuple(tuple(ranks) for ranks in groups.values())
 
     def data_rank(self, rank: int) -> int:
@@ -129,16 +129,23 @@ class SequenceGroups:
     Attributes:
         ring_group, sequence_group: ``torch.distributed`` process groups along each dimension; None if its degree is
             1. The group rank equals the coordinate in that dimension.
+        row_group: process group of all ``ring`` x ``sequence`` ranks that share rows; the group rank is :attr:`rank`.
         ring, sequence: degrees.
         ring_rank, sequence_rank: coordinates of this rank.
     """
 
     ring_group: Any = None
     sequence_group: Any = None
+    row_group: Any = None
     ring: int = 1
     sequence: int = 1
     ring_rank: int = 0
     sequence_rank: int = 0
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank among all that share its rows."""
+        return self.ring_rank * self.sequence + self.sequence_rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +196,7 @@ def make_mesh(shape: MeshShape, device_type: str) -> Mesh:
     groups = SequenceGroups(
         ring_group=_neighbours(shape, "ring"),
         sequence_group=_neighbours(shape, "sequence"),
+        row_group=_neighbours(shape, "ring", "sequence"),
         ring=shape.ring,
         sequence=shape.sequence,
         ring_rank=place.ring,
@@ -208,18 +216,20 @@ def _made(world: Any) -> dict[Any, Any]:
     return {}
 
 
-def _neighbours(shape: MeshShape, dimension: str) -> Any:
-    """This rank's process group along a dimension; None if the degree is 1."""
+def _neighbours(shape: MeshShape, *dimensions: str) -> Any:
+    """This rank's process group along dimensions; None if their degrees are 1."""
     import torch.distributed as dist
 
-    if getattr(shape, dimension) == 1:
+    if all(getattr(shape, dimension) == 1 for dimension in dimensions):
         return None
-    made, lists = _made(dist.group.WORLD), shape.neighbours(dimension)
-    if (dimension, lists) not in made:
+    made, lists = _made(dist.group.WORLD), shape.neighbours(*dimensions)
+    # A group along two dimensions is that along one of them if the other has the degree 1.
+    along = tuple(dimension for dimension in dimensions if getattr(shape, dimension) > 1)
+    if (along, lists) not in made:
         # torch.distributed requires every rank to create every group, including those it is not in.
         mine, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in lists])
-        made[dimension, lists] = mine
-    return made[dimension, lists]
+        made[along, lists] = mine
+    return made[along, lists]
 
 
 def _parameter_mesh(shape: MeshShape, device_type: str) -> Any:

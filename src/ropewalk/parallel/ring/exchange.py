@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from ropewalk.attention.layout import cached_per_layout
 from ropewalk.attention.merge import ExtraKeys
+from ropewalk.parallel.collectives import exchanged
 from ropewalk.parallel.ring.plan import AnchorKeys, RingPlan
 
 # Shapes: Q tokens of the rank, N sent keys, R received keys, S slots of the runs' keys, A keys of anchors, K key/value
@@ -149,8 +150,4 @@ class _Exchange(torch.autograd.Function):
 def _all_to_all(
     sent: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int], group: Any
 ) -> Tensor:
-    if len(send_counts) == 1:
-        return sent
-    received = sent.new_empty(sum(receive_counts), *sent.shape[1:])
-    dist.all_to_all_single(received, sent, list(receive_counts), list(send_counts), group=group)
-    return received
+    return sent if len(send_counts) == 1 else exchanged(sent, group, send_counts, receive_counts)
