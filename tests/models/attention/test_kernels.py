@@ -9,7 +9,7 @@ import torch
 from ropewalk import PackedLayout
 from ropewalk.models.attention.kernels import FUNCTIONS, KEYWORDS, SINCE, boundary_keywords, kernel_parameters
 from ropewalk.models.attention.recurrent import mixers_of
-from ropewalk.models.config.layers import MIXERS
+from ropewalk.models.config.layers import LIGHTNING, MIXERS, SHORT_CONVOLUTION
 from ropewalk.models.config.model import ModelConfig
 from tests.marks import slow_after
 from tests.models.attention import standin_kernels
@@ -34,8 +34,12 @@ def mixer_of(model):
     return mixers_of(model, ModelConfig.of(model.config))[0]
 
 
+def recurrence_of(model):
+    return ModelConfig.of(model.config).mixer.recurrence
+
+
 def functions_of(model):
-    return FUNCTIONS[ModelConfig.of(model.config).model_type]
+    return FUNCTIONS.get(recurrence_of(model), {})
 
 
 @pytest.mark.parametrize("pattern", slow_after(1, ["anchor", "intra_document"]))
@@ -107,7 +111,7 @@ def test_one_function_without_a_kernel_means_padded_batches(family, monkeypatch)
             calls = standin_kernels.install(
                 some, type(mixer), [name for name in functions if name != missing]
             )
-            assert boundary_keywords(mixer, plain.config.model_type) is None
+            assert boundary_keywords(mixer, recurrence_of(plain)) is None
             attached(plain)(input_ids=ids, layout=layout)
             assert not any(arguments.keys() & {"seq_idx", "cu_seqlens"} for _, arguments in calls)
 
@@ -121,19 +125,19 @@ def test_a_kernel_that_takes_no_boundaries_means_padded_batches(monkeypatch):
     mixer = mixer_of(tiny_model("lfm2", sharp=True))
     with monkeypatch.context() as some:
         standin_kernels.install(some, type(mixer))
-        assert boundary_keywords(mixer, "lfm2") == {"seq_idx": "seq_idx"}
+        assert boundary_keywords(mixer, SHORT_CONVOLUTION) == {"seq_idx": "seq_idx"}
     standin_kernels.install(monkeypatch, type(mixer), causal_conv1d_fn=causal_conv1d_fn)
     replaced = sys.modules[type(mixer).__module__].causal_conv1d_fn
     assert kernel_parameters(replaced) == ("x", "weight", "bias", "activation")
-    assert boundary_keywords(mixer, "lfm2") is None
+    assert boundary_keywords(mixer, SHORT_CONVOLUTION) is None
 
 
 def test_an_older_transformers_means_padded_batches(monkeypatch):
     mixer = mixer_of(tiny_model("lfm2", sharp=True))
     standin_kernels.install(monkeypatch, type(mixer))
-    assert boundary_keywords(mixer, "lfm2") is not None
+    assert boundary_keywords(mixer, SHORT_CONVOLUTION) is not None
     pretend_transformers(monkeypatch, "5.22.9")
-    assert boundary_keywords(mixer, "lfm2") is None
+    assert boundary_keywords(mixer, SHORT_CONVOLUTION) is None
 
 
 @pytest.mark.parametrize("family", sorted(HYBRIDS))
@@ -151,7 +155,7 @@ def test_the_table_has_every_function_that_transformers_can_replace(family):
     }
     # Functions for one token and a cached state: no packed row has a cache.
     steps = {name for name in replaceable if name.endswith("_update") or "recurrent" in name}
-    functions = FUNCTIONS.get(ModelConfig.of(tiny_model(family, sharp=True).config).model_type, {})
+    functions = functions_of(tiny_model(family, sharp=True))
     assert replaceable - steps == set(functions)
     for name in functions:
         call = source.split(f" {name}(")[-1]
@@ -161,6 +165,6 @@ def test_the_table_has_every_function_that_transformers_can_replace(family):
         assert passed in call.split("\n            )\n")[0] or "**fused_kwargs" in call, name
 
 
-def test_every_recurrent_model_type_is_decided():
-    assert set(FUNCTIONS) == set(MIXERS) - WITHOUT
+def test_every_recurrence_is_decided():
+    assert set(FUNCTIONS) == {mixer.recurrence for mixer in MIXERS.values()} - {LIGHTNING}
     assert kernel_parameters(None) == ()

@@ -12,7 +12,7 @@ from ropewalk.models.attention.kernels import boundary_keywords
 from ropewalk.models.attention.recurrent import mixers_of
 from ropewalk.models.config.model import ModelConfig
 from tests.models.attention.standin_kernels import PACKAGES
-from tests.models.attention.test_kernels import FAMILIES, functions_of, mixer_of
+from tests.models.attention.test_kernels import FAMILIES, functions_of, mixer_of, recurrence_of
 from tests.models.attention.test_recurrent import attached
 from tests.models.families import tiny_model
 
@@ -47,7 +47,7 @@ def test_a_packed_row_is_as_exact_as_padded_batches(family, training, monkeypatc
     mixer = mixer_of(plain)
     for name in functions_of(plain):
         pytest.importorskip(PACKAGES[name][0])
-    assert boundary_keywords(mixer, ModelConfig.of(plain.config).model_type) is not None
+    assert boundary_keywords(mixer, recurrence_of(plain)) is not None
     for each in mixers_of(plain, ModelConfig.of(plain.config)):
         if hasattr(each, "chunk_size"):
             # Tensor cores multiply tiles of at least 16.
@@ -56,7 +56,7 @@ def test_a_packed_row_is_as_exact_as_padded_batches(family, training, monkeypatc
     ids = torch.randint(3, 90, (1, layout.total_length), generator=torch.Generator().manual_seed(1))
     packed = logits_and_gradients(attached(plain).cuda(), ids.cuda(), layout)
     with monkeypatch.context() as padding:
-        padding.setattr(recurrent, "boundary_keywords", lambda mixer, model_type: None)
+        padding.setattr(recurrent, "boundary_keywords", lambda mixer, recurrence: None)
         padded = logits_and_gradients(attached(plain).cuda(), ids.cuda(), layout)
     module = sys.modules[type(mixer).__module__]
     for name in functions_of(plain):

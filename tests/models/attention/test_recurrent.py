@@ -15,9 +15,8 @@ from ropewalk.models.attention.recurrent import (
     PACKED_SINCE,
     mixers_of,
     refuse_older_transformers,
-    run_batches,
 )
-from ropewalk.models.config.layers import MIXERS, WITHOUT_ROPE
+from ropewalk.models.config.layers import MIXERS, SHORT_CONVOLUTION, WITHOUT_ROPE, Mixer
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import attach, checkpoint_activations, load_model
 from ropewalk.parallel import MeshShape, SequenceGroups, ShardedLayouts
@@ -177,37 +176,6 @@ def test_a_call_without_a_layout_is_transformers_own(family):
         assert torch.equal(attached(plain).generate(ids, max_new_tokens=8, do_sample=False), expected)
 
 
-@pytest.mark.parametrize("pattern", ["full", "intra_document", "anchor"])
-def test_every_token_is_in_one_run_and_padding_is_bounded(pattern):
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for _ in range(3):
-        lengths = torch.randn(200, generator=generator).mul(1.2).add(5).exp().long().clamp(min=1).tolist()
-        documents = torch.randint(0, 120, (200,), generator=generator).tolist()
-        lengths[-1] += 120_000 - sum(lengths)
-        rows.append(PackedLayout.from_segments(lengths, documents, pattern, 1))
-    batches = run_batches(tuple(rows), torch.device("cpu"))
-    if pattern == "full":
-        assert batches is None
-        return
-    length = rows[0].total_length
-    tokens = torch.cat([batch.tokens for batch in batches.batches])
-    assert torch.equal(tokens[batches.back], torch.arange(3 * length))
-    runs = set()
-    for batch in batches.batches:
-        entries, inside = batch.places // batch.longest, batch.places % batch.longest
-        for entry in range(batch.runs):
-            mine = batch.tokens[entries == entry]
-            assert torch.equal(inside[entries == entry], torch.arange(len(mine)))
-            row = rows[int(mine[0]) // length]
-            document = row.document_ids[mine % length]
-            assert torch.equal(mine % length, torch.nonzero(row.document_ids == document[0]).flatten())
-            runs.add((int(mine[0]) // length, int(document[0])))
-        if batch.longest > recurrent_layers.SHORT:
-            assert batch.runs * batch.longest < 2 * len(batch.tokens)
-    assert len(runs) == sum(len(row.document_lengths) + 1 for row in rows)
-
-
 @pytest.mark.parametrize("degrees", [{"ring": 2}, {"sequence": 2}])
 def test_a_row_cut_over_ranks_is_refused_by_name(degrees):
     model = attached(tiny_model("lfm2", sharp=True))
@@ -266,7 +234,7 @@ def test_a_transformers_that_passes_no_layout_on_is_refused_by_name(monkeypatch,
 
 
 def test_a_mixer_that_is_not_there_is_refused_by_name(monkeypatch):
-    monkeypatch.setitem(MIXERS, "lfm2", "mixer")
+    monkeypatch.setitem(MIXERS, "lfm2", Mixer("mixer", SHORT_CONVOLUTION))
     with pytest.raises(
         EngineError,
         match="layer 0 of Lfm2ForCausalLM has no module 'mixer'",

@@ -19,50 +19,44 @@ from typing import Any
 
 from torch import nn
 
+from ropewalk.models.config.layers import GATED_DELTA, KIMI_DELTA, MAMBA_2, SHORT_CONVOLUTION
 from ropewalk.versions import older_transformers
 
 SINCE = "5.23"
 """The transformers from which on every mixer below passes boundaries on; older ones get padded batches."""
 CONVOLUTION = {"causal_conv1d_fn": "seq_idx"}
-DELTA_RULE = {**CONVOLUTION, "torch_chunk_gated_delta_rule": "cu_seqlens"}
-KIMI_DELTA = {**CONVOLUTION, "chunk_kimi_delta_attention": "cu_seqlens"}
-MAMBA_2 = {**CONVOLUTION, "mamba2_split_conv1d_scan_combined": "seq_idx", "mamba2_chunk_scan": "seq_idx"}
 FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "bamba": MAMBA_2,
-        "falcon_h1": MAMBA_2,
-        "granitemoehybrid": MAMBA_2,
-        "kimi_linear": KIMI_DELTA,
-        "lfm2": CONVOLUTION,
-        "lfm2_moe": CONVOLUTION,
-        "lfm3": CONVOLUTION,
-        "nemotron_h": MAMBA_2,
-        "olmo_hybrid": DELTA_RULE,
-        "qwen3_5_moe_text": DELTA_RULE,
-        "qwen3_5_text": DELTA_RULE,
-        "qwen3_next": DELTA_RULE,
+        GATED_DELTA: {**CONVOLUTION, "torch_chunk_gated_delta_rule": "cu_seqlens"},
+        KIMI_DELTA: {**CONVOLUTION, "chunk_kimi_delta_attention": "cu_seqlens"},
+        MAMBA_2: {
+            **CONVOLUTION,
+            "mamba2_split_conv1d_scan_combined": "seq_idx",
+            "mamba2_chunk_scan": "seq_idx",
+        },
+        SHORT_CONVOLUTION: CONVOLUTION,
     }
 )
-"""For each model type the functions of its mixers that may be kernels, with the parameter for the boundaries.
+"""For each recurrence the functions of its mixers that may be kernels, with the parameter for the boundaries.
 
-Lightning attention (MiniMax) has no kernel in transformers, and the convolution of LFM3 none before 5.24.
+Lightning attention has no kernel in transformers, and the convolution of LFM3 none before 5.24.
 """
 KEYWORDS = {"torch_chunk_gated_delta_rule": "cu_seq_lens_q"}
 """Functions whose mixer takes their boundaries under another name than their kernel."""
 
 
-def boundary_keywords(mixer: nn.Module, model_type: str | None) -> dict[str, str] | None:
+def boundary_keywords(mixer: nn.Module, recurrence: str) -> dict[str, str] | None:
     """The keyword arguments by which a mixer takes the boundaries of runs.
 
     Args:
         mixer: recurrent mixer of a layer.
-        model_type: model type of its config.
+        recurrence: its recurrence.
 
     Returns:
         For each keyword of the mixer's forward its form, ``seq_idx`` or ``cu_seqlens``; None if one of the mixer's
         functions is not a kernel that takes boundaries.
     """
-    functions = FUNCTIONS.get(model_type or "")
+    functions = FUNCTIONS.get(recurrence)
     if functions is None or older_transformers(SINCE) is not None:
         return None
     module = sys.modules[type(mixer).__module__]

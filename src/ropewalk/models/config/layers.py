@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope.config import OF_LAYERS, head_dim
@@ -23,22 +23,33 @@ HYBRID = "hybrid"
 """Layer type with full attention beside a recurrent mixer."""
 RECURRENT = ("linear_attention", "conv", HYBRID)
 """Layer types whose mixer carries a state from token to token, or reads earlier tokens through a convolution."""
+GATED_DELTA, KIMI_DELTA, MAMBA_2 = "gated delta rule", "Kimi delta rule", "Mamba-2"
+LIGHTNING, SHORT_CONVOLUTION = "lightning attention", "short convolution"
+
+
+class Mixer(NamedTuple):
+    """The recurrent mixer of a model type: the attribute of a layer, and its recurrence."""
+
+    attribute: str
+    recurrence: str
+
+
 MIXERS = {
-    "bamba": "mamba",
-    "falcon_h1": "mamba",
-    "granitemoehybrid": "mamba",
-    "kimi_linear": "self_attn",
-    "lfm2": "conv",
-    "lfm2_moe": "conv",
-    "lfm3": "conv",
-    "minimax": "self_attn",
-    "nemotron_h": "mixer",
-    "olmo_hybrid": "linear_attn",
-    "qwen3_5_moe_text": "linear_attn",
-    "qwen3_5_text": "linear_attn",
-    "qwen3_next": "linear_attn",
+    "bamba": Mixer("mamba", MAMBA_2),
+    "falcon_h1": Mixer("mamba", MAMBA_2),
+    "granitemoehybrid": Mixer("mamba", MAMBA_2),
+    "kimi_linear": Mixer("self_attn", KIMI_DELTA),
+    "lfm2": Mixer("conv", SHORT_CONVOLUTION),
+    "lfm2_moe": Mixer("conv", SHORT_CONVOLUTION),
+    "lfm3": Mixer("conv", SHORT_CONVOLUTION),
+    "minimax": Mixer("self_attn", LIGHTNING),
+    "nemotron_h": Mixer("mixer", MAMBA_2),
+    "olmo_hybrid": Mixer("linear_attn", GATED_DELTA),
+    "qwen3_5_moe_text": Mixer("linear_attn", GATED_DELTA),
+    "qwen3_5_text": Mixer("linear_attn", GATED_DELTA),
+    "qwen3_next": Mixer("linear_attn", GATED_DELTA),
 }
-"""Model types whose recurrent layers restart at each document, with the attribute of a layer that is its mixer."""
+"""Model types whose recurrent layers restart at each document."""
 WITHOUT_ROPE = ("kimi_linear", "nemotron_h")
 """Model types in which no layer has RoPE, whatever their configs state."""
 NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

@@ -31,6 +31,7 @@ from ropewalk.models.config.layers import (
     SLIDING,
     WIDTHS,
     WITH_SINKS,
+    Mixer,
     check_layers,
     check_list_lengths,
     derived_kinds,
@@ -310,8 +311,8 @@ class ModelConfig:
         return rotating and self.widest_window is None and not self.context_layers(length)
 
     @property
-    def mixer_name(self) -> str | None:
-        """The attribute of a recurrent layer that is its mixer; None if unknown."""
+    def mixer(self) -> Mixer | None:
+        """The mixer of the recurrent layers; None if unknown."""
         return MIXERS.get(self.model_type or "")
 
     @property
@@ -672,7 +673,7 @@ class ModelConfig:
     def packing_refusals(self) -> list[str]:
         """Why packed rows cannot pass through the model: predicates whose subject is the model; empty if they can."""
         refused = []
-        passable = (*SERVED, *PER_TOKEN, *(RECURRENT if self.mixer_name else ()))
+        passable = (*SERVED, *PER_TOKEN, *(RECURRENT if self.mixer else ()))
         # Reversed, so that the first layer of each kind is the one that a message names.
         other = {layer.kind: number for number, layer in reversed(list(enumerate(self.layers)))}
         unknown = [f"{kind} (first in layer {other[kind]})" for kind in sorted(set(other) - set(passable))]
