@@ -126,26 +126,35 @@ def _delta_rule(own, module):
         **kwargs,
     ):
         assert scale is None
-        assert initial_state is None
         bounds = [0, q.shape[1]]
         if cu_seqlens is not None:
             assert q.shape[0] == 1
             assert cu_seqlens.dtype == torch.int64
             bounds = cu_seqlens.tolist()
+        if initial_state is not None:
+            # A state for each run, or for each row.
+            assert len(initial_state) == (len(bounds) - 1 if cu_seqlens is not None else len(q))
+            assert initial_state.dtype == torch.float32
+            assert initial_state.is_contiguous()
+        before = iter([None] * len(bounds) if initial_state is None else initial_state.split(len(q)))
+        states = []
 
         def recur(q, k, v, g, beta):
-            return own(
+            output, state = own(
                 q,
                 k,
                 v,
                 g=g,
                 beta=beta,
-                initial_state=None,
-                output_final_state=False,
+                initial_state=next(before),
+                output_final_state=output_final_state,
                 use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-            )[0]
+            )
+            states.append(state)
+            return output
 
-        return _by_run(bounds, recur, q, k, v, g, beta), None
+        output = _by_run(bounds, recur, q, k, v, g, beta)
+        return output, torch.cat(states) if output_final_state else None
 
     return chunk_gated_delta_rule
 
@@ -171,11 +180,15 @@ def _chunk_scan(own, module):
         state_dtype=None,
     ):
         assert z is None
-        assert initial_states is None
-        assert not return_final_states
+        options = {"dt_softplus": dt_softplus, "dt_limit": dt_limit}
+        if initial_states is not None or return_final_states:
+            # The real one takes a state for each row, whatever runs the row has.
+            assert seq_idx is None
+            options |= {"initial_states": initial_states, "return_final_states": return_final_states}
+            return own(x, dt, A, B, C, chunk_size, D, dt_bias, **options)
 
         def scan(x, dt, B, C):
-            return own(x, dt, A, B, C, chunk_size, D, dt_bias, dt_softplus=dt_softplus, dt_limit=dt_limit)
+            return own(x, dt, A, B, C, chunk_size, D, dt_bias, **options)
 
         return _by_run(_bounds(seq_idx, x.shape[1]), scan, x, dt, B, C)
 

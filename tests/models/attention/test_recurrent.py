@@ -176,14 +176,6 @@ def test_a_call_without_a_layout_is_transformers_own(family):
         assert torch.equal(attached(plain).generate(ids, max_new_tokens=8, do_sample=False), expected)
 
 
-@pytest.mark.parametrize("degrees", [{"ring": 2}, {"sequence": 2}])
-def test_a_row_cut_over_ranks_is_refused_by_name(degrees):
-    model = attached(tiny_model("lfm2", sharp=True))
-    sharded = ShardedLayouts.of([PackedLayout.from_lengths([10, 21], "anchor")], SequenceGroups(**degrees))
-    with pytest.raises(EngineError, match="Lfm2ShortConv is recurrent, and its state does not pass"):
-        model(input_ids=torch.ones(1, sharded.shard_length, dtype=torch.long), layout=sharded)
-
-
 @pytest.mark.parametrize("family", ["qwen3_next", "lfm2"])
 def test_a_group_of_one_rank_holds_whole_rows(family):
     """What data parallelism hands to the model."""

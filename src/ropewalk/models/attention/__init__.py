@@ -4,6 +4,7 @@ Its files::
 
     hooks                packed rows in its attention
     recurrent, runs      packed rows in recurrent layers, run by run
+    passed_states        the same if rows are spread over ranks
     kernels              kernels of recurrent layers that keep documents apart
     kv_cache             its cache of keys and values
 """

@@ -5,7 +5,8 @@ applies to it. In a model call with a layout, the forward of each such layer's m
 the runs of the rows. Installed kernels that take boundaries get them one after another
 (:mod:`ropewalk.models.attention.kernels`). Otherwise they form a batch of their own: each entry starts with a zero
 state, and a causal mixer never lets the padding at the end affect earlier tokens. The result for each run therefore
-equals that of the run alone.
+equals that of the run alone. If the rows are spread over ranks, the state passes from rank to rank
+(:mod:`ropewalk.models.attention.passed_states`).
 
 A run is the whole row under ``full``, otherwise a document. The anchor is a separate run: documents see it through
 attention, but no state passes from it into them.
@@ -22,6 +23,7 @@ from ropewalk.errors import EngineError
 from ropewalk.models.attention.hooks import LayoutCall, has_layout
 from ropewalk.models.attention.kernels import boundary_keywords
 from ropewalk.models.attention.kv_cache import NAMES as CACHES
+from ropewalk.models.attention.passed_states import passed
 from ropewalk.models.attention.runs import run_batches, run_sequence
 from ropewalk.models.compute.losses import decoder_of
 from ropewalk.models.config.model import ModelConfig
@@ -110,10 +112,7 @@ class _RunByRun:
         options |= {key: None for key in ("attention_mask", *CACHES) if key in options}
         # A group of one rank has whole rows in storage order.
         if call.sharded is not None and call.sharded.groups.ring * call.sharded.groups.sequence > 1:
-            raise EngineError(
-                f"{type(self.mixer).__name__} is recurrent, and its state does not pass between ranks; use "
-                "parallel.ring 1 and parallel.sequence 1"
-            )
+            return passed(self.mixer, self.recurrence, call.sharded, hidden, *args[1:], **options)
         batches = run_batches(call.layouts, hidden.device)
         if batches is None:
             return self.forward(hidden, *args[1:], **options)

@@ -23,10 +23,10 @@ def unpinned_methods(model: nn.Module) -> list[str]:
     That module selects its frequencies anew in each call, by the length that the call sees. ropewalk's module can be
     fixed to one length, so a model with it has no such methods.
     """
-    if _rotaries(model):
+    config = ModelConfig.of(model.config)
+    if _rotaries(model) or not any(layer.rotates for layer in config.layers):
         return []
-    methods = ModelConfig.of(model.config).methods.values()
-    return sorted({method.name for method in methods if method.length_dependent})
+    return sorted({method.name for method in config.methods.values() if method.length_dependent})
 
 
 @contextmanager
