@@ -627,8 +627,7 @@ def sharded_difference(kind: str, name: str) -> float | str:
 def distributed_training(name: str, packed: Support, ranks: Ranks) -> Support:
     """Two optimizer steps of two processes are those of one, in float64.
 
-    Rows are cut by the ring and by Ulysses; where the state of recurrent layers forbids it, each process has its own
-    rows. Parameters are sharded in all three.
+    Rows are cut by the ring and by Ulysses. Parameters are sharded in both.
 
     Args:
         name: of the family.
@@ -637,7 +636,7 @@ def distributed_training(name: str, packed: Support, ranks: Ranks) -> Support:
     """
     config = ModelConfig.of(tiny_config(name))
     setup = ModelSetup(exact_rope="exact_rope: false" not in packed["reason"])
-    meshes = [{"shard": 2}] if config.recurrent_layers else [{"ring": 2}, {"sequence": 2}]
+    meshes = [{"ring": 2}, {"sequence": 2}]
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_model(name, torch.float32)
         model.save_pretrained(folder)

@@ -46,12 +46,9 @@ def test_no_family_is_silently_wrong():
             assert support.status == "tested" or support.reason, name
 
 
-def test_only_recurrent_layers_train_on_packed_rows_and_not_on_several_processes():
+def test_what_trains_on_packed_rows_runs_on_parts_of_rows():
     for cells in supported(ModelsSettings()).families.values():
-        packed, parallel = cells["packed_training"], cells["context_parallelism"]
-        assert packed.status == parallel.status or (
-            packed.status == "tested" and "is recurrent, and its state does not pass" in parallel.reason
-        )
+        assert cells["context_parallelism"].status == cells["packed_training"].status
 
 
 def test_one_family_alone():

@@ -9,7 +9,11 @@ import torch
 
 from ropewalk import PackedLayout, Row
 from ropewalk.attention.layout import IGNORED, next_token_labels
-from ropewalk.models.compute.float64 import KeepFloat64, run_experts_one_by_one
+from ropewalk.models.compute.float64 import (
+    KeepFloat64,
+    compute_decays_again,
+    run_experts_one_by_one,
+)
 from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.compute.pieces import fuse_pieces
 from ropewalk.models.compute.routing import Recorder
@@ -68,21 +72,26 @@ def two_steps(
     checkpointing=False,
     setup=AS_IT_IS,
     backend=None,
+    adapter=None,
 ):
     """Loss, gradient norm and routing of two optimizer steps, and the weights after them.
 
-    In float64 all the way, or in float32; with a backend, norms, MLPs or experts, and rotations are compiled.
+    In float64 all the way, or in float32; with a backend, norms, MLPs or experts, and rotations are compiled; with an
+    adapter, it alone is trained.
     """
     dtype = torch.float64 if wide else torch.float32
     if mesh is None:
         whole = load_model(folder, setup, dtype=dtype)
+        if adapter is not None:
+            adapter.add_to(whole)
         cast_parameters(whole, dtype)
         model, mine = LossModel(whole, OutputHead.unchecked(whole)), rows
     else:
-        model = load_sharded(folder, mesh, world, setup, dtype=dtype)
+        model = load_sharded(folder, mesh, world, setup, dtype=dtype, adapter=adapter)
         mine = rows[mesh.data_rank :: mesh.shape.data_degree]
     if wide:
         run_experts_one_by_one(model.model)
+        compute_decays_again(model.model)
     model.train()
     if checkpointing:
         checkpoint_activations(model.model)

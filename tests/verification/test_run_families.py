@@ -17,7 +17,6 @@ from tests.verification.verification_cases import run_with
 from tests.versions import needs_transformers
 
 LENGTHS = ([20, 15, 12], [5, 30, 12], [40, 7], [11, 12, 13, 11])
-RECURRENT = ("lfm2",)
 BLIND = ("labels", "shards", "loss", "checkpoint", "resume")
 """Kinds of checks that know nothing of a model's attention; one family, whose layers are of two kinds, has them too."""
 FAMILIES = (
@@ -26,6 +25,7 @@ FAMILIES = (
     "gemma4 with shared keys",
     "deepseek_v3",
     "lfm2",
+    "minimax",
 )
 
 
@@ -70,8 +70,7 @@ def test_every_check_passes_or_says_why_it_was_not_run(two_ranks, tmp_path, fami
     checks = run_checks(planned, lambda each: two_ranks.run(run_with, None, each, case)[0])
     assert {check.name: check.note for check in checks if check.passed is False} == {}
     not_run = {check.name: check.note for check in checks if check.passed is None}
-    cut = {f"2 ranks = 1 rank, 2 {axis}" for axis in ("sequence", "ring")} if family in RECURRENT else set()
-    assert set(not_run) == {"engine flex = reference", "engine varlen = reference", *cut}
+    assert set(not_run) == {"engine flex = reference", "engine varlen = reference"}
     assert all(not_run.values())
     for check in checks:
         assert check.passed is None or 0 <= check.error <= check.budget

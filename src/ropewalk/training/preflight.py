@@ -652,15 +652,10 @@ def refuse_on_mesh(
     Raises:
         RopewalkError: for dropout and other noise, because every process would draw the same numbers for different
             tokens.
-        EngineError: for recurrent layers if rows are sharded, and for transformers' own length-dependent RoPE, which
-            would use the length of a shard instead of the row's.
+        EngineError: for recurrent layers if rows are sharded and transformers is too old to pass on their state, and
+            for transformers' own length-dependent RoPE, which would use the length of a shard instead of the row's.
     """
-    if config.recurrent_layers and mesh.sequence_degree > 1:
-        raise EngineError(
-            f"the model has recurrent layers ({len(config.recurrent_layers)} of {len(config.layers)}), whose state is "
-            f"not passed between ranks, but parallel {mesh.setting} splits each row over {mesh.sequence_degree} ranks; "
-            "set parallel.ring and parallel.sequence to 1, and use parallel.replicate and parallel.shard instead"
-        )
+    refuse_older_transformers(config, on_ranks=mesh.sequence_degree > 1)
     if config.model_type in DRAWS_EXPERTS:
         raise RopewalkError(
             f"the routers of {config.model_type} draw experts at random in training, but several processes would not "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ropewalk.attention.layout import Row
-from ropewalk.models.compute.float64 import KeepFloat64, run_experts_one_by_one
+from ropewalk.models.compute.float64 import KeepFloat64, compute_decays_again, run_experts_one_by_one
 from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.compute.pieces import fuse_pieces
 from ropewalk.models.compute.tiled_mlp import tile_mlps
@@ -59,7 +59,7 @@ def load_whole(
     model = load_model(case.model, setup, stored or dtype, case.device)
     # cast_parameters, as in a run, rather than model.to(): inv_freq of transformers' rotary module keeps its dtype.
     cast_parameters(model, dtype)
-    experts_for(model, dtype)
+    exact_in(model, dtype)
     return LossModel(model, OutputHead.unchecked(model)).train()
 
 
@@ -70,14 +70,15 @@ def load_on(
     setup = replace(case.setup, engine=engine_for(case, compute or dtype))
     offload = case.offload_optimizer and dtype != torch.float64
     model = load_sharded(case.model, mesh, world, setup, dtype, compute, offload=offload).train()
-    experts_for(model.model, dtype)
+    exact_in(model.model, dtype)
     return as_in_a_run(model, case)
 
 
-def experts_for(model: Any, dtype: torch.dtype) -> None:
-    """Run the experts of a mixture one by one in float64, which transformers' grouped kernels do not support."""
+def exact_in(model: Any, dtype: torch.dtype) -> None:
+    """Compute what transformers leaves in float32, or cannot compute in float64, in float64 if that is the dtype."""
     if dtype == torch.float64:
         run_experts_one_by_one(model)
+        compute_decays_again(model)
 
 
 def as_in_a_run(model: LossModel, case: Case) -> LossModel:

@@ -143,7 +143,5 @@ def test_a_mixer_that_computes_its_recurrence_otherwise_is_refused_by_name(monke
     model = attached(tiny_model("lfm2", sharp=True))
     monkeypatch.setattr(passed_states, "FUNCTIONS", {SHORT_CONVOLUTION: ("convolve",)})
     sharded = ShardedLayouts.of([PackedLayout.from_lengths([10, 21], "anchor")], SequenceGroups(ring=2))
-    with pytest.raises(
-        EngineError, match="computes Lfm2ShortConv without convolve, so the state of a row cannot"
-    ):
+    with pytest.raises(EngineError, match="computes Lfm2ShortConv without convolve, so its state cannot"):
         model(input_ids=torch.ones(1, sharded.shard_length, dtype=torch.long), layout=sharded)

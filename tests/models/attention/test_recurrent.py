@@ -279,10 +279,13 @@ def test_positions_that_differ_by_axis_are_refused():
 
 
 @pytest.mark.parametrize("mesh", [MeshShape(shard=2, ring=2), MeshShape(sequence=2)])
-def test_a_mesh_that_cuts_rows_is_refused_before_training(mesh):
+def test_a_transformers_whose_states_are_out_of_reach_is_refused_before_training(mesh, monkeypatch):
     config = ModelConfig.of(tiny_model("qwen3_next", sharp=True).config)
+    pretend_transformers(monkeypatch, "5.24.0")
+    refuse_on_mesh(mesh, config, True, [])
+    pretend_transformers(monkeypatch, "5.23.1")
     with pytest.raises(
-        EngineError, match=r"recurrent layers \(2 of 4\), whose state is not passed between ranks"
+        EngineError, match=r"transformers 5\.23\.1 gives no access .* use transformers 5\.24 or later"
     ):
         refuse_on_mesh(mesh, config, True, [])
     refuse_on_mesh(MeshShape(replicate=2, shard=2), config, True, [])

@@ -2,7 +2,7 @@
 
 import torch
 
-from ropewalk.models.compute.float64 import KeepFloat64, run_experts_one_by_one
+from ropewalk.models.compute.float64 import KeepFloat64, compute_decays_again, run_experts_one_by_one
 from tests.models.families import tiny_model
 
 
@@ -38,3 +38,15 @@ def test_a_model_without_experts_is_not_changed():
     before = model.get_experts_implementation()
     run_experts_one_by_one(model)
     assert model.get_experts_implementation() == before
+
+
+def test_decays_that_were_rounded_to_float32_are_computed_again():
+    model = tiny_model("minimax", torch.float64, sharp=True)
+    mixer = model.model.layers[0].self_attn
+    rounded = mixer.query_decay
+    compute_decays_again(model)
+    places = torch.arange(1, mixer.block_size + 1, dtype=torch.float64)
+    exact = torch.exp(-mixer.slope_rate.flatten()[:, None] * places)[..., None]
+    assert torch.equal(mixer.query_decay, exact)
+    assert 2.0**-40 < float((rounded - exact).abs().max()) < 2.0**-23
+    assert dict(model.named_buffers()).keys() >= {"model.layers.0.self_attn.query_decay"}

@@ -133,9 +133,8 @@ def passed(
     missing = [name for name in FUNCTIONS[recurrence] if name not in forward.__code__.co_names]
     if missing:
         raise EngineError(
-            f"the installed transformers computes {type(mixer).__name__} without {missing[0]}, so the state of a row "
-            "cannot pass between ranks; use the transformers that ropewalk was tested with, or set parallel.ring and "
-            "parallel.sequence to 1"
+            f"the installed transformers computes {type(mixer).__name__} without {missing[0]}, so its state cannot "
+            "pass between ranks; install transformers 5.24, or set parallel.ring and parallel.sequence to 1"
         )
     own = {name: WRAPPED[name](forward.__globals__[name], ranks) for name in FUNCTIONS[recurrence]}
     with_own = FunctionType(

@@ -31,14 +31,26 @@ from ropewalk.versions import older_transformers
 
 PACKED_SINCE = {"lfm2": "5.22", "lfm2_moe": "5.22"}
 """Model types whose layers pass the layout on to their mixer only from this transformers on."""
+ON_RANKS_SINCE = "5.24"
+"""The transformers from which on every mixer calls the functions through which a state passes between ranks."""
 
 
-def refuse_older_transformers(config: ModelConfig) -> None:
+def refuse_older_transformers(config: ModelConfig, on_ranks: bool = False) -> None:
     """Refuse packed rows for a model whose layout would not reach its recurrent layers.
+
+    Args:
+        config: config of the model.
+        on_ranks: whether several ranks share a row.
 
     Raises:
         EngineError: if the installed transformers is older than the first version that works.
     """
+    if on_ranks and config.recurrent_layers and (installed := older_transformers(ON_RANKS_SINCE)) is not None:
+        raise EngineError(
+            f"transformers {installed} gives no access to the state of the model's recurrent layers, which has to pass "
+            f"between the ranks that share a row; use transformers {ON_RANKS_SINCE} or later, or set parallel.ring and "
+            "parallel.sequence to 1"
+        )
     since = PACKED_SINCE.get(config.model_type or "")
     if since is not None and (installed := older_transformers(since)) is not None:
         raise EngineError(

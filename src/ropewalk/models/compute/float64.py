@@ -27,6 +27,22 @@ def run_experts_one_by_one(model: Any) -> dict[str, str | None]:
     return grouped
 
 
+def compute_decays_again(model: Any) -> None:
+    """Compute the decays of lightning attention in the dtype in which a model is.
+
+    transformers computes these buffers in float32. In a float64 model, where the blocks of a run begin would otherwise
+    change a result by the rounding of float32.
+
+    Args:
+        model: a transformers model; without lightning attention it is not changed.
+    """
+    for mixer in model.modules():
+        if hasattr(mixer, "decay_factors"):
+            decays = mixer.decay_factors(mixer.slope_rate)
+            for name, decay in zip(("query_decay", "key_decay", "diagonal_decay"), decays, strict=True):
+                setattr(mixer, name, decay)
+
+
 class KeepFloat64(TorchFunctionMode):
     """Return float64 if code asks for float32 of a float64 tensor, as norms, routers and logits do.
 

@@ -231,14 +231,16 @@ def bytes_of_checkpoint(optimizer: MasterAdamW) -> int:
 def _groups(mesh: Mesh | None) -> dict[str, str]:
     if mesh is None:
         return {}
-    groups = {
-        "ring": mesh.groups.ring_group,
-        "sequence": mesh.groups.sequence_group,
-        "replicate": mesh.device_mesh.get_group("replicate"),
-        "shard": mesh.device_mesh.get_group("shard_all"),
-    }
+    groups = (
+        # States of recurrent layers pass through the ring, even where Ulysses shares each of its parts.
+        ("ring", mesh.groups.row_group),
+        ("ring", mesh.groups.ring_group),
+        ("sequence", mesh.groups.sequence_group),
+        ("replicate", mesh.device_mesh.get_group("replicate")),
+        ("shard", mesh.device_mesh.get_group("shard_all")),
+    )
     # A dimension of all ranks may share its group with another of one rank; the later name stands for both.
-    return {group.group_name: name for name, group in groups.items() if group is not None}
+    return {group.group_name: name for name, group in groups if group is not None}
 
 
 def _sizes(model: LossModel, batch: Batch) -> tuple[int, int]:

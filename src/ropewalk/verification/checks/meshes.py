@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, Row
-from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import Mesh, World
 from ropewalk.verification.case import Case, with_labels
 from ropewalk.verification.checks import Claim, every_mesh, sharded_and_own
@@ -34,11 +33,6 @@ def ranks_equal_one(case: Case, mesh: Mesh, world: World) -> Outcome:
     On the mesh, the first step uses the recipe's micro-batches and the second accumulates micro-batches of one row.
     """
     model, sizes = load_on(case, mesh, world, torch.float64), (case.rows_per_batch, 1)
-    if mesh.shape.sequence_degree > 1 and ModelConfig.of(model.model.config).recurrent_layers:
-        return Outcome.not_run(
-            "not applicable: the model has recurrent layers, whose state is not passed between ranks, so its rows are "
-            "never sharded"
-        )
     found = trained_steps(model, case.rows, mesh, sizes, case.offload_activations)
     if not world.is_rank_0:
         return Outcome.not_run("")

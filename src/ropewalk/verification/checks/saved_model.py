@@ -14,7 +14,7 @@ from ropewalk.parallel import Mesh, World
 from ropewalk.verification.case import Case
 from ropewalk.verification.checks import Claim, own_mesh
 from ropewalk.verification.checks.effective_rope import saved_folder
-from ropewalk.verification.computing import experts_for, largest_difference, rounding_budget
+from ropewalk.verification.computing import exact_in, largest_difference, rounding_budget
 from ropewalk.verification.result import Outcome
 
 
@@ -37,7 +37,7 @@ def saved_equals_ours(case: Case, mesh: Mesh, world: World) -> Outcome:
         folder, dtype="auto", trust_remote_code=case.setup.trust_remote_code
     )
     saved = saved.to(case.device, torch.float64).eval()
-    experts_for(saved, torch.float64)
+    exact_in(saved, torch.float64)
     with torch.no_grad():
         theirs = {"logits": saved(ids, use_cache=False).logits}
     found = largest_difference(theirs, ours)
@@ -60,7 +60,7 @@ def _logits(case: Case, exact_rope: bool, dtype: torch.dtype) -> dict[str, Tenso
         replace(case.setup, engine="sdpa", exact_rope=exact_rope),
         device=case.device,
     ).to(dtype)
-    experts_for(model, dtype)
+    exact_in(model, dtype)
     # One document without an anchor is what plain transformers computes, so the two are comparable.
     layout = PackedLayout.from_lengths([case.length], "full", anchor_length=0)
     with torch.no_grad():
