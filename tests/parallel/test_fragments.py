@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.parallel import RowShards, SequenceGroups, ShardedLayouts
-from ropewalk.parallel.fragments import fragments_of, halo_plan, state_plan
+from ropewalk.parallel.fragments import fragments_of, halo_plan, passed_bytes, state_plan
 from ropewalk.testing import random_layout
 
 CPU = torch.device("cpu")
@@ -138,3 +138,20 @@ def test_whole_runs_are_passed_to_nobody(pattern):
     assert np.all(fragments.starts == fragments.firsts)
     assert not halo_plan(fragments, 0, 3, CPU).sent.anywhere
     assert not state_plan(fragments, 0, CPU).sent.anywhere
+
+
+@pytest.mark.parametrize(("balance", "summaries", "halos"), [("contiguous", 7, 1), ("zigzag", 13, 2)])
+def test_bytes_of_the_busiest_of_eight_ranks_with_one_document(balance, summaries, halos):
+    """A layer of Qwen3.5-9B: 32 heads of 128 by 128, and a convolution of 4 tokens in bfloat16.
+
+    In a zigzag, rank 6 has the parts 6 and 9 of 16, which 7 and 6 ranks follow. A halo goes to one rank alone.
+    """
+    layout = PackedLayout.from_lengths([2**18], "full", 0)
+    sharded = ShardedLayouts.of([layout], SequenceGroups(ring=8), balance)
+    fragments = fragments_of(sharded.layouts, sharded.rows)
+    summary, inputs = 32 * 128 * 256 * 4, 2 * (2 * 16 * 128 + 32 * 128)
+    forward, backward = zip(
+        *(passed_bytes(fragments, rank, 3, inputs, summary) for rank in range(8)), strict=True
+    )
+    assert max(forward) == summaries * summary + halos * 3 * inputs
+    assert sum(forward) == sum(backward)

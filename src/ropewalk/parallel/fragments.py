@@ -298,3 +298,33 @@ def state_plan(fragments: Fragments, rank: int, device: torch.device) -> StatePl
         steps=tuple(steps),
         initial=torch.from_numpy(initial).to(device),
     )
+
+
+def passed_bytes(
+    fragments: Fragments, rank: int, width: int, input_bytes: int, summary_bytes: int
+) -> tuple[int, int]:
+    """Bytes that a rank sends to others in the forward and in the backward of one recurrent layer.
+
+    The backward returns gradients of what was received. Activation checkpointing repeats the forward.
+
+    Args:
+        fragments: fragments of all ranks.
+        rank: the rank.
+        width: number of inputs before a token that the layer's convolution reads; 0 without a convolution.
+        input_bytes: bytes of a token's inputs of the convolution.
+        summary_bytes: bytes of a fragment's summary, in float32: of gated delta rules ``heads * key_dim * (key_dim +
+            value_dim)`` numbers, of Mamba-2 and lightning attention one more per head than the state has; 0 without a
+            state.
+
+    Returns:
+        (forward, backward), bytes.
+    """
+    forward = backward = 0
+    for received, owners, size in (
+        (fragments.received_halos(width), fragments.holders, input_bytes),
+        (fragments.received_summaries(), fragments.owners, summary_bytes),
+    ):
+        others = [items for other, items in enumerate(received) if other != rank]
+        forward += size * sum(int((owners[items] == rank).sum()) for items in others)
+        backward += size * int((owners[received[rank]] != rank).sum())
+    return forward, backward

@@ -15,7 +15,8 @@ from ropewalk.models.attention.recurrent import mixers_of
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import attach, checkpoint_activations
 from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh
-from ropewalk.parallel.fragments import Fragments, fragments_of
+from ropewalk.parallel.fragments import Fragments, fragments_of, passed_bytes
+from ropewalk.parallel.traffic import counted_traffic
 from tests.models.attention import standin_kernels
 from tests.models.families import tiny_model
 
@@ -163,6 +164,45 @@ def with_kernels(family, cuts):
         for name, arguments in calls:
             given.setdefault(name, set()).update(arguments)
         return found, given
+
+
+def sent_bytes(family, cuts):
+    """For each cut the bytes that a mixer sends in a forward and a backward, and the channels of its convolution.
+
+    The bytes are (counted, as :func:`passed_bytes` has them from the layouts) for each of the two.
+    """
+    found = []
+    model = tiny_model(family, sharp=True, shallow=True)
+    config = ModelConfig.of(model.config)
+    mixer = mixers_of(model, config)[0]
+    convolution = getattr(mixer, "conv1d", getattr(mixer, "conv", None))
+    width, channels = (
+        (0, 0) if convolution is None else (convolution.kernel_size[0] - 1, len(convolution.weight))
+    )
+    numbers = SUMMARIES[family](mixer)
+    for name in cuts:
+        cut = CUTS[name]
+        groups = make_mesh(MeshShape(ring=cut.ring, sequence=cut.sequence), "cpu").groups
+        sharded = ShardedLayouts.of(cut.layouts, groups, cut.balance)
+        hidden = torch.randn(len(cut.layouts), sharded.shard_length, 32, requires_grad=True)
+        with counted_traffic() as forward:
+            output = passed_states.passed(mixer, config.mixer.recurrence, sharded, hidden)
+        output = output[0] if isinstance(output, tuple) else output
+        with counted_traffic() as backward:
+            output.sum().backward()
+        fragments = fragments_of(sharded.layouts, sharded.rows)
+        planned = passed_bytes(fragments, groups.rank, width, 4 * channels, 4 * numbers)
+        found.append(tuple(zip((forward.total, backward.total), planned, strict=True)))
+    return found
+
+
+SUMMARIES = {
+    "qwen3_next": lambda mixer: mixer.num_v_heads * mixer.head_k_dim * (mixer.head_k_dim + mixer.head_v_dim),
+    "nemotron_h": lambda mixer: mixer.num_heads * (mixer.head_dim * mixer.ssm_state_size + 1),
+    "minimax": lambda mixer: mixer.num_attention_heads * (mixer.head_dim**2 + 1),
+    "lfm2": lambda mixer: 0,
+}
+"""Numbers in the summary of a fragment."""
 
 
 def _of(model, cuts, calls=()):

@@ -19,6 +19,7 @@ from tests.models.attention.passed_cases import (
     late_limit,
     no_halo,
     no_state,
+    sent_bytes,
     with_kernels,
 )
 from tests.models.attention.test_kernels import mixer_of, recurrence_of
@@ -99,6 +100,17 @@ def test_kernels_take_states_in_place_of_boundaries(four_ranks, family):
                 assert {"cu_seqlens", "initial_state", "output_final_state"} <= arguments
             if name.startswith("mamba"):
                 assert {"initial_states", "return_final_states"} <= arguments
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_the_bytes_that_ranks_send_follow_from_layouts(four_ranks, family):
+    ranks = four_ranks.run(sent_bytes, family, list(CUTS))
+    for cut in zip(*ranks, strict=True):
+        for forward, backward in cut:
+            assert forward[0] == forward[1]
+            assert backward[0] == backward[1]
+        # What is sent comes back as gradients.
+        assert sum(forward[0] for forward, _ in cut) == sum(backward[0] for _, backward in cut) > 0
 
 
 def chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=False, cu_seqlens=None):
