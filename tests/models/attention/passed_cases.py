@@ -1,5 +1,6 @@
 """What ranks run in the tests of states that pass between ranks; spawned processes import it by name."""
 
+import copy
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
@@ -164,6 +165,30 @@ def with_kernels(family, cuts):
         for name, arguments in calls:
             given.setdefault(name, set()).update(arguments)
         return found, given
+
+
+def rounding_errors(family):
+    """Root mean square errors of logits in bfloat16, over that of the logits: on ranks, and of whole rows."""
+    mesh, errors = make_mesh(MeshShape(ring=4), "cpu"), []
+    exact = tiny_model(family, torch.float64, sharp=True, shallow=True)
+    for parameter in exact.parameters():
+        # Attention less sharp, so that rounding is not amplified, and values that bfloat16 has.
+        parameter.data = (parameter.data * 0.3).bfloat16().double()
+    models = [exact, copy.deepcopy(exact).to(torch.bfloat16)]
+    for model in models:
+        attach(model, engine="sdpa", exact_rope=False)
+    ids = torch.randint(3, 90, (len(LONG), LONG[0].total_length), generator=torch.Generator().manual_seed(1))
+    sharded = ShardedLayouts.of(LONG, mesh.groups, "cost")
+    with torch.no_grad():
+        expected, whole = (model(input_ids=ids, layout=list(LONG)).logits.double() for model in models)
+        mine = models[1](input_ids=sharded.take(list(ids), 0), layout=sharded).logits.double()
+    index = sharded.take([torch.arange(ids.shape[1])] * len(LONG), -1)
+    for found in (mine, torch.stack([row[at] for row, at in zip(whole, index, strict=True)])):
+        theirs = torch.stack([row[at] for row, at in zip(expected, index, strict=True)])
+        error = (found - theirs)[index >= 0].square().sum()
+        dist.all_reduce(error)
+        errors.append(float((error / expected.square().sum()).sqrt()))
+    return errors
 
 
 def sent_bytes(family, cuts):

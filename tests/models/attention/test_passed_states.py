@@ -11,6 +11,7 @@ from ropewalk.models.attention import passed_states
 from ropewalk.models.attention.kernels import FUNCTIONS
 from ropewalk.models.config.layers import SHORT_CONVOLUTION
 from ropewalk.parallel import SequenceGroups, ShardedLayouts
+from tests.marks import slow_after
 from tests.models.attention import standin_kernels
 from tests.models.attention.passed_cases import (
     CUTS,
@@ -19,6 +20,7 @@ from tests.models.attention.passed_cases import (
     late_limit,
     no_halo,
     no_state,
+    rounding_errors,
     sent_bytes,
     with_kernels,
 )
@@ -47,7 +49,9 @@ def test_rows_on_ranks_equal_whole_rows(four_ranks, family):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(set(HYBRIDS) - set(KINDS)))
 def test_rows_of_every_family_on_ranks_equal_whole_rows(four_ranks, family):
-    cuts = [name for name in CUTS if name not in ("contiguous", "short sequence", "uneven")]
+    cuts = ["zigzag", "cost", "sequence", "ring x sequence", "short"]
+    # Kimi takes long, and another test has its first.
+    cuts = cuts[3:] if family == "kimi_linear" else cuts
     assert_equal(four_ranks.run(differences, [family], cuts))
 
 
@@ -56,10 +60,10 @@ def test_the_rule_of_kimi_passes_its_state(four_ranks):
 
 
 def test_checkpointed_layers_exchange_again(four_ranks):
-    assert_equal(four_ranks.run(differences, KINDS, ["zigzag", "uneven"], None, True))
+    assert_equal(four_ranks.run(differences, KINDS, ["zigzag"], None, True))
 
 
-@pytest.mark.parametrize("trained", ["A_log", "lm_head", "in_proj_ba"])
+@pytest.mark.parametrize("trained", ["A_log", "lm_head"])
 def test_gradients_of_some_parameters_alone(four_ranks, trained):
     """A rank that passes nothing on takes part in the backward if, and only if, the others do."""
     cuts = ["uneven", "short sequence"]
@@ -87,7 +91,7 @@ def test_padding_that_changes_a_state_is_noticed(four_ranks):
     assert min(logits, gradients) > 1e4 * ROUNDING
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "nemotron_h", "lfm2"])
+@pytest.mark.parametrize("family", slow_after(3, ["qwen3_next", "nemotron_h", "lfm2", "kimi_linear"]))
 def test_kernels_take_states_in_place_of_boundaries(four_ranks, family):
     """Stand-ins in training. Delta rules take runs one after another, scans a padded batch; halos part convolutions."""
     for found, given in four_ranks.run(with_kernels, family, ["zigzag"]):
@@ -100,6 +104,13 @@ def test_kernels_take_states_in_place_of_boundaries(four_ranks, family):
                 assert {"cu_seqlens", "initial_state", "output_final_state"} <= arguments
             if name.startswith("mamba"):
                 assert {"initial_states", "return_final_states"} <= arguments
+
+
+@pytest.mark.parametrize("family", slow_after(1, ["qwen3_5", "bamba", "minimax", "lfm2"]))
+def test_states_are_passed_as_exactly_as_whole_rows_are_computed(four_ranks, family):
+    """In bfloat16, with the budget of every attention engine: at most twice the error of the plain computation."""
+    for mine, whole in four_ranks.run(rounding_errors, family):
+        assert 0 < mine <= 2 * whole
 
 
 @pytest.mark.parametrize("family", KINDS)
