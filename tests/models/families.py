@@ -220,6 +220,35 @@ MAMBA: dict[str, Any] = {
 """Mamba-2, in chunks shorter than documents."""
 
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bailing_hybrid": (
+        "BailingHybridConfig",
+        {
+            "layer_types": RECURRENT,
+            "num_hidden_layers": 4,
+            "head_dim": 8,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 16,
+            "num_experts": 4,
+            "num_experts_per_token": 2,
+            "num_expert_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "lara_mini": (
+        "LaraMiniConfig",
+        {
+            **DELTA,
+            **EXPERTS,
+            "shared_expert_intermediate_size": 16,
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "layer_types": ["linear_attention", "sliding_attention", "linear_attention", "full_attention"],
+        },
+    ),
     "qwen3_next": (
         "Qwen3NextConfig",
         {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 16, "head_dim": 16, "layer_types": RECURRENT},

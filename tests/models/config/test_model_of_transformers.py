@@ -15,10 +15,11 @@ from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config.file import build, class_of, read_model_config
-from ropewalk.models.config.layers import ROTATE_IN_WINDOWS_ALONE, WITH_SINKS
+from ropewalk.models.config.layers import MIXERS, ROTATE_IN_WINDOWS_ALONE, WITH_SINKS
 from ropewalk.models.config.model import ModelConfig
 from tests.checkpoint_cases import CASES, path_of
 from tests.models.families import COMMON, FAMILIES
+from tests.versions import needs_transformers
 
 FOUR = {**COMMON, "num_hidden_layers": 4, "rope_theta": 1e4}
 F, S = "full_attention", "sliding_attention"
@@ -147,6 +148,27 @@ def test_the_tiny_families_have_the_windows_of_their_configs() -> None:
         config = getattr(transformers, name)(**{**COMMON, **extra})
         windows = [window for _, window in of_transformers(config) if window is not None]
         assert ModelConfig.of(config).shortest_window == min(windows, default=None)
+
+
+WITHOUT_ROPE = {"falcon_mamba", "jamba", "mamba", "mamba2", "zamba"}
+WITH_OTHER_LAYERS = {"glm5_next", "inkling", "inkling2", "inkling2_loop", "qwen4_exp", "zamba2", "zaya"}
+"""Families whose recurrent layers have no entry in :data:`MIXERS`: there is nothing to extend, or packed rows are
+refused because of other layers too, or of a mixer that keeps more than convolutions and a state."""
+
+
+def test_recurrent_layers_that_nobody_named_are_told() -> None:
+    """What keeps a state in transformers' cache is named in ``MIXERS`` or above; a new family must be looked at."""
+    needs_transformers("5.23", "a cache of states under these names")
+    models = Path(transformers.__file__).parent / "models"
+    calls = re.compile(r"\.(update_conv_state|update_recurrent_state|get_linear_cache)\(")
+    files = [
+        path for path in models.glob("*/modeling_*.py") if calls.search(path.read_text(encoding="utf-8"))
+    ]
+    named = {name.removesuffix("_text") for name in MIXERS}
+    installed = {path.name for path in models.iterdir()}
+    others = WITHOUT_ROPE | WITH_OTHER_LAYERS
+    assert {path.parent.name for path in files} == installed & (named | others)
+    assert not named & others
 
 
 def test_families_that_are_known_by_name_are_those_of_the_installed_transformers() -> None:

@@ -35,10 +35,12 @@ class Mixer(NamedTuple):
 
 
 MIXERS = {
+    "bailing_hybrid": Mixer("self_attn", KIMI_DELTA),
     "bamba": Mixer("mamba", MAMBA_2),
     "falcon_h1": Mixer("mamba", MAMBA_2),
     "granitemoehybrid": Mixer("mamba", MAMBA_2),
     "kimi_linear": Mixer("self_attn", KIMI_DELTA),
+    "lara_mini": Mixer("linear_attn", GATED_DELTA),
     "lfm2": Mixer("conv", SHORT_CONVOLUTION),
     "lfm2_moe": Mixer("conv", SHORT_CONVOLUTION),
     "lfm3": Mixer("conv", SHORT_CONVOLUTION),
