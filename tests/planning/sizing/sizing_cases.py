@@ -1,7 +1,5 @@
 """What ranks run in the tests of communication on paper; spawned processes import it by name."""
 
-from unittest import mock
-
 import torch
 import torch.distributed as dist
 import transformers
@@ -14,6 +12,7 @@ from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh, row_shards, sharded_attend
 from ropewalk.parallel.ring.plan import ring_plan
 from ropewalk.parallel.ring.traffic import ring_bytes as planned_ring_bytes
+from ropewalk.parallel.traffic import counted_traffic
 from ropewalk.planning.sizing.model_shape import Experts, Latent, ModelShape
 
 LLAMA_8B = ModelShape(32, 4096, 14336, 32, 8, 128, 128256)
@@ -50,35 +49,6 @@ SMALL_EXPERTS = {
 """Of a Mixtral; grouped products want widths that are multiples of 16 bytes."""
 
 
-def sent_bytes(operation, output, given, ranks):
-    """What one rank sends to the others in a collective, from the sizes of its tensors."""
-    if operation == "all_gather":
-        return (ranks - 1) * given.numel() * given.element_size()
-    if operation == "reduce_scatter":
-        return (ranks - 1) * output.numel() * output.element_size()
-    return (ranks - 1) * given.numel() * given.element_size() // ranks
-
-
-def counting(total):
-    """Patches of torch.distributed that add up what FSDP sends."""
-
-    def patched(name, operation):
-        original = getattr(dist, name)
-
-        def call(*args, **kwargs):
-            output = kwargs.get("output_tensor", kwargs.get("output", args[0] if args else None))
-            given = kwargs.get("input_tensor", kwargs.get("input", args[1] if len(args) > 1 else None))
-            total.append(sent_bytes(operation, output, given, dist.get_world_size(kwargs.get("group"))))
-            return original(*args, **kwargs)
-
-        return mock.patch.object(dist, name, call)
-
-    names = {"all_gather_single": "all_gather", "reduce_scatter_single": "reduce_scatter"}
-    older = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
-    found = names if hasattr(dist, "all_gather_single") else older
-    return [patched(name, operation) for name, operation in found.items()]
-
-
 def counted_fsdp_bytes(tied, checkpointing):
     """Bytes that this rank sends in one forward and backward of a sharded Llama in bfloat16."""
     config = transformers.LlamaConfig(**SMALL, tie_word_embeddings=tied)
@@ -90,16 +60,9 @@ def counted_fsdp_bytes(tied, checkpointing):
     for module in (*model.model.layers, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
     ids = torch.arange(10)[None]
-    total = []
-    patches = counting(total)
-    for patch in patches:
-        patch.start()
-    try:
+    with counted_traffic() as traffic:
         model(ids, labels=ids, use_cache=False).loss.backward()
-    finally:
-        for patch in patches:
-            patch.stop()
-    return sum(total)
+    return traffic.total
 
 
 def counted_ulysses_bytes(rows, length, value_dim):
@@ -115,16 +78,9 @@ def counted_ulysses_bytes(rows, length, value_dim):
         torch.randn(rows, n, places, width, requires_grad=True)
         for n, width in ((heads, dim), (kv_heads, dim), (kv_heads, value_dim))
     )
-    total = []
-    original = dist.all_to_all_single
-
-    def call(output, given, **kwargs):
-        total.append(sent_bytes("all_to_all", output, given, ranks))
-        return original(output, given, **kwargs)
-
-    with mock.patch.object(dist, "all_to_all_single", call):
+    with counted_traffic() as traffic:
         sharded_attend(q, k, v, sharded, "sdpa").sum().backward()
-    return places, sum(total)
+    return places, traffic.total
 
 
 def saved_by_a_layer(places, experts=False):
