@@ -219,19 +219,24 @@ MAMBA: dict[str, Any] = {
 }
 """Mamba-2, in chunks shorter than documents."""
 
+KIMI: dict[str, Any] = {
+    "layer_types": RECURRENT,
+    "num_hidden_layers": 4,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 16,
+}
+"""Kimi's delta rule, and latent attention."""
+
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bailing_hybrid": (
         "BailingHybridConfig",
         {
-            "layer_types": RECURRENT,
-            "num_hidden_layers": 4,
+            **KIMI,
             "head_dim": 8,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 8,
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 16,
             "num_experts": 4,
             "num_experts_per_token": 2,
             "num_expert_group": 1,
@@ -317,16 +322,9 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_linear": (
         "KimiLinearConfig",
         {
-            "layer_types": RECURRENT,
-            "num_hidden_layers": 4,
+            **KIMI,
             "linear_head_dim": 8,
             "linear_num_heads": 4,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 8,
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 16,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "model_max_length": 256,

@@ -17,7 +17,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from ropewalk.attention.layout import cached_per_layout
 from ropewalk.errors import EngineError
 from ropewalk.models.attention.kernels import FUNCTIONS, kernel_parameters
 from ropewalk.models.attention.runs import RunBatch, RunBatches, batches_by_length, one_row
+from ropewalk.models.compute.own_globals import with_globals
 from ropewalk.models.config.layers import LIGHTNING
 from ropewalk.parallel import ShardedLayouts
 from ropewalk.parallel.fragments import Fragments, StatePlan, fragments_of, halo_plan, state_plan
@@ -137,14 +137,7 @@ def passed(
             "pass between ranks; install transformers 5.24, or set parallel.ring and parallel.sequence to 1"
         )
     own = {name: WRAPPED[name](forward.__globals__[name], ranks) for name in FUNCTIONS[recurrence]}
-    with_own = FunctionType(
-        forward.__code__,
-        {**forward.__globals__, **own},
-        forward.__name__,
-        forward.__defaults__,
-        forward.__closure__,
-    )
-    return with_own(mixer, hidden, *args, **kwargs)
+    return with_globals(forward, own)(mixer, hidden, *args, **kwargs)
 
 
 def _convolution(own: Callable[..., Tensor], ranks: _Ranks) -> Callable[..., Tensor]:

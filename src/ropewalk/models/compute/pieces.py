@@ -10,13 +10,14 @@ import inspect
 import textwrap
 from collections.abc import Callable, Collection
 from functools import cache, wraps
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ropewalk.fused import compiled_where, recomputed
+from ropewalk.models.compute.own_globals import with_globals
 
 MLPS = ("MLP", "Mlp", "FeedForward", "FFN", "Experts")
 """Endings of the class names of MLPs, and of the experts of a mixture."""
@@ -122,15 +123,7 @@ def _with_rotation(forward: Callable[..., Any], backend: str | None) -> Callable
         rotations = {name: _rounded(rotate) for name, rotate in rotations.items()}
     if backend is not None:
         rotations = {name: compiled_where(_with_gradients, each, backend) for name, each in rotations.items()}
-    own = FunctionType(
-        stock.__code__,
-        {**stock.__globals__, **rotations},
-        stock.__name__,
-        stock.__defaults__,
-        stock.__closure__,
-    )
-    own.__kwdefaults__ = stock.__kwdefaults__
-    return own
+    return with_globals(stock, rotations)
 
 
 def _passes_on(forward: Callable[..., Any], rotations: Collection[str]) -> bool:
