@@ -64,6 +64,18 @@ def test_chunks_must_cover_the_row_once():
         RowShards(order, (((0, 3),), ((3, 6),)), ring_length=2)
 
 
+def test_a_ring_rank_may_hold_nothing():
+    row = RowShards(torch.arange(4), (((0, 4),), ()), sequence=2)
+    assert row.tokens.tolist() == [[0, 1, 2, 3], [NO_TOKEN] * 4]
+
+
+def test_a_row_that_no_ring_cuts_stays_in_storage_order():
+    layout = PackedLayout.from_segments([2, 3, 1], [1, 0, 1], "intra_document", 0)
+    sharded = ShardedLayouts.of([layout], SequenceGroups(sequence=3))
+    assert sharded.rows[0].tokens.tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert sharded.shard_length == 2
+
+
 def test_an_unknown_balance_is_refused():
     with pytest.raises(RopewalkError, match="unknown balance 'fair'; choose from auto, contiguous"):
         row_shards(PackedLayout.from_lengths([5]), 2, 1, "fair")

@@ -46,6 +46,12 @@ def test_differences_are_named_by_key_with_both_values(then, now, found):
     assert differences(plain(then), now) == [Difference(*each) for each in found]
 
 
+def test_the_order_of_keys_makes_no_difference_wherever_they_are():
+    one, other = {"x": 1, "y": 2}, {"y": 2, "x": 1}
+    for inside in (lambda value: value, lambda value: [value], lambda value: [[value]]):
+        assert differences(inside(one), inside(other)) == differences(inside(other), inside(one)) == []
+
+
 def test_a_message_is_short():
     found = differences({str(n): n for n in range(9)}, {str(n): "x" * 500 for n in range(9)})
     assert listed(found).startswith("0 (0 in the folder, xxx")
