@@ -18,7 +18,11 @@ from ropewalk.models.adapter import (
     trained_parameters,
 )
 from ropewalk.models.adapter_settings import AdapterSettings
+from ropewalk.models.attention.recurrent import mixers_of
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import empty_model
+from tests.marks import slow_after
+from tests.models.attention import standin_kernels
 from tests.models.families import COMMON, FAMILIES, tiny_model
 
 
@@ -42,7 +46,7 @@ def fill(model, seed=1):
 def logits(model):
     ids = torch.randint(3, 90, (2, 24), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        return model(ids).logits
+        return model(ids, use_cache=False).logits
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -100,6 +104,23 @@ def test_groups_of_layers_mean_what_their_names_say():
     assert set(everything) == linear - {"lm_head"}
     both, _ = places_of(settings(targets=["attention", "q_proj"]), model)
     assert both == targets
+
+
+@pytest.mark.parametrize("family", slow_after(1, ["granitemoehybrid", "bamba", "falcon_h1", "nemotron_h"]))
+def test_no_adapter_is_passed_by_a_kernel(family, monkeypatch):
+    model = tiny_model(family, sharp=True, shallow=True)
+    mixer = mixers_of(model, ModelConfig.of(model.config))[0]
+    with pytest.raises(
+        RopewalkError, match=r"adapter.targets.1 is 'out_proj', which .* choose from attention"
+    ):
+        with_adapter(model, targets=["attention", "out_proj"])
+    with_adapter(model, targets=["all-linear"])
+    fill(model)
+    expected = logits(model.eval())
+    calls = standin_kernels.install(monkeypatch, type(mixer))
+    found = logits(model.train())
+    assert "mamba_split_conv1d_scan_combined" in [name for name, _ in calls]
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize(

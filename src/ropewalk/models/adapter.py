@@ -16,7 +16,10 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, write_json
 from ropewalk.io.settings import near_or_all
 from ropewalk.models.adapter_settings import ALL_LINEAR, ATTENTION, AdapterSettings
+from ropewalk.models.attention.recurrent import mixers_of
 from ropewalk.models.checkpoint.save import save_config
+from ropewalk.models.config.layers import MAMBA_2
+from ropewalk.models.config.model import ModelConfig
 
 if TYPE_CHECKING:
     from peft import LoraConfig, LoraModel
@@ -162,14 +165,27 @@ def places_of(settings: AdapterSettings, model: Any) -> tuple[list[str], list[st
         Names of the linear layers that get matrices, and of the modules that are trained as a whole.
 
     Raises:
-        RopewalkError: if the model has no such module, a target is no linear layer, or the rank is too large.
+        RopewalkError: if the model has no such module, a target is no linear layer or one that a kernel of mamba-ssm
+            does not call, or the rank is too large.
     """
     modules = dict(model.named_modules())
     head = model.get_output_embeddings()
-    linear = [name for name, each in modules.items() if isinstance(each, nn.Linear) and each is not head]
+    passed_by = _passed_by(model)
+    linear = [
+        name
+        for name, each in modules.items()
+        if isinstance(each, nn.Linear) and each is not head and each not in passed_by
+    ]
     targets: dict[str, None] = {}
     for number, target in enumerate(settings.targets):
-        targets |= dict.fromkeys(_linear_layers(f"adapter.targets.{number}", target, modules, linear, head))
+        key = f"adapter.targets.{number}"
+        if any(each in passed_by and f".{name}".endswith(f".{target}") for name, each in modules.items()):
+            raise RopewalkError(
+                f"{key} is {target!r}, which can have no adapter in Mamba-2 layers, because mamba-ssm's "
+                "kernel for training takes the weight without calling the layer; choose from "
+                f"{', '.join(_choices(linear))}"
+            )
+        targets |= dict.fromkeys(_linear_layers(key, target, modules, linear, head))
     for name in targets:
         layer = modules[name]
         most = min(layer.in_features, layer.out_features)
@@ -181,6 +197,14 @@ def places_of(settings: AdapterSettings, model: Any) -> tuple[list[str], list[st
                 "adapter.targets"
             )
     return list(targets), _whole_modules(settings.also_train, model, modules)
+
+
+def _passed_by(model: Any) -> list[nn.Module]:
+    """Layers whose weight ``mamba_split_conv1d_scan_combined`` takes by itself, so that an adapter would not count."""
+    config = ModelConfig.of(model.config)
+    if config.mixer is None or config.mixer.recurrence != MAMBA_2:
+        return []
+    return [mixer.out_proj for mixer in mixers_of(model, config)]
 
 
 def _linear_layers(

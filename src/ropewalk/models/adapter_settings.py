@@ -36,7 +36,7 @@ class AdapterSettings(Settings):
     targets: list[str] = Field(
         [ATTENTION],
         description="linear layers that get an adapter: `attention` (all in the attention modules), `all-linear` (all "
-        "except the output head), or names such as `q_proj`",
+        "except the output head and `out_proj` of Mamba-2 layers), or names such as `q_proj`",
     )
     also_train: list[AlsoTrained] = Field(
         ["embeddings", "norms"],
