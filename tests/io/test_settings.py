@@ -23,7 +23,7 @@ from ropewalk.io.settings import (
 
 
 class Inner(Settings):
-    steps: Count = Field(1, ge=1)
+    steps: Count = Field(default=1, ge=1)
 
 
 class Wide(Settings):
@@ -35,7 +35,7 @@ class Wide(Settings):
 
 class Outer(Settings):
     inner: Inner = Inner()
-    rate: float = Field(0.1, ge=0)
+    rate: float = Field(default=0.1, ge=0)
     shuffle: bool = False
     lengths: Lengths = ()
     lines: Numbers = ()
@@ -99,7 +99,7 @@ def test_a_setting_names_files_where_its_type_says_so():
         plain: Path = Path()
         perhaps: ExistingPath | None = None
         many: tuple[Folder, ...] = ()
-        by_name: Annotated[dict[str, ExistingPath], Option(repeated=True)] = Field({})
+        by_name: Annotated[dict[str, ExistingPath], Option(repeated=True)] = Field(default={})
         text: FileOrName = "hub"
         perhaps_text: Annotated[FileOrName | None, Option()] = None
 

@@ -82,50 +82,52 @@ class AuditSettings(Settings):
     group: ClassVar[str | None] = "Measurements"
 
     model: Annotated[str, Option(argument=True)] = Field(
-        "embedded",
+        default="embedded",
         description=f"{MODEL_NAME}.",
     )
     text: Annotated[str, COMMON] = Field(
-        "embedded:validation", description=f"Documents to measure on: {DOCUMENTS}."
+        default="embedded:validation", description=f"Documents to measure on: {DOCUMENTS}."
     )
     length: Annotated[Length | None, COMMON] = Field(
-        None,
+        default=None,
         description=f"Sequence length in tokens: 4096 or 4k. Default: {LONGEST_DEFAULT}, or the trained length if that "
         "is shorter.",
     )
     samples: Annotated[Count, COMMON] = Field(
-        50, ge=1, description="Maximum number of sequences to measure on."
+        default=50, ge=1, description="Maximum number of sequences to measure on."
     )
 
     shifts: Annotated[Shifts, COMMON] = Field(
-        (0, 16, 100, 1_000, 10_000, 100_000, 1_000_000),
+        default=(0, 16, 100, 1_000, 10_000, 100_000, 1_000_000),
         description="Positions at which to place the first token of each sequence, separated by commas: 0,16,128k. "
         "Include the context length that you want to use.",
     )
     delta2: Shift = Field(
-        16,
+        default=16,
         description="Reference position of the first token. Attention at each of --shifts is compared with attention "
         "at this position. In arXiv:2411.13476, this position is Δ2, and --shifts are Δ1. If --shifts contains this "
         "position too, the change there is 0, as a control.",
     )
     dtypes: Annotated[Dtypes, COMMON] = Field(
-        AUDITED_DTYPES,
+        default=AUDITED_DTYPES,
         description="Dtypes to measure in, separated by commas. For the first of them, the audit also tries "
         "mitigations, such as RoPE in float32, and an ablation: one operation at a time is computed in this dtype, "
         "and all others in float64.",
     )
     ablation_samples: Annotated[Count, Option(formerly=("--ladder-samples",))] = Field(
-        4,
+        default=4,
         ge=1,
         description="Maximum number of sequences for the slow measurements: the ablation, the mitigations, the "
         "share of the change that comes from the first token, and --random-control.",
     )
     random_control: Annotated[bool, Option(formerly=("--twin",))] = Field(
-        True,
+        default=True,
         description="Also measure the same model with randomly initialised weights, to show how much of the change "
         "comes from training.",
     )
-    seed: Seed = Field(0, description="Random seed of the texts, and of the weights for --random-control.")
+    seed: Seed = Field(
+        default=0, description="Random seed of the texts, and of the weights for --random-control."
+    )
 
     @model_validator(mode="after")
     def _compared(self) -> AuditSettings:

@@ -19,7 +19,7 @@ class AuditOutput(Settings):
 
     group: ClassVar[str | None] = COMMON.group
 
-    plot: Folder | None = Field(None, description="Folder for figures (.png).")
+    plot: Folder | None = Field(default=None, description="Folder for figures (.png).")
     as_json: JsonFlag = False
 
 

@@ -53,12 +53,12 @@ class PackOptions(Settings):
     group: ClassVar[str | None] = COMMON.group
 
     interleave: Annotated[bool, Option(group="Rows")] = Field(
-        False,
+        default=False,
         description="Cut the documents of each row into chunks and shuffle the chunks within the row. Implied by any "
         "--chunk option.",
     )
     out: Annotated[FilePath, Option(metavar="DIR")] = Field(
-        Path("packed"),
+        default=Path("packed"),
         description="New folder for the rows. To resume packing, give the same folder again.",
     )
     as_json: JsonFlag = False

@@ -44,7 +44,7 @@ class SearchOutput(Settings):
     out: Annotated[FilePath, Option(metavar="FILE")] = Field(
         description="File to write the factor table to (.json). A log of all losses is written next to it."
     )
-    resume: bool = Field(False, description="Resume a search from its log next to --out.")
+    resume: bool = Field(default=False, description="Resume a search from its log next to --out.")
     plot: Annotated[PlotFile, figure_of("the search's progress and the factors")] = None
     as_json: JsonFlag = False
 

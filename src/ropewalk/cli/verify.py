@@ -19,7 +19,7 @@ class VerifyOutput(Settings):
 
     group: ClassVar[str | None] = COMMON.group
 
-    out: OutputFile | None = Field(None, description="File to write the result to, as JSON.")
+    out: OutputFile | None = Field(default=None, description="File to write the result to, as JSON.")
     as_json: JsonFlag = False
 
 

@@ -127,31 +127,31 @@ class SourceFields(Settings):
     group: ClassVar[str | None] = "Documents"
 
     text_field: str = Field(
-        "text",
+        default="text",
         description="Record field that holds the text. Without this field, token ids are read from the field "
         "input_ids.",
     )
     messages_field: str | None = Field(
-        None,
+        default=None,
         description="Record field that holds the messages of a chat, for records without the text field. Only the "
         "assistant's turns count in the loss. Default: no chats.",
     )
     source_field: str | None = Field(
-        "source",
+        default="source",
         description='Record field that holds the name of the source. With "", no field is read.',
     )
     separator_id: Count | None = Field(
-        None,
+        default=None,
         ge=0,
         description="Token id that separates the documents of a token file (.bin, .ds, .npy) without an index file. "
         "The id is removed from the documents.",
     )
     token_dtype: TokenType | None = Field(
-        None,
+        default=None,
         description="Type of the ids in a token file that does not state it (.npy, or .bin without .idx).",
     )
     max_documents: Count | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Maximum number of documents to read from any one path, such as a folder. Default: all.",
     )
@@ -175,7 +175,7 @@ class SourceSpec(SourceFields):
         description="File, folder, hf:owner/name[:config][@split], or embedded (text that ropewalk ships)."
     )
     name: str | None = Field(
-        None,
+        default=None,
         description="Name of the source for all documents in path. Default: the value of the record's source field. "
         "If the record lacks this field: the name of the file or folder, without its suffix.",
     )
@@ -212,65 +212,66 @@ class MixtureSettings(Settings):
     group: ClassVar[str | None] = "Mixture"
 
     weights: Annotated[BySource | None, COMMON] = Field(
-        None,
+        default=None,
         description="Number of epochs over each source: books=2,web=0.5. With --total-tokens, only the ratio of the "
         "numbers counts. Default: 1.",
     )
     shares: BySource | None = Field(
-        None, description="Share of the tokens for each source, instead of --weights: books=0.3,web=0.7."
+        default=None,
+        description="Share of the tokens for each source, instead of --weights: books=0.3,web=0.7.",
     )
     tokens: Annotated[Tokens | None, Option(name="--total-tokens"), COMMON] = Field(
-        None,
+        default=None,
         ge=1,
         description="Number of tokens to draw, such as 500M. Default: as many as --weights gives. With --shares: "
         "as many as possible without repeating a source.",
     )
     long_from: Length | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Length in tokens, such as 32k, from which a document is long. Needs --long-factor or "
         "--long-share.",
     )
     long_factor: float | None = Field(
-        None,
+        default=None,
         gt=0,
         le=_MOST_WEIGHT,
         description="Factor by which long documents are drawn more often than short ones. Needs --long-from.",
     )
     long_share: float | None = Field(
-        None,
+        default=None,
         gt=0,
         lt=1,
         description="Share of the tokens to draw from long documents, instead of --long-factor. Needs --long-from.",
     )
     length_shares: LengthShares | None = Field(
-        None,
+        default=None,
         description="Share of the tokens for each range of document lengths, instead of --long-from. "
         "0=0.3,4k=0.3,32k=0.4 draws 30 % from documents below 4k tokens, 30 % from 4k to 32k, and 40 % from 32k up.",
     )
     per: Literal["source", "corpus"] = Field(
-        "source",
+        default="source",
         description="How --long-from and --length-shares apply: source (within each source, which keeps its share of "
         "the tokens) or corpus (to all sources together).",
     )
     max_epochs: float = Field(
-        4.0,
+        default=4.0,
         ge=1,
         le=1e6,
         description="Maximum number of epochs over the documents of a source. With --length-shares or --long-from, "
         "each range of lengths has this maximum.",
     )
     shortage: Literal["refuse", "cap"] = Field(
-        "refuse",
+        default="refuse",
         description="What to do if a source cannot fill its share within --max-epochs: refuse (stop before packing) or "
         "cap (use what there is and report the missing tokens).",
     )
     shuffle: bool = Field(
-        False,
+        default=False,
         description="Read documents in random order. Implied by --weights, --shares, --total-tokens, --long-from and "
         "--length-shares.",
     )
-    seed: Seed = Field(0, description="Random seed for choosing and ordering documents.")
+    seed: Seed = Field(default=0, description="Random seed for choosing and ordering documents.")
 
     @field_validator("shares")
     @classmethod
@@ -352,26 +353,28 @@ class InterleaveSettings(Settings):
     group: ClassVar[str | None] = "Interleaved chunks"
 
     min_length: Annotated[Length, Option(name="--chunk-min")] = Field(
-        64, ge=1, description="Documents of fewer tokens are not cut."
+        default=64, ge=1, description="Documents of fewer tokens are not cut."
     )
     max_length: Annotated[Length, Option(name="--chunk-max")] = Field(
-        2048, ge=1, description="Documents of more tokens are not cut."
+        default=2048, ge=1, description="Documents of more tokens are not cut."
     )
     parts: Annotated[
         tuple[Annotated[Count, Field(ge=2)], ...],
         BeforeValidator(_comma_list(int)),
         Option(name="--chunk-parts", metavar="NUMBER,...", text=_with_commas),
-    ] = Field((2, 3), description="Number of chunks per document, drawn uniformly from these numbers.")
+    ] = Field(
+        default=(2, 3), description="Number of chunks per document, drawn uniformly from these numbers."
+    )
     cut_points: Annotated[
         tuple[float, float],
         BeforeValidator(_comma_list(float)),
         Option(name="--chunk-cuts", metavar="NUMBER,NUMBER", text=_with_commas),
     ] = Field(
-        (0.2, 0.8),
+        default=(0.2, 0.8),
         description="Range in which to cut, as fractions of the document's length.",
     )
     seed: Annotated[Seed, Option(hidden=True)] = Field(
-        0, description="Random seed for the cuts and the shuffle."
+        default=0, description="Random seed for the cuts and the shuffle."
     )
 
     @model_validator(mode="before")
@@ -412,33 +415,33 @@ class RowPolicies(Settings):
     group: ClassVar[str | None] = "Rows"
 
     bos: Bos = Field(
-        "auto",
+        default="auto",
         description="Where to add BOS: document (before each document), row (at the beginning of each row), none, or "
         "auto (row for the pattern anchor, otherwise document).",
     )
-    eos: bool = Field(True, description="End every document with EOS.")
+    eos: bool = Field(default=True, description="End every document with EOS.")
     tag: str | None = Field(
-        None,
+        default=None,
         description='Text to insert before each document, excluded from the loss. "{source}" stands for the name of '
         "the document's source. Default: no text.",
     )
     long_documents: LongDocuments = Field(
-        "split",
+        default="split",
         description="What to do with a document longer than a row: split it over several rows, truncate it to one row, "
         "or skip it.",
     )
     packing: Packing = Field(
-        "sequential",
+        default="sequential",
         description="How to fill rows: sequential (keep the order of the documents, and cut a document where its row "
         "ends) or best_fit (cut only documents longer than a row, and pad).",
     )
     remainder: Remainder = Field(
-        "drop",
+        default="drop",
         description="What to do with the last row (with best_fit, the emptiest row) if it is not full: drop its "
         "tokens, or pad it.",
     )
     interleave: InterleaveSettings | None = Field(
-        None,
+        default=None,
         description="Cut the documents of each row into chunks and shuffle the chunks within the row: true, or a "
         "mapping with the keys `data.interleave.*` below.",
     )
@@ -468,12 +471,12 @@ class PackingSettings(RowPolicies):
         ge=2, description="Row length in tokens, such as 131072 or 128k."
     )
     pattern: Annotated[Pattern, COMMON] = Field(
-        "anchor",
+        default="anchor",
         description="What a token attends to in training: full (all earlier tokens), intra_document (its document) or "
         "anchor (its document and the first token of the row).",
     )
     positions: Positions = Field(
-        "continuous",
+        default="continuous",
         description="RoPE positions: continuous (they count through the row) or reset (they restart in each document).",
     )
 
@@ -550,10 +553,10 @@ class ValidationSettings(Settings):
     group: ClassVar[str | None] = "Validation"
 
     documents: Annotated[Count, Option(name="--validation-documents"), COMMON] = Field(
-        0, ge=0, description="Number of documents to hold out for validation."
+        default=0, ge=0, description="Number of documents to hold out for validation."
     )
     fraction: Annotated[float, Option(name="--validation-fraction")] = Field(
-        0.0,
+        default=0.0,
         ge=0,
         lt=1,
         description="Fraction of the documents to hold out, instead of --validation-documents.",
@@ -586,25 +589,25 @@ class WorkSettings(Settings):
     group: ClassVar[str | None] = "Work"
 
     engine: Annotated[Literal["embedded", "ray"], Option()] = Field(
-        "embedded",
+        default="embedded",
         description="Where to run the work: embedded (in processes on this machine) or ray (on a Ray cluster whose "
         "nodes share the folder of --out).",
     )
     address: Annotated[str | None, Option(metavar="HOST:PORT")] = Field(
-        None,
+        default=None,
         description="Ray cluster to use: auto (the cluster of this machine), or the address of a cluster's head "
         "node. Default: the environment variable RAY_ADDRESS if it is set, otherwise a new Ray cluster on this "
         "machine alone.",
     )
     shard: Annotated[tuple[int, int], Option(metavar="I/N", text=lambda shard: f"{shard[0]}/{shard[1]}")] = (
         Field(
-            (0, 1),
+            default=(0, 1),
             description="Part of the work to do first on this machine, counted from 0: 0/4 to 3/4 on four machines "
             "that share the folder of --out. Not with --engine ray.",
         )
     )
     token_store: Annotated[Path | None, Option(metavar="DIR")] = Field(
-        None,
+        default=None,
         description="Folder in which to keep the tokenised documents, so that later commands and other machines need "
         "not tokenise them again. Default: they are deleted when the rows are complete.",
     )
@@ -659,7 +662,8 @@ class PackConfig(PackSettings):
 
     sources: tuple[SourceSpec, ...] = Field(description="Sources of the documents, in reading order.")
     withheld: tuple[int, ...] = Field(
-        (), description="Hashes of texts to leave out, because other rows hold them out for validation."
+        default=(),
+        description="Hashes of texts to leave out, because other rows hold them out for validation.",
     )
 
     def alone(self) -> PackConfig:
@@ -674,12 +678,12 @@ class CountSettings(Settings):
     """Settings for counting documents and tokens."""
 
     tokenizer: Annotated[str | None, COMMON] = Field(
-        None,
+        default=None,
         description="Tokenizer or model: a folder or a Hub id. Default: the tokenizer of a tiny model that ropewalk "
         "ships.",
     )
     length: Annotated[Length | None, COMMON] = Field(
-        None,
+        default=None,
         ge=2,
         description="Row length in tokens, such as 128k, for which to compare attention in packed rows with full "
         "attention. Default: the trained length of the model in the tokenizer's folder or repository. If there is no "
@@ -702,12 +706,14 @@ class StatsConfig(CountSettings):
 class PreviewConfig(Settings):
     """Settings of a preview: the rows to show, and how much of each document."""
 
-    rows: Count = Field(3, ge=1, description="Number of rows to print, starting with the first.")
+    rows: Count = Field(default=3, ge=1, description="Number of rows to print, starting with the first.")
     tokenizer: str | None = Field(
-        None,
+        default=None,
         description="Tokenizer or model: a folder or a Hub id. Required only if the tokenizer has moved since the rows "
         "were packed.",
     )
     tokens: Count = Field(
-        200, ge=1, description="Number of tokens to print at the start and at the end of each document."
+        default=200,
+        ge=1,
+        description="Number of tokens to print at the start and at the end of each document.",
     )

@@ -63,14 +63,14 @@ class InitSettings(Settings):
     )
     target: Annotated[Length, COMMON] = Field(description=TARGET_LENGTH)
     out: Annotated[FilePath, COMMON] = Field(
-        Path("recipe.yaml"), description="File to write the recipe to. It must not exist yet."
+        default=Path("recipe.yaml"), description="File to write the recipe to. It must not exist yet."
     )
     text_field: str | None = Field(
-        None,
+        default=None,
         description="Record field that holds the text. Default: text if the records have it, otherwise content, "
         "document, body or raw_content if they have only one of these.",
     )
-    rule: str | None = Field(None, description=RULE)
+    rule: str | None = Field(default=None, description=RULE)
 
 
 @dataclass(frozen=True)

@@ -17,61 +17,63 @@ class HardwareSettings(Settings):
     """GPUs to plan a run for, and the shares of their peaks that computation is assumed to reach."""
 
     gpus: Annotated[int | None, COMMON] = Field(
-        None,
+        default=None,
         ge=1,
         description="Number of GPUs. Default: the product of the recipe's degrees of parallelism, or 8 if the recipe "
         "sets none.",
     )
     gpu: Annotated[Gpu, COMMON] = Field(
-        "h100",
+        default="h100",
         description="GPU model, with the memory and speed in the data sheet of its SXM version (80 GB for h100 and "
         "a100).",
     )
     gpus_per_node: int = Field(
-        8, ge=1, description="Number of GPUs per machine, assumed to be connected by NVLink."
+        default=8, ge=1, description="Number of GPUs per machine, assumed to be connected by NVLink."
     )
     memory_gb: Annotated[float | None, COMMON] = Field(
-        None,
+        default=None,
         gt=0,
         description="Memory of each GPU in GB (10^9 bytes). Default: the memory in its data sheet.",
     )
     host_memory_gb: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="Memory of each machine's CPUs in GB (10^9 bytes), for what is offloaded and for copies of "
         "checkpoints. Default: the 2,000 GB of a DGX system.",
     )
     document_length: Annotated[Length | None, COMMON] = Field(
-        None,
+        default=None,
         description="Length in tokens to assume for every document, such as 32k. Default: the lengths of the recipe's "
         "documents if they and the tokenizer are on this machine, otherwise the length of a training sequence.",
     )
     price: Annotated[float | None, COMMON] = Field(
-        None, gt=0, description="Price of one GPU for one hour, in any currency. Default: show no cost."
+        default=None,
+        gt=0,
+        description="Price of one GPU for one hour, in any currency. Default: show no cost.",
     )
     matmul_efficiency: float = Field(
-        H100.matmul_efficiency,
+        default=H100.matmul_efficiency,
         gt=0,
         le=1,
         description="Share (0 to 1) of the GPU's peak FLOP/s reached by matrix products, except those in attention. "
         "The default was measured on an H200.",
     )
     attention_efficiency: float | None = Field(
-        None,
+        default=None,
         gt=0,
         le=1,
         description="Share (0 to 1) of the GPU's peak FLOP/s that attention reaches. Default: that of the kernel that "
         "the run uses, such as 0.33 for FlashAttention 2 on an H100.",
     )
     memory_efficiency: float = Field(
-        H100.memory_efficiency,
+        default=H100.memory_efficiency,
         gt=0,
         le=1,
         description="Share (0 to 1) of the GPU's memory bandwidth reached by operators without matrix products. The "
         "default was fitted to training steps on an H200.",
     )
     measured: FilePath | None = Field(
-        None,
+        default=None,
         description="Output folder of a run of the same model on the same kind of GPU, by `ropewalk extend`. The time "
         "of computation is multiplied by the time that the steps of this run took, divided by the planned time of "
         "its own recipe. Default: no factor.",

@@ -77,7 +77,7 @@ def _as_text(value: Any) -> Any:
 
 class _Checked(BenchmarkSettings):
     suites: Annotated[Several[SuiteName], COMMON, Option(name="--suite")] = Field(
-        ("perplexity", "passkey"),
+        default=("perplexity", "passkey"),
         description=f"Suites to run, separated by commas: {', '.join(BY_NAME)}. short stands for tasks with short "
         "contexts, such as MMLU.",
     )
@@ -140,7 +140,7 @@ else:
         "Settings",
         __base__=_Checked,
         __doc__="Settings of one evaluation: the suites to run and the settings of each suite.",
-        **{name: (kind, Field(kind(), description=kind.__doc__)) for name, kind in OWN.items()},
+        **{name: (kind, Field(default=kind(), description=kind.__doc__)) for name, kind in OWN.items()},
     )
 
 
@@ -150,13 +150,15 @@ class Loading(BaseSettings):
     group: ClassVar[str | None] = "Model"
 
     batch_size: int = Field(
-        8, ge=1, description="Number of prompts per batch. It is halved if the device runs out of memory."
+        default=8,
+        ge=1,
+        description="Number of prompts per batch. It is halved if the device runs out of memory.",
     )
     prefill_chunk: Length = Field(
-        8192, description="Number of tokens per forward pass. Fewer tokens take less memory."
+        default=8192, description="Number of tokens per forward pass. Fewer tokens take less memory."
     )
     engine: str = Field(
-        "auto",
+        default="auto",
         description="Attention implementation: sdpa (PyTorch's SDPA), flex (FlexAttention), varlen (FlashAttention), "
         "reference (a dense mask, for tests), or auto (on a GPU, the first of varlen, flex and sdpa that works; "
         "on a CPU, sdpa). With several processes, every task uses this implementation. With one process, only "
@@ -165,12 +167,12 @@ class Loading(BaseSettings):
     dtype: Dtype = "auto"
     device: Device = "auto"
     exact_rope: bool = Field(
-        True,
+        default=True,
         description="Compute RoPE angles in float64 and rotate in float32. With --no-exact-rope: run transformers' own "
         "RoPE.",
     )
     rope: Annotated[FilePath | None, Option(metavar="FILE")] = Field(
-        None,
+        default=None,
         description=f"{FACTOR_TABLE}. The model runs with these factors.",
     )
 
@@ -192,24 +194,25 @@ class EvaluationSettings(BaseSettings):
     loading: Loading = Loading()
     serving: Serving | None = None
     text: Annotated[str, TEXTS] = Field(
-        "embedded:validation", description=f"Documents for the suites perplexity and longppl: {DOCUMENTS}."
+        default="embedded:validation",
+        description=f"Documents for the suites perplexity and longppl: {DOCUMENTS}.",
     )
     average: Annotated[bool, HOW] = Field(
-        False,
+        default=False,
         description="Evaluate the last checkpoints in the folder MODEL (--last says how many) and report their mean "
         "scores.",
     )
     last: Annotated[int, HOW] = Field(
-        5, ge=1, description="Number of checkpoints to evaluate with --average."
+        default=5, ge=1, description="Number of checkpoints to evaluate with --average."
     )
     parallel: Annotated[str | None, HOW, Option(metavar="KEY=DEGREE")] = Field(
-        None,
+        default=None,
         description="Number of processes for each kind of parallelism under torchrun: shard=2,sequence=4. sequence "
         "(Ulysses) and ring (ring attention) split each text. With shard (FSDP) and replicate (HSDP), processes get "
         "different texts. Default: sequence=N for N processes.",
     )
     samples_dir: Annotated[Folder | None, Option(group="Output")] = Field(
-        None,
+        default=None,
         description="Folder in which generated prompts are cached; models with the same tokenizer share them. Default: "
         "~/.cache/ropewalk/samples.",
     )
@@ -222,7 +225,7 @@ class CompareSettings(BaseSettings):
     b: Annotated[FilePath, Option(argument=True)] = Field(
         description="Folder of another finished evaluation, on the same samples."
     )
-    seed: Seed = Field(0, description="Random seed of the permutation test for significance.")
+    seed: Seed = Field(default=0, description="Random seed of the permutation test for significance.")
 
 
 class ProbeSettings(BaseSettings):
@@ -233,13 +236,15 @@ class ProbeSettings(BaseSettings):
         description=f"{TARGET_LENGTH} The loss is measured on sequences of this length."
     )
     text: Annotated[str, COMMON] = Field(
-        "embedded:validation", description=f"Documents to measure on: {DOCUMENTS}."
+        default="embedded:validation", description=f"Documents to measure on: {DOCUMENTS}."
     )
     rules: Annotated[CommaList, COMMON] = Field(
-        ("current", "critical-dimension", "ntk", "linear", "yarn"),
+        default=("current", "critical-dimension", "ntk", "linear", "yarn"),
         description=f"RoPE settings to compare, separated by commas: current (the checkpoint's own), {ROPE_SETTINGS}.",
     )
-    rows: int = Field(4, ge=1, description="Maximum number of sequences to measure on.")
-    from_length: Annotated[Length | None, Option(name="--from")] = Field(None, description=STATED_LENGTH)
+    rows: int = Field(default=4, ge=1, description="Maximum number of sequences to measure on.")
+    from_length: Annotated[Length | None, Option(name="--from")] = Field(
+        default=None, description=STATED_LENGTH
+    )
     dtype: Dtype = "auto"
     device: Device = "auto"

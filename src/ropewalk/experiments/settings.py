@@ -22,29 +22,29 @@ class CompareSettings(Settings):
     vary: Annotated[
         tuple[str, ...], COMMON, Option(group=COMMON.group, metavar="KEY=VALUE,...", repeated=True)
     ] = Field(
-        (),
+        default=(),
         description="Key of the recipe with the values to compare: stages.*.learning_rate=1e-5,2e-5 (* stands for "
         "every stage). The first value is the reference. Required for a recipe.",
     )
     seeds: Annotated[Count, COMMON] = Field(
-        3,
+        default=3,
         ge=1,
         description="Number of random seeds with which to run each combination of values. The seed decides the order "
         "of the data and the evaluation samples.",
     )
     overrides: Annotated[Overrides, COMMON] = ()
     share: Annotated[str | None, Option(name="--part", metavar="I/N", formerly=("--cell",))] = Field(
-        None,
+        default=None,
         description="Divide the runs into N parts and run only part I, counted from 1, as in a job array. When all "
         "parts are done, run the command without --part for the results. Default: run all parts.",
     )
     jobs: Count | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Number of runs at a time. Default: one per GPU; 1 if --launch is given or there are no GPUs.",
     )
     launch: str | None = Field(
-        None,
+        default=None,
         description="Command that launches each run: 'torchrun --nproc-per-node 8'. Default: each run is one plain "
         "process.",
     )

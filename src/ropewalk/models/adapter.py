@@ -204,7 +204,7 @@ def _passed_by(model: Any) -> list[nn.Module]:
     config = ModelConfig.of(model.config)
     if config.mixer is None or config.mixer.recurrence != MAMBA_2:
         return []
-    return [mixer.out_proj for mixer in mixers_of(model, config)]
+    return [mixer.get_submodule("out_proj") for mixer in mixers_of(model, config)]
 
 
 def _linear_layers(

@@ -20,36 +20,38 @@ class AdapterSettings(Settings):
     A plain string in a recipe is the method, and a plain string in place of a list its only entry.
     """
 
-    method: Literal["lora"] = Field("lora", description="kind of adapter")
-    rank: Count = Field(16, ge=1, description="rank of the two matrices that LoRA adds to a linear layer")
+    method: Literal["lora"] = Field(default="lora", description="kind of adapter")
+    rank: Count = Field(
+        default=16, ge=1, description="rank of the two matrices that LoRA adds to a linear layer"
+    )
     alpha: float = Field(
-        32.0,
+        default=32.0,
         gt=0,
         description="scale of the adapter: its output is multiplied by alpha / rank (see `rslora`)",
     )
     dropout: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         lt=1,
         description="dropout of the adapter's input in training; must be 0 with several processes",
     )
     targets: list[str] = Field(
-        [ATTENTION],
+        default=[ATTENTION],
         description="linear layers that get an adapter: `attention` (all in the attention modules), `all-linear` (all "
         "except the output head and `out_proj` of Mamba-2 layers), or names such as `q_proj`",
     )
     also_train: list[AlsoTrained] = Field(
-        ["embeddings", "norms"],
+        default=["embeddings", "norms"],
         description="other weights to train in full: `embeddings`, `norms`. LongLoRA (arXiv:2309.12307) found both "
         "essential for long contexts",
     )
     rslora: bool = Field(
-        False,
+        default=False,
         description="multiply the adapter's output by alpha / sqrt(rank) instead of alpha / rank (arXiv:2312.03732)",
     )
 
     quantize: Literal["nf4"] | None = Field(
-        None,
+        default=None,
         description="nf4: keep frozen linear layers in 4 bits in training (QLoRA, arXiv:2305.14314); needs the package "
         "bitsandbytes, one process on CUDA, and precision bfloat16",
     )

@@ -39,7 +39,7 @@ class ModelsSettings(Settings):
     """The family to look up."""
 
     family: Annotated[str | None, Option(argument=True)] = Field(
-        None,
+        default=None,
         description="Family to show, by its model_type in config.json, such as qwen3. Shows which features of ropewalk "
         "are tested for this family, which are refused, and why. Default: all families.",
     )

@@ -41,15 +41,17 @@ class InspectSettings(Settings):
     group: ClassVar[str | None] = COMMON.group
 
     model: Annotated[str, Option(argument=True)] = Field(description=CONFIG_ALONE)
-    target: Length | None = Field(None, description=TARGET_LENGTH)
-    from_length: Annotated[Length | None, Option(name="--from")] = Field(None, description=STATED_LENGTH)
+    target: Length | None = Field(default=None, description=TARGET_LENGTH)
+    from_length: Annotated[Length | None, Option(name="--from")] = Field(
+        default=None, description=STATED_LENGTH
+    )
     readers: bool = Field(
-        False,
+        default=False,
         description="Also show which programs (transformers, vLLM, SGLang, llama.cpp, mlx-lm) compute this RoPE "
         "correctly from the config, and how to serve the full context with them.",
     )
     explain: bool = Field(
-        False,
+        default=False,
         description="With --target, also show the checkpoint's RoPE and the alternatives, with their settings and "
         "papers: other rules for the base (such as NTK) and other methods (such as YaRN). This takes 10 seconds at "
         "128k and a minute or more at 1M. Without --explain, --target shows only the recommendation.",
@@ -61,10 +63,12 @@ class PlanSettings(Settings):
 
     model: Annotated[str, Option(argument=True)] = Field(description=CONFIG_ALONE)
     target: TargetLength
-    from_length: Annotated[Length | None, Option(name="--from")] = Field(None, description=STATED_LENGTH)
-    rule: str | None = Field(None, description=RULE)
+    from_length: Annotated[Length | None, Option(name="--from")] = Field(
+        default=None, description=STATED_LENGTH
+    )
+    rule: str | None = Field(default=None, description=RULE)
     explain: bool = Field(
-        False,
+        default=False,
         description="Also list other RoPE bases for the target: from papers and from published models. Takes 10 "
         "seconds at 128k and a minute or more at 1M.",
     )
@@ -88,7 +92,7 @@ class BoundSettings(UnscaledRope):
     """Settings of ``ropewalk rope bound``: the base whose context bound to compute."""
 
     compare: Annotated[Several[float], Option(metavar="NUMBER,...")] = Field(
-        (), description="Other bases to compare with --rope-theta, separated by commas: 1e6,5e5."
+        default=(), description="Other bases to compare with --rope-theta, separated by commas: 1e6,5e5."
     )
 
 
@@ -97,7 +101,7 @@ class BasesSettings(Settings):
 
     length: Length = Field(description=TARGET_LENGTH)
     rotary_dim: RotaryDim
-    ceiling: float = Field(1e9, description="Largest base to consider.")
+    ceiling: float = Field(default=1e9, description="Largest base to consider.")
 
 
 class ThetaSettings(ExtendedRope):
@@ -106,12 +110,12 @@ class ThetaSettings(ExtendedRope):
     group: ClassVar[str | None] = COMMON.group
 
     rule: str = Field(
-        "recommended",
+        default="recommended",
         description="Rule that computes the base: recommended, critical-dimension, length-floor, lower-bound, ntk, "
         "schedule:gradient, schedule:lwm or schedule:anchorcontext.",
     )
     ceiling: float | None = Field(
-        None,
+        default=None,
         description="Largest base that the rule lower-bound considers. Default: 1e12, or 1e15 if the search up to 1e12 "
         "finds no base, or only one above 1e11.",
     )
@@ -127,12 +131,12 @@ class FrequenciesSettings(ExtendedRope):
         "target length), linear (position interpolation), ntk, dynamic (dynamic NTK), yarn, llama3 or longrope."
     )
     factor: float | None = Field(
-        None,
+        default=None,
         description="Scaling factor of linear, ntk, dynamic, yarn or llama3. Default: the target length divided by "
         "the trained length.",
     )
     factors: FilePath | None = Field(
-        None,
+        default=None,
         description="JSON file with the lists short_factor and long_factor of longrope, one number per pair of "
         "dimensions. Required for longrope.",
     )

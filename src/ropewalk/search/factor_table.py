@@ -169,7 +169,7 @@ class Factors(_Strict):
     target_length: int = Field(ge=1)
     long_factor: tuple[float, ...] | None = None
     short_factor: tuple[float, ...] | None = None
-    start_tokens: int = Field(0, ge=0)
+    start_tokens: int = Field(default=0, ge=0)
     attention_factor: float = Field(gt=0)
     provenance: Provenance
     best: Best | None = None

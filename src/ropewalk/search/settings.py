@@ -86,34 +86,34 @@ class ShortFactorSearch(Settings):
     """Search settings common to short and long factors."""
 
     documents: Annotated[Count, COMMON] = Field(
-        5,
+        default=5,
         ge=1,
         description="Number of sequences to measure each candidate (a list of factors) on. A sequence is the beginning "
         "of one document, or several documents joined if too few documents are long enough.",
     )
     largest: Annotated[float | None, SPACE] = Field(
-        None,
+        default=None,
         ge=SMALLEST,
         description="Largest factor to try. Default for long factors: 1.25 times the target length divided by the "
         "original length. Default for short factors: half of the model's largest long factor, but at least 1.25.",
     )
     algorithm: Annotated[AlgorithmName, ALGORITHM] = Field(
-        DEFAULT_ALGORITHM,
+        default=DEFAULT_ALGORITHM,
         description="Search algorithm: cma-es (CMA-ES, which needed fewer measurements in ropewalk's tests) or "
         "evolution (the algorithm of the LongRoPE paper).",
     )
     budget: Annotated[Count, COMMON] = Field(
-        500,
+        default=500,
         ge=1,
         description="Maximum number of measurements, each of one candidate on one sequence.",
     )
     racing: Annotated[bool, ALGORITHM] = Field(
-        True,
+        default=True,
         description="Drop a candidate early if its loss on the first sequences is clearly higher than the best "
         "candidates' loss.",
     )
     batch: Annotated[Count, FREE, COMPUTATION] = Field(
-        1,
+        default=1,
         ge=1,
         description="Number of candidates to measure in one forward pass. Each candidate takes the memory of one "
         "sequence.",
@@ -129,7 +129,7 @@ class LongFactorSearch(ShortFactorSearch):
     """Search settings for the factors of a longer context."""
 
     short_penalty: Annotated[float, OBJECTIVE] = Field(
-        0.0,
+        default=0.0,
         ge=0,
         description="Weight of a penalty on candidates whose loss at the model's present context length is higher than "
         "the loss with its present RoPE. 0: no penalty.",
@@ -146,28 +146,32 @@ class SearchSettings(LongFactorSearch):
     group: ClassVar[str | None] = COMPUTATION.group
 
     objective: Annotated[Literal["perplexity", "needle"], OBJECTIVE] = Field(
-        "perplexity",
+        default="perplexity",
         description="Loss to minimise: perplexity (loss of all tokens) or needle (loss of the answers to questions "
         "about numbers hidden in the text).",
     )
     held_out: Annotated[Count, OBJECTIVE] = Field(
-        5, ge=0, description="Maximum number of sequences, from other documents, to measure the result on."
+        default=5,
+        ge=0,
+        description="Maximum number of sequences, from other documents, to measure the result on.",
     )
     start_tokens: Annotated[StartTokens, SPACE] = Field(
-        (0,),
+        default=(0,),
         description='Number of initial tokens whose RoPE stays unscaled, or "search" to try the numbers in the '
         "LongRoPE paper. Only 0 can be stored in a model's config.json.",
     )
     attention_factor: Annotated[float | None, SPACE] = Field(
-        None,
+        default=None,
         description="Attention factor (multiplier of cos and sin) of all candidates. Default: the formula of the "
         "LongRoPE paper.",
     )
     prefill_chunk: Length | None = Field(
-        None,
+        default=None,
         description="Number of tokens per forward pass. Fewer tokens take less memory. Default: a whole sequence.",
     )
-    seed: Annotated[Seed, ALGORITHM] = Field(0, description="Random seed of the texts and of the algorithm.")
+    seed: Annotated[Seed, ALGORITHM] = Field(
+        default=0, description="Random seed of the texts and of the algorithm."
+    )
     dtype: Dtype = "auto"
     device: Device = "auto"
 
@@ -188,13 +192,13 @@ class SearchConfig(Settings):
 
     model: str = Field(description=f"{MODEL_NAME}.")
     target_length: Length = Field(description=f"{TARGET_LENGTH} {SHORT_FACTORS}")
-    text: str = Field("embedded:validation", description=f"Documents to measure on: {DOCUMENTS}.")
+    text: str = Field(default="embedded:validation", description=f"Documents to measure on: {DOCUMENTS}.")
     settings: SearchSettings = SearchSettings()
     out: FilePath | None = Field(
-        None,
+        default=None,
         description="File for the factor table (.json), with a log next to it. Default: write nothing.",
     )
-    resume: bool = Field(False, description="Resume from the log next to the factor table.")
+    resume: bool = Field(default=False, description="Resume from the log next to the factor table.")
 
     @property
     def log(self) -> Path | None:

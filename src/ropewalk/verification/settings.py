@@ -14,23 +14,23 @@ class VerifySettings(Settings):
 
     group: ClassVar[str | None] = "Model, rows and processes"
 
-    recipe: Annotated[str, Option(argument=True)] = Field("demo", description=f"{RECIPE_NAME}.")
+    recipe: Annotated[str, Option(argument=True)] = Field(default="demo", description=f"{RECIPE_NAME}.")
     overrides: Annotated[Overrides, COMMON] = ()
     layers: Annotated[Count | None, COMMON] = Field(
-        None, ge=1, description="Number of layers to verify, from the first one. Default: all layers."
+        default=None, ge=1, description="Number of layers to verify, from the first one. Default: all layers."
     )
     rows: Count = Field(
-        4,
+        default=4,
         ge=2,
         description="Number of packed sequences to verify on, rounded up to a multiple of the number of processes.",
     )
     length: Annotated[Length | None, COMMON] = Field(
-        None,
+        default=None,
         description="Sequence length in tokens: 4096 or 4k. Default: the context length of the recipe's first stage, "
         "or less if the verification would take long.",
     )
     ranks: Count = Field(
-        2,
+        default=2,
         ge=2,
         description="Number of processes to start on this machine. Ignored under torchrun, which starts the processes.",
     )
@@ -49,23 +49,26 @@ class TrainerProbeSettings(Settings):
         "documents: if it has no argument, the probe replaces the Trainer's data set with the documents."
     )
     config: Text | None = Field(
-        None,
+        default=None,
         description="Checkpoint whose config states the correct RoPE and sliding windows. Default: the config of the "
         "trainer's model.",
     )
     documents: Annotated[Count, COMMON] = Field(
-        8, ge=2, le=1024, description="Number of generated documents, of different lengths, to train on."
+        default=8,
+        ge=2,
+        le=1024,
+        description="Number of generated documents, of different lengths, to train on.",
     )
     length: Annotated[Length, COMMON] = Field(
-        16,
+        default=16,
         ge=8,
         description="Length of the longest document in tokens. Only sliding windows shorter than this are checked.",
     )
     tokens: Count = Field(
-        16, ge=2, description="Maximum number of tokens to change in each document, one at a time."
+        default=16, ge=2, description="Maximum number of tokens to change in each document, one at a time."
     )
     first_token: Count = Field(
-        10,
+        default=10,
         ge=0,
         description="Smallest token id in the documents. The documents use consecutive ids from this one on, and no "
         "id twice, so they need up to --documents times --length ids. None of these may be a special token.",

@@ -67,20 +67,22 @@ class Serving(Settings):
         "The API key is read from OPENAI_API_KEY."
     )
     model: Annotated[str | None, Option(name="--server-model")] = Field(
-        None, description="Name of the model on the server. Default: the server's only model."
+        default=None, description="Name of the model on the server. Default: the server's only model."
     )
-    concurrency: int = Field(8, ge=1, description="Maximum number of concurrent requests.")
+    concurrency: int = Field(default=8, ge=1, description="Maximum number of concurrent requests.")
     timeout: float = Field(
-        600.0, gt=0, description="Number of seconds after which a request without a complete response fails."
+        default=600.0,
+        gt=0,
+        description="Number of seconds after which a request without a complete response fails.",
     )
-    retries: int = Field(4, ge=0, description="Number of retries of a failed request.")
+    retries: int = Field(default=4, ge=0, description="Number of retries of a failed request.")
     send: Send = Field(
-        "auto",
+        default="auto",
         description="Format in which prompts are sent: ids (token ids), text, or auto (ids if the server accepts them, "
         "otherwise text).",
     )
     endpoint: Endpoint = Field(
-        "completions",
+        default="completions",
         description="Endpoint of the server: completions, or chat for servers without a completions endpoint. With "
         "chat, the server applies the chat template; --chat is still required, so that ropewalk counts the "
         "template's tokens.",
@@ -90,7 +92,7 @@ class Serving(Settings):
         BeforeValidator(_json_values),
         Option(name="--server-extra", metavar="KEY=VALUE", repeated=True),
     ] = Field(
-        {},
+        default={},
         description="Field to add to every request, with its value as JSON: top_k=1.",
     )
 

@@ -179,7 +179,7 @@ class LongEvalSettings(Settings):
     """Settings of LongEval."""
 
     lines: Annotated[Numbers, WHAT] = Field(
-        (),
+        default=(),
         description="Prompt lengths of the suite longeval, in lines, such as 200,680. Default: as many lines as "
         "fit into the context lengths.",
     )

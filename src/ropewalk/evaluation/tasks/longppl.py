@@ -570,13 +570,13 @@ class LongPplSettings(Settings):
     """Settings of LongPPL."""
 
     short_context: Annotated[Length, WHAT] = Field(
-        SHORT_CONTEXT,
+        default=SHORT_CONTEXT,
         ge=STEPS_OF_SHORT_CONTEXT,
         description="Length in tokens of LongPPL's short context. LongPPL counts only key tokens: those that the "
         "model predicts well with the whole text, but not with a sliding window of this length.",
     )
     evaluator: Annotated[str | None, BeforeValidator(_resolved), WHAT, Option(metavar="MODEL")] = Field(
-        None,
+        default=None,
         description="Checkpoint that selects LongPPL's key tokens. It may have another tokenizer than the model. "
         "Default: the model itself.",
     )

@@ -195,13 +195,13 @@ class NeedleSettings(Settings):
     """Settings of the suite needle."""
 
     depths: Annotated[int, WHAT] = Field(
-        11,
+        default=11,
         ge=1,
         le=MOST_DEPTHS,
         description="Number of depths (places in the text) at which the suite needle hides the needle.",
     )
     haystack: Annotated[Haystack, TEXTS] = Field(
-        "noise",
+        default="noise",
         description="Text around the needle in the suite needle: noise (RULER's repeated line), essay (Paul Graham's "
         "essays, as in gkamradt's test) or embedded (prose that ropewalk ships).",
     )

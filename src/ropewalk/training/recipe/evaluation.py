@@ -36,19 +36,19 @@ class During(Settings):
     """A smaller measurement for the evaluations during training; a key that is not set is as before and after."""
 
     suites: list[SuiteName] | None = Field(
-        None, min_length=1, description="some of evaluation.suites; default: all of them"
+        default=None, min_length=1, description="some of evaluation.suites; default: all of them"
     )
     samples: Count | None = Field(
-        None, ge=1, description="number of prompts per task and length; default: evaluation.samples"
+        default=None, ge=1, description="number of prompts per task and length; default: evaluation.samples"
     )
     rows: Count | None = Field(
-        None,
+        default=None,
         ge=1,
         description="maximum number of texts per length, in the suites perplexity and longppl; default: "
         "evaluation.rows",
     )
     lengths: list[Length] | None = Field(
-        None,
+        default=None,
         description="prompt lengths in tokens, in every stage; default: evaluation.lengths, or the model's context "
         "before the run and the stage's context",
     )
@@ -56,21 +56,22 @@ class During(Settings):
 
 class _Measured(Settings):
     suites: list[SuiteName] = Field(
-        ["perplexity", "passkey"], description="benchmark suites to run; an empty list runs none"
+        default=["perplexity", "passkey"], description="benchmark suites to run; an empty list runs none"
     )
     lengths: list[Length] | None = Field(
-        None,
+        default=None,
         description="prompt lengths in tokens; default: the model's context before the run and the context of the last "
         "stage",
     )
     every: Annotated[Count | None, ONWARD] = Field(
-        None,
+        default=None,
         ge=1,
         description="optimizer steps between evaluations during training, which use the stage's RoPE and context; the "
         "end of a stage always has one; default: no evaluations during training",
     )
     during: During = Field(
-        During(), description="smaller settings for the evaluations during training; needs evaluation.every"
+        default=During(),
+        description="smaller settings for the evaluations during training; needs evaluation.every",
     )
 
 
@@ -82,7 +83,9 @@ def _composed() -> dict[str, Any]:
         field = shared[name]
         # A default set on a copy of the field is passed over by pydantic 2.12.
         fields[name] = (Annotated[field.annotation, field], DEFAULTS.get(name, field.default))
-    return fields | {name: (kind, Field(kind(), description=kind.__doc__)) for name, kind in OWN.items()}
+    return fields | {
+        name: (kind, Field(default=kind(), description=kind.__doc__)) for name, kind in OWN.items()
+    }
 
 
 if TYPE_CHECKING:

@@ -17,18 +17,18 @@ class Export(Settings):
     free = FREE
 
     weights: Literal["last", "best", "average"] = Field(
-        "last",
+        default="last",
         description="weights to export; last: those after the last step; best: those with the best score during "
         "training; average: the mean of the last checkpoints' weights (arXiv:2411.13476 averages the scores of five "
         "checkpoints instead)",
     )
     average_of: Count = Field(
-        AVERAGE_OF,
+        default=AVERAGE_OF,
         ge=2,
         description="average: number of latest checkpoints to average; checkpoints.keep must be at least as large",
     )
     by: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="best: name of the score that decides, such as passkey/1024 or ruler/vt/4096; the name of a "
         "suite or task alone, such as ruler or ruler/vt, stands for the mean of its scores; default: the suite of "

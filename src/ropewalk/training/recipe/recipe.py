@@ -49,16 +49,16 @@ __all__ = [
 
 class Checkpoints(Settings):
     every: Annotated[Count, FREE] = Field(
-        10, ge=1, description="optimizer steps between checkpoints; the end of a stage always has one"
+        default=10, ge=1, description="optimizer steps between checkpoints; the end of a stage always has one"
     )
-    keep: Annotated[Count, FREE] = Field(5, ge=1, description="number of latest checkpoints to keep")
+    keep: Annotated[Count, FREE] = Field(default=5, ge=1, description="number of latest checkpoints to keep")
     asynchronous: Annotated[Literal["auto"] | bool, FREE] = Field(
-        "auto",
+        default="auto",
         description="continue training while files are written, from a copy in CPU memory of 12 bytes per trained "
         "parameter of the process; auto: on CUDA, in stages without `offload_optimizer`",
     )
     copy_to: Annotated[str | None, FREE] = Field(
-        None,
+        default=None,
         min_length=1,
         description="URL (s3://bucket/run, gs://..., file:///...) to which rank 0 copies each checkpoint and all other "
         "files that `--resume` needs; `--resume` continues from this copy if the output folder is empty. The recipe "
@@ -82,69 +82,74 @@ class Recipe(Settings):
     data: Data = Field(description="the documents, and how they are packed")
     stages: list[Stage] = Field(min_length=1, description="training stages, in order of growing context")
     short_context: ShortContext | None = Field(
-        None,
+        default=None,
         description="after training, search for LongRoPE's short factors, which apply to inputs up to the original "
         "length (before any extension); the last stage must have the RoPE method longrope",
     )
     lift: list[Limit] = Field(
-        [],
+        default=[],
         description="which limits of attention to remove: windows (sliding-window layers then attend as far as "
         "full-attention layers, and training must teach them this) or dual_chunk_attention (the exported config no "
         "longer enables dual chunk attention, so servers do not use it)",
     )
     adapter: AdapterSettings | None = Field(
-        None,
+        default=None,
         description="train a LoRA adapter instead of the model's weights; the run exports the adapter and the model "
         "with the adapter merged into it",
     )
     optimizer: Optimizer = Field(
-        Optimizer(), description="AdamW settings, for all stages that do not set their own"
+        default=Optimizer(), description="AdamW settings, for all stages that do not set their own"
     )
     checkpoints: Checkpoints = Field(
-        Checkpoints(), description="how often to save, and how many checkpoints to keep"
+        default=Checkpoints(), description="how often to save, and how many checkpoints to keep"
     )
     export: Annotated[Export, FREE] = Field(
-        Export(),
+        default=Export(),
         description="which weights to export: last, best, average, or a mapping with the keys `export.*` "
         "below",
     )
-    evaluation: Evaluation = Field(Evaluation(), description="evaluations before, during and after training")
-    seed: Seed = Field(0, description="random seed for the order of rows and for evaluation samples")
+    evaluation: Evaluation = Field(
+        default=Evaluation(), description="evaluations before, during and after training"
+    )
+    seed: Seed = Field(default=0, description="random seed for the order of rows and for evaluation samples")
     parallel: Annotated[ParallelOrAuto, ONWARD] = Field(
-        "auto",
+        default="auto",
         description="how the processes of torchrun share the model and the rows, as a mapping with the keys "
         "`parallel.*` below; auto: split each row over as few processes as memory allows",
     )
     step_timeout: Annotated[Count, FREE] = Field(
-        3600,
+        default=3600,
         ge=1,
         description="seconds without a completed step, after which a run of several processes stops and names the "
         "processes that are stuck; must be longer than the longest step",
     )
     engine: Annotated[Literal["auto", EngineName], ONWARD] = Field(
-        "auto",
+        default="auto",
         description="attention engine: sdpa (PyTorch's SDPA), flex (FlexAttention), varlen (FlashAttention), or "
         "reference (softmax with a dense mask, for tests); auto: sdpa on a CPU; on a GPU the fastest for each stage, "
         "measured on its first rows",
     )
     exact_rope: bool = Field(
-        True,
+        default=True,
         description="compute RoPE's angles in float64 and rotate in float32; false: transformers' own RoPE",
     )
     device: Annotated[str, ONWARD] = Field(
-        "auto", description="device; auto: cuda if available, otherwise cpu"
+        default="auto", description="device; auto: cuda if available, otherwise cpu"
     )
     precision: Annotated[Precision, FREE] = Field(
-        "auto",
+        default="auto",
         description="dtype of computation, from the table under Precision; auto: float32 without CUDA; on "
         "CUDA bfloat16-autocast for one process without an adapter, otherwise bfloat16",
     )
     trackers: Annotated[
         list[Literal["wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "aim", "swanlab"]], FREE
     ] = Field(
-        [], description="experiment trackers that also receive the metrics; install their packages first"
+        default=[],
+        description="experiment trackers that also receive the metrics; install their packages first",
     )
-    trust_remote_code: bool = Field(False, description="run the Python code that comes with the checkpoint")
+    trust_remote_code: bool = Field(
+        default=False, description="run the Python code that comes with the checkpoint"
+    )
 
     def stage(self, number: int) -> StageSettings:
         """A stage, counted from 0, with the run's settings where it sets none."""

@@ -42,7 +42,7 @@ class Search(LongFactorSearch):
     """Settings of the search for a stage's long factors; `search: {}` uses the defaults."""
 
     weights: Literal["current", "checkpoint"] = Field(
-        "current",
+        default="current",
         description="weights to search on; current: those that the stage starts from; checkpoint: those of the "
         "recipe's model (as the LongRoPE paper does for its first two lengths)",
     )
@@ -77,16 +77,16 @@ def _parameters() -> dict[str, Any]:
         name: (
             # Methods with a parameter of the same name may give it different types.
             reduce(or_, (get_type_hints(owner)[name] for owner in each)) | None,
-            Field(None, description=_describe(name, each)),
+            Field(default=None, description=_describe(name, each)),
         )
         for name, each in owners.items()
     }
 
 
 class _Method(Settings):
-    method: str = Field("theta", description="name of a method from the table under RoPE methods")
+    method: str = Field(default="theta", description="name of a method from the table under RoPE methods")
     rope_theta: float | Literal["auto"] = Field(
-        "auto",
+        default="auto",
         description="method theta: the new base, or auto for the base that `ropewalk inspect --target` recommends",
     )
 
@@ -107,33 +107,34 @@ class Rope(_Parameters):
     """
 
     factors: Annotated[str | None, FREE] = Field(
-        None,
+        default=None,
         description="longrope: file with a factor table (such as `ropewalk search` writes) for this context or a "
         "longer one",
     )
     search: Search | None = Field(
-        None,
+        default=None,
         description="longrope: search for the long factors right before the stage, instead of reading `factors`",
     )
     parameters: dict[str, Any] | None = Field(
-        None, description="further parameters of the method by name, for methods that other packages register"
+        default=None,
+        description="further parameters of the method by name, for methods that other packages register",
     )
     candidates: list[str] | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="auto: bases to compare; each is a rule that computes a base, `theta=5.0e6`, or `current`; default "
         "`[critical-dimension, ntk, current]`",
     )
     probe_rows: Count | None = Field(
-        None, ge=1, description="auto: number of rows to measure each candidate on; default 4"
+        default=None, ge=1, description="auto: number of rows to measure each candidate on; default 4"
     )
     full_attention: Rope | None = Field(
-        None,
+        default=None,
         description="for a checkpoint with separate RoPE per layer type: the keys above for full-attention layers, "
         "which limit the context; default: the checkpoint's RoPE",
     )
     sliding_attention: Rope | None = Field(
-        None,
+        default=None,
         description="the same keys for sliding-window layers; ropewalk derives no values for these layers, so set "
         "every key that the method needs",
     )

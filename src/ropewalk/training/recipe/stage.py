@@ -37,12 +37,16 @@ class Optimizer(Settings):
 
     free = ONWARD
 
-    weight_decay: float = Field(0.1, ge=0, description="weight decay of matrices; norms and biases have none")
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the first moment")
-    beta2: float = Field(0.95, ge=0, lt=1, description="decay rate of the second moment")
-    epsilon: float = Field(1e-8, gt=0, description="term added to the root of the second moment")
+    weight_decay: float = Field(
+        default=0.1, ge=0, description="weight decay of matrices; norms and biases have none"
+    )
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="decay rate of the first moment")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="decay rate of the second moment")
+    epsilon: float = Field(default=1e-8, gt=0, description="term added to the root of the second moment")
     max_grad_norm: float = Field(
-        1.0, gt=0, description="largest global norm of the gradients; larger gradients are scaled down to it"
+        default=1.0,
+        gt=0,
+        description="largest global norm of the gradients; larger gradients are scaled down to it",
     )
 
 
@@ -61,7 +65,7 @@ else:
             name: (
                 # The metadata has the bounds, which the annotation alone would lose.
                 Annotated[field.annotation | None, *field.metadata],
-                Field(None, description=field.description),
+                Field(default=None, description=field.description),
             )
             for name, field in Optimizer.model_fields.items()
         },
@@ -74,20 +78,22 @@ class Parallel(Settings):
 
     free = ONWARD
 
-    replicate: Count = Field(1, ge=1, description="number of data parallel copies of the (sharded) model")
+    replicate: Count = Field(
+        default=1, ge=1, description="number of data parallel copies of the (sharded) model"
+    )
     shard: Count = Field(
-        1,
+        default=1,
         ge=1,
         description="number of data parallel processes that share one sharded copy of the model (FSDP)",
     )
     sequence: Count = Field(
-        1,
+        default=1,
         ge=1,
         description="number of processes that split each row; for attention, each process gets the whole row for some "
         "of the heads (Ulysses); must divide the number of heads",
     )
     ring: Count = Field(
-        1,
+        default=1,
         ge=1,
         description="number of processes that split each row and pass keys and values on to each other (ring "
         "attention)",
@@ -112,94 +118,98 @@ class Stage(Settings):
         default_factory=lambda: Rope(),
         description="how RoPE changes at the beginning of the stage; default: method theta",
     )
-    pattern: Pattern = Field("anchor", description="which tokens of a packed row attend to each other")
+    pattern: Pattern = Field(
+        default="anchor", description="which tokens of a packed row attend to each other"
+    )
     positions: Positions = Field(
-        "continuous", description="RoPE positions: counted over the whole row, or restarting in each document"
+        default="continuous",
+        description="RoPE positions: counted over the whole row, or restarting in each document",
     )
     steps: Annotated[Count, ONWARD] = Field(
         ge=0,
         description="number of optimizer steps; a longrope stage may have 0, to set its factors without training",
     )
     rows_per_step: Count = Field(
-        8, ge=1, description="rows per optimizer step, over all processes and micro-batches"
+        default=8, ge=1, description="rows per optimizer step, over all processes and micro-batches"
     )
     rows_per_batch: Annotated[Count, ONWARD] = Field(
-        1,
+        default=1,
         ge=1,
         description="rows per forward pass; a step accumulates gradients over as many passes as it needs",
     )
     learning_rate: Annotated[float, ONWARD] = Field(
-        2e-5, gt=0, description="peak learning rate, reached after the warm-up"
+        default=2e-5, gt=0, description="peak learning rate, reached after the warm-up"
     )
     warmup_steps: Annotated[Count, ONWARD] = Field(
-        0, ge=0, description="steps of linear learning-rate warm-up"
+        default=0, ge=0, description="steps of linear learning-rate warm-up"
     )
     schedule: Annotated[Schedule, ONWARD] = Field(
-        "constant",
+        default="constant",
         description="learning-rate schedule after the warm-up; warmup-stable-decay: constant, then linear over the "
         "last decay_steps",
     )
     min_learning_rate: Annotated[float, ONWARD] = Field(
-        0.0, ge=0, description="learning rate at the end of a schedule that decays"
+        default=0.0, ge=0, description="learning rate at the end of a schedule that decays"
     )
     decay_steps: Annotated[Count, ONWARD] = Field(
-        0, ge=0, description="steps of decay at the end of the schedule warmup-stable-decay"
+        default=0, ge=0, description="steps of decay at the end of the schedule warmup-stable-decay"
     )
     moments: Moments = Field(
-        "keep",
+        default="keep",
         description="AdamW's moments at the start of the stage; keep: those of the stage before; reset: zero; rewarm: "
         "those of the stage before, with the weight of a single gradient",
     )
     data: StageData | None = Field(
-        None, description="documents of this stage; keys that are not set keep the run's values"
+        default=None, description="documents of this stage; keys that are not set keep the run's values"
     )
     optimizer: Annotated[StageOptimizer | None, ONWARD] = Field(
-        None, description="AdamW settings of this stage; keys that are not set keep the run's values"
+        default=None, description="AdamW settings of this stage; keys that are not set keep the run's values"
     )
     precision: ComputedIn | None = Field(
-        None, description="dtype of computation in this stage; default: the run's precision"
+        default=None, description="dtype of computation in this stage; default: the run's precision"
     )
     parallel: Annotated[ParallelOrAuto | None, ONWARD] = Field(
-        None,
+        default=None,
         description="how the processes share the model and the rows in this stage: auto or a mapping; default: the "
         "run's setting",
     )
     seed: Seed | None = Field(
-        None,
+        default=None,
         description="random seed of this stage; default: the run's seed plus the stage's index, counted from 0",
     )
     router_aux_loss: Annotated[Literal["config"] | NotNegative, ONWARD] = Field(
-        "config",
+        default="config",
         description="factor of the load-balancing loss of a mixture of experts; config: the factor in the model's "
         "config if its output_router_logits is true, otherwise 0",
     )
     gradient_checkpointing: Annotated[bool, FREE] = Field(
-        False, description="store only the input of each layer, and recompute the layer in the backward pass"
+        default=False,
+        description="store only the input of each layer, and recompute the layer in the backward pass",
     )
     offload_activations: Annotated[bool, FREE] = Field(
-        False,
+        default=False,
         description="move the layer inputs that gradient_checkpointing stores to CPU memory; requires "
         "gradient_checkpointing",
     )
     keep_attention: Annotated[Literal["auto"] | bool, FREE] = Field(
-        "auto",
+        default="auto",
         description="under gradient_checkpointing, keep the results of attention beside the layer inputs instead of "
         "computing them again; auto: on the GPU if its memory has room for all; otherwise, with offload_activations, "
         "where a query sees 8,192 keys or more on average",
     )
     tiled_mlp: Annotated[Length | None, FREE] = Field(
-        None,
+        default=None,
         ge=1,
         description="most tokens that an MLP or its experts process at a time on each process; the backward recomputes "
         "them tile by tile; default: all at once",
     )
     offload_optimizer: Annotated[bool, FREE] = Field(
-        False,
+        default=False,
         description="keep AdamW's moments and the float32 weights that it updates in CPU memory, send each gradient "
         "there during the backward, and update there; several processes keep their shards of the weights there",
     )
     compile: Annotated[Literal["auto"] | bool, FREE] = Field(
-        "auto",
+        default="auto",
         description="compile norms, MLPs or experts, and the rotation of queries and keys into fewer kernels; auto: on "
         "a GPU where torch can compile",
     )

@@ -513,15 +513,15 @@ class HarnessSettings(Settings):
         BeforeValidator(lambda value: pairs(value, "TASK=PATH", "hellaswag=data/hellaswag.jsonl")),
         Option(name="--lm-eval-data", metavar="TASK=PATH", repeated=True),
     ] = Field(
-        {},
+        default={},
         description="Local file or folder with the data of an lm_eval task. Tasks that are not named load their data "
         "from the Hub.",
     )
     harness_tasks: Annotated[FilePath | None, Option(name="--lm-eval-include")] = Field(
-        None, description="Folder with the YAML files of your own lm_eval tasks. Default: none."
+        default=None, description="Folder with the YAML files of your own lm_eval tasks. Default: none."
     )
     harness_limit: Annotated[int | None, Option(name="--lm-eval-limit")] = Field(
-        None, ge=1, description="Maximum number of documents per lm_eval task. Default: no limit."
+        default=None, ge=1, description="Maximum number of documents per lm_eval task. Default: no limit."
     )
 
 
@@ -529,7 +529,7 @@ class LmEvalSettings(Settings):
     """Settings of the suite lm_eval, which runs any task of the package lm_eval."""
 
     harness_names: Annotated[CommaList, HARNESS, Option(name="--lm-eval-tasks")] = Field(
-        (),
+        default=(),
         description="Tasks, groups or tags for the suite lm_eval. Required for this suite.",
     )
 

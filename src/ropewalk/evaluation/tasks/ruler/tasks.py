@@ -188,17 +188,17 @@ class RulerSettings(Settings):
     """Settings of RULER."""
 
     compat: Annotated[Literal["none", "nvidia"], WHAT] = Field(
-        "none",
+        default="none",
         description="How to make RULER's prompts: none (to RULER's specification, with a random seed for each sample) "
         "or nvidia (exactly the prompts of NVIDIA's scripts).",
     )
     squad: Annotated[FileOrName | None, TEXTS] = Field(
-        None,
+        default=None,
         description='SQuAD v2 dev file for the task qa_1, or "hub" to load the file from the Hub. Default: qa_1 does '
         "not run.",
     )
     hotpotqa: Annotated[FileOrName | None, TEXTS] = Field(
-        None,
+        default=None,
         description='HotpotQA dev distractor file for the task qa_2, or "hub" to load the file from the Hub. Default: '
         "qa_2 does not run.",
     )
