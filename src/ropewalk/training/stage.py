@@ -108,7 +108,7 @@ def _run_stage(run: StageRun, metrics: MetricsLog) -> Path:
     model, optimizer, position = _begun(run)
     aux_loss = resolved.router_aux_losses[run.number]
     forward = ForwardPass(resolved.stages[run.number].precision, stage.offload_activations, aux_loss)
-    speed, clock = Speed.of_stage(resolved, model, context.mesh), StepClock(model.device)
+    speed, clock = Speed.of_stage(model, context.mesh), StepClock(model.device)
     skipped, last = 0, run.at.weights
     label = f"stage {run.number + 1}/{len(recipe.stages)} training"
     stopped_by = 0

@@ -9,4 +9,5 @@ Its files::
     float64            a model in float64, experts one by one
     offload            tensors in CPU memory between forward and backward
     routing            experts' loads, and the load-balancing loss
+    products           matrix products that a token takes part in
 """
