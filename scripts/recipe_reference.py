@@ -1,10 +1,11 @@
-"""Write the table of recipe keys into docs/recipes.md, from the recipe's own models.
+"""Write the table of recipe keys into docs/recipes.md and the JSON Schema of recipes, from the recipe's own models.
 
 python scripts/recipe_reference.py [--check]
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -16,10 +17,14 @@ from pydantic import BaseModel
 from ropewalk.data.settings import InterleaveSettings, MixtureSettings, SourceSpec
 from ropewalk.evaluation.settings import OWN
 from ropewalk.io.settings import Option, Settings, choices_in, free_mark
+from ropewalk.recipes import SCHEMA
 from ropewalk.training.recipe import recipe
 from ropewalk.training.recipe.evaluation import During
+from ropewalk.training.recipe.schema import recipe_schema
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "recipes.md"
+SCHEMA_FILE = ROOT / "src" / "ropewalk" / "recipes" / SCHEMA
 BEGIN, END = "<!-- keys: written by scripts/recipe_reference.py -->", "<!-- /keys -->"
 TABLES: tuple[tuple[str, str, type[Settings]], ...] = (
     ("The run", "", recipe.Recipe),
@@ -112,9 +117,11 @@ def main() -> int:
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     wanted = f"{before}{BEGIN}\n\n{reference()}\n\n{END}{after}"
+    schema = json.dumps(recipe_schema(), indent=1) + "\n"
     if "--check" in sys.argv[1:]:
-        return 0 if wanted == text else 1
+        return 0 if wanted == text and SCHEMA_FILE.read_text(encoding="utf-8") == schema else 1
     PAGE.write_text(wanted, encoding="utf-8")
+    SCHEMA_FILE.write_text(schema, encoding="utf-8")
     return 0
 
 

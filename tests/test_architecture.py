@@ -46,7 +46,7 @@ ALLOWED = {
         "runs",
         "search",
     },
-    "dry_run": {"attention", "data", "models", "parallel", "planning", "rope", "training"},
+    "dry_run": {"recipes", "attention", "data", "models", "parallel", "planning", "rope", "training"},
     "experiments": {"evaluation", "parallel", "runs", "training"},
     "verification": {
         "attention",
@@ -58,6 +58,7 @@ ALLOWED = {
         "training",
     },
     "reporting": {
+        "recipes",
         "audit",
         "data",
         "dry_run",

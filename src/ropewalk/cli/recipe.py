@@ -10,7 +10,7 @@ from pydantic import Field
 from ropewalk.cli.binding import make_command, make_group
 from ropewalk.cli.output import JsonFlag, print_json, show, show_result
 from ropewalk.io.settings import RECIPE_NAME, Overrides
-from ropewalk.recipes import recipe_text, shipped_recipes
+from ropewalk.recipes import recipe_text, schema_text, shipped_recipes
 
 
 def list_command(*, as_json: JsonFlag = False) -> None:
@@ -31,6 +31,14 @@ def show_command(
 ) -> None:
     """Print a recipe that ropewalk ships. A recipe is a YAML file with the settings of a training run."""
     sys.stdout.write(recipe_text(name))
+
+
+def schema_command() -> None:
+    """Print the JSON Schema of recipes, by which editors complete and check keys.
+
+    The first line of a shipped recipe names the schema of the latest version.
+    """
+    sys.stdout.write(schema_text())
 
 
 def check_command(
@@ -62,6 +70,7 @@ app = make_group(
     [
         make_command(list_command, "list", "ropewalk recipe list"),
         make_command(show_command, "show", "ropewalk recipe show demo > my-recipe.yaml"),
+        make_command(schema_command, "schema", "ropewalk recipe schema > recipe.schema.json"),
         make_command(
             check_command, "check", "ropewalk recipe check my-recipe.yaml --set stages.0.context=64k"
         ),

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from ropewalk.attention.choices import Pattern, Positions
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import parse_length
-from ropewalk.io.settings import COMMON, Count, Length, Option, Seed, Settings, Tokens
+from ropewalk.io.settings import COMMON, TEXT, Count, Length, Option, Seed, Settings, Tokens, written
 
 if TYPE_CHECKING:
     from ropewalk.data.tokens.tokenise import SpecialTokens
@@ -33,6 +33,7 @@ _MOST_WEIGHT = 1e6
 """Far beyond any real use, and small enough that the product of two weights stays within float64."""
 
 
+@written(TEXT)
 def _numbers_by_name(value: Any) -> Any:
     """Parse ``books=0.3,web=0.7`` into a mapping; return any other type unchanged.
 
@@ -63,6 +64,7 @@ def _numbers_by_name(value: Any) -> Any:
     return values
 
 
+@written(TEXT)
 def _shares_by_length(value: Any) -> Any:
     """Parse ``0=0.3,4k=0.3,32k=0.4`` into (first length, share) pairs; return any other type unchanged."""
     named = _numbers_by_name(value)
@@ -75,6 +77,7 @@ def _shares_by_length(value: Any) -> Any:
 def _comma_list(kind: Callable[[str], Any]) -> Callable[[Any], Any]:
     """A validator that parses comma-separated numbers into a list and returns any other type unchanged."""
 
+    @written(TEXT)
     def parts(value: Any) -> Any:
         if not isinstance(value, str):
             return value
@@ -182,6 +185,7 @@ class SourceSpec(SourceFields):
 
     @model_validator(mode="before")
     @classmethod
+    @written(TEXT)
     def _from_path(cls, value: Any) -> Any:
         return {"path": value} if isinstance(value, str) else value
 
@@ -379,6 +383,7 @@ class InterleaveSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
+    @written({"const": True})
     def _from_flag(cls, value: Any) -> Any:
         return {} if value is True else value
 
@@ -455,6 +460,7 @@ class RowPolicies(Settings):
 
     @field_validator("interleave", mode="before")
     @classmethod
+    @written({"const": False})
     def _off(cls, value: Any) -> Any:
         return None if value is False else value
 

@@ -39,6 +39,7 @@ from ropewalk.planning.rules import CONTEXT_BOUND
 from ropewalk.planning.run import PlanResult
 from ropewalk.planning.settings import RULE
 from ropewalk.planning.sizing.model_shape import STATE_BYTES
+from ropewalk.recipes import SCHEMA_LINE
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 
@@ -292,6 +293,7 @@ def recipe_of(
     seen = f"{documents.read:,} documents" + ("" if documents.complete else " and more")
     name = f"{Path(settings.model).name.replace(':', '-')}-{format_length(target)}"
     lines = [
+        SCHEMA_LINE.rstrip(),
         f"# {settings.model}, from {trained:,} to {target:,} tokens. Written by ropewalk init; change what you like.",
         f"# Next: ropewalk recipe check {settings.out}, then ropewalk extend {settings.out}",
         *(f"# Note: {note}." for note in planned.config.documented_notes),

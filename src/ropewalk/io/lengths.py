@@ -9,6 +9,8 @@ from ropewalk.errors import RopewalkError
 
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _LENGTH = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([km]?)", re.IGNORECASE)
+LENGTH_PATTERN = r"^\s*[0-9]{1,18}(\.[0-9]{1,18})?\s*[kKmM]?\s*$"
+"""The same for JSON Schema, in which a pattern has no flags."""
 
 
 def parse_length(text: str) -> int:

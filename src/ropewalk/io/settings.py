@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import (
@@ -26,7 +27,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from ropewalk.io.lengths import format_length, parse_length
+from ropewalk.io.lengths import LENGTH_PATTERN, format_length, parse_length
 
 _GOT = re.compile(r"[,;] got ")
 
@@ -201,10 +202,28 @@ def _only_bool(annotation: Any) -> bool:
     return annotation is bool or set(get_args(annotation)) == {bool, types.NoneType}
 
 
+Validator = TypeVar("Validator", bound=Callable[..., Any])
+
+
+def written(*schemas: Mapping[str, Any]) -> Callable[[Validator], Validator]:
+    """Mark a validator that runs before pydantic's with JSON Schemas of what else than the field's type it accepts."""
+
+    def mark(validator: Validator) -> Validator:
+        validator.written = schemas  # type: ignore[attr-defined]
+        return validator
+
+    return mark
+
+
+TEXT = MappingProxyType({"type": "string"})
+
+
+@written({"type": "string", "pattern": LENGTH_PATTERN})
 def _length(value: Any) -> Any:
     return parse_length(value) if isinstance(value, str) else value
 
 
+@written(TEXT)
 def _parts(value: Any) -> Any:
     """The distinct parts of a comma-separated text, in order."""
     if not isinstance(value, str):

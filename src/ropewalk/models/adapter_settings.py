@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ropewalk.io.settings import Count, Settings
+from ropewalk.io.settings import TEXT, Count, Settings, written
 
 ATTENTION, ALL_LINEAR = "attention", "all-linear"
 """Groups of linear layers that a recipe may name instead of the names of layers."""
@@ -58,11 +58,13 @@ class AdapterSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
+    @written({"const": "lora"})
     def _from_name(cls, value: Any) -> Any:
         return {"method": value} if isinstance(value, str) else value
 
     @field_validator("targets", "also_train", mode="before")
     @classmethod
+    @written(TEXT)
     def _listed(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 

@@ -7,6 +7,14 @@ from importlib import resources
 
 from ropewalk.errors import RopewalkError
 
+SCHEMA = "recipe.schema.json"
+"""File with the JSON Schema of recipes, which ``scripts/recipe_reference.py`` writes."""
+SCHEMA_LINE = (
+    "# yaml-language-server: "
+    f"$schema=https://raw.githubusercontent.com/ropewalk/ropewalk/main/src/ropewalk/recipes/{SCHEMA}\n"
+)
+"""First line of a recipe, by which editors find the schema."""
+
 
 def shipped_recipes() -> dict[str, str]:
     """The YAML text of each recipe by its name, in the order of the names."""
@@ -15,6 +23,11 @@ def shipped_recipes() -> dict[str, str]:
         key=lambda entry: entry.name,
     )
     return {entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8") for entry in files}
+
+
+def schema_text() -> str:
+    """The JSON Schema of recipes."""
+    return resources.files(__name__).joinpath(SCHEMA).read_text(encoding="utf-8")
 
 
 def recipe_text(name: str) -> str:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from ropewalk.dry_run.check import RecipeCheck
 from ropewalk.io.lengths import format_length
+from ropewalk.recipes import SCHEMA_LINE
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.tables import Part, ResultTable
 
@@ -15,7 +16,7 @@ from ropewalk.reporting.tables import Part, ResultTable
 def summary_of(text: str) -> str:
     """First sentence of the comment at the top of a recipe."""
     comment = []
-    for line in text.splitlines():
+    for line in text.removeprefix(SCHEMA_LINE).splitlines():
         if not line.startswith("#"):
             break
         comment.append(line.lstrip("# ").strip())

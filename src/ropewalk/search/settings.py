@@ -14,6 +14,7 @@ from ropewalk.io.settings import (
     FREE,
     MODEL_NAME,
     TARGET_LENGTH,
+    TEXT,
     Count,
     Device,
     Dtype,
@@ -22,6 +23,7 @@ from ropewalk.io.settings import (
     Option,
     Seed,
     Settings,
+    written,
 )
 from ropewalk.search.space import SMALLEST, START_TOKENS
 
@@ -41,6 +43,7 @@ OBJECTIVE, SPACE = Option(group="Objective"), Option(group="Search space")
 ALGORITHM, COMPUTATION = Option(group="Algorithm"), Option(group="Computation")
 
 
+@written({"type": "integer"}, TEXT)
 def _start_tokens(value: Any) -> Any:
     """Parse one number into a single choice, or ``search`` into the paper's list."""
     if value == ANY_START_TOKENS:

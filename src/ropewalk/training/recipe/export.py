@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from ropewalk.io.settings import FREE, Count, Settings
+from ropewalk.io.settings import FREE, Count, Settings, written
 
 AVERAGE_OF = 5
 
@@ -37,6 +37,7 @@ class Export(Settings):
 
     @model_validator(mode="before")
     @classmethod
+    @written({"enum": ["last", "best", "average"]})
     def _from_word(cls, value: Any) -> Any:
         if not isinstance(value, str | dict | Export):
             raise ValueError(

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from ropewalk.io.settings import FREE, Count, Settings
+from ropewalk.io.settings import FREE, TEXT, Count, Settings, written
 from ropewalk.rope.methods import METHODS
 from ropewalk.rope.methods.base import RopeMethod, compared_methods, trainable_methods
 from ropewalk.rope.target import check_candidate
@@ -154,6 +154,7 @@ class Rope(_Parameters):
 
     @model_validator(mode="before")
     @classmethod
+    @written(TEXT)
     def _from_name(cls, value: Any) -> Any:
         if isinstance(value, str):
             return {"method": value}
