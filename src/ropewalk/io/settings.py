@@ -388,13 +388,19 @@ def recipe_key(location: Sequence[str | int]) -> str:
 Spelling = Callable[[Sequence[str | int]], str]
 
 
-def explain(error: ValidationError, model: type[BaseModel], spelled: Spelling = recipe_key) -> str:
+def explain(
+    error: ValidationError,
+    model: type[BaseModel],
+    spelled: Spelling = recipe_key,
+    other_names: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """The first few mistakes of a validation error in one line.
 
     Args:
         error: error raised by pydantic.
         model: the model that was validated.
         spelled: formats a location as the user wrote it: as a recipe key or an option.
+        other_names: names of settings in other programs, with the keys that they are here.
 
     Returns:
         What is wrong, the value, and what would be accepted, for each mistake; without a full stop.
@@ -402,6 +408,16 @@ def explain(error: ValidationError, model: type[BaseModel], spelled: Spelling = 
     found: dict[tuple[str | int, ...], list[Any]] = {}
     for problem in error.errors(include_url=False):
         found.setdefault(_without_tags(model, problem), []).append(problem)
+    # All of them: whoever brings a file of another program has many.
+    known = [
+        where
+        for where, each in found.items()
+        if each[0]["type"] == "extra_forbidden" and where[-1] in other_names
+    ]
+    if known:
+        return "; ".join(
+            f"unknown key {spelled(where)}: use {other_names[str(where[-1])]}" for where in known
+        )
     sentences = [_problem(model, where, each, spelled) for where, each in found.items()]
     return "; ".join(sentences[:MOST_PROBLEMS])
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import explain
 from ropewalk.recipes import shipped_recipes
+from ropewalk.training.recipe.other_names import OTHER_NAMES
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.recipe.stage import AS_A_FILE
 
@@ -65,7 +66,7 @@ def parse_recipe(text: str, name: str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise RopewalkError(f"recipe {name}: {explain(error, Recipe)}") from error
+        raise RopewalkError(f"recipe {name}: {explain(error, Recipe, other_names=OTHER_NAMES)}") from error
 
 
 def _yaml(text: str, what: str) -> Any:
