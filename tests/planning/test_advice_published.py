@@ -23,12 +23,12 @@ from tests.versions import needs_transformers
 
 FLOORS = {each["length"]: each["infimum"] for each in json.loads((ROOT / "docs" / "bases.json").read_text())}
 REFUSED = {
-    "deepseek-v4-flash": "the layer types with RoPE in this model's config (main, compress) have no full attention",
     "nemotron-3-nano-30b-a3b": "has no RoPE that a config can describe",
 }
 LIMITING = {
     "command-r7b": [],
     "deepseek-v3": range(61),
+    "deepseek-v4-flash": range(2, 43),
     "exaone-4.0-32b": [],
     "falcon-h1-0.5b": range(36),
     "gemma-2-9b": range(1, 42, 2),

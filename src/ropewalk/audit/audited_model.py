@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ropewalk.audit.replaced_attention import AttentionCall, evaluating, replacing_attention, two_parts
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.compute.losses import OutputHead, decoder_of
-from ropewalk.models.config.layers import INDEXED
+from ropewalk.models.config.layers import SPARSE
 from ropewalk.models.config.model import CHANGES_ITS_MASK, ModelConfig
 from ropewalk.models.rope.rotary import positions_for, rotary_module
 from ropewalk.rope import RopeMethod, Style
@@ -169,11 +169,11 @@ def _refuse_other_order(model: Any) -> None:
     name, config = type(model).__name__, model.config.get_text_config()
     sinks = any(key.rpartition(".")[2] == "sinks" for key, _ in model.named_parameters())
     kinds = list(getattr(config, "layer_types", None) or ())
-    if INDEXED in kinds:
+    sparse = next((kind for kind in kinds if kind in SPARSE), None)
+    if sparse is not None:
         raise EngineError(
-            f"{name} has an indexer that chooses the tokens to which a query attends ({INDEXED}, layer "
-            f"{kinds.index(INDEXED)}), and the audit, which computes attention in several precisions, cannot compute "
-            f"an indexer"
+            f"{name} has sparse attention ({sparse}, layer {kinds.index(sparse)}), and the audit, which computes "
+            "attention in several precisions, cannot choose or compress the tokens to which a query attends"
         )
     if config.model_type in CHANGES_ITS_MASK:
         raise EngineError(

@@ -51,12 +51,21 @@ AXES_TYPE = "mrope"
 """Older rope type of such configs; transformers reads it as default."""
 RELATIVE_ATTENTION = "attn_factor"
 """Factor on yarn's published attention factor in older vLLM; transformers ignores it."""
-READS_AXES = ("cohere_compass_text", "qwen3_5_moe_text", "qwen3_5_text")
+READS_AXES = (
+    "cohere_compass_text",
+    "glm4v_moe_text",
+    "glm4v_text",
+    "hy_v4_vl_text",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+)
 """Types of text models whose configs have these keys."""
 TEMPERATURE = "llama_4_scaling_beta"
-"""``β`` of Ministral 3: its attention multiplies queries by ``1 + β·ln(1 + floor(position / T))``, where ``T`` is
+"""``β`` of Ministral 3 and Mistral 4: attention multiplies queries by ``1 + β·ln(1 + floor(position / T))``; ``T`` is
 ``original_max_position_embeddings`` of the same entry. It is not part of the rotation and is kept unchanged."""
-READS_TEMPERATURE = ("ministral3",)
+READS_TEMPERATURE = ("ministral3", "mistral4")
+ROTATES_A_SHARE = ("deepseek_v4", "mistral4")
+"""Types that state the rotated part of a head twice: as ``qk_rope_head_dim``, and as a share of ``head_dim``."""
 TWO_BASES = ("gemma3_text",)
 """Types with ``rope_local_base_freq`` beside ``rope_theta`` in transformers 4."""
 FIXED_NTK = "alpha"
@@ -66,6 +75,11 @@ IDLE_BESIDE_FIXED_NTK = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_a
 READS_FIXED_NTK = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 OF_LAYERS = "per_layer_config"
 """Values of single layers by their number, where they differ from the config's own."""
+
+
+def rotates_a_share(config: Config) -> bool:
+    """Whether ``partial_rotary_factor`` is a share of the whole head although there is a ``qk_rope_head_dim``."""
+    return config.get("model_type") in ROTATES_A_SHARE
 
 
 def layer_overrides(config: Config) -> dict[int, Config]:
@@ -109,7 +123,7 @@ def head_dim(config: Config, layer_type: str | None = None) -> int:
             config = {**config, "head_dim": widths[meant[0]]}
     # Latent attention rotates a separate part of each head, whose width this is; head_dim means another part there.
     latent = whole_number(config, "qk_rope_head_dim")
-    if latent:
+    if latent and not rotates_a_share(config):
         return latent
     stated = whole_number(config, "head_dim")
     if stated is not None:

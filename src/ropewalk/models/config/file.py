@@ -26,6 +26,7 @@ from huggingface_hub.errors import StrictDataclassError
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import check_model_place, json_fault, not_found
 from ropewalk.models.config.layers import (
+    COMPRESSED_BASE,
     FULL,
     HYBRID,
     NUMBERS_OF_EXPERTS,
@@ -36,11 +37,12 @@ from ropewalk.models.config.layers import (
     check_list_lengths,
     check_recurrent_heads,
     layer_values,
+    rope_name,
     shape_values,
 )
 from ropewalk.models.config.model import ModelConfig, decoder_key, refuse_no_decoder
 from ropewalk.rope import ROPE_KEYS, RopeMethod, methods_from_config
-from ropewalk.rope.config import OF_LAYERS, head_dim, layer_overrides
+from ropewalk.rope.config import OF_LAYERS, head_dim, layer_overrides, rotates_a_share
 from ropewalk.rope.methods.base import ORIGINAL, PARTIAL, methods_by_type
 from ropewalk.versions import older_transformers
 
@@ -68,6 +70,7 @@ ALIASES = {
 ATTENTION_KEYS = (
     *("attn_logit_softcapping", "attention_dropout", "qk_head_dim", "v_head_dim"),
     *("qk_rope_head_dim", "qk_nope_head_dim", "attn_temperature_tuning"),
+    *("index_topk", "index_topk_blocks", "index_block_size", "compress_rates"),
 )
 NAMED_SHAPE_KEYS = ("hidden_size", "num_attention_heads", "max_position_embeddings")
 
@@ -121,6 +124,10 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
     refuse_no_decoder(model, raw.get("model_type"))
     config_class = class_of(raw.get("model_type"))
     decoder = raw["text_config"] if isinstance(raw.get("text_config"), Mapping) else raw
+    if decoder.get("qk_rope_head_dim") == 0:
+        raise RopewalkError(
+            f"{model} has no RoPE: qk_rope_head_dim, the part of a head that is rotated, is 0"
+        )
     _refuse_two_places(raw, decoder, config_class)
     # Without a class there are no defaults, so the file must state everything that is read.
     if config_class is None:
@@ -393,7 +400,8 @@ def _refuse_idle_rope(model: str, decoder: Mapping[str, Any], text: Any) -> None
     What the class supplies by itself is accepted: every written config of Gemma 3 has it, whatever its layers are.
     """
     kinds = layer_values(text)["layer_types"]
-    idle = [kind for kind in _nested(decoder.get("rope_parameters")) if kind not in kinds]
+    used = {rope_name(text.model_type, kind) for kind in kinds}
+    idle = [name for name in _nested(decoder.get("rope_parameters")) if name not in used]
     if not idle:
         return
     own = build(model, type(text), {key: value for key, value in decoder.items() if key not in ROPE_KEYS})
@@ -415,7 +423,7 @@ def _refuse_missing_rope(model: str, text: Any) -> None:
     if not _nested(text.rope_parameters):
         return
     for number, kind in enumerate(layer_values(text)["layer_types"]):
-        if kind in SERVED and kind not in text.rope_parameters:
+        if kind in SERVED and rope_name(text.model_type, kind) not in text.rope_parameters:
             raise RopewalkError(
                 f"rope_parameters of {model} has no entry for layers of type {kind} (layer {number}); add the entry, "
                 "or write null if these layers have no RoPE"
@@ -512,7 +520,9 @@ def _complete_rope(values: dict[str, Any], defaults: dict[str, Any], text: Any) 
         _complete_two_thetas(values, defaults, by_layer)
     else:
         # The older spelling cannot express these entries, so only the class can interpret its keys.
-        stated = {value for key in ROPE_KEYS if isinstance(value := values.get(key), int | float)}
+        keys = (*ROPE_KEYS, COMPRESSED_BASE)
+        stated = {value for key in keys if isinstance(value := values.get(key), int | float)}
+        stated.add(_share_of_head(values))
         for key in ROPE_KEYS:
             values.pop(key, None)
         values["rope_parameters"] = {kind: dict(entry) for kind, entry in by_layer.items()}
@@ -540,11 +550,19 @@ def _complete_flat(values: dict[str, Any], defaults: dict[str, Any], text: Any) 
     partial = parameters.get("partial_rotary_factor")
     # 1 rotates all dimensions, as a file without the key does.
     if not states(values, "partial_rotary_factor") and partial not in (None, 1):
-        values["partial_rotary_factor"] = defaults["partial_rotary_factor"] = partial
+        values["partial_rotary_factor"] = partial
+        if partial != _share_of_head(values):
+            defaults["partial_rotary_factor"] = partial
     original = parameters.get(ORIGINAL)
     # Without an earlier length transformers writes the present one, which is not a default of the class.
     if not states(values, ORIGINAL) and original not in (None, values.get("max_position_embeddings")):
         values[ORIGINAL] = defaults[ORIGINAL] = original
+
+
+def _share_of_head(values: Mapping[str, Any]) -> float:
+    """The ``partial_rotary_factor`` that a config states as ``qk_rope_head_dim``; 1 if it does not."""
+    rotated, whole = values.get("qk_rope_head_dim"), values.get("head_dim")
+    return rotated / whole if rotates_a_share(values) and rotated and whole else 1.0
 
 
 def _complete_entries(

@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope.config import OF_LAYERS, head_dim
+from ropewalk.rope.config import OF_LAYERS, head_dim, rotates_a_share
 from ropewalk.versions import older_transformers
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -19,8 +19,17 @@ SERVED = (FULL, SLIDING, CHUNKED)
 """Layer types of attention that packed rows can pass through."""
 INDEXED = "indexed_attention"
 """Layer type whose queries attend to the ``index_topk`` earlier tokens that an indexer chooses for each."""
+BLOCKS = "minimax_m3_sparse"
+"""Layer type whose queries attend to ``index_topk_blocks`` blocks of ``index_block_size`` earlier tokens, the nearest
+ones and those that an indexer chooses for each."""
+COMPRESSED = ("compressed_sparse_attention", "heavily_compressed_attention")
+"""Layer types whose queries attend to a window, and to entries that stand for several earlier tokens each."""
+SPARSE = (INDEXED, BLOCKS, *COMPRESSED)
+"""Layer types of attention that reaches all earlier tokens, but not with a score for each."""
 HYBRID = "hybrid"
 """Layer type with full attention beside a recurrent mixer."""
+ATTENDING = (*SERVED, HYBRID, *SPARSE)
+"""Layer types that have attention."""
 RECURRENT = ("linear_attention", "conv", HYBRID)
 """Layer types whose mixer carries a state from token to token, or reads earlier tokens through a convolution."""
 GATED_DELTA, KIMI_DELTA, MAMBA_2 = "gated delta rule", "Kimi delta rule", "Mamba-2"
@@ -87,9 +96,14 @@ MASK_EVERY_KIND = {
 """Model types for which transformers builds the mask of windows or chunks even if no layer has one, and fails if the
 config has no width for it; with the key of that width."""
 ASKS_THE_LAYERS_SINCE = {"llama4_text": "5.24"}
-"""Those of them for which a later transformers builds no such mask if no layer needs it, with its version."""
+"""Those of :data:`MASK_EVERY_KIND` for which a later transformers builds no such mask if no layer needs it, with its
+version."""
 WIDTHS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
 """The key that limits how far back layers of a type see."""
+ROPE_NAMES = {"deepseek_v4": {SLIDING: "main", **dict.fromkeys(COMPRESSED, "compress")}}
+"""Model types whose RoPE parameters by type have keys other than layer types, with the key of each layer type."""
+COMPRESSED_BASE = "compress_rope_theta"
+"""The base of layers with compressed entries; their model's ``rope_theta`` is that of layers with a window alone."""
 READ_OF_EACH_LAYER = ("head_dim", "num_key_value_heads")
 """Values in which layers may differ."""
 OTHER_KINDS = ("mlp_layer_types", "layers_block_type")
@@ -342,7 +356,7 @@ def dims_of(values: Mapping[str, Any]) -> tuple[int, int]:
         values: values of one layer.
     """
     latent = values.get("qk_head_dim")
-    if latent is None and values.get("qk_rope_head_dim") is not None:
+    if latent is None and values.get("qk_rope_head_dim") is not None and not rotates_a_share(values):
         latent = values["qk_rope_head_dim"] + (values.get("qk_nope_head_dim") or 0)
     key_dim = head_dim({**values, OF_LAYERS: None}) if latent is None else int(latent)
     return key_dim, values.get("v_head_dim") or key_dim
@@ -394,7 +408,7 @@ def layers_that_rotate(config: Mapping[str, Any], kinds: Sequence[str]) -> Itera
     if config.get("model_type") in WITHOUT_ROPE or not rope_stated:
         return [False] * len(kinds)
     return [
-        turned and kind in (*SERVED, HYBRID, INDEXED)
+        turned and kind in ATTENDING
         for turned, kind in zip(_attention_that_rotates(config, kinds), kinds, strict=True)
     ]
 
@@ -447,13 +461,18 @@ def _ordinal(number: int) -> str:
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number, 'th') }"
 
 
+def rope_name(model_type: str | None, kind: str) -> str:
+    """The key that RoPE parameters by type have for a layer type."""
+    return ROPE_NAMES.get(model_type or "", {}).get(kind, kind)
+
+
 def rope_entry(config: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:
     """The RoPE parameters of a layer type in either spelling of the config; empty if it has none."""
     parameters: Mapping[str, Any] = config.get("rope_parameters") or {}
     if layer_type is None:
         return parameters or config.get("rope_scaling") or {}
     if parameters:
-        # A layer type without RoPE is null.
-        return parameters[layer_type] or {}
+        # A layer type without RoPE is null, or has no entry.
+        return parameters.get(layer_type) or {}
     # In the older spelling rope_scaling applies only to the full layers.
     return (config.get("rope_scaling") or {}) if layer_type == "full_attention" else {}

@@ -19,16 +19,20 @@ from ropewalk.attention.options import Locality, stacked_reach
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config.documented import Documented, documented
 from ropewalk.models.config.layers import (
+    ATTENDING,
     BASES_OF_LAYERS,
+    BLOCKS,
     CHUNKED,
+    COMPRESSED,
     FULL,
-    HYBRID,
     INDEXED,
     MIXERS,
     NUMBERS_OF_EXPERTS,
     RECURRENT,
+    ROPE_NAMES,
     SERVED,
     SLIDING,
+    SPARSE,
     WIDTHS,
     WITH_SINKS,
     Mixer,
@@ -40,6 +44,7 @@ from ropewalk.models.config.layers import (
     layers_that_rotate,
     required_width,
     rope_entry,
+    rope_name,
     shape_values,
     which_layers,
     width_of,
@@ -104,7 +109,7 @@ class LayerConfig:
     @property
     def attends(self) -> bool:
         """Whether it has attention, alone or beside a mixer."""
-        return self.kind in (*SERVED, HYBRID, INDEXED)
+        return self.kind in ATTENDING
 
     @property
     def locality(self) -> Locality:
@@ -240,7 +245,7 @@ class ModelConfig:
         """
         if None in self.methods:
             return None
-        found = next((kind for kind in (FULL, INDEXED) if kind in self.methods), None)
+        found = self._reaching_name
         if found is None:
             known = ", ".join(map(str, self.methods))
             raise RopewalkError(
@@ -248,6 +253,12 @@ class ModelConfig:
                 f"nothing to plan"
             )
         return found
+
+    @property
+    def _reaching_name(self) -> str | None:
+        """The key of the methods of layers that reach all earlier tokens; None if all layers share a method."""
+        names = (rope_name(self.model_type, kind) for kind in (FULL, *SPARSE))
+        return next((name for name in names if name in self.methods), None)
 
     @cached_property
     def layers(self) -> tuple[LayerConfig, ...]:
@@ -270,7 +281,9 @@ class ModelConfig:
                 windows.get(kind),
                 rotates,
                 # The key None holds the RoPE that all layers share.
-                self.methods.get(kind, self.methods.get(None)) if rotates else None,
+                self.methods.get(rope_name(self.model_type, kind), self.methods.get(None))
+                if rotates
+                else None,
                 self.has_sinks,
                 self.softcap,
                 *both,
@@ -401,7 +414,7 @@ class ModelConfig:
             return self.documented_length
         if self.serves_longer is not None:
             return self.serves_longer.reaches
-        kind = None if None in self.methods else FULL
+        kind = None if None in self.methods else self._reaching_name or FULL
         method = self.methods.get(kind)
         extended, original = None, self._stated_original(kind)
         # A longer max_position_embeddings is itself the extended length, even if the factor would reach further.
@@ -465,7 +478,9 @@ class ModelConfig:
     @property
     def can_lift_windows(self) -> bool:
         """Whether :meth:`lifted` can remove the windows: they slide, and their layers share the RoPE of all layers."""
-        return self._kinds_with_windows == {SLIDING} and SLIDING not in self.methods
+        return (
+            self._kinds_with_windows == {SLIDING} and rope_name(self.model_type, SLIDING) not in self.methods
+        )
 
     def lifted(self, limits: Iterable[Limit]) -> ModelConfig:
         """A config without the given limits; limits that it does not have are ignored.
@@ -591,19 +606,32 @@ class ModelConfig:
                 else f"the last {widths} tokens (sliding_window)"
             )
             notes.append(f"{which_layers(windowed, len(layers))} sees only {sees}, whatever the base")
-        indexed = [number for number, layer in enumerate(layers) if layer.kind == INDEXED]
-        if indexed:
-            chosen = self.values.get("index_topk")
-            some = "some" if chosen is None else f"{chosen:,}"
-            notes.append(
-                f"{which_layers(indexed, len(layers))} attends to {some} earlier tokens, which an indexer chooses for "
-                "each query at any distance"
-            )
+        for kind in SPARSE:
+            sparse = [number for number, layer in enumerate(layers) if layer.kind == kind]
+            if sparse:
+                notes.append(f"{which_layers(sparse, len(layers))} {self._attends_to(kind)}")
         if still and len(still) == len(layers):
             notes.append("no layer has RoPE, so the base has no effect")
         elif still:
             notes.append(f"{which_layers(still, len(layers))} has no RoPE, so a new base does not change it")
         return notes
+
+    def _attends_to(self, kind: str) -> str:
+        """What a query of a sparse layer attends to: a predicate whose subject is the layer."""
+        values = self.values
+        if kind == INDEXED:
+            some = "some" if values.get("index_topk") is None else f"{values['index_topk']:,}"
+            return (
+                f"attends to {some} earlier tokens, which an indexer chooses for each query at any distance"
+            )
+        if kind == BLOCKS:
+            return (
+                f"attends to {values['index_topk_blocks']} blocks of {values['index_block_size']} earlier tokens: to "
+                "the nearest ones, and to those that an indexer chooses for each query at any distance"
+            )
+        entries = f"entries that stand for {values['compress_rates'][kind]} of them each"
+        chosen = f", of which an indexer chooses {values['index_topk']}" if kind == COMPRESSED[0] else ""
+        return f"attends to the last {values['sliding_window']} tokens, and to all earlier ones as {entries}{chosen}"
 
     @property
     def planning_notes(self) -> list[str]:
@@ -622,7 +650,10 @@ class ModelConfig:
                 f"{which_layers(limiting, len(layers))} sees all earlier tokens and has RoPE: {what}"
             )
         if None not in self.methods:
-            others = ", ".join(str(kind) for kind in self.methods if kind != self.limiting_kind)
+            kinds = {name: kind for kind, name in ROPE_NAMES.get(self.model_type or "", {}).items()}
+            others = ", ".join(
+                f"{kinds[name]} ({name})" if name in kinds else str(name) for name in self.other_ropes
+            )
             notes.append(f"layers of type {others} have their own RoPE, which is kept")
         elif some and any(layer.rotates for layer in layers if layer.window is not None):
             notes.append("layers with a window share that RoPE and get the new one too")

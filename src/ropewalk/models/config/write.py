@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json
-from ropewalk.models.config.layers import BASES_OF_LAYERS
+from ropewalk.models.config.layers import BASES_OF_LAYERS, COMPRESSED_BASE
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.rope import RopeMethod, for_all_readers, replace_methods
 from ropewalk.rope.config import with_older_keys
@@ -58,6 +58,10 @@ def with_rope(
     if before.get("rope_theta") is not None:
         # If the class has a field for rope_theta, the base must be there as well.
         values["rope_theta"] = method.as_written().rope_theta
+    if before.get(COMPRESSED_BASE) is not None:
+        # There rope_theta is the base of layers with a window alone.
+        values[COMPRESSED_BASE] = method.as_written().rope_theta
+        values["rope_theta"] = config.methods_with(method, others)["main"].as_written().rope_theta
     if bases and not several:
         # Granite with windows: a layer has the base of this list, with the rest of the RoPE that all layers share.
         values[BASES_OF_LAYERS] = [method.as_written().rope_theta if base else 0 for base in bases]
