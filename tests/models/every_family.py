@@ -13,12 +13,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -28,6 +30,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.compute.routing import routers_of
 from ropewalk.models.config.file import config_from_json
+from ropewalk.models.config.layers import layer_values
 from ropewalk.models.config.model import NO_DECODERS, ModelConfig
 from ropewalk.models.config.write import with_rope
 from ropewalk.models.load import ModelSetup, attach
@@ -214,6 +217,14 @@ SHARED_NOTHING: dict[str, Any] = {
     "layer_types": MIXED,
 }
 
+SWITCHED_ON: dict[str, Any] = {
+    "use_sliding_window": True,
+    "sliding_window": WINDOW,
+    "layer_types": MIXED,
+}
+"""Windows of Qwen, which its classes leave out by default."""
+OF_IMAGES: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+
 HUNYUAN = {
     "rope_type": "dynamic",
     "rope_theta": 1e4,
@@ -231,6 +242,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "bailing_hybrid": {"layer_types": STATEFUL, "num_experts_per_token": 2, "num_expert_group": 1},
     "cwm": {"max_position_embeddings": None},
+    "deepseek_v4": {
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        "num_hidden_layers": 3,
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+        "partial_rotary_factor": 0.5,
+    },
+    "dots1": {"layer_types": MIXED},
     "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "falcon_h1": {"mamba_d_ssm": 32},
     "gemma3": {"num_hidden_layers": 6},
@@ -243,7 +261,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm3": {"num_hidden_layers": 5},
     "mellum": {"layer_types": MIXED},
-    "ministral": {"head_dim": 8},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+        "mlp_layer_types": ["dense", "sparse"] * 2,
+        "index_block_size": 4,
+        "index_topk_blocks": 2,
+    },
+    "ministral": {"head_dim": 8, "layer_types": MIXED},
     "zamba2": {
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
         "use_mem_rope": True,
@@ -257,22 +281,30 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "max_seq_len": 256,
     },
     "longcat_flash": {"num_layers": 2, "moe_topk": 2, "zero_expert_num": 2, "expert_ffn_hidden_size": 16},
-    "zaya": {"num_experts_per_tok": 1},
+    "zaya": {
+        "num_experts_per_tok": 1,
+        "layer_types": ["hybrid", "hybrid_sliding"] * 2,
+        "sliding_window": WINDOW,
+    },
     "kolibri1": {"num_hidden_layers": 6},
     "jamba": {"layer_types": STATEFUL},
-    "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
-    "qwen3": {"use_sliding_window": True, "max_window_layers": 2},
+    "phi3": {"sliding_window": WINDOW},
+    "phimoe": {"sliding_window": WINDOW},
+    "starcoder2": {"sliding_window": WINDOW},
+    **dict.fromkeys(
+        ("got_ocr2", "moss_transcribe_diarize", "qwen2", "qwen2_moe", "qwen3", "smollm3"), SWITCHED_ON
+    ),
     **dict.fromkeys(("gemma3n", "gemma3n_text"), SHARED_NOTHING),
     "qwen4_exp": INDEXED,
     "qwen4_exp_text": INDEXED,
     **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), DIFFERENT_HEADS),
     "cohere_compass_text": {
-        "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
-        }
+        "layer_types": MIXED,
+        "rope_parameters": dict.fromkeys(MIXED, OF_IMAGES),
     },
     **dict.fromkeys(("dots3_note", "dots3_note_text"), WINDOWED_HEADS),
     "phi4_multimodal": {
+        "sliding_window": WINDOW,
         "vision_config": {
             **{
                 key: SMALL[key]
@@ -301,8 +333,22 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 """What families need beside or in place of :data:`SMALL`; a value of None leaves a key to the class."""
 
+NAMED_ALONE = {
+    "dots3_note": {"full_attention"},
+    "dots3_note_text": {"full_attention"},
+    "falcon_h1": {"full_attention", "linear_attention"},
+    "qwen4_exp": {"full_attention"},
+    "qwen4_exp_text": {"full_attention"},
+    "zamba2": {"full_attention"},
+    "zaya": {"conv"},
+}
+"""Layer types that a family's code or configs name, and that its tiny model lacks: names of the masks for a layer's two
+mixers, and the older name of another type."""
+
 ROTATES_WITHOUT_A_MODULE = ("codegen", "gptj", "roformer")
 """Families whose attention rotates queries and keys by itself."""
+OF_MLP = ("dense", "moe", "sparse")
+"""Layer types of transformers that say nothing of attention."""
 ENCODERS_ALONE_ROTATE = ("inkling2_text", "musicgen", "musicgen_melody")
 """Families whose decoder has no RoPE, though their code speaks of it."""
 
@@ -347,6 +393,23 @@ def tiny_config(name: str) -> Any:
             values = {**_values_for(type(other), other), **PARTS.get(name, {}).get(key, {})}
             parts[key] = type(other)(**values)
     return config_class(**parts) if tiny in parts.values() else tiny
+
+
+def kinds_of(config: Any) -> set[str]:
+    """The layer types of a decoder's attention."""
+    return set(getattr(config, "layer_types", None) or layer_values(config)["layer_types"])
+
+
+def known_kinds(name: str) -> set[str]:
+    """The layer types of attention that a family's models can have, by its class's defaults or by its code's words."""
+    whole = CONFIG_MAPPING[name]()
+    text = whole.get_text_config()
+    model_class = transformers.AutoModelForCausalLM._model_mapping[type(whole)]
+    sources = "".join(
+        Path(sys.modules[each.__module__].__file__).read_text() for each in (model_class, type(text))
+    )
+    named = {kind for kind in ALLOWED_LAYER_TYPES if re.search(rf"[\"']{kind}[\"']", sources)}
+    return kinds_of(text) | (named - set(OF_MLP))
 
 
 def _values_for(config_class: type, defaults: Any) -> dict[str, Any]:

@@ -5,11 +5,15 @@ import importlib
 import json
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from ropewalk.errors import RopewalkError
+from ropewalk.models.config.file import read_model_config
+from ropewalk.models.config.model import NO_DECODERS
 from ropewalk.models.support import COLUMNS, ModelsSettings, supported
 from ropewalk.testing import Ranks
 from ropewalk.versions import older_transformers
+from tests.checkpoint_cases import CASES, path_of
 from tests.models import every_family
 from tests.places import ROOT
 from tests.training.family_cases import two_steps_wrongly
@@ -35,6 +39,33 @@ def test_every_family_of_transformers_is_known():
     table = supported(ModelsSettings())
     assert set(every_family.families()) <= {*table.families, *table.without_rope}
     assert not set(table.families) & set(table.without_rope)
+
+
+def test_tiny_models_have_every_kind_of_layer_that_their_families_have():
+    """Where this fails, a *tested* row says nothing of some layers: add them to ``OVERRIDES``, and try the family."""
+    missing, published = {}, published_kinds()
+    for name in supported(ModelsSettings()).families:
+        if name in NO_DECODERS or name not in CONFIG_MAPPING:
+            continue
+        kinds = every_family.known_kinds(name) | published.get(name, set())
+        text = every_family.tiny_config(name).get_text_config()
+        lacking = kinds - every_family.kinds_of(text)
+        if getattr(text, "layer_types", None) is None:
+            # All layers have a window, or none has.
+            lacking -= {"full_attention"}
+        if lacking:
+            missing[name] = lacking
+    assert missing == every_family.NAMED_ALONE
+
+
+def published_kinds():
+    """The layer types of the published configs in ``tests/configs``, by model type."""
+    found = {}
+    for name, case in CASES.items():
+        if case.config_class is not None:
+            config = read_model_config(str(path_of(name)))
+            found.setdefault(config.model_type, set()).update(layer.kind for layer in config.layers)
+    return found
 
 
 def test_no_family_is_silently_wrong():

@@ -15,7 +15,12 @@ from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config.file import build, class_of, read_model_config
-from ropewalk.models.config.layers import MIXERS, ROTATE_IN_WINDOWS_ALONE, WITH_SINKS
+from ropewalk.models.config.layers import (
+    MIXERS,
+    ROTATE_IN_WINDOWS_ALONE,
+    WINDOWS_IN_THE_MASK,
+    WITH_SINKS,
+)
 from ropewalk.models.config.model import ModelConfig
 from tests.checkpoint_cases import CASES, path_of
 from tests.models.families import COMMON, FAMILIES
@@ -171,8 +176,16 @@ def test_recurrent_layers_that_nobody_named_are_told() -> None:
     assert not named & others
 
 
+def unpassed_window(folder: Path) -> bool:
+    """Whether a family masks by a window, but its layers pass none to their attention function."""
+    texts = [path.read_text(encoding="utf-8") for path in folder.glob("modeling_*.py")]
+    return any(
+        "create_sliding_window_causal_mask" in text and "sliding_window=" not in text for text in texts
+    )
+
+
 def test_families_that_are_known_by_name_are_those_of_the_installed_transformers() -> None:
-    """The two lists of names against the sources: a learned parameter ``sinks``, and RoPE behind a layer's window."""
+    """Lists of names against the sources: learned sinks, RoPE behind a layer's window, windows that are not passed."""
     models = Path(transformers.__file__).parent / "models"
     sinks, windowed = set(), set()
     for path in sorted(models.glob("*/modeling_*.py")):
@@ -192,6 +205,9 @@ def test_families_that_are_known_by_name_are_those_of_the_installed_transformers
                 windowed.add(family)
     # Families that only later versions have cannot be loaded by this one.
     installed = {path.name for path in models.iterdir()}
+    unpassed = {name for name in installed if unpassed_window(models / name)}
+    # They cannot be loaded as one decoder, or are refused for their masks.
+    assert unpassed - {"blt", "doge", "paligemma"} == installed.intersection(WINDOWS_IN_THE_MASK)
     with_sinks = {name.removesuffix("_text") for name in WITH_SINKS}
     # deepseek_v4 and mimo_v2_flash have layer types of their own, for which they are refused.
     assert sinks - {"deepseek_v4", "mimo_v2_flash"} == installed & with_sinks

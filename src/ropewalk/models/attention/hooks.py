@@ -27,6 +27,7 @@ from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.attention.kv_cache import cache_in
 from ropewalk.models.compute.losses import decoder_of
+from ropewalk.models.config.layers import WINDOWS_IN_THE_MASK
 from ropewalk.models.rope.generation import unpinned_methods
 from ropewalk.parallel import ShardedLayouts, sharded_attend
 from ropewalk.rope import RotaryEmbedding
@@ -152,7 +153,7 @@ def _attention_over(stock: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     return attention
 
 
-def attention_options_of(module: nn.Module, layout: LayoutCall, options: dict[str, Any]) -> AttentionOptions:
+def attention_options_of(module: Any, layout: LayoutCall, options: dict[str, Any]) -> AttentionOptions:
     """The attention parameters of a layer, from its config and from what its module passes.
 
     Raises:
@@ -174,6 +175,9 @@ def attention_options_of(module: nn.Module, layout: LayoutCall, options: dict[st
             "supports; this architecture cannot be trained on packed rows"
         )
     locality, window = layout.locality_of(number), options.get("sliding_window")
+    model_type = getattr(getattr(module, "config", None), "model_type", None)
+    if "sliding_window" not in options and model_type in WINDOWS_IN_THE_MASK:
+        window = locality.window
     if window != locality.window:
         requested, configured = (
             "no sliding window" if tokens is None else f"a sliding window of {tokens} tokens"

@@ -95,6 +95,8 @@ MASK_EVERY_KIND = {
 }
 """Model types for which transformers builds the mask of windows or chunks even if no layer has one, and fails if the
 config has no width for it; with the key of that width."""
+WINDOWS_IN_THE_MASK = ("phimoe", "qwen2_moe")
+"""Model types that mask by a window, but do not pass it to their attention function."""
 ASKS_THE_LAYERS_SINCE = {"llama4_text": "5.24"}
 """Those of :data:`MASK_EVERY_KIND` for which a later transformers builds no such mask if no layer needs it, with its
 version."""
