@@ -33,7 +33,15 @@ def test_a_check_says_what_it_would_train(capsys):
 
 def test_a_recipe_without_its_documents_or_its_model_is_not_ready(capsys):
     for change, missing in (
-        ("data.sources=[nowhere.jsonl]", "data.sources.0 nowhere.jsonl: not here"),
+        (
+            "data.sources=[nowhere.jsonl]",
+            "data.sources.0 nowhere.jsonl: not here; give your documents with --set",
+        ),
+        (
+            "data.sources=[allenai/c4]",
+            "data.sources.0 allenai/c4: not here; give your documents with --set; for a dataset on the Hub, write "
+            "hf:allenai/c4",
+        ),
         (
             "model=./nowhere",
             "model ./nowhere: neither a folder here nor in the Hugging Face cache, and no name",

@@ -70,7 +70,10 @@ def test_values_are_yaml(text, values):
         (["output=a,b"], "'output'; each run gets its own folder"),
         (["model.*.x=1,2"], "entries of a list"),
         (["stages.0.steps=1,2", "stages.0.steps=3,4"], "is given twice"),
-        (["stages.*.patern=full,anchor"], "did you mean pattern"),
+        (
+            ["stages.*.patern=full,anchor"],
+            "^--vary stages.0.patern=.full.: unknown key .*did you mean pattern",
+        ),
         (["stages.*.pattern=full,anchr"], "did you mean anchor"),
     ],
 )

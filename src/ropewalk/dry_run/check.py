@@ -9,6 +9,7 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 
 from ropewalk.data.read.embedded import EMBEDDED, resolve_model
+from ropewalk.data.read.files import hub_advice
 from ropewalk.data.settings import SourceSpec
 from ropewalk.io.results import Result
 from ropewalk.training.preflight import announcement, resolve
@@ -139,7 +140,8 @@ def _missing_documents(recipe: Recipe) -> Iterator[str]:
     for key, sources, rows in named:
         for number, source in enumerate(sources):
             if _is_a_path(source) and not Path(source.path).expanduser().exists():
-                yield f"{key}.{number} {source.path}: not here; give your documents with --set"
+                where = f"{key}.{number} {source.path}: not here; give your documents with --set"
+                yield f"{where}{hub_advice(source.path)}"
         for number, folder in enumerate(rows):
             if not Path(folder).expanduser().exists():
                 yield f"{key}.{number} {folder}: not here; write it with ropewalk data pack"

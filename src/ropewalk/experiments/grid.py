@@ -196,7 +196,12 @@ def make_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[
             if not base.data.rows and base.data.cache is None:
                 # All runs share packed rows: what does not vary is packed once, and is the same for all.
                 own.append(f"data.cache={json.dumps(str(output / 'data'))}")
-            runs.append(Run(name, seed, folder, load_recipe(recipe, [*overrides, *assigned, *own])))
+            try:
+                runs.append(Run(name, seed, folder, load_recipe(recipe, [*overrides, *assigned, *own])))
+            except RopewalkError as error:
+                # The recipe alone was right.
+                said = str(error).removeprefix(f"recipe {recipe}: ").replace("--set", "--vary")
+                raise RopewalkError(f"--vary {' --vary '.join(assigned)}: {said}") from error
     fixed = {key: value for key, value in values.items() if key not in ("seed", "output")}
     return Grid(recipe, varied, numbers, tuple(runs), fixed)
 

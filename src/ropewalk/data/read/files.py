@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -148,6 +149,12 @@ def is_named(path: str) -> bool:
     return path.startswith(HUGGING_FACE) or path == EMBEDDED or path.startswith(EMBEDDED + ":")
 
 
+def hub_advice(path: str) -> str:
+    """How to name a dataset on the Hub, if a path that does not exist looks like one; otherwise empty."""
+    looks = re.fullmatch(r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*", path)
+    return f"; for a dataset on the Hub, write {HUGGING_FACE}{path}" if looks else ""
+
+
 def existing_path(name: str) -> Path:
     """Path of a file or folder that the user named.
 
@@ -163,11 +170,12 @@ def existing_path(name: str) -> Path:
             f"there is no file or folder {masked(name)!r}: {without(str(error), credentials(name))}"
         ) from error
     if not exists:
-        advice = (
-            "; ropewalk does not read URLs; copy or mount the files, or give hf:owner/name for a dataset on the Hub"
-            if "://" in name
-            else ""
-        )
+        advice = hub_advice(name)
+        if "://" in name:
+            advice = (
+                "; ropewalk does not read URLs; copy or mount the files, or give hf:owner/name for a dataset "
+                "on the Hub"
+            )
         raise RopewalkError(f"there is no file or folder {masked(name)!r}{advice}")
     if not path.is_dir() and not path.is_file():
         raise RopewalkError(
