@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Generation = Literal["ampere", "hopper", "blackwell"]
-"""Generation of GPUs: A100; H100 and H200; B200."""
+Generation = Literal["ampere", "ada", "hopper", "blackwell", "rtx_blackwell", "cdna3"]
+"""Generation of GPUs: A100 and A6000; 4090 and L40S; H100 and H200; B200 and B300; 5090; AMD's MI300X."""
 
 
 class Speed(NamedTuple):
@@ -21,14 +21,18 @@ class Speed(NamedTuple):
 
 _MEASURED = "measured on one H200, rows of 32K and 128K tokens, benchmarks/results/gpu_h200.json"
 _GUESS = "a guess"
+_AS_AMPERE = f"{_GUESS}: as on an A100, whose tensor cores have the same instructions"
 
 SPEEDS: dict[str, dict[Generation, Speed]] = {
     "flash2": {
         "ampere": Speed(
             0.6, "FlashAttention-2, arXiv:2307.08691, 2023: up to 0.73 forward and 0.63 backward"
         ),
+        "ada": Speed(0.6, _AS_AMPERE),
         "hopper": Speed(0.33, _MEASURED),
         "blackwell": Speed(0.15, f"{_GUESS}: as many FLOP/s as on an H200"),
+        "rtx_blackwell": Speed(0.6, _AS_AMPERE),
+        "cdna3": Speed(0.3, f"{_GUESS}: as on an H200"),
     },
     "flash3": {
         "hopper": Speed(
@@ -45,19 +49,27 @@ SPEEDS: dict[str, dict[Generation, Speed]] = {
         "ampere": Speed(
             0.5, f"{_GUESS}: slower than FlashAttention-2 on an A100, huggingface/transformers 48163"
         ),
+        "ada": Speed(0.5, _AS_AMPERE),
         "hopper": Speed(0.55, _MEASURED),
+        "rtx_blackwell": Speed(0.5, _AS_AMPERE),
         "blackwell": Speed(0.5, f"{_GUESS}; up to 1.3 times slower than FlashAttention-4, arXiv:2603.05451"),
     },
     "flex": {
         "ampere": Speed(
             0.5, f"{_GUESS}: PyTorch's FlexAttention post, 2024, gives 0.85 to 0.9 of FlashAttention-2"
         ),
+        "ada": Speed(0.5, _AS_AMPERE),
         "hopper": Speed(0.4, _MEASURED),
+        "rtx_blackwell": Speed(0.4, f"{_GUESS}: less than on an A100"),
+        "cdna3": Speed(0.25, f"{_GUESS}: less than FlashAttention-2"),
         "blackwell": Speed(0.2, f"{_GUESS}: FlashAttention-4 is up to 2.7 times as fast as Triton"),
     },
     "efficient": {
         "ampere": Speed(0.3, f"{_GUESS}: half of FlashAttention-2"),
+        "ada": Speed(0.3, f"{_GUESS}: half of FlashAttention-2"),
         "hopper": Speed(0.16, f"{_GUESS}: half of FlashAttention-2"),
+        "rtx_blackwell": Speed(0.3, f"{_GUESS}: half of FlashAttention-2"),
+        "cdna3": Speed(0.15, f"{_GUESS}: half of FlashAttention-2"),
         "blackwell": Speed(0.08, f"{_GUESS}: half of FlashAttention-2"),
     },
 }

@@ -541,6 +541,8 @@ def _assumptions(target: _Target, kernels: Collection[str]) -> Iterator[str]:
             f"{cluster.matmul_efficiency:.0%} of the peak, attention {_attention_shares(cluster, kernels)}, and "
             f"everything else {cluster.memory_efficiency:.0%} of the memory's bandwidth"
         )
+        if cluster.generation == "cdna3":
+            yield "ropewalk has not run on a GPU of AMD; the engines are those of an A100"
         if target.slowdown is not None:
             yield (
                 f"computation takes {target.slowdown.factor:.2f} times as long as that, as the steps "

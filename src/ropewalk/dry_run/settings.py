@@ -10,7 +10,7 @@ from pydantic import Field
 from ropewalk.io.settings import COMMON, FilePath, Length, Settings
 from ropewalk.planning.sizing.time import GPUS, H100, Cluster
 
-Gpu = Literal["h100", "h200", "a100", "b200"]
+Gpu = Literal["h100", "h200", "a100", "b200", "b300", "mi300x", "4090", "5090", "l40s", "a6000"]
 
 
 class HardwareSettings(Settings):
@@ -24,22 +24,30 @@ class HardwareSettings(Settings):
     )
     gpu: Annotated[Gpu, COMMON] = Field(
         default="h100",
-        description="GPU model, with the memory and speed in the data sheet of its SXM version (80 GB for h100 and "
-        "a100).",
+        description="GPU model, with the memory and speed in its data sheet (for NVIDIA's data centers that of the SXM "
+        "version; 80 GB for h100 and a100). For another one, give the nearest and --memory-gb and --tflops.",
     )
     gpus_per_node: int = Field(
-        default=8, ge=1, description="Number of GPUs per machine, assumed to be connected by NVLink."
+        default=8,
+        ge=1,
+        description="Number of GPUs per machine, assumed to be connected by NVLink, or by PCI Express "
+        "where there is none (4090, 5090, l40s, a6000).",
     )
     memory_gb: Annotated[float | None, COMMON] = Field(
         default=None,
         gt=0,
         description="Memory of each GPU in GB (10^9 bytes). Default: the memory in its data sheet.",
     )
+    tflops: Annotated[float | None, COMMON] = Field(
+        default=None,
+        gt=0,
+        description="Peak speed of each GPU in dense bfloat16 products, in TFLOP/s. Default: that in its data sheet.",
+    )
     host_memory_gb: float | None = Field(
         default=None,
         gt=0,
         description="Memory of each machine's CPUs in GB (10^9 bytes), for what is offloaded and for copies of "
-        "checkpoints. Default: the 2,000 GB of a DGX system.",
+        "checkpoints. Default: 2,000, as a DGX system has, or 512 for cards without NVLink.",
     )
     document_length: Annotated[Length | None, COMMON] = Field(
         default=None,
@@ -88,6 +96,7 @@ class HardwareSettings(Settings):
             ranks_per_node=self.gpus_per_node,
             bytes_per_rank=known.bytes_per_rank if self.memory_gb is None else int(self.memory_gb * 1e9),
             host_bytes=known.host_bytes if self.host_memory_gb is None else int(self.host_memory_gb * 1e9),
+            peak_flops=known.peak_flops if self.tflops is None else self.tflops * 1e12,
             matmul_efficiency=self.matmul_efficiency,
             attention_efficiency=self.attention_efficiency,
             memory_efficiency=self.memory_efficiency,

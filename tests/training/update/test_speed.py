@@ -126,7 +126,16 @@ def test_recurrent_layers_count_with_their_products(family):
         ("NVIDIA B200", "b200"),
         ("NVIDIA H100 PCIe", None),
         ("NVIDIA H100 NVL", None),
-        ("NVIDIA GeForce RTX 4090", None),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 5090", "5090"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", None),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA A10", None),
     ],
 )
 def test_peaks_are_of_the_modules_they_were_published_for(name, kind):

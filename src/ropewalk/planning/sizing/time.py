@@ -18,6 +18,16 @@ def _assumed(value: float, unit: str, meaning: str, source: str) -> Any:
     return field(default=value, metadata={"unit": unit, "meaning": meaning, "source": source})
 
 
+CAPABILITIES: dict[Generation, tuple[int, int]] = {
+    "ampere": (8, 0),
+    "ada": (8, 9),
+    "hopper": (9, 0),
+    "blackwell": (10, 0),
+    "rtx_blackwell": (12, 0),
+    "cdna3": (8, 0),
+}
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Assumed hardware, by default nodes of eight NVIDIA H100 SXM.
@@ -104,8 +114,8 @@ class Cluster:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Compute capability of the GPU."""
-        return {"ampere": (8, 0), "hopper": (9, 0), "blackwell": (10, 0)}[self.generation]
+        """Compute capability of the GPU; for one of AMD that of an A100, whose engines are assumed."""
+        return CAPABILITIES[self.generation]
 
     def attention_share(self, kernel: str) -> float:
         """Share of the peak speed that an attention kernel reaches."""
@@ -114,6 +124,16 @@ class Cluster:
 
 
 H100 = Cluster()
+# Eight cards in a rented machine, without NVLink: PCI Express 4.0 x16, a network of 100 Gb/s, and 512 GB are guesses.
+_CARDS = replace(
+    H100,
+    generation="ada",
+    host_bytes=512 * 10**9,
+    nvlink=32e9,
+    host_link=32e9,
+    network=12.5e9,
+    nvlink_latency=1e-5,
+)
 
 GPUS = {
     "h100": H100,
@@ -141,8 +161,52 @@ GPUS = {
         generation="blackwell",
         nvlink=900e9,
     ),
+    # NVIDIA DGX B300 data sheet, 2025, for 8 GPUs: 2.3 TB; HGX B300: 36 PFLOP/s of bfloat16 products with sparsity.
+    "b300": replace(
+        H100,
+        bytes_per_rank=288 * 10**9,
+        peak_flops=2.25e15,
+        memory_bandwidth=8e12,
+        generation="blackwell",
+        nvlink=900e9,
+        network=100e9,
+    ),
+    # AMD Instinct MI300X data sheet, 2023: 1,307.4 TFLOP/s, 5.3 TB/s; seven links of 128 GB/s in both directions.
+    "mi300x": replace(
+        H100,
+        bytes_per_rank=192 * 10**9,
+        peak_flops=1307.4e12,
+        memory_bandwidth=5.3e12,
+        generation="cdna3",
+        nvlink=448e9,
+    ),
+    # NVIDIA Ada GPU architecture whitepaper, 2022: 165.2 TFLOP/s with float32 sums, 1,008 GB/s.
+    "4090": replace(_CARDS, bytes_per_rank=24 * 10**9, peak_flops=165.2e12, memory_bandwidth=1.008e12),
+    # NVIDIA RTX Blackwell GPU architecture whitepaper, 2025: 209.5 TFLOP/s with float32 sums, 1,792 GB/s.
+    "5090": replace(
+        _CARDS,
+        bytes_per_rank=32 * 10**9,
+        peak_flops=209.5e12,
+        memory_bandwidth=1.792e12,
+        generation="rtx_blackwell",
+        nvlink=64e9,
+        host_link=64e9,
+    ),
+    # NVIDIA L40S data sheet, 2023: 362.05 TFLOP/s, 864 GB/s.
+    "l40s": replace(_CARDS, bytes_per_rank=48 * 10**9, peak_flops=362.05e12, memory_bandwidth=864e9),
+    # NVIDIA RTX A6000 data sheet, 2020, and GA102 whitepaper: 154.8 TFLOP/s, 768 GB/s. NVLink joins two cards alone.
+    "a6000": replace(
+        _CARDS,
+        bytes_per_rank=48 * 10**9,
+        peak_flops=154.8e12,
+        memory_bandwidth=768e9,
+        generation="ampere",
+    ),
 }
 """Assumed hardware by kind of GPU, in nodes of eight; efficiencies of products and memory are those of H100."""
+
+OTHER_CARDS = ("laptop", "max-q", "4090 d", "5090 d")
+"""Parts of the names of cards that are slower than the ones called as they are."""
 
 
 def gpu_named(name: str) -> Cluster | None:
@@ -152,6 +216,8 @@ def gpu_named(name: str) -> Cluster | None:
     """
     words = name.lower()
     if "a100" not in words and ("pcie" in words or "nvl" in words):
+        return None
+    if any(other in words for other in OTHER_CARDS):
         return None
     return next((cluster for kind, cluster in GPUS.items() if kind in words), None)
 
