@@ -12,6 +12,7 @@ from ropewalk.dry_run.init import (
     DocumentFacts,
     InitSettings,
     MachineFacts,
+    named_machine,
     propose,
     reason_for_adapter,
     recipe_of,
@@ -19,6 +20,7 @@ from ropewalk.dry_run.init import (
 from ropewalk.errors import RopewalkError
 from ropewalk.planning import PlanSettings, plan
 from ropewalk.planning.run import PlanResult
+from ropewalk.planning.sizing.time import GPUS
 from ropewalk.training import extend, mesh_choice
 from ropewalk.training.memory_need import Need
 from ropewalk.training.recipe.file import parse_recipe
@@ -110,6 +112,34 @@ def test_the_embedded_model_and_documents(tmp_path: Path) -> None:
         assert sentence in found.text
     with pytest.raises(RopewalkError, match="already exists"):
         propose(settings)
+
+
+def test_the_machine_that_trains_can_be_named(tmp_path: Path) -> None:
+    stated = json.loads(path_of("llama-3.1-8b").read_text())
+    whole = {**stated, "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    planned = plan(PlanSettings(model=str(tmp_path), target=2**18))
+    documents = DocumentFacts(9, True, 10**8, 10**6)
+    found = {}
+    for gpus, gpu in ((8, "h100"), (1, "4090")):
+        settings = asked(planned, gpus=gpus, gpu=gpu, out=Path("r.yaml"))
+        machine = named_machine(settings)
+        assert (machine.gpus, machine.gpu_bytes) == (gpus, GPUS[gpu].bytes_per_rank)
+        found[gpu] = recipe_of(settings, planned, documents, machine, reason_for_adapter(planned, machine))
+    assert parse_recipe(found["h100"], "x").adapter is None
+    assert "torchrun --nproc-per-node 8 -m ropewalk extend r.yaml" in found["h100"]
+    assert "# For 8 GPUs (h100) of 80 GB." in found["h100"]
+    assert parse_recipe(found["4090"], "x").adapter is not None
+    assert "does not fit on 1 GPU (4090)" in found["4090"]
+    assert "ropewalk plan r.yaml --gpus 1 --gpu 4090, then ropewalk extend r.yaml" in found["4090"]
+    # Nothing is said of the one that the recipe is written on.
+    assert "This machine" not in found["h100"]
+
+
+def test_a_named_machine_has_the_defaults_of_a_plan() -> None:
+    machine = named_machine(asked(PLANS["qwen3-8b"], memory_gb=40))
+    assert (machine.named, machine.gpus, machine.gpu_bytes) == ("h100", 8, 40 * 10**9)
+    assert not asked(PLANS["qwen3-8b"]).for_another_machine
 
 
 def test_what_the_publisher_documents_stands_at_the_top() -> None:

@@ -1,4 +1,4 @@
-"""``ropewalk init``: write a commented recipe that fits the model, the documents and this machine."""
+"""``ropewalk init``: write a commented recipe that fits the model, the documents and the machine."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ from ropewalk.dry_run.init import InitSettings
 
 
 def init(settings: InitSettings, *, as_json: JsonFlag = False) -> None:
-    """Write a recipe (a YAML file with the settings of a training run) for a model, documents and this machine.
+    """Write a recipe (a YAML file with the settings of a training run) for a model, documents and a machine.
 
     Reads the model's config, its tokenizer and the first documents. Trains nothing and downloads no weights. Comments
     in the recipe give the reasons for its values.
     """
-    from ropewalk.dry_run.init import propose
+    from ropewalk.dry_run.init import gpus_of, next_commands, propose
 
     found = propose(settings, run_context())
     if as_json:
         print_json(found.to_json())
         return
     seen = f"{found.documents.read:,}{'' if found.documents.complete else ' and more'}"
-    gpus = f"{found.machine.gpus} GPUs" if found.machine.gpus else "no GPU"
+    machine = found.machine
+    here = f"{machine.cores} cores, {machine.memory_bytes / 1e9:,.1f} GB of memory, "
+    gpus = f"{gpus_of(machine)} of {machine.gpu_bytes / 1e9:g} GB" if machine.gpus else "no GPU"
     for name, value in (
         ("recipe", str(found.out)),
         ("data", f"{seen} documents, about {found.documents.tokens:,} tokens"),
-        (
-            "machine",
-            f"{found.machine.cores} cores, {found.machine.memory_bytes / 1e9:,.1f} GB of memory, {gpus}",
-        ),
+        ("machine", gpus if machine.named else f"{here}{gpus}"),
         *([("adapter", found.adapter)] if found.adapter else []),
         *(("warning", line) for line in found.warnings),
-        ("next", f"ropewalk recipe check {found.out}, then ropewalk extend {found.out}"),
+        ("next", next_commands(settings, machine)),
     ):
         results().say(f"{name:8} {value}")
 

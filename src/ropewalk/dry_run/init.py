@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ropewalk.attention.engines.capabilities import LEAST_CAPABILITY
+from ropewalk.attention.engines.capabilities import LEAST_CAPABILITY, Capability
 from ropewalk.data import load_tokenizer, read_documents
 from ropewalk.data.read.embedded import EMBEDDED, resolve_model
 from ropewalk.data.read.first_lengths import first_lengths
 from ropewalk.data.read.records import NoTextFieldError
 from ropewalk.data.settings import SourceSpec
 from ropewalk.dry_run.check import check
+from ropewalk.dry_run.settings import Gpu
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import write_text
 from ropewalk.io.lengths import format_length
@@ -39,6 +40,7 @@ from ropewalk.planning.rules import CONTEXT_BOUND
 from ropewalk.planning.run import PlanResult
 from ropewalk.planning.settings import RULE
 from ropewalk.planning.sizing.model_shape import STATE_BYTES
+from ropewalk.planning.sizing.time import GPUS
 from ropewalk.recipes import SCHEMA_LINE
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
@@ -72,6 +74,25 @@ class InitSettings(Settings):
         "document, body or raw_content if they have only one of these.",
     )
     rule: str | None = Field(default=None, description=RULE)
+    gpus: Annotated[int | None, Option(group="The machine that trains")] = Field(
+        default=None,
+        ge=1,
+        description="Number of its GPUs. Default: 8 with --gpu or --memory-gb, otherwise those of this machine.",
+    )
+    gpu: Annotated[Gpu | None, Option(group="The machine that trains")] = Field(
+        default=None,
+        description="Its GPU model. Default: h100 with --gpus or --memory-gb, otherwise that of this machine.",
+    )
+    memory_gb: Annotated[float | None, Option(group="The machine that trains")] = Field(
+        default=None,
+        gt=0,
+        description="Memory of each GPU in GB (10^9 bytes). Default: the memory in its data sheet.",
+    )
+
+    @property
+    def for_another_machine(self) -> bool:
+        """Whether the recipe is for GPUs that are named instead of those of this machine."""
+        return any(value is not None for value in (self.gpus, self.gpu, self.memory_gb))
 
 
 @dataclass(frozen=True)
@@ -93,19 +114,23 @@ class DocumentFacts:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The machine that the recipe was written on.
+    """The machine that the recipe is for.
 
     Attributes:
-        cores: CPU cores.
+        cores: CPU cores of the one that it was written on.
         gpus: CUDA devices; 0 on a machine without.
         gpu_bytes: memory of one of them, bytes.
         memory_bytes: memory of the machine itself, bytes.
+        named: GPU model, if it was named; None for this machine.
+        capability: compute capability of the GPUs.
     """
 
     cores: int
     gpus: int
     gpu_bytes: int
     memory_bytes: int
+    named: str | None = None
+    capability: Capability = LEAST_CAPABILITY
 
 
 @dataclass(frozen=True)
@@ -115,7 +140,7 @@ class Proposal(Result):
     Attributes:
         out: the file.
         documents: what was seen of the documents.
-        machine: this machine.
+        machine: the machine that it is for.
         adapter: why the recipe trains an adapter; None if it trains the whole model.
         text: the recipe.
         warnings: why a run of it here would teach little, or would not end; they are in the recipe too.
@@ -146,7 +171,7 @@ def propose(settings: InitSettings, context: RunContext | None = None) -> Propos
     documents = look_at(
         specs, load_tokenizer(str(resolve_model(settings.model)), planned.config.vocab_size), context
     )
-    machine = this_machine()
+    machine = named_machine(settings) if settings.for_another_machine else this_machine()
     adapter = reason_for_adapter(planned, machine)
     text = recipe_of(settings, planned, documents, machine, adapter, specs)
     # A recipe that would be refused must not be written.
@@ -202,6 +227,21 @@ def this_machine() -> MachineFacts:
     return MachineFacts(os.cpu_count() or 1, gpus, int(memory), device_bytes(torch.device("cpu")))
 
 
+def named_machine(settings: InitSettings) -> MachineFacts:
+    """The machine that the settings name, with what data sheets say of its GPUs."""
+    name = settings.gpu or "h100"
+    known = GPUS[name]
+    memory = known.bytes_per_rank if settings.memory_gb is None else int(settings.memory_gb * 1e9)
+    return MachineFacts(
+        os.cpu_count() or 1,
+        settings.gpus or known.ranks_per_node,
+        memory,
+        known.host_bytes,
+        name,
+        known.capability,
+    )
+
+
 def _no_gpu(planned: PlanResult, machine: MachineFacts) -> list[str]:
     """A warning if this machine has no GPU; the recipe is for another one if the training does not even fit."""
     if machine.gpus:
@@ -219,7 +259,7 @@ def _no_gpu(planned: PlanResult, machine: MachineFacts) -> list[str]:
 
 
 def reason_for_adapter(planned: PlanResult, machine: MachineFacts) -> str | None:
-    """Why the GPUs here hold only an adapter's training; None if they hold the model's, or cannot be asked."""
+    """Why the GPUs hold only an adapter's training; None if they hold the model's, or cannot be asked."""
     if not machine.gpus:
         return None
     import torch
@@ -243,19 +283,32 @@ def reason_for_adapter(planned: PlanResult, machine: MachineFacts) -> str | None
     try:
         refuse_too_large(
             Recipe.model_validate(whole),
-            Machine(torch.device("cuda", 0), machine.gpu_bytes, LEAST_CAPABILITY),
+            Machine(torch.device("cuda", 0), machine.gpu_bytes, machine.capability),
             machine.gpus,
         )
     except DoesNotFit as error:
-        return f"training all weights does not fit on {_gpus(machine)} here ({error})"
+        return f"training all weights does not fit on {gpus_of(machine)} ({error})"
     except RopewalkError:
         # Such as a config that lacks a size; the run itself says what does not fit.
         return None
     return None
 
 
-def _gpus(machine: MachineFacts) -> str:
-    return f"{machine.gpus} GPU{'s' * (machine.gpus > 1)}"
+def gpus_of(machine: MachineFacts) -> str:
+    """The GPUs in words: ``8 GPUs of this machine``, ``8 GPUs (h100)``."""
+    count = f"{machine.gpus} GPU{'s' * (machine.gpus != 1)}"
+    return f"{count} of this machine" if machine.named is None else f"{count} ({machine.named})"
+
+
+def next_commands(settings: InitSettings, machine: MachineFacts) -> str:
+    """What to run after the recipe is written."""
+    several = f"torchrun --nproc-per-node {machine.gpus} -m " if machine.gpus > 1 else ""
+    first = f"ropewalk recipe check {settings.out}"
+    if machine.named is not None:
+        first = f"ropewalk plan {settings.out} --gpus {machine.gpus} --gpu {machine.named}"
+        if settings.memory_gb is not None:
+            first += f" --memory-gb {settings.memory_gb:g}"
+    return f"{first}, then {several}ropewalk extend {settings.out}"
 
 
 def recipe_of(
@@ -295,7 +348,8 @@ def recipe_of(
     lines = [
         SCHEMA_LINE.rstrip(),
         f"# {settings.model}, from {trained:,} to {target:,} tokens. Written by ropewalk init; change what you like.",
-        f"# Next: ropewalk recipe check {settings.out}, then ropewalk extend {settings.out}",
+        f"# Next: {next_commands(settings, machine)}",
+        *([] if machine.named is None else [f"# For {gpus_of(machine)} of {machine.gpu_bytes / 1e9:g} GB."]),
         *(f"# Note: {note}." for note in planned.config.documented_notes),
         *(f"# {line}" for line in _no_gpu(planned, machine)),
         f"model: {_quoted(settings.model)}",
