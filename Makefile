@@ -79,6 +79,7 @@ docs: $(READY)
 	@$(BIN)/python scripts/supported_models.py --page
 	@$(BIN)/python -m scripts.cli_reference
 	@$(BIN)/python scripts/file_reference.py
+	@$(BIN)/python scripts/job_keywords.py
 	@$(BIN)/python scripts/draw_pictures.py
 	@$(BIN)/python scripts/build_site.py
 

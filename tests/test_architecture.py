@@ -277,6 +277,7 @@ def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed():
 
 WITHOUT_TESTS_OF_ITS_NAME = {
     "attention/choices.py": "names alone; tests/data/test_settings.py holds settings to them",
+    "keywords.py": "written by scripts/job_keywords.py; tests/test_docs.py asks whether it is up to date",
     "data/tokens/render_process.py": "the process behind render.py; tests/data/tokens/test_render.py runs it",
     "parallel/ring/traffic.py": "formulas; tests/planning/sizing/test_traffic.py holds them to a ring's plans",
     "planning/settings.py": "declarations; tests/cli asks for each",

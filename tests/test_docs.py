@@ -229,6 +229,7 @@ def test_an_address_in_the_repository_is_looked_for_in_the_checkout(target, plac
         "cli_reference.py",
         "draw_pictures.py",
         "file_reference.py",
+        "job_keywords.py",
         "published_bases.py",
         "readers_page.py",
         "recipe_reference.py",
@@ -258,7 +259,7 @@ def test_what_the_python_api_shows_can_be_imported_by_its_name(name):
 
 
 def test_the_python_api_shows_every_public_name_of_the_package():
-    jobs = {"audit": "ropewalk.audit.audit", "search": "ropewalk.search.search"}
+    jobs = {"audit": "ropewalk.jobs.audit", "search": "ropewalk.jobs.search"}
     public = {jobs.get(name, f"ropewalk.{name}") for name in ropewalk.__all__} - {"ropewalk.__version__"}
     assert public <= set(documented())
 

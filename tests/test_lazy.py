@@ -99,7 +99,7 @@ def test_what_type_checkers_read_is_what_a_program_gets(name, public):
 
 
 def test_a_room_is_called_as_its_door_and_looked_into_as_a_package(package):
-    make_callable("lazy_case", "home")
+    make_callable("lazy_case", "lazy_case.home")
     assert "lazy_case.home" not in sys.modules
     assert package(1, b=2) == ((1,), {"b": 2})
     assert package.__name__ == "lazy_case"

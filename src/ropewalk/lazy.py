@@ -61,19 +61,19 @@ def _homes(source: str) -> dict[str, str]:
 def make_callable(package: str, home: str) -> None:
     """Let a package be called as the function that bears its name: ``ropewalk.search(...)``.
 
-    A package and its main function may share a name; whichever of the two an import binds can be called and has the
-    package's attributes.
+    A package and a function beside it may share a name; whichever of the two an import binds can be called and has
+    the package's attributes.
 
     Args:
         package: the package's ``__name__``; its last part is the function's name.
-        home: module below the package that defines the function.
+        home: ``__name__`` of the module that defines the function.
     """
 
     class Room(ModuleType):
-        """A package that passes a call on to its main function."""
+        """A package that passes a call on to the function of its name."""
 
         def __call__(self, *arguments: Any, **named: Any) -> Any:
-            function = getattr(import_module(f"{package}.{home}"), package.rsplit(".", 1)[-1])
+            function = getattr(import_module(home), package.rsplit(".", 1)[-1])
             return function(*arguments, **named)
 
     # Python looks __call__ up on the type, so the class of the module is replaced.

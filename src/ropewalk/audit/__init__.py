@@ -56,4 +56,4 @@ else:
     __getattr__, __dir__ = on_first_use(__name__)
 
 # `from ropewalk import search` may bind this package or its function, whichever was imported first.
-make_callable(__name__, "run")
+make_callable(__name__, "ropewalk.jobs")

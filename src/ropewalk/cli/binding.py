@@ -23,7 +23,7 @@ import difflib
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,7 +41,17 @@ from pydantic import BaseModel, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from ropewalk.errors import RopewalkError
-from ropewalk.io.settings import COMMON, Option, Settings, choices_in, explain, leaves, model_in, near_or_all
+from ropewalk.io.settings import (
+    COMMON,
+    Option,
+    Settings,
+    choices_in,
+    explain,
+    leaves,
+    model_in,
+    near_or_all,
+    option_of,
+)
 
 UsageErrors = cyclopts.CycloptsError
 """Exceptions that cyclopts raises for a command line that fits no command."""
@@ -97,25 +107,6 @@ class Setting:
     def is_flag(self) -> bool:
         """Whether it is a flag, which takes no value."""
         return _is_bool(self.field.annotation)
-
-
-def option_of(field: FieldInfo) -> Option:
-    """A field's appearance on the command line, merged from all annotations; the outermost wins."""
-    # pydantic keeps the outermost annotations apart from the type.
-    declared = list(_options_of(Annotated[field.annotation, *field.metadata, None]))
-    merged: dict[str, Any] = {
-        each.name: next((found for option in declared if (found := getattr(option, each.name))), each.default)
-        for each in fields(Option)
-    }
-    return Option(**merged)
-
-
-def _options_of(annotation: Any) -> Iterator[Option]:
-    # Annotated metadata lists the innermost annotation first, and the outermost has precedence.
-    metadata = getattr(annotation, "__metadata__", ())
-    yield from (each for each in reversed(metadata) if isinstance(each, Option))
-    for part in typing.get_args(annotation):
-        yield from _options_of(part)
 
 
 def _is_bool(annotation: Any) -> bool:

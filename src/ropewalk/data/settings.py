@@ -621,6 +621,7 @@ class WorkSettings(Settings):
 
     @field_validator("shard", mode="before")
     @classmethod
+    @written(TEXT)
     def _from_text(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value

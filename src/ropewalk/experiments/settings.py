@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ropewalk.io.settings import COMMON, RECIPE_NAME, Count, Option, Overrides, Settings
 
 SHARE = re.compile(r"(\d{1,6})/(\d{1,6})")
+
+
+def _values_by_key(value: Any) -> Any:
+    """A mapping of keys to lists of values, or one text, as ``KEY=VALUE,...`` texts."""
+    if isinstance(value, Mapping):
+        return tuple(f"{key}={json.dumps(list(each), default=str)[1:-1]}" for key, each in value.items())
+    return (value,) if isinstance(value, str) else value
 
 
 class CompareSettings(Settings):
@@ -20,7 +29,10 @@ class CompareSettings(Settings):
         "is the reference.",
     )
     vary: Annotated[
-        tuple[str, ...], COMMON, Option(group=COMMON.group, metavar="KEY=VALUE,...", repeated=True)
+        tuple[str, ...],
+        BeforeValidator(_values_by_key),
+        COMMON,
+        Option(group=COMMON.group, metavar="KEY=VALUE,...", repeated=True),
     ] = Field(
         default=(),
         description="Key of the recipe with the values to compare: stages.*.learning_rate=1e-5,2e-5 (* stands for "

@@ -7,10 +7,11 @@ these models, and command-line options and the reference in the documentation ar
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
@@ -96,6 +97,25 @@ class Option:
 
 COMMON = Option(group="Common options")
 """Marks an option that most people need: the help of a long command lists these first, on at most a screen."""
+
+
+def option_of(field: FieldInfo) -> Option:
+    """A field's appearance on the command line, merged from all annotations; the outermost wins."""
+    # pydantic keeps the outermost annotations apart from the type.
+    declared = list(_options_of(Annotated[field.annotation, *field.metadata, None]))
+    merged: dict[str, Any] = {
+        each.name: next((found for option in declared if (found := getattr(option, each.name))), each.default)
+        for each in fields(Option)
+    }
+    return Option(**merged)
+
+
+def _options_of(annotation: Any) -> Iterator[Option]:
+    # Annotated metadata lists the innermost annotation first, and the outermost has precedence.
+    metadata = getattr(annotation, "__metadata__", ())
+    yield from (each for each in reversed(metadata) if isinstance(each, Option))
+    for part in get_args(annotation):
+        yield from _options_of(part)
 
 
 @dataclass(frozen=True)
@@ -352,8 +372,18 @@ Folder = Annotated[FilePath, AfterValidator(_no_file), Option(metavar="DIR")]
 OutputFile = Annotated[FilePath, AfterValidator(_no_folder), Option(metavar="FILE")]
 """A file that exists or can be created."""
 
+
+def _assignments(value: Any) -> Any:
+    """A mapping of keys to values, or one text, as ``KEY=VALUE`` texts."""
+    if isinstance(value, Mapping):
+        # YAML, which the values are read as, contains JSON.
+        return tuple(f"{key}={json.dumps(each, default=str)}" for key, each in value.items())
+    return (value,) if isinstance(value, str) else value
+
+
 Overrides = Annotated[
     tuple[str, ...],
+    BeforeValidator(_assignments),
     Option(name="--set", metavar="KEY=VALUE", repeated=True),
     Field(description="Override a key of the recipe: stages.0.context=32k (stages count from 0)."),
 ]
@@ -463,11 +493,13 @@ def _problem(
     field = _field_at(model, where)
     if first["type"] == "literal_error" and field is not None and (inner := model_in(field.annotation)):
         needs.append(f"must be a mapping of {', '.join(inner.model_fields)}")
-    shown = f", got {value if _is_bound(first['type']) else repr(value)}"
+    shown = f", got {value if _is_bound(first['type']) else _brief(value)}"
     # A validator's own message may already give the value, in the form that it takes after conversion.
     if first["type"] in (*_LISTS, *_MAPPINGS) and isinstance(value, dict | list):
         shown = f", got a {'list' if isinstance(value, list) else 'mapping'}"
-    elif isinstance(value, dict | list | BaseModel) or any(_GOT.search(need) for need in needs):
+    elif isinstance(value, BaseModel):
+        shown = f", got {type(value).__name__}"
+    elif isinstance(value, dict | list) or any(_GOT.search(need) for need in needs):
         shown = ""
     if all(need.startswith("must be ") for need in needs):
         wanted = " or ".join(need.removeprefix("must be ") for need in needs)
@@ -477,6 +509,16 @@ def _problem(
         shown = ""
     between = " " if message.startswith("must ") else ": "
     return f"{key}{between}{message}{shown}" if key else message
+
+
+def _brief(value: Any) -> str:
+    """A value as Python writes it, or the type of a value that fills lines, such as a model."""
+    text = repr(value)
+    return (
+        text
+        if isinstance(value, str) or (len(text) < 100 and "\n" not in text)
+        else f"{type(value).__name__}"
+    )
 
 
 _LISTS = ("list_type", "tuple_type")
@@ -508,6 +550,7 @@ def _needed(problem: Any, keys: Sequence[str]) -> str:
         "float_type": "must be a number",
         "finite_number": "must be a finite number",
         "string_type": "must be a string",
+        "path_type": "must be a path",
         "bool_type": "must be true or false",
         "bool_parsing": "must be true or false",
         "literal_error": "must be {expected}",

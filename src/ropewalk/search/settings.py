@@ -194,7 +194,9 @@ class SearchConfig(Settings):
     """Configuration of one search: model, target length, text and search settings."""
 
     model: str = Field(description=f"{MODEL_NAME}.")
-    target_length: Length = Field(description=f"{TARGET_LENGTH} {SHORT_FACTORS}")
+    target_length: Annotated[Length, Option(name="--to")] = Field(
+        description=f"{TARGET_LENGTH} {SHORT_FACTORS}"
+    )
     text: str = Field(default="embedded:validation", description=f"Documents to measure on: {DOCUMENTS}.")
     settings: SearchSettings = SearchSettings()
     out: FilePath | None = Field(

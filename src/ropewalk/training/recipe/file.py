@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +27,27 @@ MOST_SHOWN = 60
 TOO_DEEP = "the YAML is nested too deeply; use fewer levels of lists and mappings"
 
 
-def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(
+    name: str | PathLike[str] | Mapping[str, Any] | Recipe, overrides: Sequence[str] = ()
+) -> Recipe:
     """Read a recipe.
 
     Args:
-        name: a YAML file, or the name of a recipe that ropewalk ships.
+        name: a YAML file, the name of a recipe that ropewalk ships, a mapping of the recipe's keys, or a recipe.
         overrides: assignments ``a.b=value`` with the value in YAML; ``stages.0.steps=20`` indexes into a list.
 
     Raises:
         RopewalkError: if the recipe is invalid; the message names the key, its value, and the nearest known key.
     """
+    if isinstance(name, Recipe):
+        return _overridden(_values_of(name), "recipe", overrides) if overrides else name
+    if isinstance(name, Mapping):
+        # As YAML has it, where an override needs lists and mappings that can be changed.
+        return _overridden(_mutable(name), "recipe", overrides)
+    if not isinstance(name, str | PathLike):
+        raise RopewalkError(
+            f"a recipe must be a file, the name of a shipped recipe, a mapping or a Recipe, not {type(name).__name__}"
+        )
     path = Path(name)
     # With a YAML suffix it is always a file, so a mistyped path is not taken for the name of a shipped recipe.
     if path.suffix not in (".yaml", ".yml") and not path.is_file():
@@ -61,12 +74,17 @@ def parse_recipe(text: str, name: str, overrides: Sequence[str] = ()) -> Recipe:
     values = _yaml(text, f"recipe {name}")
     if not isinstance(values, dict):
         raise RopewalkError(f"recipe {name} must be a mapping of keys to values")
+    return _overridden(values, f"recipe {name}", overrides)
+
+
+def _overridden(values: dict[str, Any], what: str, overrides: Sequence[str]) -> Recipe:
+    """The recipe of these keys, which overrides change in place; ``what`` is for error messages."""
     for override in overrides:
         _override(values, override)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise RopewalkError(f"recipe {name}: {explain(error, Recipe, other_names=OTHER_NAMES)}") from error
+        raise RopewalkError(f"{what}: {explain(error, Recipe, other_names=OTHER_NAMES)}") from error
 
 
 def _yaml(text: str, what: str) -> Any:
@@ -198,9 +216,19 @@ def _values_in(node: yaml.Node, known: dict[int, int]) -> int:
 
 def dump_recipe(recipe: Recipe) -> str:
     """YAML with every value written out, so that later changes of defaults do not affect a repeated run."""
-    return yaml.safe_dump(
-        recipe.model_dump(mode="json", context=AS_A_FILE), sort_keys=False, allow_unicode=True
-    )
+    return yaml.safe_dump(_values_of(recipe), sort_keys=False, allow_unicode=True)
+
+
+def _values_of(recipe: Recipe) -> dict[str, Any]:
+    return recipe.model_dump(mode="json", context=AS_A_FILE)
+
+
+def _mutable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _mutable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mutable(each) for each in value]
+    return os.fspath(value) if isinstance(value, PathLike) else value
 
 
 def override_value(text: str, option: str) -> Any:
