@@ -27,10 +27,10 @@ from ropewalk import PackedLayout
 from ropewalk.attention.choices import Pattern, Positions
 from ropewalk.attention.layout import NO_DOCUMENT
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.score_rows import score_rows
 from ropewalk.reporting.figures.drawing import Figure, draw
 from ropewalk.reporting.figures.evaluation import needle_figure
 from ropewalk.reporting.figures.rope import feasible_bases_figure
-from ropewalk.reporting.scores.rows import score_rows
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 IMAGES = DOCS / "images"

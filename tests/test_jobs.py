@@ -189,3 +189,6 @@ def test_what_a_person_tries_first_runs():
     assert found.to_json()["trained_length"] < 1024
     result = ropewalk.evaluate("embedded", suites="passkey", lengths=[128], samples=2)
     assert [(each.task, each.length, each.n) for each in result.results] == [("passkey", 128, 2)]
+    frame = result.to_frame()
+    assert (frame["task"][0], frame["value"][0]) == ("passkey", result.results[0].score)
+    assert "passkey" in repr(result).splitlines()[2]

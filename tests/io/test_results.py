@@ -1,6 +1,7 @@
 """Results as JSON and in a notebook."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import numpy
 import pytest
 import torch
 
-from ropewalk.io.results import MOST_ROWS, Result, plain_json
+from ropewalk import RopewalkError
+from ropewalk.io.results import MOST_LINES, MOST_ROWS, WIDTH, Result, plain_json
 
 
 @dataclass(frozen=True)
@@ -69,3 +71,67 @@ def test_a_notebook_says_how_much_it_leaves_out():
     assert "and 3 more" in whole._repr_html_()
     assert "and 1 more" in whole._repr_html_()
     assert len(whole.to_json()["parts"]) == MOST_ROWS + 3
+
+
+@dataclass(frozen=True)
+class Scored(Result):
+    model: str
+    rows: tuple[Part, ...]
+
+    def scores(self):
+        return [
+            {"task": part.name, "length": None, "value": part.score, "n": 1, "ran": True, "note": ""}
+            for part in self.rows
+        ]
+
+
+def test_the_text_of_a_result_begins_with_its_scores_and_leaves_out_columns_that_say_nothing():
+    text = repr(Scored("m", (Part("passkey", 100 / 3), Part("ruler", float("nan")))))
+    assert text.splitlines() == [
+        "Scored",
+        "task     value    n",
+        "passkey  33.3333  1",
+        "ruler             1",
+        "model: m",
+    ]
+
+
+def test_the_text_of_any_result_is_at_most_a_screen():
+    many = tuple(Part(f"task {n} " + "long " * 30, 0.0) for n in range(100))
+    for result in (Scored("m" * 300 + "\nn", many), Whole(many, {n: n for n in range(99)}, Path("x"))):
+        lines = repr(result).splitlines()
+        assert len(lines) <= MOST_LINES
+        assert max(map(len, lines)) <= WIDTH
+    assert "... 89 more in to_frame()" in repr(Scored("m", many))
+    whole = Whole((Part("a", 0.5),), {4096: 1.5}, Path("x"))
+    assert repr(whole).splitlines() == [
+        "Whole",
+        'parts: [{"name": "a", "score": 0.5}]',
+        'by_length: {"4096": 1.5}',
+        "folder: x",
+    ]
+
+
+def test_a_notebook_begins_with_the_scores():
+    shown = Scored("model", (Part("passkey", 1.0),))._repr_html_()
+    assert shown.index("passkey") < shown.index("model")
+    assert shown.startswith("<h4>Scored</h4><table><tr><th>task</th>")
+    assert (
+        Whole((), {})._repr_html_().startswith("<h4>Whole</h4><table><tr><th style='text-align:left'>parts")
+    )
+
+
+def test_a_frame_has_a_row_for_each_score_or_each_entry_of_the_first_list():
+    frame = Scored("m", (Part("a", 1.0), Part("b", 2.0))).to_frame()
+    assert list(frame.columns) == ["task", "length", "value", "n", "ran", "note"]
+    assert frame["value"].tolist() == [1.0, 2.0]
+    assert Whole((Part("a", 0.5),), {}).to_frame().to_dict("records") == [{"name": "a", "score": 0.5}]
+    assert len(Whole((), {}, Path("x")).to_frame()) == 1
+
+
+def test_a_frame_without_pandas_is_refused_with_a_way_out(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(
+        RopewalkError, match=r"^to_frame\(\) needs pandas; install it with pip install pandas$"
+    ):
+        Whole((), {}).to_frame()

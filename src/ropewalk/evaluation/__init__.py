@@ -17,6 +17,7 @@ Its files::
     answered_samples  prompts with their answers, for people to read
     record            the folder of an evaluation: written, scored again, compared
     results           plain values of a result, and a log of them
+    score_rows        scores as rows, which tables, figures and data frames show
     aggregate         answers into results, results into summary figures
     statistics        95 % intervals
     comparison        two evaluations on the same samples

@@ -13,6 +13,7 @@ from ropewalk.evaluation.aggregate import summarise, task_result
 from ropewalk.evaluation.comparison import ScoreDifference, compare
 from ropewalk.evaluation.predictions import Prediction, read_predictions
 from ropewalk.evaluation.results import SAMPLES, TaskResult
+from ropewalk.evaluation.score_rows import score_records
 from ropewalk.evaluation.settings import CompareSettings
 from ropewalk.evaluation.tasks.ruler.tasks import OVERALL, overall_results
 from ropewalk.io.files import field_fault, parse_json, write_json
@@ -49,6 +50,9 @@ class EvaluationResult(Result):
         # dumps writes NaN and Infinity, which are not JSON; reading them back makes them None.
         plain: dict[str, Any] = json.loads(json.dumps(self.record), parse_constant=lambda name: None)
         return plain
+
+    def scores(self) -> list[dict[str, Any]]:
+        return score_records({str(self.record["model"]): self.results})
 
     def write(self, out: Path) -> None:
         """Write results.json atomically; for a mean, first those of the checkpoints in subfolders."""

@@ -15,12 +15,14 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.score_rows import score_records
 from ropewalk.experiments.finished_runs import FinishedRun, cells_of, read_finished
 from ropewalk.experiments.grid import Grid, Run, make_grid
 from ropewalk.experiments.settings import CompareSettings
@@ -100,6 +102,9 @@ class ExperimentResult(Result):
     failures: tuple[Failure, ...]
     unfinished: int
     conclusion: str
+
+    def scores(self) -> list[dict[str, Any]]:
+        return score_records({cell.name: cell.results for cell in self.cells})
 
 
 def compare(settings: CompareSettings, context: RunContext | None = None) -> ExperimentResult:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import fields, is_dataclass
 from html import escape
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    import pandas
 
 MOST_ROWS = 200
 """Most entries of a list or mapping that a notebook shows; the JSON has all of them."""
+MOST_LINES, WIDTH = 24, 100
+"""Lines and columns of the screen that a result is shown on as text."""
 
 
 class Result:
@@ -20,9 +28,89 @@ class Result:
         plain: dict[str, Any] = plain_json({each.name: getattr(self, each.name) for each in fields(self)})  # type: ignore[arg-type]
         return plain
 
+    def scores(self) -> list[dict[str, Any]]:
+        """The scores in long form, one row each; empty for a result without scores."""
+        return []
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The result in long form: a row for each score, or else for each entry of the first list in ``to_json()``.
+
+        Rows of scores have the columns ``suite``, ``task``, ``length`` (tokens), ``when`` (the model, the variant, or
+        before and after a run), ``value``, ``low`` and ``high`` (the score and its 95 % interval), ``n`` (samples),
+        ``unit``, ``ran``, ``note``, ``metric``, ``depth`` and ``cell``.
+
+        Raises:
+            RopewalkError: if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise RopewalkError("to_frame() needs pandas; install it with pip install pandas") from error
+        values = self.to_json()
+        lists = (each for each in values.values() if _is_table(each))
+        return pandas.DataFrame(self.scores() or next(lists, [values]))
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Before the decorator of a dataclass, which would write all values on one line.
+        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """The scores and the other values on at most a screen; ``to_json()`` has all of them."""
+        values, scores = self.to_json(), _columns_in_use(self.scores())
+        table = _text_table(scores)
+        if len(table) > MOST_LINES // 2:
+            table = [
+                *table[: MOST_LINES // 2],
+                f"... {len(scores) + 1 - MOST_LINES // 2:,} more in to_frame()",
+            ]
+        rest = [
+            f"{name}: {_compact(value)}"
+            for name, value in values.items()
+            if not (scores and _is_table(value))
+        ]
+        lines = [type(self).__name__, *table, *rest]
+        if len(lines) > MOST_LINES:
+            lines = [*lines[: MOST_LINES - 1], "... more in to_json()"]
+        return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines)
+
     def _repr_html_(self) -> str:
-        """A readable table for a notebook; all text is escaped."""
-        return f"<h4>{escape(type(self).__name__)}</h4>{html_table(self.to_json())}"
+        """Tables for a notebook, the scores first; all text is escaped."""
+        scores = _columns_in_use(self.scores())
+        first = html_table(plain_json(scores)) if scores else ""
+        return f"<h4>{escape(type(self).__name__)}</h4>{first}{html_table(self.to_json())}"
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def _columns_in_use(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without columns that say nothing: ``ran`` where all have run, ``depth`` where none has one."""
+    names = [name for name in (rows[0] if rows else ()) if any(_says(row[name]) for row in rows)]
+    return [{name: row[name] for name in names} for row in rows]
+
+
+def _says(value: Any) -> bool:
+    return not (value is None or value is True or value == "")
+
+
+def _text_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Lines of a table with aligned columns."""
+    if not rows:
+        return []
+    cells = [list(rows[0]), *([_compact(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
+
+
+def _compact(value: Any) -> str:
+    """A value on one line, numbers with six digits."""
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) else ""
+    if isinstance(value, str):
+        return " ".join(value.split())
+    return "" if value is None else json.dumps(plain_json(value), ensure_ascii=False)
 
 
 def plain_json(value: Any) -> Any:
@@ -64,7 +152,7 @@ def html_table(value: Any) -> str:
             for key, item in list(value.items())[:MOST_ROWS]
         )
         return f"<table>{rows}{_more(len(value))}</table>"
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+    if _is_table(value):
         names = list(dict.fromkeys(name for item in value for name in item))
         head = "".join(f"<th>{escape(str(name))}</th>" for name in names)
         rows = "".join(

@@ -11,7 +11,7 @@ Its files::
                   each shows the results of its room: tables, sentences, figures
     run           pages of a training run, and the card beside its model
     data_tables   a corpus or packed rows as tables and sentences
-    scores        scores as rows, their tables, and the pages of an evaluation and of a comparison of recipes
+    scores        tables of scores, and the pages of an evaluation and of a comparison of recipes
     figures       figures from plain results
     style         their colours, markers, sizes and number formats
     tables        tables as text, in the terminal and on pages
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         Picture as Picture,
         write_page as write_page,
     )
-    from ropewalk.reporting.scores.rows import ScoreRow as ScoreRow, score_rows as score_rows
+    from ropewalk.evaluation.score_rows import ScoreRow as ScoreRow, score_rows as score_rows
     from ropewalk.reporting.scores.tables import (
         comparison_table as comparison_table,
         evaluation_tables as evaluation_tables,

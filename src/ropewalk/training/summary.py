@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from ropewalk.compatibility import Reading
 from ropewalk.data.read.embedded import EMBEDDED, RETRIEVAL
 from ropewalk.evaluation import TaskResult
+from ropewalk.evaluation.score_rows import score_during, score_records
 from ropewalk.io.files import write_json
 from ropewalk.io.results import Result
 from ropewalk.models.checkpoint.origin import origin_of
@@ -84,6 +85,15 @@ class RunResult(Result):
     exported: dict[str, Any] | None = None
     files: tuple[Path, ...] | None = None
     readers: tuple[Reading, ...] | None = None
+
+    def scores(self) -> list[dict[str, Any]]:
+        during = [
+            replace(score_during(score), when=f"stage {found['stage']} step {found['step']}").record()
+            for found in self.during
+            for score in found["scores"]
+            if score["score"] is not None
+        ]
+        return [*score_records({"before": self.before}), *during, *score_records({"after": self.after})]
 
     def to_json(self) -> dict[str, Any]:
         """Content of ``summary.json``; without the parts that this run does not have, or not yet."""

@@ -20,6 +20,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.text import Text
 
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.score_rows import score_rows
 from ropewalk.reporting.figures.data import SourceLengths, length_figure
 from ropewalk.reporting.figures.drawing import (
     DARKER,
@@ -46,7 +47,6 @@ from ropewalk.reporting.figures.drawing import (
 from ropewalk.reporting.figures.evaluation import needle_figure, perplexity_figure
 from ropewalk.reporting.figures.search import search_figure
 from ropewalk.reporting.figures.training import training_figure
-from ropewalk.reporting.scores.rows import score_rows
 from tests.marks import slow_after
 from tests.places import ROOT
 from tests.reporting.axes_cases import blank

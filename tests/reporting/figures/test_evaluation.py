@@ -8,9 +8,9 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.score_rows import ScoreRow, score_during, score_rows
 from ropewalk.reporting.figures import evaluation
 from ropewalk.reporting.figures.drawing import Figure
-from ropewalk.reporting.scores.rows import ScoreRow, score_during, score_rows
 from tests.reporting.axes_cases import (
     areas,
     bars,

@@ -7,10 +7,10 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
+from ropewalk.evaluation.score_rows import score_rows
 from ropewalk.reporting.figures import drawing
 from ropewalk.reporting.run.before_after import conclusion, run_differences, run_results
 from ropewalk.reporting.run.training import describe_run, draw_passkey, run_tables, write_run_report
-from ropewalk.reporting.scores.rows import score_rows
 from ropewalk.training.folder import REPORT, SUMMARY
 from tests.reporting.reporting_cases import AFTER, BEFORE, passkey
 

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from ropewalk.evaluation.comparison import compare
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.score_rows import ScoreRow
 from ropewalk.evaluation.statistics import NO_INTERVAL
 from ropewalk.reporting import ResultTable, comparison_table, evaluation_tables
-from ropewalk.reporting.scores.rows import ScoreRow
 from ropewalk.reporting.scores.tables import grid_tables
 from tests.reporting.evaluation_results import (
     DIFFERENCES,

@@ -1,6 +1,6 @@
 """Draw scores: by length, by depth, by position and as bars, and differences between two evaluations.
 
-All functions take rows of :mod:`~ropewalk.reporting.scores.rows` and a ``title`` above the panels. Each raises
+All functions take rows of :mod:`~ropewalk.evaluation.score_rows` and a ``title`` above the panels. Each raises
 RopewalkError if there is nothing to draw. A task or length that did not run is labelled "not run", never drawn as 0.
 """
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.score_rows import OVERALL, ScoreRow, by_task, task_words
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting import style
@@ -58,7 +59,6 @@ from ropewalk.reporting.figures.prepare import (
     spaced,
     tell,
 )
-from ropewalk.reporting.scores.rows import OVERALL, ScoreRow, by_task, task_words
 from ropewalk.reporting.scores.tables import difference_words
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import BLUE, GREY, INK, length_text, tokens_text

@@ -8,7 +8,7 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.comparison import ScoreDifference, compare
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.reporting.scores.rows import OVERALL, task_words
+from ropewalk.evaluation.score_rows import OVERALL, task_words
 from ropewalk.reporting.scores.tables import comparison_table, difference_words, listed
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.tables import ResultTable, interval, number, one_decimal, signed

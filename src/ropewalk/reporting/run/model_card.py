@@ -20,13 +20,13 @@ from ropewalk.data.read.files import HUGGING_FACE
 from ropewalk.data.read.hub import parse_hugging_face
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.score_rows import score_rows
 from ropewalk.io.files import parse_json, write_text
 from ropewalk.models.checkpoint.card import CARD, is_own_card, signed_card
 from ropewalk.models.checkpoint.export import ExportResult
 from ropewalk.models.checkpoint.origin import origin_of
 from ropewalk.models.config.file import read_model_config
 from ropewalk.reporting.run.before_after import conclusion, difference_tables, run_differences, run_results
-from ropewalk.reporting.scores.rows import score_rows
 from ropewalk.reporting.scores.tables import list_table
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING

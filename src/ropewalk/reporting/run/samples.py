@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ropewalk.evaluation.answered_samples import AnsweredSample, gaps, read_answers
 from ropewalk.evaluation.predictions import SampleKey
+from ropewalk.evaluation.score_rows import task_words
 from ropewalk.io.files import write_text
 from ropewalk.reporting.page import render
 from ropewalk.reporting.scores.evaluation import judged
-from ropewalk.reporting.scores.rows import task_words
 from ropewalk.reporting.shown_text import shown
 
 SAMPLES = "samples.html"

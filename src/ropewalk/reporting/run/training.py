@@ -11,6 +11,7 @@ from typing import Any
 
 from ropewalk.compatibility import readings
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.score_rows import ScoreRow, score_during, score_rows
 from ropewalk.evaluation.tasks.passkey import SUITE
 from ropewalk.experiments.finished_runs import cost_of
 from ropewalk.io.files import parse_json
@@ -24,7 +25,6 @@ from ropewalk.reporting.page import Page, Picture, write_page
 from ropewalk.reporting.run.before_after import conclusion, difference_tables, run_differences, run_results
 from ropewalk.reporting.run.model_card import write_model_card
 from ropewalk.reporting.run.samples import SAMPLES, write_samples_page
-from ropewalk.reporting.scores.rows import ScoreRow, score_during, score_rows
 from ropewalk.reporting.scores.tables import evaluation_tables
 from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.rope import Default

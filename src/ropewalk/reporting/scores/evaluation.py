@@ -17,6 +17,15 @@ from ropewalk.evaluation.predictions import read_predictions
 from ropewalk.evaluation.prompt import answer_in
 from ropewalk.evaluation.record import PREDICTIONS, ComparisonResult, EvaluationResult
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.score_rows import (
+    OVERALL,
+    ScoreRow,
+    by_suite,
+    by_task,
+    haystack_words,
+    is_by_length,
+    score_rows,
+)
 from ropewalk.evaluation.tasks.registry import BY_NAME
 from ropewalk.io.files import plain_name
 from ropewalk.io.lengths import format_length
@@ -29,15 +38,6 @@ from ropewalk.reporting.figures.evaluation import (
     tasks_figure,
 )
 from ropewalk.reporting.page import Examples, Page, Picture, write_page
-from ropewalk.reporting.scores.rows import (
-    OVERALL,
-    ScoreRow,
-    by_suite,
-    by_task,
-    haystack_words,
-    is_by_length,
-    score_rows,
-)
 from ropewalk.reporting.scores.tables import comparison_table, evaluation_tables
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.tables import Part

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.text import Text
 
+from ropewalk.evaluation.score_rows import by_suite, by_task, score_rows
 from ropewalk.experiments.run import Cell, ExperimentResult
 from ropewalk.reporting.figures.drawing import Figure
 from ropewalk.reporting.figures.evaluation import difference_figure, score_figure
 from ropewalk.reporting.page import Page, Picture, write_page
-from ropewalk.reporting.scores.rows import by_suite, by_task, score_rows
 from ropewalk.reporting.scores.tables import comparison_table, evaluation_tables
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MOST_LINES

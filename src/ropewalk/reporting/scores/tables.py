@@ -1,4 +1,4 @@
-"""Tables of scores: one list form and one grid form of :class:`~ropewalk.reporting.scores.rows.ScoreRow`.
+"""Tables of scores: one list form and one grid form of :class:`~ropewalk.evaluation.score_rows.ScoreRow`.
 
 A list has a line per score with its interval and counts, and models side by side. A grid has tasks or depths down and
 lengths across, for one model. Differences between two evaluations and means over checkpoints have tables of their own.
@@ -12,9 +12,7 @@ from functools import partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
-from ropewalk.evaluation.tasks.registry import BY_NAME
-from ropewalk.io.lengths import format_length
-from ropewalk.reporting.scores.rows import (
+from ropewalk.evaluation.score_rows import (
     OVERALL,
     PUBLISHED,
     ScoreRow,
@@ -27,6 +25,8 @@ from ropewalk.reporting.scores.rows import (
     score_rows,
     task_words,
 )
+from ropewalk.evaluation.tasks.registry import BY_NAME
+from ropewalk.io.lengths import format_length
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import (

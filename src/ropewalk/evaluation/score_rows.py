@@ -61,6 +61,12 @@ class ScoreRow:
     cell: tuple[int, int] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    def record(self) -> dict[str, Any]:
+        """The row as plain values, without its facts: one line of a data frame."""
+        first = {name: getattr(self, name) for name in ("suite", "task", "length", "when", "value")}
+        last = {name: getattr(self, name) for name in ("n", "unit", "metric", "depth", "cell", "ran", "note")}
+        return {**first, "low": self.ci95[0], "high": self.ci95[1], **last}
+
     @property
     def is_whole(self) -> bool:
         """Whether this is a task's score, and not a part of it or the same score averaged in another way."""
@@ -75,6 +81,11 @@ class ScoreRow:
 def score_rows(series: Series) -> list[ScoreRow]:
     """Rows of all results, by model in the order given: each score, then its parts by position and by depth."""
     return [row for when, results in series.items() for each in results for row in _rows(when, each)]
+
+
+def score_records(series: Series) -> list[dict[str, Any]]:
+    """The rows of :func:`score_rows` as plain values."""
+    return [row.record() for row in score_rows(series)]
 
 
 def score_during(score: Mapping[str, Any]) -> ScoreRow:

@@ -3,7 +3,7 @@
 import math
 
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.reporting.scores.rows import PUBLISHED, by_suite, by_task, score_rows
+from ropewalk.evaluation.score_rows import PUBLISHED, by_suite, by_task, score_records, score_rows
 from tests.reporting.evaluation_results import documents, needle, retrieval, ruler
 from tests.reporting.reporting_cases import AFTER, BEFORE
 
@@ -51,3 +51,12 @@ def test_suites_stand_in_the_order_of_the_registry_and_the_overall_score_last():
     rows = score_rows({"model": [*retrieval("passkey", "passkey", {4096: 20}), *ruler((4096,))]})
     assert list(by_suite(reversed(rows))) == list(by_suite(rows))
     assert list(by_task(reversed([row for row in rows if row.suite == "ruler"])))[-1] == "overall"
+
+
+def test_records_are_the_rows_with_the_interval_as_two_columns():
+    rows = score_rows({"before": [BEFORE]})
+    records = score_records({"before": [BEFORE]})
+    assert [(each["value"], each["low"], each["high"], each["cell"]) for each in records] == [
+        (row.value, *row.ci95, row.cell) for row in rows
+    ]
+    assert set(records[0]) == set(vars(rows[0])) - {"ci95", "facts"} | {"low", "high"}
