@@ -7,6 +7,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -55,6 +56,40 @@ def test_python_blocks_run(code, tmp_path, monkeypatch):
         assert done.returncode == 0, done.stderr
     else:
         exec(compile(code, "documentation", "exec"), {"__name__": "__main__"})
+
+
+CHECKERS = {
+    # What libraries hand on without saying so is theirs: trl's own examples import it.
+    "pyright": (
+        "pyrightconfig.json",
+        '{"typeCheckingMode": "standard", "reportPrivateImportUsage": false}',
+        ["--pythonpath", sys.executable],
+    ),
+    # Without pydantic's plugin, as users run it.
+    "mypy": (
+        "mypy.ini",
+        "[mypy]\nignore_missing_imports = True\n"
+        "[mypy-torch.*,transformers.*,datasets.*,accelerate.*,trl.*,numpy.*]\nfollow_imports = skip\n",
+        ["."],
+    ),
+}
+"""Type checkers with the name and the text of their settings, and their arguments."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", CHECKERS)
+def test_type_checkers_accept_the_python_blocks(name, tmp_path):
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    checker = shutil.which(name, path=path)
+    if checker is None:
+        pytest.skip(f"{name} is not installed; it is in the extra dev")
+    for block in blocks("python"):
+        (tmp_path / f"{block.id.replace('-', '_').replace('.', '_')}.py").write_text(block.values[0])
+    file, settings, arguments = CHECKERS[name]
+    (tmp_path / file).write_text(settings)
+    done = subprocess.run([checker, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))
