@@ -26,7 +26,7 @@ class PlanKeywords(TypedDict, total=False):
 
     attention_efficiency: float | None
     document_length: str | int | None
-    gpu: Literal["h100", "h200", "a100", "b200"]
+    gpu: Literal["h100", "h200", "a100", "b200", "b300", "mi300x", "4090", "5090", "l40s", "a6000"]
     gpus: int | None
     gpus_per_node: int
     host_memory_gb: float | None
@@ -37,6 +37,7 @@ class PlanKeywords(TypedDict, total=False):
     overrides: str | Sequence[str] | Mapping[str, Any]
     price: float | None
     set: str | Sequence[str] | Mapping[str, Any]
+    tflops: float | None
 
 
 class PackKeywords(TypedDict, total=False):
