@@ -98,7 +98,8 @@ SMALL: dict[str, Any] = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 12,
     # Sparse attention
-    "index_n_heads": 2,
+    # So many that their scores, sums of relu, are not 0 for several tokens at once.
+    "index_n_heads": 32,
     "index_head_dim": 8,
     "index_topk": 8,
     # Layers with a state
@@ -253,6 +254,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 32},
     "gemma3": {"num_hidden_layers": 6},
     "gemma3_text": {"num_hidden_layers": 6},
+    "glm_moe_dsa": {"indexer_types": ["full", "shared"] * 2},
     "granitemoehybrid": {"layer_types": STATEFUL, "position_embedding_type": "rope"},
     "hunyuan_v1_dense": {"head_dim": 8, "rope_parameters": HUNYUAN},
     "hunyuan_v1_moe": {"head_dim": 8, "rope_parameters": HUNYUAN},
@@ -264,6 +266,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
         "mlp_layer_types": ["dense", "sparse"] * 2,
+        "index_n_heads": 2,
         "index_block_size": 4,
         "index_topk_blocks": 2,
     },

@@ -5,6 +5,7 @@ Names are imported on first use: the settings read the choices and must not load
     api, choices, options    attend; the names to choose from; one layer's parameters
     layout, spans            which tokens see each other, in a row and by index arithmetic
     packed, merge, kept      rows by a kernel, the anchor and sinks merged, and results kept for a recomputation
+    chosen                   attention to the tokens that each query has chosen
     engines, operators       what computes, what each can do, and torch's private operators
     flash, measuring, speeds which FlashAttention runs, which engine is fastest here, and how fast kernels are
     oracle                   attention in float64, and the error that rounding allows

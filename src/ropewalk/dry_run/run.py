@@ -458,6 +458,7 @@ class _Accounts:
             sum(each.flops[kind] for each in self.ranks) // len(self.ranks) * mesh.world_size
             for kind in ("dense", "attention", "model")
         )
+        kernels = tuple(sorted({each.name for each in most.operators if each.kind == "attention"}))
         return PlannedStage(
             number=self.number + 1,
             context=stage.context,
@@ -467,7 +468,7 @@ class _Accounts:
             device=self.target.machine.device.type,
             engine=here.engine,
             precision=here.precision,
-            kernels=tuple(sorted({each.name for each in most.operators if each.kind == "attention"})),
+            kernels=kernels,
             documents=self.documents.words,
             memory=most.memory,
             rank=most.rank,
@@ -485,7 +486,7 @@ class _Accounts:
             offloaded=max(each.transfers.host for each in self.ranks),
             waits=most.waits,
             copies=most.copies,
-            time=None if self.target.cluster is None else self.time(self.target.cluster, model),
+            time=self.time(self.target.cluster, model) if kernels and self.target.cluster else None,
         )
 
     def time(self, cluster: Cluster, model: int) -> StageTime:
@@ -530,6 +531,8 @@ def _assumptions(target: _Target, kernels: Collection[str]) -> Iterator[str]:
     cluster, memory = target.cluster, f"{target.machine.memory / 1e9:.3g} GB"
     if cluster is None:
         yield f"{target.name}: {memory} per process; its speed is not known, so no time is given"
+    elif not kernels:
+        yield f"{target.name}: {memory}; attention runs as plain products, of unknown speed, so no time is given"
     else:
         yield (
             f"{target.name}: {memory} at {cluster.memory_bandwidth / 1e12:g} TB/s, "

@@ -16,6 +16,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, write_json
 from ropewalk.io.settings import near_or_all
 from ropewalk.models.adapter_settings import ALL_LINEAR, ATTENTION, AdapterSettings
+from ropewalk.models.attention.indexed import indexers_of
 from ropewalk.models.attention.recurrent import mixers_of
 from ropewalk.models.checkpoint.save import save_config
 from ropewalk.models.config.layers import MAMBA_2
@@ -179,12 +180,12 @@ def places_of(settings: AdapterSettings, model: Any) -> tuple[list[str], list[st
     targets: dict[str, None] = {}
     for number, target in enumerate(settings.targets):
         key = f"adapter.targets.{number}"
-        if any(each in passed_by and f".{name}".endswith(f".{target}") for name, each in modules.items()):
-            raise RopewalkError(
-                f"{key} is {target!r}, which can have no adapter in Mamba-2 layers, because mamba-ssm's "
-                "kernel for training takes the weight without calling the layer; choose from "
-                f"{', '.join(_choices(linear))}"
-            )
+        for name, each in modules.items():
+            if each in passed_by and f".{name}".endswith(f".{target}"):
+                raise RopewalkError(
+                    f"{key} is {target!r}, which can have no adapter in {passed_by[each]}; choose from "
+                    f"{', '.join(_choices(linear))}"
+                )
         targets |= dict.fromkeys(_linear_layers(key, target, modules, linear, head))
     for name in targets:
         layer = modules[name]
@@ -199,12 +200,17 @@ def places_of(settings: AdapterSettings, model: Any) -> tuple[list[str], list[st
     return list(targets), _whole_modules(settings.also_train, model, modules)
 
 
-def _passed_by(model: Any) -> list[nn.Module]:
-    """Layers whose weight ``mamba_split_conv1d_scan_combined`` takes by itself, so that an adapter would not count."""
+def _passed_by(model: Any) -> dict[nn.Module, str]:
+    """Layers in which an adapter would not count or not learn, and where they are, with the reason."""
     config = ModelConfig.of(model.config)
+    if config.indexed_layers:
+        why = "an indexer, which no gradient reaches"
+        return {part: why for each in indexers_of(model, config) for part in each.modules()}
     if config.mixer is None or config.mixer.recurrence != MAMBA_2:
-        return []
-    return [mixer.get_submodule("out_proj") for mixer in mixers_of(model, config)]
+        return {}
+    # mamba_split_conv1d_scan_combined
+    why = "Mamba-2 layers, because mamba-ssm's kernel for training takes the weight without calling the layer"
+    return {mixer.get_submodule("out_proj"): why for mixer in mixers_of(model, config)}
 
 
 def _linear_layers(

@@ -22,6 +22,7 @@ from ropewalk.attention.options import EVERYTHING
 from ropewalk.errors import EngineError, RopewalkError, first_line
 from ropewalk.io.files import adapter_beside_weights
 from ropewalk.models.attention import hooks as attention_hooks
+from ropewalk.models.attention import indexed as indexed_layers
 from ropewalk.models.attention import recurrent as recurrent_layers
 from ropewalk.models.checkpoint.loaded_weights import refuse_other_weights
 from ropewalk.models.checkpoint.save import SavePretrained, holds_own_head
@@ -370,6 +371,7 @@ def attach(
         # Trainers save in their own way: this is what they call.
         model.save_pretrained = SavePretrained(model)
         recurrent_layers.install(model, config)
+        indexed_layers.install(model, config)
     else:
         hooks.engine = engine
 

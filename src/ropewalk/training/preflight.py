@@ -25,6 +25,7 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.fused import compiler_missing
 from ropewalk.io.settings import explain
 from ropewalk.models.adapter import NewAdapter
+from ropewalk.models.attention.indexed import refuse_parts_of_rows
 from ropewalk.models.attention.recurrent import refuse_older_transformers
 from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.models.compute.routing import DRAWS_EXPERTS, MOST_RECORDED_SINCE, records_routing
@@ -188,6 +189,7 @@ def resolve(
         original_length=last.original_max_position_embeddings if isinstance(last, LongRope) else None,
         router_aux_losses=aux_losses,
         left_out=left_out(config),
+        indexer_note=config.indexer_note,
         adapter=adapter,
         capability=capability,
     )
@@ -597,7 +599,7 @@ def _fits(resolved: ResolvedRecipe, number: int, known: Bounds, places: _Places)
     """Whether a rank's memory has room for a stage; False where no dry run can say it."""
     if (decided := known.decides(places.memory)) is not None:
         return decided
-    if places.config.recurrent_layers:
+    if places.config.walks_rows:
         # Their dry run walks along the row, which takes minutes.
         return False
     capability = resolved.capability or capability_of(places.device)
@@ -656,6 +658,8 @@ def refuse_on_mesh(
             for transformers' own length-dependent RoPE, which would use the length of a shard instead of the row's.
     """
     refuse_older_transformers(config, on_ranks=mesh.sequence_degree > 1)
+    if mesh.sequence_degree > 1:
+        refuse_parts_of_rows(config)
     if config.model_type in DRAWS_EXPERTS:
         raise RopewalkError(
             f"the routers of {config.model_type} draw experts at random in training, but several processes would not "
@@ -692,6 +696,8 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
     ]
     if resolved.left_out is not None:
         lines.append(resolved.left_out)
+    if resolved.indexer_note is not None:
+        lines.append(resolved.indexer_note)
     if resolved.mesh.world_size > 1:
         automatic = " (auto)" if recipe.parallel == "auto" else ""
         lines.append(f"{resolved.mesh.world_size} processes: {resolved.mesh}{automatic}")

@@ -69,6 +69,7 @@ class Case:
             stage.
         compiled: whether the stage compiles pieces of the model.
         scratch: folder for files that the checks save.
+        indexers: whether the model has indexers, so that ranks cannot share a row.
         key: unique key of this case, under which results that several checks need are cached.
     """
 
@@ -89,6 +90,7 @@ class Case:
     offload_optimizer: bool
     compiled: bool
     scratch: str
+    indexers: bool = False
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -202,6 +204,7 @@ def prepare(
         rows=tuple(cut),
         trained=tuple(_trained(packed, number)[:tokens] for number in range(rows)),
         num_heads=config.num_heads,
+        indexers=bool(config.indexed_layers),
         attention=attention_spec(config, str(resolved.device), dtype),
         seed=recipe.seed,
         optimizer=here.settings.optimizer,

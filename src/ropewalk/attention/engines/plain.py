@@ -7,7 +7,7 @@ are in float32 or wider.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,8 @@ from ropewalk.attention.options import AttentionOptions
 SCORE_BYTES, CPU_SCORE_BYTES = 256 * 2**20, 4 * 2**20
 """Most bytes of scores of a block of queries; a single query may exceed them. A CPU is twice as fast if the scores stay
 in its caches; a GPU needs large products."""
+Seen = Callable[[int, int], Tensor]
+"""bool ``[N, 1, b, c]``, whether queries from one place to another see the tokens before the second."""
 LEAST_BLOCK = 64
 """Fewest queries in a block under a window: products of fewer queries are slow."""
 
@@ -62,13 +64,16 @@ def backward(
 
 
 def forward_of_group(
-    q_NHnD: Tensor, k_NKsD: Tensor, v_NKsV: Tensor, options: AttentionOptions
+    q_NHnD: Tensor, k_NKsD: Tensor, v_NKsV: Tensor, options: AttentionOptions, seen: Seen | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``[N, H, n, V]`` in the dtype of the queries, and the log-sum-exp ``[N, H, n]``."""
+    """``[N, H, n, V]`` in the dtype of the queries, and the log-sum-exp ``[N, H, n]``.
+
+    Queries see all earlier tokens of their run, or of its window, unless ``seen`` says otherwise.
+    """
     groups, wide = q_NHnD.shape[1] // k_NKsD.shape[1], torch.promote_types(q_NHnD.dtype, torch.float32)
     k, v = k_NKsD.to(wide), v_NKsV.to(wide)
     outputs, sums = [], []
-    for block in _blocks(q_NHnD, k.shape[2], options.window):
+    for block in _blocks(q_NHnD, k.shape[2], options.window, seen):
         q = _rows(block.queries_of(q_NHnD).to(wide), groups)
         scores = block.masked(_scores(q, block.keys_of(k), options))
         # Not exp(scores - lse): a large lse is rounded by more than the sum of the weights.
@@ -88,13 +93,14 @@ def backward_of_group(
     out_NHnV: Tensor,
     lse_NHn: Tensor,
     options: AttentionOptions,
+    seen: Seen | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v; keys and values add up theirs in float32 or wider."""
     groups, wide = q_NHnD.shape[1] // k_NKsD.shape[1], lse_NHn.dtype
     k, v = k_NKsD.to(wide), v_NKsV.to(wide)
     dk, dv, outputs = torch.zeros_like(k), torch.zeros_like(v), []
     scale = options.scale_of(q_NHnD.shape[-1])
-    for block in _blocks(q_NHnD, k.shape[2], options.window):
+    for block in _blocks(q_NHnD, k.shape[2], options.window, seen):
         grad, q, out = (_rows(block.queries_of(x).to(wide), groups) for x in (grad_NHnV, q_NHnD, out_NHnV))
         lse = _rows(block.queries_of(lse_NHn)[..., None], groups)
         scores = _scores(q, block.keys_of(k), options)
@@ -114,7 +120,7 @@ class _Block:
 
     Attributes:
         queries, keys: indices in the run.
-        seen: bool ``[b, c]``, whether a query sees a key.
+        seen: bool ``[b, c]`` or ``[N, 1, b, c]``, whether a query sees a key.
     """
 
     queries: slice
@@ -129,21 +135,26 @@ class _Block:
 
     def masked(self, scores: Tensor) -> Tensor:
         """``[N, K, G·b, c]`` scores, -inf where a query does not see a key."""
-        groups = scores.shape[2] // self.seen.shape[0]
-        return scores.masked_fill(~self.seen.repeat(groups, 1), -math.inf)
+        groups = scores.shape[2] // self.seen.shape[-2]
+        return scores.masked_fill(~torch.cat([self.seen] * groups, -2), -math.inf)
 
 
-def _blocks(q_NHnD: Tensor, keys: int, window: int | None) -> Iterator[_Block]:
+def _blocks(q_NHnD: Tensor, keys: int, window: int | None, given: Seen | None = None) -> Iterator[_Block]:
     """Consecutive queries of runs with this many keys; the last query sees the last key."""
     runs, heads, queries = q_NHnD.shape[:3]
     bound = CPU_SCORE_BYTES if q_NHnD.device.type == "cpu" else SCORE_BYTES
     most = keys if window is None else min(keys, window)
+    # Few large blocks, because the mask of each costs as many calls again.
+    bound *= 1 if given is None else 4
     size = max(1, bound // (runs * heads * most * torch.float32.itemsize))
     if window is not None and window < keys:
         # A block of `size` queries is multiplied by `size + window` keys, of which each query sees `window`.
         size = min(size, max(LEAST_BLOCK, window // 4))
     for start in range(0, queries, size):
         stop = min(start + size, queries)
+        if given is not None:
+            yield _Block(slice(start, stop), slice(0, stop), given(start, stop))
+            continue
         last = keys - queries + stop
         first = 0 if window is None else max(0, last - (stop - start) - window + 1)
         distance = torch.arange(last - (stop - start), last, device=q_NHnD.device)[:, None] - torch.arange(

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.attention import attend
+from ropewalk.attention.chosen import attend_chosen
 from ropewalk.attention.layout import PackedLayout, cached_per_layout
 from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.errors import EngineError, RopewalkError
@@ -138,13 +139,19 @@ def _attention_over(stock: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         layout: LayoutCall | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        # What an indexer has chosen for each query.
+        chosen = options.pop("indices", None)
         if layout is None:
+            if chosen is not None:
+                attention_mask = _of_chosen(attention_mask, chosen, key.shape[2])
             return _stock_attention(stock, module, query, key, value, attention_mask, **options)
         requested = attention_options_of(module, layout, options)
         query = _tuned_by_position(module, query, layout.position_ids)
         # The rotation ran in float32; queries and keys are rounded once, here, to the values' dtype.
         query, key = query.to(value.dtype), key.to(value.dtype)
-        if layout.sharded is None:
+        if chosen is not None and chosen.shape[-1]:
+            output = attend_chosen(query, key, value, layout.layouts, chosen, requested)
+        elif layout.sharded is None:
             output = attend(query, key, value, layout.layouts, layout.engine, requested)
         else:
             output = sharded_attend(query, key, value, layout.sharded, layout.engine, requested)
@@ -220,6 +227,20 @@ def _tuned_by_position(module: Any, query: Tensor, position_ids: Tensor) -> Tens
     # The layer has already applied its own factor for the index in the tensor, so only the ratio remains.
     factor = tuning(position_ids) / tuning(places)
     return query * factor[:, None, :, None].to(query.dtype)
+
+
+def _of_chosen(mask: Tensor | None, chosen: Tensor, keys: int) -> Tensor:
+    """A mask without the keys that queries have not chosen, as transformers makes it for its own functions.
+
+    Args:
+        mask: ``[batch, 1, queries, keys]``, bool or of numbers to add to scores.
+        chosen: int32 ``[batch, queries, chosen]``.
+        keys: number of keys.
+    """
+    assert mask is not None
+    found = torch.zeros(*chosen.shape[:2], keys, dtype=torch.bool, device=chosen.device)
+    found = found.scatter_(-1, chosen.long(), True)[:, None]
+    return mask & found if mask.dtype == torch.bool else mask.masked_fill(~found, torch.finfo(mask.dtype).min)
 
 
 def _stock_attention(

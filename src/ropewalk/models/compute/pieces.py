@@ -60,7 +60,8 @@ def fuse_pieces(model: nn.Module, backend: str | None = None) -> list[str]:
             module.forward = MethodType(_piece(forward, backend), module)  # type: ignore[method-assign]
         elif _is_norm(module):
             module.forward = MethodType(_piece(forward, backend), module)  # type: ignore[method-assign]
-        elif _rotations_in(forward):
+        # What wraps a forward, as that of indexers, calls it by itself.
+        elif _rotations_in(forward) and isinstance(module.forward, MethodType):
             module.forward = MethodType(_with_rotation(forward, backend), module)  # type: ignore[method-assign]
     return sorted(set(left))
 

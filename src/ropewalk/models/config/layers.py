@@ -61,6 +61,10 @@ MIXERS = {
     "qwen3_next": Mixer("linear_attn", GATED_DELTA),
 }
 """Model types whose recurrent layers restart at each document."""
+INDEXERS = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4")
+"""Model types whose indexers choose among the tokens that a query of a packed row sees."""
+INDEXERS_SINCE = "5.24"
+"""The transformers from which on their indexers return what they choose, and pass it on to the attention function."""
 WITHOUT_ROPE = ("kimi_linear", "nemotron_h")
 """Model types in which no layer has RoPE, whatever their configs state."""
 NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

@@ -26,6 +26,8 @@ from ropewalk.models.config.layers import (
     COMPRESSED,
     FULL,
     INDEXED,
+    INDEXERS,
+    INDEXERS_SINCE,
     MIXERS,
     NUMBERS_OF_EXPERTS,
     RECURRENT,
@@ -53,6 +55,7 @@ from ropewalk.models.support import packing_refusal
 from ropewalk.rope.config import OF_LAYERS, head_dim, layer_overrides, methods_from_config
 from ropewalk.rope.methods import Yarn
 from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
+from ropewalk.versions import older_transformers
 
 DRAFTS = "drafts tokens from the hidden states and keys of another model; extend that model"
 NO_DECODERS = {
@@ -332,6 +335,27 @@ class ModelConfig:
     def recurrent_layers(self) -> list[int]:
         """Numbers of the layers with a recurrent mixer, from 0."""
         return [number for number, layer in enumerate(self.layers) if layer.is_recurrent]
+
+    @property
+    def indexed_layers(self) -> list[int]:
+        """Numbers of the layers whose tokens an indexer chooses, from 0; empty unless it can do so in packed rows."""
+        known = self.model_type in INDEXERS and older_transformers(INDEXERS_SINCE) is None
+        return [number for number, layer in enumerate(self.layers) if known and layer.kind == INDEXED]
+
+    @property
+    def walks_rows(self) -> bool:
+        """Whether layers walk along a row in many pieces, so that a dry run of them takes minutes."""
+        return bool(self.recurrent_layers or self.indexed_layers)
+
+    @property
+    def indexer_note(self) -> str | None:
+        """One sentence on training with indexers; None if the model has none."""
+        if not self.indexed_layers:
+            return None
+        return (
+            "indexers are not trained: no gradient reaches them, although a new RoPE also turns the queries and keys "
+            "by which they choose tokens"
+        )
 
     @property
     def shortest_window(self) -> int | None:
@@ -662,6 +686,7 @@ class ModelConfig:
                 "queries of layers without RoPE are scaled by their position (attn_temperature_tuning), within and "
                 "beyond the trained length: leave that as it is"
             )
+        notes += [self.indexer_note] if self.indexer_note else []
         notes += self._route_notes()
         if not method.trainable:
             notes.append(
@@ -705,13 +730,15 @@ class ModelConfig:
         """Why packed rows cannot pass through the model: predicates whose subject is the model; empty if they can."""
         refused = []
         passable = (*SERVED, *PER_TOKEN, *(RECURRENT if self.mixer else ()))
+        passable += (INDEXED,) if self.indexed_layers else ()
         # Reversed, so that the first layer of each kind is the one that a message names.
         other = {layer.kind: number for number, layer in reversed(list(enumerate(self.layers)))}
         unknown = [f"{kind} (first in layer {other[kind]})" for kind in sorted(set(other) - set(passable))]
         if unknown:
             refused.append(
                 f"has layers of type {', '.join(unknown)}, through which packed documents would leak into each "
-                "other; ropewalk supports full, sliding and chunked attention, and the recurrent layers of "
+                "other; ropewalk supports full, sliding and chunked attention, the indexers of "
+                f"{', '.join(INDEXERS)} (from transformers {INDEXERS_SINCE} on), and the recurrent layers of "
                 f"{', '.join(MIXERS)}"
             )
         width = required_width(self.model_type)

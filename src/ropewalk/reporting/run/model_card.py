@@ -67,7 +67,8 @@ def write_model_card(output: Path, repository: str | None = None) -> Path | None
     summary = parse_json((output / SUMMARY).read_text(encoding="utf-8"), strict=True)
     recipe = parse_recipe((output / RECIPE).read_text(encoding="utf-8"), str(output / RECIPE))
     readers = sentences(readings(str(output / MODEL), repository or PLACE), summary["context"])
-    write_text(path, signed_card(run_card(summary, recipe, readers, repository)))
+    note = read_model_config(str(output / MODEL)).indexer_note
+    write_text(path, signed_card(run_card(summary, recipe, readers, repository, note)))
     return path
 
 
@@ -117,7 +118,11 @@ def export_card(found: ExportResult, repository: str | None = None) -> str:
 
 
 def run_card(
-    summary: Mapping[str, Any], recipe: Recipe, readers: Sequence[str], repository: str | None = None
+    summary: Mapping[str, Any],
+    recipe: Recipe,
+    readers: Sequence[str],
+    repository: str | None = None,
+    untrained: str | None = None,
 ) -> str:
     """Text of the card of a run's model.
 
@@ -126,6 +131,7 @@ def run_card(
         recipe: recipe of the run.
         readers: which programs read the model's RoPE, one sentence each.
         repository: as in :func:`write_model_card`.
+        untrained: parts of the model that no training changes, in a sentence; None if there are none.
     """
     source, trained, context = summary["source"], summary["trained_length"], summary["context"]
     differences = run_differences(summary)
@@ -150,7 +156,7 @@ def run_card(
         _use(repository or PLACE, context),
         *([_bullets(map(_plain, readers))] if readers else []),
         "## Limits",
-        _bullets(_limits(summary, source)),
+        _bullets([*([_plain(_sentence(untrained))] if untrained else []), *_limits(summary, source)]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -271,6 +277,10 @@ model = AutoModelForCausalLM.from_pretrained({quoted}, dtype="auto")
 ```sh
 vllm serve {model} --max-model-len {context}
 ```"""
+
+
+def _sentence(note: str) -> str:
+    return f"{note[0].upper()}{note[1:]}."
 
 
 def _limits(summary: Mapping[str, Any], source: Mapping[str, Any]) -> list[str]:

@@ -48,6 +48,8 @@ class Speed:
         config = ModelConfig.of(model.model.config)
         in_layers, head = layer_products(model.model), model.head.linear
         gpu = gpu_named(torch.cuda.get_device_name(model.device)) if model.device.type == "cuda" else None
+        # What indexers compute, and that they have no backward, is not counted.
+        in_layers = None if config.indexed_layers else in_layers
         return cls(
             None if in_layers is None else in_layers + head.in_features * head.out_features,
             products_of_pairs(config, localities_by_layer(model.model)),

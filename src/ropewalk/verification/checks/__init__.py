@@ -32,14 +32,15 @@ class Meshes:
         """All meshes of this many ranks, and the recipe's own; Ulysses only where the model's heads allow it."""
         heads = case.num_heads
         no_heads = f"not applicable: {ranks} ranks do not divide the model's {heads} attention heads"
+        whole = "not applicable: the model's indexers need whole rows" if case.indexers else None
         shapes: dict[MeshShape, str | None] = {
             MeshShape(shard=ranks): None,
-            MeshShape(sequence=ranks): no_heads if heads % ranks else None,
-            MeshShape(ring=ranks): None,
+            MeshShape(sequence=ranks): whole or (no_heads if heads % ranks else None),
+            MeshShape(ring=ranks): whole,
         }
         # Both together, at the smallest Ulysses degree: each may be right alone and wrong inside the other.
         if ranks > 2 and ranks % 2 == 0 and heads % 2 == 0:
-            shapes[MeshShape(ring=ranks // 2, sequence=2)] = None
+            shapes[MeshShape(ring=ranks // 2, sequence=2)] = whole
         if own is not None:
             # If it is among them already, the reason why it does not apply stays.
             shapes.setdefault(own, None)
