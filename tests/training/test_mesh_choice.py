@@ -156,7 +156,7 @@ def test_replicas_are_taken_where_they_save_time_alone():
 
 
 def test_a_recurrent_model_keeps_rows_whole():
-    config = SimpleNamespace(recurrent_layers=[0], num_heads=32)
+    config = SimpleNamespace(walks_rows=True, num_heads=32)
     assert list(replace(searching(), config=config).meshes(8)) == [MeshShape(shard=8)]
 
 

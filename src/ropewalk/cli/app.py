@@ -23,7 +23,7 @@ SUMMARIES = {
     "inspect": "Show a checkpoint's RoPE and supported context length. With --target, show how to reach a longer "
     "context.",
     "models": "Show which model families are supported, and why others are not.",
-    "init": "Write a recipe (a YAML file with the settings of a training run) for a model, documents and this "
+    "init": "Write a recipe (a YAML file with the settings of a training run) for a model, documents and a "
     "machine.",
     "plan": "Estimate the memory, time and cost of a training run. Needs no GPU.",
     "rope": "Compute RoPE bases and frequencies for a context length, plan training stages, or compare RoPE settings "
