@@ -10,10 +10,13 @@ from ropewalk.dry_run.run import plan_here
 from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.adapter_settings import AdapterSettings
+from ropewalk.models.config.layers import INDEXERS_SINCE
 from ropewalk.parallel import World
 from ropewalk.training.simulation.rank_costs import play, played_by
 from tests.dry_run.cases import model_folder, recipe_of
 from tests.training.simulation.formula_cases import LAYERS_OF_8B
+from tests.training.tiny import INDEXED
+from tests.versions import needs_transformers
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +48,18 @@ def test_a_plan_adds_up(tmp_path):
     assert stage.model_flops == pytest.approx(6 * matrices * 4 * 512 + attention, rel=0.02)
     assert {wait.moment for wait in stage.waits} == {"start", "update"}
     json.dumps(result.to_json(), allow_nan=False)
+
+
+@pytest.mark.slow
+def test_chunks_of_an_indexer_are_in_a_plans_memory_and_not_in_its_time(tmp_path):
+    """Autocast makes scores in 2 bytes: 16 MiB for 512 queries and 32 heads, twice while they are scaled."""
+    needs_transformers(INDEXERS_SINCE, "a model with indexers")
+    recipe = recipe_of(model_folder(tmp_path / "model", **INDEXED))
+    result = plan(recipe, HardwareSettings(gpus=1, document_length=512))
+    (stage,) = result.stages
+    assert stage.memory.peak > 2 * 512 * 512 * 32 * 2
+    assert (stage.kernels, stage.time) == ((), None)
+    assert any("so no time is given" in assumption for assumption in result.assumptions)
 
 
 @pytest.mark.slow

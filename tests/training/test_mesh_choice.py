@@ -37,6 +37,7 @@ SMALL = {
 }
 
 
+INDEXED = {"layer_types": ["indexed_attention"], "model_type": "deepseek_v32"}
 ROPE = {"model_type": "llama", "rope_theta": 1e4, "max_position_embeddings": 8192}
 
 
@@ -155,9 +156,12 @@ def test_replicas_are_taken_where_they_save_time_alone():
     assert choose(LLAMA_70B, world=64, length=8192, rows=64, cluster=slow).shard_degree > 8
 
 
-def test_a_recurrent_model_keeps_rows_whole():
+def test_a_model_whose_layers_walk_along_rows_keeps_them_whole():
     config = SimpleNamespace(walks_rows=True, num_heads=32)
     assert list(replace(searching(), config=config).meshes(8)) == [MeshShape(shard=8)]
+    values = {"num_hidden_layers": 1, "rope_theta": 1e4, "head_dim": 8}
+    for more, walks in (({}, False), (INDEXED, True), ({"layer_types": ["linear_attention"]}, True)):
+        assert ModelConfig({**values, **more}).walks_rows == walks
 
 
 @pytest.mark.parametrize(

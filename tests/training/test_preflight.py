@@ -14,6 +14,7 @@ from ropewalk.attention import AttentionSpec, resolve_engine
 from ropewalk.attention.choices import KEEP_FROM
 from ropewalk.attention.kept import Keeping
 from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.models.config.layers import INDEXERS_SINCE
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import MeshShape, World
 from ropewalk.training import preflight
@@ -23,6 +24,7 @@ from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from tests.models.every_family import tiny_config
 from tests.training.sharded_cases import too_short
+from tests.training.tiny import INDEXED, save_tiny
 from tests.versions import WRITES_DBRX, needs_transformers, pretend_transformers
 
 WORLD = World(rank=0, size=4, local_rank=0, local_size=4)
@@ -436,3 +438,14 @@ def test_a_load_balancing_loss_of_nothing_is_refused(
 def test_auto_takes_a_mesh_for_a_mixture_of_experts(recipe_values, tiny_experts):
     recipe = Recipe.model_validate({**with_stage(recipe_values, tiny_experts, rows_per_step=4)})
     assert resolve(recipe, WORLD).mesh == MeshShape(shard=4)
+
+
+def test_a_run_says_that_indexers_are_not_trained_and_shares_no_row(recipe_values, tmp_path):
+    needs_transformers(INDEXERS_SINCE, "a model with indexers")
+    own = {key: value for key, value in INDEXED.items() if key not in ("model_type", "architectures")}
+    recipe_values["model"] = str(save_tiny(tmp_path / "indexed", "DeepseekV32", **own))
+    said = announcement(resolve(Recipe.model_validate(recipe_values)))
+    assert any(line.startswith("indexers are not trained: no gradient reaches them") for line in said)
+    ringed = Recipe.model_validate(recipe_values | {"parallel": {"ring": 2}})
+    with pytest.raises(EngineError, match="the indexers of deepseek_v32 choose among all earlier tokens"):
+        resolve(ringed, World(0, 2, 0, 2))

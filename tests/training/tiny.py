@@ -7,6 +7,30 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 WORDS = ("tar", "hemp", "yarn", "strand", "twist", "walk", "rope", "lay", "hook", "post", "fid", "cord")
 
 
+INDEXED = {
+    "model_type": "deepseek_v32",
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "num_key_value_heads": 2,
+    "num_attention_heads": 2,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "index_n_heads": 32,
+    "index_head_dim": 8,
+    "index_topk": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
+"""Keys of a config of sparse attention with indexers."""
+
+
 def save_tokenizer(folder, bos="<s>", eos="</s>"):
     """A word-level tokenizer, with or without its special tokens."""
     special = [token for token in (bos, eos) if token]

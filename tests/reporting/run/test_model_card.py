@@ -6,16 +6,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import transformers
 from huggingface_hub import ModelCard
 
 from ropewalk.evaluation.results import SAMPLES
 from ropewalk.models.checkpoint.card import is_own_card
+from ropewalk.models.config.layers import INDEXERS_SINCE
 from ropewalk.reporting.run import training
 from ropewalk.reporting.run.model_card import run_card, write_model_card
 from ropewalk.training.folder import RECIPE, SUMMARY
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
 from tests.places import ROOT
 from tests.reporting.reporting_cases import AFTER, BEFORE, passkey
+from tests.training.tiny import INDEXED
+from tests.versions import needs_transformers
 
 
 def with_samples(right: int) -> dict:
@@ -171,3 +175,11 @@ def test_without_training_the_weights_are_the_source_models():
     assert "nothing was trained" in text
     assert "Nothing was measured." in text
     assert "base_model_relation" not in text
+
+
+def test_it_says_that_indexers_were_not_trained(run):
+    needs_transformers(INDEXERS_SINCE, "a model with indexers")
+    own = {key: value for key, value in INDEXED.items() if key not in ("model_type", "architectures")}
+    transformers.DeepseekV32Config(num_hidden_layers=2, **own).save_pretrained(run / "model")
+    text = write_model_card(run).read_text()
+    assert "- Indexers are not trained: no gradient reaches them" in text[text.index("## Limits") :]
