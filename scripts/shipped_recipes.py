@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ropewalk.recipes import shipped_recipes
-from ropewalk.reporting.recipes import summary_of
+from ropewalk.recipes import head_of, shipped_recipes
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "shipped-recipes.md"
 HEAD = """# Shipped recipes
@@ -22,16 +21,25 @@ To change more, save the output of `ropewalk recipe show NAME` as a file and edi
 file and trains nothing. In each recipe, comments name the paper or model card that the settings come from ("Source"),
 and say what the recipe does otherwise ("Changed"). [Recipes](recipes.md) explains the keys.
 
+The heads of the recipes for later models also say what the publisher offers without training, and what `ropewalk plan`
+says of memory and time on a named machine, from the published config. These figures are planned, not measured. A recipe
+for several sizes of a model names them, for `--set model=...`.
 """
 FILES = "https://github.com/ropewalk/ropewalk/blob/main/src/ropewalk/recipes"
 
 
 def page() -> str:
-    """The whole page as Markdown."""
-    recipes = shipped_recipes().items()
-    return HEAD + "".join(
-        f"- [`{name}`]({FILES}/{name}.yaml): {summary_of(text)}.\n" for name, text in recipes
-    )
+    """The whole page as Markdown, by model."""
+    heads = {name: head_of(text) for name, text in shipped_recipes().items()}
+    parts = []
+    for model in sorted({head.model for head in heads.values()}, key=str.casefold):
+        parts.append(f"\n## {model}\n\n")
+        parts += [
+            f"- [`{name}`]({FILES}/{name}.yaml), {head.goal}: {head.summary}.\n"
+            for name, head in heads.items()
+            if head.model == model
+        ]
+    return HEAD + "".join(parts)
 
 
 def main() -> int:

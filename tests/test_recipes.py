@@ -12,9 +12,10 @@ import yaml
 from ropewalk import RopewalkError
 from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.dry_run.check import check
-from ropewalk.recipes import recipe_text, shipped_recipes
+from ropewalk.recipes import SCHEMA_LINE, RecipeHead, head_of, recipe_text, shipped_recipes
 from ropewalk.search.algorithms import EvolutionSettings
 from ropewalk.training import extend, load_recipe
+from scripts import recipe_plans
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "recipes.md"
 SHORTER = 256
@@ -55,8 +56,29 @@ FAMILIES = {"meta-llama/Llama-2-7b-hf": (4096, 1e4, 4), "meta-llama/Meta-Llama-3
 """Trained length, base, and heads of keys and values beside 4 of queries."""
 
 
-def test_each_recipe_is_held_to_a_source_or_runs_on_the_embedded_model():
-    assert set(shipped_recipes()) == SOURCES.keys() | EMBEDDED
+def test_each_recipe_is_held_to_a_source_or_planned_or_runs_on_the_embedded_model():
+    planned = {case["recipe"] for case in recipe_plans.stored()}
+    assert set(shipped_recipes()) == SOURCES.keys() | planned | EMBEDDED
+
+
+HEAD = "# Model: M (0.6B, 8B). Goal: 64K tokens.\n"
+
+
+@pytest.mark.parametrize(
+    ("comment", "sentence"),
+    [
+        ("# One thing 1.5. And another.\n", "One thing 1.5"),
+        ("# One,\n# in two lines\n\n# not this\n", "One, in two lines"),
+    ],
+)
+def test_a_head_says_model_goal_and_in_its_first_sentence_what_is_done(comment, sentence):
+    found = RecipeHead("M (0.6B, 8B)", "64K tokens", sentence)
+    assert head_of(f"{SCHEMA_LINE}{HEAD}{comment}model: x\n") == found
+
+
+def test_a_recipe_without_model_and_goal_is_no_shipped_one():
+    with pytest.raises(ValueError, match="begins with its model and goal, not with '# One thing"):
+        head_of("# One thing. More.\nmodel: x\n")
 
 
 @pytest.mark.parametrize("name", SOURCES)

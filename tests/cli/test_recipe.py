@@ -6,13 +6,20 @@ from ropewalk.cli import app as program
 from ropewalk.recipes import recipe_text, shipped_recipes
 
 
-def test_list_has_a_line_for_each_recipe(capsys):
+def test_list_has_a_line_for_each_recipe_below_its_model(capsys):
     assert program.main(["recipe", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed.keys() == shipped_recipes().keys()
     assert program.main(["recipe", "list"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert all(f"{name}: {sentence}" in shown for name, sentence in listed.items())
+    assert all(f"{name}, {head['goal']}: {head['summary']}" in shown for name, head in listed.items())
+    # A model is a heading, once, and its recipes follow before the next.
+    models = sorted({head["model"] for head in listed.values()}, key=str.casefold)
+    headings = [
+        shown.index(f"{model} {next(n for n, h in listed.items() if h['model'] == model)}, ")
+        for model in models
+    ]
+    assert headings == sorted(headings)
 
 
 def test_what_is_shown_is_a_recipe_that_can_be_kept(capsys, tmp_path):

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from io import StringIO
 
-import pytest
 from rich.console import Console
 
 from ropewalk.dry_run.check import RecipeCheck, StageOutline
-from ropewalk.reporting.recipes import describe_check, describe_recipes, summary_of
+from ropewalk.recipes import RecipeHead
+from ropewalk.reporting.recipes import describe_check, describe_recipes
 from ropewalk.reporting.tables import ResultTable
 
 FOUND = RecipeCheck(
@@ -28,22 +28,17 @@ def printed(parts):
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("# One thing. And another.\nmodel: x\n", "One thing"),
-        ("# One thing,\n# in two lines\n\n# not this\n", "One thing, in two lines"),
-        ("model: x\n", ""),
-    ],
-)
-def test_the_summary_is_the_first_sentence_of_the_comment(text, sentence):
-    assert summary_of(text) == sentence
-
-
-def test_each_recipe_is_a_line():
-    shown = printed(describe_recipes({"a": "# A does this. More.\n", "b": "# B does that.\n"}))
-    assert "a: A does this\n" in shown
-    assert "b: B does that\n" in shown
+def test_each_recipe_is_a_line_below_its_model():
+    heads = {
+        "a": RecipeHead("Later", "64K tokens", "A does this"),
+        "b": RecipeHead("earlier", "32K tokens", "B does that"),
+        "c": RecipeHead("Later", "1M tokens", "C does more"),
+    }
+    shown = printed(describe_recipes(heads))
+    assert shown.startswith(
+        "earlier\n  b, 32K tokens: B does that\n"
+        "Later\n  a, 64K tokens: A does this\n  c, 1M tokens: C does more\n"
+    )
 
 
 def test_a_check_without_the_model_does_not_say_that_it_fits():

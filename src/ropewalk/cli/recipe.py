@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 from pydantic import Field
@@ -10,18 +11,18 @@ from pydantic import Field
 from ropewalk.cli.binding import make_command, make_group
 from ropewalk.cli.output import JsonFlag, print_json, show, show_result
 from ropewalk.io.settings import RECIPE_NAME, Overrides
-from ropewalk.recipes import recipe_text, schema_text, shipped_recipes
+from ropewalk.recipes import head_of, recipe_text, schema_text, shipped_recipes
 
 
 def list_command(*, as_json: JsonFlag = False) -> None:
-    """List the recipes that ropewalk ships. A recipe is a YAML file with the settings of a training run."""
-    from ropewalk.reporting.recipes import describe_recipes, summary_of
+    """List the recipes that ropewalk ships, by model. A recipe is a YAML file with the settings of a training run."""
+    from ropewalk.reporting.recipes import describe_recipes
 
-    recipes = shipped_recipes()
+    heads = {name: head_of(text) for name, text in shipped_recipes().items()}
     if as_json:
-        print_json({name: summary_of(text) for name, text in recipes.items()})
+        print_json({name: asdict(head) for name, head in heads.items()})
     else:
-        show(describe_recipes(recipes))
+        show(describe_recipes(heads))
 
 
 def show_command(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+from dataclasses import dataclass
 from importlib import resources
 
 from ropewalk.errors import RopewalkError
@@ -14,6 +16,36 @@ SCHEMA_LINE = (
     f"$schema=https://raw.githubusercontent.com/ropewalk/ropewalk/main/src/ropewalk/recipes/{SCHEMA}\n"
 )
 """First line of a recipe, by which editors find the schema."""
+
+
+@dataclass(frozen=True)
+class RecipeHead:
+    """What the comment at the top of a shipped recipe says.
+
+    Attributes:
+        model: the models that it is for.
+        goal: what it makes of them.
+        summary: what it does, its first sentence.
+    """
+
+    model: str
+    goal: str
+    summary: str
+
+
+def head_of(text: str) -> RecipeHead:
+    """Read the head of a shipped recipe: the line ``# Model: … Goal: ….``, and the sentence after it.
+
+    Raises:
+        ValueError: if the line is missing.
+    """
+    lines = text.removeprefix(SCHEMA_LINE).splitlines()
+    found = re.fullmatch(r"# Model: (.+)\. Goal: (.+)\.", lines[0])
+    if found is None:
+        raise ValueError(f"a shipped recipe begins with its model and goal, not with {lines[0]!r}")
+    end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    comment = " ".join(line.lstrip("# ").strip() for line in lines[1:end])
+    return RecipeHead(found[1], found[2], comment.partition(". ")[0].rstrip("."))
 
 
 def shipped_recipes() -> dict[str, str]:

@@ -8,26 +8,18 @@ from rich.text import Text
 
 from ropewalk.dry_run.check import RecipeCheck
 from ropewalk.io.lengths import format_length
-from ropewalk.recipes import SCHEMA_LINE
+from ropewalk.recipes import RecipeHead
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.tables import Part, ResultTable
 
 
-def summary_of(text: str) -> str:
-    """First sentence of the comment at the top of a recipe."""
-    comment = []
-    for line in text.removeprefix(SCHEMA_LINE).splitlines():
-        if not line.startswith("#"):
-            break
-        comment.append(line.lstrip("# ").strip())
-    sentence, _, _ = " ".join(comment).partition(". ")
-    return sentence.rstrip(".")
-
-
-def describe_recipes(recipes: Mapping[str, str]) -> Iterator[Part]:
-    """One line on each shipped recipe."""
-    for name, text in recipes.items():
-        yield Text(f"{name}: {summary_of(text)}")
+def describe_recipes(heads: Mapping[str, RecipeHead]) -> Iterator[Part]:
+    """The shipped recipes by model, one line on each with its goal."""
+    for model in sorted({head.model for head in heads.values()}, key=str.casefold):
+        yield Text(model)
+        for name, head in heads.items():
+            if head.model == model:
+                yield Text(f"  {name}, {head.goal}: {head.summary}")
     yield ""
     yield Text(
         "`ropewalk recipe show NAME` prints one; save it to a file and edit it, or override keys with --set."

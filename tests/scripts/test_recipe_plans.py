@@ -1,0 +1,100 @@
+"""Recipes of published models: a head carries the stored figures of its plans, and these belong to what is shipped."""
+
+import json
+
+import pytest
+import yaml
+
+from ropewalk.dry_run.settings import HardwareSettings
+from ropewalk.planning import PlanSettings, plan
+from ropewalk.recipes import recipe_text
+from ropewalk.training import load_recipe
+from ropewalk.training.memory_need import USABLE
+from scripts import recipe_plans
+from tests.places import CONFIGS
+
+CASES = recipe_plans.stored()
+NAMES = sorted({case["recipe"] for case in CASES})
+QUICK = ("Qwen/Qwen3-0.6B", "google/gemma-3-1b-pt", "HuggingFaceTB/SmolLM3-3B")
+"""Models whose plans are made again here; each takes some ten seconds."""
+
+
+def of_model(case):
+    return case["model"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_head_carries_the_stored_figures_and_what_the_publisher_offers(name):
+    text = recipe_text(name)
+    lines = recipe_plans.head_lines(name, [case for case in CASES if case["recipe"] == name])
+    assert recipe_plans.with_head(text, lines) == text
+    assert "\n# Without training: " in text
+    assert "\n# Training: " in text
+    assert yaml.safe_load(text)["model"] in [case["model"] for case in CASES if case["recipe"] == name]
+
+
+def test_figures_belong_to_the_recipe_and_the_config_that_are_stored():
+    assert [case["digest"] for case in CASES] == [recipe_plans.digest(case) for case in CASES]
+
+
+def test_another_value_of_a_recipe_or_config_needs_new_figures(monkeypatch):
+    case = CASES[0]
+    text = recipe_text(case["recipe"])
+    for module_text in (text.replace("rows_per_step: 8", "rows_per_step: 16"), text + "seed: 5\n"):
+        monkeypatch.setattr(recipe_plans, "recipe_text", lambda name, found=module_text: found)
+        assert recipe_plans.digest(case) != case["digest"]
+    # Figures in the head are no part of the digest, or writing them would make it stale.
+    monkeypatch.setattr(recipe_plans, "recipe_text", lambda name: text.replace("GB", "bytes"))
+    assert recipe_plans.digest(case) == case["digest"]
+    monkeypatch.setattr(recipe_plans, "config_of", lambda case: {"hidden_size": 8})
+    assert recipe_plans.digest(case) != case["digest"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=of_model)
+def test_a_stored_plan_fits_its_machine_or_says_why_there_is_none(case):
+    if "refused" in case:
+        assert case["refused"]
+        return
+    memory = HardwareSettings(gpu=case["gpu"]).cluster.bytes_per_rank
+    assert case["memory_gb"] == round(memory / 1e9)
+    assert all(stage["peak_gb"] * 1e9 <= USABLE * memory for stage in case["stages"])
+    for stage, found in zip(load_recipe(case["recipe"]).stages, case["stages"], strict=True):
+        tokens = stage.steps * stage.rows_per_step * stage.context
+        # Both are stored with three digits.
+        assert found["hours"] == pytest.approx(tokens / found["tokens_per_second"] / 3600, rel=0.01)
+
+
+@pytest.mark.parametrize("case", CASES, ids=of_model)
+def test_a_recipe_sets_the_rope_that_inspect_recommends_for_each_of_its_models(case, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(recipe_plans.config_of(case)))
+    (stage,) = load_recipe(case["recipe"]).stages
+    advised = plan(PlanSettings(model=str(tmp_path), target=stage.context))
+    (last,) = advised.stages
+    assert last.recipe_method == stage.rope.limiting.method
+    key, _, value = last.recipe_parameter.removeprefix(", ").partition(": ")
+    # A recipe has a whole base.
+    assert getattr(stage.rope.limiting, key) == round(float(value))
+    assert advised.advice.lift == ()
+    assert load_recipe(case["recipe"]).evaluation.lengths == [advised.config.trained_length, stage.context]
+
+
+def test_configs_have_sources_and_agree_with_what_else_is_known_of_them():
+    """``tests/configs`` has the keys of the same configs that say something of positions, by other sources."""
+    compared = 0
+    for path in recipe_plans.CONFIGS.glob("*.json"):
+        published = json.loads(path.read_text())
+        assert published["source"].startswith("https://")
+        other = CONFIGS / path.name
+        if other.exists():
+            known = json.loads(other.read_text())
+            both = published["config"].keys() & known.keys()
+            assert {key: published["config"][key] for key in both} == {key: known[key] for key in both}
+            compared += len(both)
+    assert compared > 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case["model"] in QUICK], ids=of_model)
+def test_a_plan_made_again_has_the_stored_figures(case, tmp_path):
+    again = recipe_plans.planned(case, tmp_path)
+    assert again == {key: case[key] for key in ("memory_gb", "stages")}
